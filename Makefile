@@ -1,0 +1,100 @@
+# Everything here works on a fresh clone with Python 3.11 or newer, pip and make, and sets up .venv by itself.
+# `make` alone lists what there is.
+
+# Which Python makes .venv: `make PYTHON=python3.13 test` chooses; otherwise the first of these that runs and is new enough.
+PYTHON ?=
+PYTHONS := python3.11 python3.12 python3.13 python3.14 python3
+
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --quiet
+PYTEST := $(BIN)/python -m pytest
+SAY := @printf '\033[1m==> %s\033[0m\n'
+ifneq ($(CI)$(NO_COLOR),)
+SAY := @printf '==> %s\n'
+endif
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+.PHONY: help demo test check lint types rooms optimised bench soak format clean distclean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+demo: .venv/.runtime ## an agent is killed with SIGKILL and comes back; half a minute
+	@$(BIN)/holdfast demo
+
+test: .venv/.dev ## run all tests, the documentation's examples among them
+	$(SAY) "tests"
+	@$(PYTEST) -q
+
+check: lint types rooms test optimised ## all that continuous integration runs
+	$(SAY) "all checks passed"
+
+lint: .venv/.dev ## style: ruff, and the formatter changes nothing
+	$(SAY) "ruff"
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: .venv/.dev ## types: mypy, strict
+	$(SAY) "mypy"
+	@$(BIN)/mypy
+
+rooms: .venv/.dev ## which room may import which: import-linter
+	$(SAY) "import-linter"
+	@$(BIN)/lint-imports --no-logo
+
+# A variable rather than -O, so that the processes that tests start are optimised too.
+optimised: .venv/.dev ## the fast tests again under python -O, where no assert may be needed
+	$(SAY) "fast tests under python -O"
+	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow"
+
+bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
+	$(SAY) "benchmarks"
+	@$(BIN)/python benchmarks/commit.py
+
+soak: .venv/.dev ## the same tests with far larger counts; takes hours
+	$(SAY) "soak"
+	@HOLDFAST_SOAK=1 $(PYTEST) -o faulthandler_timeout=0
+
+format: .venv/.dev ## put the code into its one form
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+clean: ## remove caches and build results
+	@rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## remove .venv too: back to a fresh clone
+	@rm -rf .venv
+
+# The set-up. Each stamp says that what pyproject.toml asks for is installed; a change there installs again.
+
+.venv/.created:
+	@python=; \
+	for name in $(or $(PYTHON),$(PYTHONS)); do \
+	  if "$$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then python=$$name; break; fi; \
+	done; \
+	if [ -z "$$python" ]; then echo "Holdfast needs Python 3.11 or newer; none of these is: $(or $(PYTHON),$(PYTHONS))" >&2; exit 1; fi; \
+	echo "==> making .venv with $$python ($$($$python -c 'import platform; print(platform.python_version())'))"; \
+	"$$python" -m venv .venv >.venv.log 2>&1 || { \
+	  rm -rf .venv; \
+	  "$$python" -m venv --without-pip .venv && "$$python" -m pip --python .venv/bin/python install --quiet --quiet pip; \
+	} || { cat .venv.log >&2; rm -rf .venv .venv.log; exit 1; }; \
+	rm -f .venv.log; touch $@
+
+.venv/.runtime: .venv/.created pyproject.toml
+	$(SAY) "installing Holdfast and what it needs into .venv"
+	@$(PIP) --editable .
+	@touch $@
+
+.venv/.dev: .venv/.created pyproject.toml
+	$(SAY) "installing Holdfast and the tools for working on it into .venv"
+	@$(PIP) --editable '.[dev]'
+	@touch .venv/.runtime $@
+
+.venv/.bench: .venv/.created pyproject.toml
+	$(SAY) "installing Holdfast and its rivals into .venv"
+	@$(PIP) --editable '.[bench]'
+	@touch .venv/.runtime $@

@@ -1,0 +1,1 @@
+"""One agent's history: checkpoint, restore, branch, diff, rollback."""

@@ -1,0 +1,576 @@
+"""One agent on one branch: its live state, and every way to move through its history.
+
+Owns the order of capture and commit, sealing, rollback, undo and redo. Values are the document's business, bytes the
+catalog's. What always holds: a checkpoint that was returned is durable (or queued, when batched was asked for), and a
+state that could not be written is still in memory with all its changes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.agent import history, metadata
+from holdfast.agent.changes import Change, Diff, diff, mutations
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.manifest import Manifest
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.compare import differences
+from holdfast.codec.document import Capture, Document
+from holdfast.codec.operations import encode_operations
+from holdfast.codec.values import decode, encode
+from holdfast.errors import Damaged, HoldfastError, NothingToUndo, ReadOnly, StoreClosed
+from holdfast.store import sealing
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Commit, Event, metadata_digest
+from holdfast.store.embedded import now_us
+from holdfast.store.locks import Lease
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import AgentInfo, Store
+
+# After so many replayed bytes a checkpoint is sealed, see sealing.SEAL_BYTES; the constant overhead of one row counts too.
+_ROW_BYTES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """What a rollback would do."""
+
+    target: Checkpoint
+    abandons: list[Checkpoint]
+    diff: Diff
+
+
+class _Pending:
+    """A capture on its way to the catalog."""
+
+    __slots__ = ("captured", "done", "error", "items", "kind", "label", "nodes", "result", "sealed", "target", "time_us")
+
+    def __init__(self, captured: Capture, label: str, kind: str, target: bytes) -> None:
+        self.captured = captured
+        self.label = label
+        self.kind = kind
+        self.target = target
+        self.time_us = now_us()
+        self.sealed = False
+        self.nodes = captured.nodes
+        self.items: dict[bytes, tuple[bytes, int]] = {}
+        self.done = False
+        self.result: Checkpoint | None = None
+        self.error: BaseException | None = None
+
+
+class Agent:
+    """The handle on an agent. Get one from ``store.agent(name)``."""
+
+    def __init__(
+        self,
+        store: Store,
+        name: str,
+        row: AgentRow,
+        branch: BranchRow,
+        lease: Lease | None,
+        *,
+        config: Any = None,
+    ) -> None:
+        self.name = name
+        self.recovery: str | None = None
+        self._store = store
+        self._row = row
+        self._branch = branch
+        self._lease = lease
+        self._config = config
+        self._closed = False
+        self._queue: deque[_Pending] = deque()
+        self._writing = threading.Lock()
+        self._metadata: tuple[bytes, bytes] | None = None
+        self._metadata_written = b""
+        self._unsealed = 0
+        self._unsealed_bytes = 0
+        self._load_head()
+
+    def _load_head(self) -> None:
+        """Take the head's state from the catalog; sections are read when they are touched."""
+        store, branch = self._store, self._branch
+        self._head: Checkpoint | None = None
+        self._head_id = branch.head_id
+        self._depth = 0
+        if not branch.head:
+            self._document = store._empty()
+        else:
+            head = store._catalog.checkpoint(branch.head)
+            if head.id != branch.head_id or Manifest.decode(head.manifest).agent != self._row.uuid:
+                raise Damaged(
+                    f"the head of {self.name!r} is not the checkpoint that its branch names",
+                    what=(f"branch {self.branch_name}",),
+                    hint="Run `holdfast verify`, then open it with recover=True.",
+                )
+            source = history.Stored(store._catalog, head)
+            self._document = Document(store._registry, source, inert=store._inert)
+            self._head = Checkpoint.of(store, head)
+            self._depth = head.depth
+            rows = source.since_base()
+            self._unsealed = len(rows)
+            self._unsealed_bytes = sum(len(row.operations) + _ROW_BYTES for row in rows)
+            self._unsealed_bytes += sum(len(data) for _, data in store._catalog.tails(branch.b, after=head.base))
+        self._document.readonly = self._lease is None
+        self._document.paranoid = store._paranoid
+        self._document.guard = self._check_open
+
+    # -- the state ------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Document:
+        """The live state: a mapping of sections."""
+        return self._document
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        with self._document.lock:
+            for name in list(self._document):
+                if name not in value:
+                    del self._document[name]
+            for name, item in value.items():
+                self._document[name] = item
+
+    @property
+    def branch_name(self) -> str:
+        return str(decode(self._branch.body)["name"])
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The newest checkpoint of this branch, None when there is none."""
+        return self._head
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the state has changed since the last checkpoint."""
+        return self._lease is not None and self._document.changed
+
+    @property
+    def digest(self) -> str:
+        """The digest of the live state, as ``Checkpoint.digest``."""
+        flat = [part for pair in self._document.digests() for part in pair]
+        return digest_of("holdfast.state", encode(flat)).hex()
+
+    # -- checkpoints ------------------------------------------------------------------------------------
+
+    def checkpoint(self, label: str = "") -> Checkpoint:
+        """Save the state. Durable when it returns; writes only what changed."""
+        return self._finish(self._capture(label))
+
+    async def acheckpoint(self, label: str = "") -> Checkpoint:
+        """As checkpoint(). The content is fixed before the first await; the event loop never waits for the disk."""
+        pending = self._capture(label)
+        return await asyncio.shield(asyncio.to_thread(self._finish, pending))
+
+    def _capture(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> _Pending:
+        self._check_writer()
+        with self._document.lock:
+            pending = _Pending(self._document.capture(), label, kind, target)
+            self._unsealed += 1
+            self._unsealed_bytes += _ROW_BYTES
+            if self._unsealed >= sealing.SEAL_CHECKPOINTS or self._unsealed_bytes >= sealing.SEAL_BYTES:
+                nodes, pending.items = self._document.unstored()
+                pending.nodes = {**pending.captured.nodes, **nodes}
+                pending.sealed = True
+                self._unsealed = self._unsealed_bytes = 0
+            self._queue.append(pending)
+            return pending
+
+    def _finish(self, pending: _Pending) -> Checkpoint:
+        """Write queued captures in their order until this one is done."""
+        with self._writing:
+            while not pending.done:
+                first = self._queue[0]
+                try:
+                    first.result = self._write(first)
+                except BaseException as error:
+                    self._give_back(error)
+                    raise
+                first.done = True
+                self._queue.popleft()
+        if pending.error is not None:
+            raise pending.error
+        if pending.result is None:
+            raise StoreClosed("the checkpoint was not written")
+        return pending.result
+
+    def _give_back(self, error: BaseException) -> None:
+        """A write failed: it and all that were captured after it go back into the document, in order."""
+        with self._document.lock:
+            while self._queue:
+                pending = self._queue.pop()
+                self._document.restore(pending.captured._replace(nodes=pending.nodes))
+                pending.done, pending.error = True, error
+            self._unsealed = sealing.SEAL_CHECKPOINTS  # the next one writes everything that may be missing
+
+    def _write(self, pending: _Pending) -> Checkpoint:
+        operations, values = encode_operations(pending.captured.operations, pending.time_us)
+        described = self._describe()
+        manifest = Manifest(
+            parent=self._head_id,
+            agent=self._row.uuid,
+            sections=pending.captured.sections,
+            operations=digest_of("holdfast.operations", operations),
+            metadata=described[0],
+            label=pending.label,
+            time_us=pending.time_us,
+            kind=pending.kind,
+            target=pending.target,
+        ).encode()
+        catalog = self._store._catalog
+        nodes = dict(pending.nodes)
+        places = None
+        if pending.sealed:
+            catalog.flush()
+            last = catalog.last_seal(self._branch.b)
+            tails = [(n, decode(data)) for n, data in catalog.tails(self._branch.b, after=last.n if last else 0)]
+            if values:
+                tails.append((0, values))
+            places = sealing.seal(tails, nodes, pending.items)
+        made = Checkpoint(self._store, manifest, self._depth + 1, self._branch.b)
+        commit = Commit(
+            a=self._row.a,
+            b=self._branch.b,
+            generation=self._generation,
+            parent_id=self._head_id,
+            id=made._id,
+            depth=made.depth,
+            manifest=manifest,
+            operations=operations,
+            sealed=pending.sealed,
+            tail=None if pending.sealed else sealing.tail_of(values),
+            nodes=list(nodes.items()),
+            places=places,
+            metadata=described if described[0] != self._metadata_written else None,
+            chunks=list(pending.captured.chunks.items()),
+        )
+        catalog.commit(commit)
+        self._metadata_written = described[0]
+        if not pending.sealed:
+            self._unsealed_bytes += len(operations) + sum(map(len, values))
+        self._head, self._head_id, self._depth = made, made._id, made.depth
+        return made
+
+    def _describe(self) -> tuple[bytes, bytes]:
+        if self._metadata is None:
+            data = metadata.collect(self._store._registry, self._config)
+            self._metadata = metadata_digest(data), data
+        return self._metadata
+
+    @property
+    def _generation(self) -> int:
+        if self._lease is None:
+            raise self._only_reads()
+        return self._lease.generation
+
+    # -- reading history --------------------------------------------------------------------------------
+
+    def at(self, revision: str | Checkpoint | None = None) -> Checkpoint:
+        """A checkpoint by name: branch, tag, label, ``~2``, ``#17``, ``id:...``. Its ``.state`` reads the past."""
+        self._check_open()
+        return Checkpoint.of(self._store, self._find(revision))
+
+    def log(self, limit: int | None = None, *, all: bool = False) -> list[Checkpoint]:  # noqa: A002 - the verb's own word
+        """Checkpoints, newest first: of this branch, or with ``all`` everything that was ever made."""
+        self._check_open()
+        self._store.flush()
+        catalog = self._store._catalog
+        if all:
+            rows = list(catalog.checkpoints(a=self._row.a, newest_first=True, limit=limit))
+        else:
+            branch = self._fresh_branch()
+            rows = catalog.ancestry(branch.head, limit=limit) if branch.head else []
+        return [Checkpoint.of(self._store, row) for row in rows]
+
+    def abandoned(self) -> list[Checkpoint]:
+        """The ends of lines that no branch reaches any more: what rollbacks left behind."""
+        self._check_open()
+        self._store.flush()
+        heads = {row.head for _, row in self._store._branches(self._row.a)}
+        return [Checkpoint.of(self._store, row) for row in self._store._catalog.tips(self._row.a) if row.n not in heads]
+
+    def diff(self, old: str | Checkpoint | None = None, new: str | Checkpoint | None = None) -> Diff:
+        """What changed from ``old`` (default: the head) to ``new`` (default: the live state)."""
+        self._check_open()
+        before = self.at(old) if old is not None else self._head
+        old_state = before.state if before is not None else self._store._empty()
+        old_name = _describe(before) if before is not None else "(empty)"
+        if new is None:
+            with self._document.lock:
+                self._document.digests()
+                return diff(old_state, self._document, old_name, "(live)")
+        after = self.at(new)
+        return diff(old_state, after.state, old_name, _describe(after))
+
+    def changes(self, since: str | Checkpoint | None = None) -> Iterator[Change]:
+        """The mutation log: every change after ``since`` (default: from the beginning), oldest first."""
+        self._check_open()
+        self._store.flush()
+        catalog = self._store._catalog
+        start = self._find(since) if since is not None else None
+        branch = self._fresh_branch()
+        rows = catalog.ancestry(branch.head, stop_at=start.n if start is not None else 0) if branch.head else []
+        document = self._store._scratch(start) if start is not None else self._store._empty()
+        values = sealing.Values(catalog)
+        for row in reversed(rows):
+            manifest = Manifest.decode(row.manifest)
+            yield from mutations(document, history.operations_of(row, manifest, values), manifest.label, row.id.hex())
+
+    def events(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """What happened besides checkpoints, newest first: branches, tags, rollbacks, validity."""
+        self._check_open()
+        found = []
+        for row in self._store._catalog.events(a=self._row.a, newest_first=True, limit=limit):
+            body = decode(row.body, inert=True)
+            found.append({"at_us": row.at, **{k: v.hex() if isinstance(v, bytes) else v for k, v in body.items()}})
+        return found
+
+    def info(self) -> AgentInfo:
+        return self._store._info(self._row)
+
+    def refresh(self) -> None:
+        """Move a read-only handle to the newest head."""
+        if self._lease is not None:
+            raise ReadOnly("only read-only handles are refreshed; this one writes the newest state itself")
+        self._check_open()
+        self._branch = self._fresh_branch()
+        self._load_head()
+
+    # -- moving through history -------------------------------------------------------------------------
+
+    def preview_rollback(self, revision: str | Checkpoint) -> Rollback:
+        """What ``rollback`` would do, without doing it."""
+        target = self.at(revision)
+        ahead = []
+        for row in self._store._catalog.ancestry(self._fresh_branch().head):
+            if row.n == target._row.n:
+                break
+            ahead.append(Checkpoint.of(self._store, row))
+        else:
+            ahead = ahead[:1]
+        with self._document.lock:
+            self._document.digests()
+            return Rollback(target, ahead, diff(self._document, target.state, "(live)", _describe(target)))
+
+    def rollback(self, revision: str | Checkpoint) -> Checkpoint:
+        """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
+        self._check_writer()
+        target = self._find(revision)
+        with self._document.lock, self._writing_done():
+            if self._document.changed:
+                self.checkpoint(f"before rollback to {_describe(Checkpoint.of(self._store, target))}")
+                self._store.flush()
+            event = Event(now_us(), encode({"what": "rollback", "from": self._head_id, "to": target.id}))
+            self._branch = self._store._catalog.set_head(
+                self._branch.b,
+                generation=self._generation,
+                expect_head_id=self._head_id,
+                head=target.n,
+                head_id=target.id,
+                event=event,
+            )
+            self._become(self._store._load(target))
+            self._document.forget_changes()
+            self._head = Checkpoint.of(self._store, target)
+            self._head_id, self._depth = target.id, target.depth
+            self._unsealed = len(history.Stored(self._store._catalog, target).since_base())
+            return self._head
+
+    def undo(self) -> Checkpoint:
+        """Append a checkpoint that reverses the last one not yet undone."""
+        self._check_writer()
+        with self._document.lock, self._writing_done():
+            if self._document.changed:
+                self.checkpoint("before undo")
+                self._store.flush()
+            row = self._to_undo()
+            catalog = self._store._catalog
+            before = self._store._load(catalog.checkpoint(row.parent)) if row.parent else self._store._empty()
+            self._become(before)
+            pending = self._capture(f"undo {_describe(Checkpoint.of(self._store, row))}", "undo", row.id)
+            return self._finish(pending)
+
+    def redo(self) -> Checkpoint:
+        """Append a checkpoint that does again what the last undo reversed."""
+        self._check_writer()
+        with self._document.lock, self._writing_done():
+            if self._document.changed:
+                raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
+            row = self._to_redo()
+            self._become(self._store._load(row))
+            pending = self._capture(f"redo {_describe(Checkpoint.of(self._store, row))}", "redo", row.id)
+            return self._finish(pending)
+
+    def _to_undo(self) -> CheckpointRow:
+        settled: dict[bytes, str] = {}
+        for row, manifest in self._walk():
+            if manifest.kind in {"undo", "redo"}:
+                settled.setdefault(manifest.target, manifest.kind)
+            elif settled.get(row.id) != "undo":
+                return row
+        raise NothingToUndo("every checkpoint of this branch is undone already")
+
+    def _to_redo(self) -> CheckpointRow:
+        again: set[bytes] = set()
+        for _, manifest in self._walk():
+            if manifest.kind == "redo":
+                again.add(manifest.target)
+            elif manifest.kind != "undo":
+                break
+            elif manifest.target not in again:
+                for row, _ in self._walk():
+                    if row.id == manifest.target:
+                        return row
+        raise NothingToUndo("there is no undo to do again")
+
+    def _walk(self) -> Iterator[tuple[CheckpointRow, Manifest]]:
+        """The branch's history, newest first, a few rows at a time."""
+        self._store.flush()
+        n = self._fresh_branch().head
+        while n:
+            rows = self._store._catalog.ancestry(n, limit=64)
+            for row in rows:
+                yield row, Manifest.decode(row.manifest)
+            n = rows[-1].parent if rows else 0
+
+    def _become(self, wanted: Document) -> None:
+        """Change the live state into another, in place, so that nodes that exist in both stay live."""
+        expected = wanted.digests()
+        self._document.digests()
+        for operation in list(differences(self._document, wanted)):
+            self._document.change(operation)
+        if self._document.digests() != expected:
+            raise Damaged("the state could not be brought back exactly", hint="Close the agent and open it again.")
+
+    def _writing_done(self) -> _Settled:
+        return _Settled(self)
+
+    def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
+        """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""
+        self._check_writer()
+        if at is None and self.dirty:
+            self.checkpoint(f"before branch {name}")
+        self._store.flush()
+        self._store._add_branch(self._row, name, self._find(at))
+        return self._store.agent(self.name, branch=name)
+
+    def branches(self) -> list[str]:
+        self._check_open()
+        return [name for name, _ in self._store._branches(self._row.a)]
+
+    def tag(self, name: str, at: str | Checkpoint | None = None) -> None:
+        """Give a checkpoint (default: the newest) a name; a tag that exists moves."""
+        self._check_writer()
+        self._store.flush()
+        self._store._set_tag(self._row, name, self._find(at))
+
+    def untag(self, name: str) -> None:
+        self._check_writer()
+        self._store.untag(self.name, name)
+
+    def tags(self) -> dict[str, Checkpoint]:
+        self._check_open()
+        catalog = self._store._catalog
+        return {
+            name: Checkpoint.of(self._store, catalog.checkpoint(n)) for name, n in self._store._tags(self._row.a).items()
+        }
+
+    def mark(
+        self, revision: str | Checkpoint, validity: Literal["good", "suspect", "corrupt"], reason: str = ""
+    ) -> None:
+        """Say whether a checkpoint can be trusted; recovery passes over those that cannot."""
+        self._check_writer()
+        self._store._set_validity(self._row, self._find(revision), validity, reason)
+
+    # -- the handle -------------------------------------------------------------------------------------
+
+    def _find(self, revision: str | Checkpoint | None) -> CheckpointRow:
+        self._store.flush()
+        return self._store._find(self._fresh_branch(), revision)
+
+    def _fresh_branch(self) -> BranchRow:
+        if self._lease is None:
+            return self._branch
+        return self._store._catalog.branch_row(self._branch.b)
+
+    def flush(self) -> None:
+        """Return when every checkpoint so far is durable."""
+        self._check_open()
+        self._store.flush()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._store.closed
+
+    def close(self) -> None:
+        """Let go of the branch. Changes since the last checkpoint are not saved."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._lease is not None:
+            try:
+                if not self._store.closed:
+                    self._store.flush()
+            finally:
+                self._lease.release()
+                self._store._handles.pop(self._branch.b, None)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the handle on agent {self.name!r} was closed", hint="Get a new one: store.agent(...).")
+        self._store._check_open()
+
+    def _check_writer(self) -> None:
+        self._check_open()
+        if self._lease is None:
+            raise self._only_reads()
+
+    def _only_reads(self) -> HoldfastError:
+        return ReadOnly(f"this handle on {self.name!r} is read-only", hint="Open it without readonly=True to change it.")
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        at = f" at {_describe(self._head)} #{self._depth}" if self._head is not None else ", no checkpoint yet"
+        return f"<Agent {self.name!r} on {self.branch_name}{at}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape  # noqa: PLC0415 - only in notebooks
+
+        from holdfast.agent.notebook import checkpoints_html  # noqa: PLC0415
+
+        return f"<b>{escape(self.name)}</b> on {escape(self.branch_name)}" + checkpoints_html(self.log(limit=10))
+
+
+class _Settled:
+    """Inside, no capture of this agent is on its way: history can be moved."""
+
+    def __init__(self, agent: Agent) -> None:
+        self._agent = agent
+
+    def __enter__(self) -> None:
+        while self._agent._queue:
+            self._agent._finish(self._agent._queue[-1])
+        self._agent._store.flush()
+
+    def __exit__(self, *_args: object) -> None:
+        return None
+
+
+def _describe(checkpoint: Checkpoint | None) -> str:
+    if checkpoint is None:
+        return "(empty)"
+    return checkpoint.label or checkpoint.short_id

@@ -1,0 +1,239 @@
+"""Changes as people read them: the mutation log and diffs.
+
+Owns the translation of operations into (path, old, new), and how a diff prints. Knows nothing of storage.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from holdfast.codec import operations as op
+from holdfast.codec.compare import differences
+from holdfast.codec.document import MISSING, Document
+from holdfast.codec.nodes import Node
+from holdfast.codec.operations import Operation
+from holdfast.codec.values import decode
+from holdfast.errors import format_path
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+# How much of a value a line shows.
+_SHOWN_CHARACTERS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change. ``old`` and ``new`` are plain values, or MISSING."""
+
+    path: tuple[Any, ...]
+    kind: str
+    old: Any
+    new: Any
+    when: datetime | None = None
+    label: str = ""
+    checkpoint: str = ""
+
+    @property
+    def where(self) -> str:
+        return format_path(self.path)
+
+    def to_json(self) -> dict[str, Any]:
+        data: dict[str, Any] = {"path": [_json(part) for part in self.path], "where": self.where, "kind": self.kind}
+        if self.old is not MISSING:
+            data["old"] = _json(self.old)
+        if self.new is not MISSING:
+            data["new"] = _json(self.new)
+        if self.when is not None:
+            data["when"] = self.when.isoformat()
+        if self.checkpoint:
+            data |= {"label": self.label, "checkpoint": self.checkpoint}
+        return data
+
+
+def _json(value: Any) -> Any:
+    """JSON's own types as they are, everything else as its text."""
+    if value is None or type(value) in {bool, int, str}:
+        return value
+    if type(value) is float:
+        return value if value == value and value not in {float("inf"), float("-inf")} else repr(value)  # noqa: PLR0124
+    if isinstance(value, dict) and all(type(key) is str for key in value):
+        return {key: _json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(item) for item in value]
+    return repr(value)
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
+
+
+class Diff:
+    """The changes that lead from one state to another."""
+
+    def __init__(self, changes: Iterable[Change], old: str = "", new: str = "") -> None:
+        self.changes = list(changes)
+        self.old = old
+        self.new = new
+
+    def __iter__(self) -> Iterator[Change]:
+        return iter(self.changes)
+
+    def __len__(self) -> int:
+        return len(self.changes)
+
+    def __bool__(self) -> bool:
+        return bool(self.changes)
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """(sign, text) with sign one of ``-``, ``+``, ``~`` and a space."""
+        for change in self.changes:
+            if change.old is not MISSING and change.new is not MISSING:
+                yield "-", f"{change.where}: {_shorten(change.old)}"
+                yield "+", f"{change.where}: {_shorten(change.new)}"
+            elif change.new is not MISSING:
+                yield "+", f"{change.where}: {_shorten(change.new)}"
+            elif change.old is not MISSING:
+                yield "-", f"{change.where}: {_shorten(change.old)}"
+            else:
+                yield "~", f"{change.where}: {change.kind}"
+
+    def __str__(self) -> str:
+        if not self.changes:
+            return "no differences"
+        head = [f"--- {self.old}", f"+++ {self.new}"] if self.old or self.new else []
+        return "\n".join([*head, *(f"{sign} {text}" for sign, text in self.lines())])
+
+    def __repr__(self) -> str:
+        return f"<Diff {self.old} -> {self.new}: {len(self)} changes>"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"old": self.old, "new": self.new, "changes": [change.to_json() for change in self.changes]}
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text  # noqa: PLC0415 - only when it is drawn
+
+        style = {"-": "red", "+": "green", "~": "yellow"}
+        if not self.changes:
+            yield Text("no differences", style="dim")
+        elif self.old or self.new:
+            yield Text(f"--- {self.old}", style="bold red")
+            yield Text(f"+++ {self.new}", style="bold green")
+        for sign, text in self.lines():
+            yield Text(f"{sign} {text}", style=style.get(sign, ""))
+
+    def _repr_html_(self) -> str:
+        colour = {"-": "#b31d28", "+": "#22863a", "~": "#b08800"}
+        rows = "".join(
+            f'<div style="color:{colour[sign]}">{sign} {html.escape(text)}</div>' for sign, text in self.lines()
+        )
+        return f'<div style="font-family:monospace;white-space:pre-wrap">{rows or "no differences"}</div>'
+
+
+def diff(old: Document, new: Document, old_name: str, new_name: str) -> Diff:
+    """What differs between two states."""
+    scratch = _Follower(old)
+    return Diff((c for operation in differences(old, new) for c in scratch.explain(operation)), old_name, new_name)
+
+
+class _Follower:
+    """Looks up old values in a document that the operations are not applied to: indexes are mapped back."""
+
+    def __init__(self, document: Document) -> None:
+        self._document = document
+        self._shifts: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+
+    def explain(self, operation: Operation) -> Iterator[Change]:
+        yield from changes_of(operation, lambda path: self._old(path), self._document)
+        if operation.code == op.SPLICE:
+            start, removed, values = operation.args
+            self._shifts.setdefault(tuple(operation.path), []).append((start, len(values) - removed))
+
+    def _old(self, path: list[Any]) -> Any:
+        node: Any = self._document.raw_section(path[0]) if path[0] in self._document else MISSING
+        walked: list[Any] = [path[0]]
+        for part in path[1:]:
+            key = part
+            if isinstance(node, list):
+                for start, shift in reversed(self._shifts.get(tuple(walked), [])):
+                    if key >= start:
+                        key -= shift
+            node = child_of(node, key)
+            walked.append(part)
+            if node is MISSING:
+                break
+        return node
+
+
+def child_of(node: Any, key: Any) -> Any:
+    """A child in base storage, unwrapped; MISSING when there is none."""
+    if isinstance(node, dict):
+        return dict.get(node, key, MISSING)
+    if isinstance(node, list) and isinstance(key, int) and -len(node) <= key < len(node):
+        return list.__getitem__(node, key)
+    return MISSING
+
+
+def changes_of(
+    operation: Operation, old_at: Any, document: Document, label: str = "", checkpoint: str = ""
+) -> Iterator[Change]:
+    """One operation as changes; ``old_at(path)`` gives the value before it."""
+    when = datetime.fromtimestamp(operation.at_us / 1e6, UTC) if operation.at_us else None
+    path = operation.path
+
+    def change(where: list[Any], kind: str, old: Any, new: Any) -> Change:
+        return Change(tuple(where), kind, _plain(old, document), _plain(new, document), when, label, checkpoint)
+
+    def value(data: bytes) -> Any:
+        return document._decode(data)  # noqa: SLF001 - the same room's other half
+
+    if operation.code == op.SET:
+        old = old_at(path)
+        yield change(path, "added" if old is MISSING else "changed", old, value(operation.args[0]))
+    elif operation.code == op.DELETE:
+        yield change(path, "removed", old_at(path), MISSING)
+    elif operation.code == op.SPLICE:
+        start, removed, values = operation.args
+        for at in range(removed):
+            yield change([*path, start + at], "removed", old_at([*path, start + at]), MISSING)
+        for at, data in enumerate(values, start):
+            yield change([*path, at], "added", MISSING, value(data))
+    elif operation.code == op.ARRANGE:
+        kept = sum(piece[1] for piece in operation.args[0] if len(piece) > 1)
+        new = [value(piece[0]) for piece in operation.args[0] if len(piece) == 1]
+        yield change(path, f"rearranged ({kept} kept, {len(new)} new)", MISSING, MISSING)
+    elif operation.code == op.CLEAR:
+        yield change(path, "cleared", old_at(path), MISSING)
+    else:
+        kind = "added" if operation.code == op.ADD else "removed"
+        for data in operation.args[0]:
+            item = value(data)
+            yield change(path, kind, MISSING if kind == "added" else item, item if kind == "added" else MISSING)
+
+
+def _plain(value: Any, document: Document) -> Any:
+    if value is MISSING:
+        return value
+    return document.plain(value) if isinstance(value, Node | dict | list | set | tuple) else value
+
+
+def mutations(document: Document, operations: Iterable[Operation], label: str, checkpoint: str) -> Iterator[Change]:
+    """The changes of one checkpoint, while ``document`` (a scratch copy of its parent's state) follows."""
+    for operation in operations:
+
+        def old_at(path: list[Any]) -> Any:
+            node: Any = document.raw_section(path[0]) if path[0] in document else MISSING
+            for part in path[1:]:
+                node = child_of(node, part)
+            return node
+
+        yield from changes_of(operation, old_at, document, label, checkpoint)
+        document.change(operation)
+
+
+__all__ = ["Change", "Diff", "decode", "diff", "mutations"]

@@ -1,0 +1,169 @@
+"""A checkpoint as user code sees it: what it is called, what it holds, its state (read-only)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent import history
+from holdfast.agent.changes import Change, mutations
+from holdfast.agent.manifest import Manifest
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.document import Document
+from holdfast.codec.values import decode, encode
+from holdfast.store.catalog import CheckpointRow, checkpoint_id
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+SHORT_ID = 12
+
+
+class Checkpoint:
+    """An immutable, verified record of one moment."""
+
+    def __init__(self, store: Store, manifest: bytes, depth: int, branch: int, row: CheckpointRow | None = None) -> None:
+        self._store = store
+        self._manifest = Manifest.decode(manifest)
+        self._raw = manifest
+        self._id = checkpoint_id(manifest)
+        self._branch = branch
+        self._row_known = row
+        self.depth = depth
+        self._state: Document | None = None
+
+    @classmethod
+    def of(cls, store: Store, row: CheckpointRow) -> Checkpoint:
+        return cls(store, row.manifest, row.depth, row.b, row)
+
+    @property
+    def _row(self) -> CheckpointRow:
+        if self._row_known is None:  # just made, in batched mode perhaps not written yet
+            self._row_known = self._store._row_by_id(self._branch, self._id)
+        return self._row_known
+
+    @property
+    def id(self) -> str:
+        return self._id.hex()
+
+    @property
+    def short_id(self) -> str:
+        return self.id[:SHORT_ID]
+
+    @property
+    def label(self) -> str:
+        return self._manifest.label
+
+    @property
+    def time(self) -> datetime:
+        return datetime.fromtimestamp(self._manifest.time_us / 1e6, UTC)
+
+    @property
+    def parent_id(self) -> str:
+        return self._manifest.parent.hex()
+
+    @property
+    def kind(self) -> str:
+        """``checkpoint``, ``undo``, ``redo`` or ``recover``."""
+        return self._manifest.kind
+
+    @property
+    def target_id(self) -> str:
+        """What an undo reversed, a redo did again, or a recovery gave up."""
+        return self._manifest.target.hex()
+
+    @property
+    def branch(self) -> str:
+        """The branch on which it was made."""
+        return self._store._branch_name(self._branch)
+
+    @property
+    def sections(self) -> dict[str, str]:
+        return {name: digest.hex() for name, digest in self._manifest.sections}
+
+    @property
+    def digest(self) -> str:
+        """One digest over the whole state: equal exactly when the states are."""
+        flat = [part for pair in self._manifest.sections for part in pair]
+        return digest_of("holdfast.state", encode(flat)).hex()
+
+    @property
+    def state(self) -> Document:
+        """The state of that moment, read-only. Sections load when they are touched."""
+        if self._state is None:
+            self._state = self._store._load(self._row)
+        return self._state
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        data = self._store._catalog.metadata(self._manifest.metadata)
+        found = decode(data, inert=True) if data is not None else {}
+        return found if isinstance(found, dict) else {}
+
+    @property
+    def validity(self) -> str:
+        """``good``, ``suspect`` or ``corrupt``."""
+        return str(self._validity().get("validity", "good"))
+
+    @property
+    def validity_reason(self) -> str:
+        return str(self._validity().get("reason", ""))
+
+    def _validity(self) -> dict[str, Any]:
+        row = self._store._catalog.validity(self._row.n)
+        return decode(row.body) if row is not None else {}
+
+    @property
+    def tags(self) -> list[str]:
+        return [name for name, n in self._store._tags(self._row.a).items() if n == self._row.n]
+
+    @property
+    def operations(self) -> int:
+        """How many changes it recorded."""
+        return len(history.operations_of(self._row, self._manifest, None))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the checkpoint's own records, shared nodes not counted."""
+        return len(self._raw) + len(self._row.operations)
+
+    def changes(self) -> list[Change]:
+        """What it changed, in order."""
+        row = self._row
+        catalog = self._store._catalog
+        parent = self._store._scratch(catalog.checkpoint(row.parent)) if row.parent else self._store._empty()
+        operations = history.operations_of(row, self._manifest, history.Values(catalog))
+        return list(mutations(parent, operations, self.label, self.id))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "label": self.label,
+            "time": self.time.isoformat(),
+            "depth": self.depth,
+            "parent": self.parent_id,
+            "branch": self.branch,
+            "kind": self.kind,
+            "target": self.target_id,
+            "digest": self.digest,
+            "sections": self.sections,
+            "validity": self.validity,
+            "tags": self.tags,
+            "operations": self.operations,
+            "size_bytes": self.size_bytes,
+        }
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Checkpoint) and other._id == self._id
+
+    def __hash__(self) -> int:
+        return hash(self._id)
+
+    def __repr__(self) -> str:
+        name = f" {self.label!r}" if self.label else ""
+        return f"<Checkpoint {self.short_id}{name} #{self.depth} {self.time:%Y-%m-%d %H:%M:%S}>"
+
+    def _repr_html_(self) -> str:
+        from holdfast.agent.notebook import checkpoints_html  # noqa: PLC0415 - only in notebooks
+
+        return checkpoints_html([self])

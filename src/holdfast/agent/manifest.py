@@ -1,0 +1,48 @@
+"""The manifest: the logical content of a checkpoint, whose digest is its id (format.md section 3)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+
+from holdfast.codec.values import decode, encode
+from holdfast.errors import CorruptValue
+from holdfast.store.catalog import checkpoint_id
+
+VERSION = 1
+_FIELDS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint says. Nothing about how it is stored."""
+
+    parent: bytes
+    agent: bytes
+    sections: list[tuple[str, bytes]]
+    operations: bytes
+    metadata: bytes
+    label: str
+    time_us: int
+    kind: str = "checkpoint"
+    target: bytes = b""
+    effects: tuple[int, bytes] = (0, b"")
+    nonce: bytes = field(default_factory=lambda: os.urandom(16))
+
+    def encode(self) -> bytes:
+        flat = [part for pair in self.sections for part in pair]
+        return encode([
+            VERSION, self.parent, self.agent, flat, self.operations, list(self.effects), self.metadata,
+            self.label, self.time_us, self.nonce, self.kind, self.target,
+        ])  # fmt: skip
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        parts = decode(data)
+        if not isinstance(parts, list) or len(parts) != _FIELDS or parts[0] != VERSION:
+            raise CorruptValue("a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",))
+        _, parent, agent, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
+        sections = list(zip(flat[::2], flat[1::2], strict=True))
+        return cls(
+            parent, agent, sections, operations, metadata, label, time_us, kind, target, (effects[0], effects[1]), nonce
+        )

@@ -1,0 +1,438 @@
+"""The store as user code sees it: agents by name, and what concerns all of them.
+
+Owns finding and opening a store, names, and the one-handle-per-branch rule of a process. Bytes are the catalog's
+business, history the agent's. What always holds: opening the same store twice in one process gives the same object.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from holdfast.agent import history, recovery
+from holdfast.agent.agent import Agent
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.revision import find
+from holdfast.codec.document import Document
+from holdfast.codec.types import REGISTRY, Registry
+from holdfast.codec.values import decode, encode
+from holdfast.errors import BadName, BadOption, Damaged, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
+from holdfast.store.embedded import Embedded, now_us, open_embedded
+
+if TYPE_CHECKING:
+    from holdfast.agent.verify import VerifyReport
+
+DEFAULT_DIRECTORY = ".holdfast"
+MAIN = "main"
+# Long enough for any path or address that people use as a name.
+NAME_MAX_CHARACTERS = 1024
+
+_open: weakref.WeakValueDictionary[str, Store] = weakref.WeakValueDictionary()
+_open_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """One line of the list of agents."""
+
+    name: str
+    branches: list[str]
+    head: Checkpoint | None
+    checkpoints: int
+    created: datetime
+    updated: datetime | None
+    abandoned: int
+
+
+def name_key(name: str) -> bytes:
+    """What the catalog looks names up by."""
+    return digest(b"holdfast.name", name.encode("utf-8"))
+
+
+def check_name(name: str, what: str) -> str:
+    """Refuse names that could not be found again."""
+    if not isinstance(name, str) or not name.strip() or name != name.strip():
+        raise BadName(f"{name!r} is not a name for {what}", hint="Use text that is not empty and has no space around it.")
+    if len(name) > NAME_MAX_CHARACTERS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):  # noqa: PLR2004
+        raise BadName(
+            f"{name[:40]!r} cannot be a name for {what}",
+            hint=f"At most {NAME_MAX_CHARACTERS} characters, no control characters.",
+        )
+    return name
+
+
+def find_store(start: Path | None = None) -> Path:
+    """$HOLDFAST_STORE, or the nearest .holdfast here or above (as git finds its own), or ./.holdfast."""
+    named = os.environ.get("HOLDFAST_STORE")
+    if named:
+        return Path(named)
+    here = (start or Path.cwd()).resolve()
+    for directory in (here, *here.parents):
+        if (directory / DEFAULT_DIRECTORY).is_dir():
+            return directory / DEFAULT_DIRECTORY
+    return here / DEFAULT_DIRECTORY
+
+
+def open_store(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    create: bool = True,
+    readonly: bool = False,
+    durability: Literal["commit", "batched"] = "commit",
+    types: Sequence[Any] = (),
+    paranoid: bool = False,
+    recover: bool = False,
+    inert: bool = False,
+) -> Store:
+    """Open a store, making it first if there is none.
+
+    ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover`` accepts
+    that acknowledged commits are missing from a damaged catalog, and goes on with what is there.
+    """
+    place = Path(os.path.realpath(path if path is not None else find_store()))
+    options = (readonly, durability, paranoid, inert)
+    with _open_lock:
+        store = _open.get(str(place))
+        if store is not None and not store.closed:
+            if store._options != options:
+                raise BadOption(
+                    f"{place} is open in this process already, with other options",
+                    hint="Close that store first, or open it with the same options.",
+                )
+        else:
+            existed = place.exists()
+            catalog = open_embedded(
+                place, create=create and not readonly, readonly=readonly, durability=durability, accept_loss=recover
+            )
+            if not existed:
+                print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
+            store = Store(place, catalog, options)
+            _open[str(place)] = store
+        store._register(types)
+        return store
+
+
+class Store:
+    """A place where agents' states are kept. Open one with ``holdfast.open()``."""
+
+    def __init__(self, path: Path, catalog: Embedded, options: tuple[Any, ...]) -> None:
+        self.path = path
+        self._catalog = catalog
+        self._options = options
+        self._readonly, self._durability, self._paranoid, self._inert = options
+        self._registry: Registry = REGISTRY.child()
+        self._handles: dict[int, Agent] = {}
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    # -- agents ---------------------------------------------------------------------------------------
+
+    def agent(
+        self,
+        name: str,
+        *,
+        branch: str = MAIN,
+        create: bool = True,
+        readonly: bool = False,
+        wait_s: float = 0.0,
+        takeover: bool = False,
+        recover: bool = False,
+        config: Any = None,
+    ) -> Agent:
+        """The agent of that name, its last state already there.
+
+        Raises ``AgentBusy`` while another process writes that branch (``wait_s`` waits for it, ``takeover`` takes it
+        away), and ``Damaged`` when its state cannot be trusted (``recover`` goes on from the newest valid checkpoint,
+        on a new branch).
+        """
+        self._check_open()
+        check_name(name, "an agent")
+        readonly = readonly or self._readonly
+        with self._lock:
+            row = self._catalog.agent(name_key(name))
+            if row is None:
+                if not create or readonly:
+                    raise self._unknown(name)
+                row, _ = self._add_agent(name)
+            branch_row = self._catalog.branch(row.a, name_key(branch))
+            if branch_row is None:
+                known = ", ".join(other for other, _ in self._branches(row.a))
+                raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
+            if readonly:
+                return Agent(self, name, row, branch_row, None)
+            known_handle = self._handles.get(branch_row.b)
+            if known_handle is not None and not known_handle.closed:
+                return known_handle
+            lost = ""
+            if recover:
+                branch_row, lost = recovery.recover(self, name, row, branch_row)
+                known_handle = self._handles.get(branch_row.b)
+                if known_handle is not None and not known_handle.closed:
+                    return known_handle
+            lease = self._catalog.lease(branch_row, wait_s=wait_s, takeover=takeover, who={"agent": name})
+            try:
+                handle = Agent(self, name, row, self._catalog.branch_row(branch_row.b), lease, config=config)
+            except BaseException:
+                lease.release()
+                raise
+            handle.recovery = lost or None
+            self._handles[branch_row.b] = handle
+            return handle
+
+    def _add_agent(self, name: str) -> tuple[AgentRow, BranchRow]:
+        now = now_us()
+        return self._catalog.add_agent(
+            key=name_key(name),
+            body=encode({"name": name, "created": now}),
+            uuid=uuid.uuid4().bytes,
+            branch_key=name_key(MAIN),
+            branch_body=encode({"name": MAIN, "created": now, "from": b""}),
+            branch_uuid=uuid.uuid4().bytes,
+            event=Event(now, encode({"what": "agent", "name": name})),
+        )
+
+    def _unknown(self, name: str) -> UnknownAgent:
+        names = [str(decode(row.body)["name"]) for row in self._catalog.agents()]
+        near = difflib.get_close_matches(name, names, n=3)
+        hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "See `holdfast agents` for what is there."
+        return UnknownAgent(f"no agent {name!r} in {self.path}", hint=hint)
+
+    def agents(self) -> list[AgentInfo]:
+        """All agents, the most recently changed first."""
+        self._check_open()
+        found = [self._info(row) for row in self._catalog.agents()]
+        return sorted(found, key=lambda info: info.updated or info.created, reverse=True)
+
+    def _info(self, row: AgentRow) -> AgentInfo:
+        body = decode(row.body)
+        branches = self._branches(row.a)
+        heads = [self._catalog.checkpoint(branch.head) for _, branch in branches if branch.head]
+        newest = max(heads, key=lambda head: head.n, default=None)
+        head = Checkpoint.of(self, newest) if newest is not None else None
+        reached = {branch.head for _, branch in branches}
+        return AgentInfo(
+            name=body["name"],
+            branches=[name for name, _ in branches],
+            head=head,
+            checkpoints=self._catalog.checkpoint_count(row.a),
+            created=datetime.fromtimestamp(body["created"] / 1e6, UTC),
+            updated=head.time if head is not None else None,
+            abandoned=sum(1 for tip in self._catalog.tips(row.a) if tip.n not in reached),
+        )
+
+    def resolve(self, text: str) -> tuple[str, str]:
+        """Split ``NAME`` or ``NAME@REV`` at the last ``@``; an existing agent's full name wins. REV "" is the head."""
+        self._check_open()
+        if self._catalog.agent(name_key(text)) is not None:
+            return text, ""
+        name, at, revision = text.rpartition("@")
+        if at and self._catalog.agent(name_key(name)) is not None:
+            return name, revision
+        raise self._unknown(text)
+
+    # -- names for checkpoints: these need no writer, so they work while another process writes the agent ------
+
+    def branch(self, name: str, new: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:
+        """Begin a branch at a checkpoint, without opening it."""
+        row, target = self._target(name, at, branch)
+        self._add_branch(row, new, target)
+
+    def _add_branch(self, agent: AgentRow, new: str, target: CheckpointRow) -> BranchRow:
+        check_name(new, "a branch")
+        self._check_free(agent, new)
+        now = now_us()
+        body = encode({"name": new, "created": now, "from": target.id})
+        event = Event(now, encode({"what": "branch", "name": new, "at": target.id}))
+        return self._catalog.add_branch(
+            agent.a,
+            key=name_key(new),
+            body=body,
+            uuid=uuid.uuid4().bytes,
+            head=target.n,
+            head_id=target.id,
+            event=event,
+        )
+
+    def tag(self, name: str, tag: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:
+        """Give a checkpoint a name; a tag that exists moves."""
+        row, target = self._target(name, at, branch)
+        self._set_tag(row, tag, target)
+
+    def _set_tag(self, agent: AgentRow, tag: str, target: CheckpointRow) -> None:
+        check_name(tag, "a tag")
+        if self._catalog.branch(agent.a, name_key(tag)) is not None:
+            raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
+        now = now_us()
+        event = Event(now, encode({"what": "tag", "name": tag, "at": target.id}))
+        self._catalog.set_tag(
+            agent.a, name_key(tag), body=encode({"name": tag, "at": target.id}), n=target.n, event=event
+        )
+
+    def untag(self, name: str, tag: str) -> None:
+        """Remove a tag."""
+        row = self._agent_row(name)
+        event = Event(now_us(), encode({"what": "untag", "name": tag}))
+        if not self._catalog.drop_tag(row.a, name_key(tag), event=event):
+            raise UnknownRevision(f"agent {name!r} has no tag {tag!r}")
+
+    def mark(
+        self,
+        name: str,
+        at: str | Checkpoint,
+        validity: Literal["good", "suspect", "corrupt"],
+        reason: str = "",
+        *,
+        branch: str = MAIN,
+    ) -> None:
+        """Say whether a checkpoint can be trusted."""
+        row, target = self._target(name, at, branch)
+        self._set_validity(row, target, validity, reason)
+
+    def _set_validity(self, agent: AgentRow, target: CheckpointRow, validity: str, reason: str) -> None:
+        if validity not in {"good", "suspect", "corrupt"}:
+            raise BadOption(f"validity {validity!r}", hint="Use good, suspect or corrupt.")
+        now = now_us()
+        body = None if validity == "good" else encode({"validity": validity, "reason": reason, "at": now})
+        event = Event(now, encode({"what": "validity", "at": target.id, "validity": validity, "reason": reason}))
+        self._catalog.set_validity(agent.a, target.n, body=body, event=event)
+
+    def _check_free(self, agent: AgentRow, name: str) -> None:
+        if self._catalog.branch(agent.a, name_key(name)) is not None or name in self._tags(agent.a):
+            raise BadName(f"{name!r} is already a branch or tag of this agent", hint="Choose another name.")
+
+    def _target(self, name: str, at: str | Checkpoint | None, branch: str) -> tuple[AgentRow, CheckpointRow]:
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        row = self._agent_row(name)
+        branch_row = self._catalog.branch(row.a, name_key(branch))
+        if branch_row is None:
+            raise UnknownRevision(f"agent {name!r} has no branch {branch!r}")
+        return row, self._find(branch_row, at)
+
+    def _find(self, branch: BranchRow, at: str | Checkpoint | None) -> CheckpointRow:
+        if isinstance(at, Checkpoint):
+            if at._row.a != branch.a:
+                raise UnknownRevision(f"{at!r} belongs to another agent")
+            return at._row
+        return find(self, branch, at or "")
+
+    def _agent_row(self, name: str) -> AgentRow:
+        self._check_open()
+        row = self._catalog.agent(name_key(name))
+        if row is None:
+            raise self._unknown(name)
+        return row
+
+    # -- the whole store ------------------------------------------------------------------------------
+
+    def verify(
+        self, progress: Callable[[str, int, int], None] | None = None, agents: Sequence[str] = ()
+    ) -> VerifyReport:
+        """Read everything and prove every digest. ``progress(what, done, total)`` is called along the way."""
+        from holdfast.agent.verify import verify  # noqa: PLC0415 - a tool of its own, loaded when used
+
+        self._check_open()
+        return verify(self, progress, agents)
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes and numbers of records."""
+        self._check_open()
+        return {
+            "path": str(self.path),
+            "durability": self._durability,
+            "bytes": self._catalog.sizes(),
+            "counts": self._catalog.counts(),
+            "writers": self._catalog.holders(),
+        }
+
+    def flush(self) -> None:
+        """Return when everything that was acknowledged is durable (for durability="batched")."""
+        self._catalog.flush()
+
+    def close(self) -> None:
+        """Let go of everything. Changes since the last checkpoint are not saved."""
+        with self._lock:
+            if self.closed:
+                return
+            for handle in list(self._handles.values()):
+                handle.close()
+            self._handles.clear()
+            self._catalog.close()
+            with _open_lock:
+                if _open.get(str(self.path)) is self:
+                    del _open[str(self.path)]
+
+    @property
+    def closed(self) -> bool:
+        return self._catalog.closed or self._pid != os.getpid()
+
+    def _check_open(self) -> None:
+        if self._catalog.closed:
+            raise StoreClosed(f"the store at {self.path} was closed", hint="Open it again with holdfast.open().")
+        self._catalog.check_usable()
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.path}{' (closed)' if self.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        from holdfast.agent.notebook import table  # noqa: PLC0415 - only in notebooks
+
+        rows = [
+            (info.name, ", ".join(info.branches), info.checkpoints, info.head.label if info.head else "", info.updated)
+            for info in self.agents()
+        ]
+        return table(("agent", "branches", "checkpoints", "last label", "updated"), rows)
+
+    # -- for the rest of this room ----------------------------------------------------------------------
+
+    def _register(self, types: Sequence[Any]) -> None:
+        for item in types:
+            if isinstance(item, type):
+                self._registry.register(item)
+            else:
+                self._registry.register_module(item)
+
+    def _branches(self, a: int) -> list[tuple[str, BranchRow]]:
+        return [(str(decode(row.body)["name"]), row) for row in self._catalog.branches(a)]
+
+    def _branch_name(self, b: int) -> str:
+        return str(decode(self._catalog.branch_row(b).body)["name"])
+
+    def _tags(self, a: int) -> dict[str, int]:
+        return {str(decode(row.body)["name"]): row.n for row in self._catalog.tags(a)}
+
+    def _row_by_id(self, b: int, wanted: bytes) -> CheckpointRow:
+        self._catalog.flush()
+        for row in self._catalog.checkpoints(b=b, newest_first=True):
+            if row.id == wanted:
+                return row
+        raise Damaged(f"checkpoint {wanted.hex()[:12]} is not in the catalog", what=(f"checkpoint {wanted.hex()[:12]}",))
+
+    def _load(self, row: CheckpointRow) -> Document:
+        return history.load(self._catalog, row, self._registry, inert=self._inert)
+
+    def _scratch(self, row: CheckpointRow) -> Document:
+        """A state that may be changed and is never written."""
+        return history.load(self._catalog, row, self._registry, readonly=False, inert=self._inert)
+
+    def _empty(self) -> Document:
+        return Document(self._registry, inert=self._inert)

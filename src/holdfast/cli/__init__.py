@@ -1,0 +1,17 @@
+"""The command line. ``holdfast`` starts at ``main``; each verb is a file of its own.
+
+It calls the public API and nothing beneath it. Reading verbs open the store read-only, never create one, and never
+import or run anything that a store names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. ``arguments`` are the words after the program's name."""
+    from holdfast.cli.app import run
+
+    return run(sys.argv[1:] if arguments is None else arguments)

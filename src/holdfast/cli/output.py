@@ -1,0 +1,76 @@
+"""Where a command's words go: a console for people, JSON for programs.
+
+Owns colours, columns and how JSON is written. Knows nothing of agents. Always holds: no markup is interpreted, and
+what was not cleaned by ``text.clean`` is never printed. On a terminal a line that is too long is cut with ``…``;
+anywhere else it is whole, so that nothing is lost in a pipe.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+# A column other than the last takes at most this much of a terminal's line.
+_COLUMN_LIMIT = 40
+
+
+class ReaderGone(Exception):  # noqa: N818 - named for what happened, as all errors here
+    """Whoever read the output has stopped, as ``| head`` does."""
+
+
+class Output(Console):
+    """A console that prints text as it is: no markup, no emoji names, no guesses at what to highlight."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+    def on_broken_pipe(self) -> None:
+        raise ReaderGone
+
+    @property
+    def unicode(self) -> bool:
+        """Whether lines and dots outside ASCII can be shown."""
+        return self.encoding.lower().replace("_", "-").startswith("utf")
+
+    def line(self, *parts: Text | str, style: str = "") -> None:
+        """One line: cut on a terminal, whole elsewhere."""
+        text = Text.assemble(*parts, style=style)
+        if self.is_terminal:
+            self.print(text, no_wrap=True, overflow="ellipsis")
+        else:
+            self.print(text, soft_wrap=True)
+
+    def columns(self, heads: Sequence[str], rows: Iterable[Sequence[Text | str]], *, right: Iterable[int] = ()) -> None:
+        """A table: each column as wide as its widest cell, the last one as long as it likes."""
+        cells = [[Text(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+        head = [Text(word, style="bold") for word in heads]
+        table = [head, *cells]
+        widths = [max(row[at].cell_len for row in table) for at in range(len(heads))]
+        if self.is_terminal:
+            widths = [min(width, _COLUMN_LIMIT) for width in widths]
+        aligned_right = set(right)
+        last = len(heads) - 1
+        for row in table:
+            line = Text()
+            for at, cell in enumerate(row):
+                if at != last or at in aligned_right:
+                    cell.truncate(widths[at], overflow="ellipsis")
+                    cell.align("right" if at in aligned_right else "left", widths[at])
+                line.append_text(cell)
+                if at != last:
+                    line.append("  ")
+            line.rstrip()
+            self.line(line)
+
+    def json(self, data: dict[str, Any]) -> None:
+        """One JSON document. Everything outside ASCII is escaped: any encoding carries it, no terminal acts on it."""
+        try:
+            sys.stdout.write(json.dumps(data, indent=2, allow_nan=False) + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise ReaderGone from None

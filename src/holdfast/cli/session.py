@@ -1,0 +1,72 @@
+"""What one command has to work with: which store, and where its words go.
+
+Owns how the command line opens a store. Always holds: no command creates a store (the demo makes its own), and what a
+store holds is read as inert data, so no name in it leads to code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+import holdfast
+from holdfast import Agent, Checkpoint, Store
+from holdfast.cli.complete import agents, revisions
+from holdfast.cli.output import Output
+from holdfast.errors import UnknownRevision
+
+
+@dataclass(frozen=True)
+class Session:
+    """One command's surroundings."""
+
+    path: Path | None = None
+    out: Output = field(default_factory=Output)
+    err: Output = field(default_factory=lambda: Output(stderr=True))
+
+    @contextmanager
+    def reading(self) -> Iterator[Store]:
+        with holdfast.open(self.path, create=False, readonly=True, inert=True) as store:
+            yield store
+
+    @contextmanager
+    def writing(self) -> Iterator[Store]:
+        with holdfast.open(self.path, create=False, inert=True) as store:
+            yield store
+
+
+# How the verbs declare what they share. ``Given`` is filled in by the program, never from the command line.
+Given = Annotated[Session, Parameter(parse=False)]
+Name = Annotated[str, Parameter(completer=agents)]
+Revision = Annotated[str, Parameter(completer=revisions)]
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Wait = Annotated[float, Parameter(name="--wait", show_default=False)]
+
+
+def looking(store: Store, revision: str) -> tuple[Agent, Checkpoint]:
+    """A reading handle and the checkpoint that ``NAME`` or ``NAME@REV`` names."""
+    name, rev = store.resolve(revision)
+    agent = reader(store, name)
+    return agent, agent.at(rev)
+
+
+def reader(store: Store, name: str, branch: str = "main") -> Agent:
+    return store.agent(name, branch=branch, create=False, readonly=True)
+
+
+def on_branch(store: Store, revision: str) -> tuple[str, str]:
+    """The agent and the branch that ``NAME`` or ``NAME@BRANCH`` names."""
+    name, branch = store.resolve(revision)
+    known = list(reader(store, name).branches())
+    if branch and branch not in known:
+        raise UnknownRevision(
+            f"{branch!r} is not a branch of {name!r}",
+            hint=f"This verb works on a branch: {', '.join(known)}.",
+        )
+    return name, branch or "main"

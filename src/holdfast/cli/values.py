@@ -1,0 +1,226 @@
+"""Values as people and programs read them: one line, a tree, JSON.
+
+Owns the limits on what is shown, and says what they cut. Knows no storage. A value comes from a store that nobody
+vouches for: text is cleaned, sizes are looked at before anything is turned into text, cycles end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rich.text import Text
+
+from holdfast import Record
+from holdfast.cli.text import clean, count, shorten
+
+# Beyond this many bits Python refuses to write an integer in decimal, and nobody reads it.
+_INT_BITS = 8_192
+# A container that fits into this many characters is shown on one line.
+_INLINE_CHARACTERS = 68
+# What one value may cost before it is cut; a line on a terminal is shorter anyway.
+_TEXT_CHARACTERS = 400
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much of a state is shown."""
+
+    depth: int = 5
+    items: int = 10
+    characters: int = 160
+
+
+FULL = Limits(depth=1_000, items=2**62, characters=2**62)
+
+
+def text_of(value: Any, limit: int = _TEXT_CHARACTERS) -> str:
+    """The value on one line, as Python writes it, at most about ``limit`` characters."""
+    return clean(shorten(_text(value, limit, 0), limit))
+
+
+def _text(value: Any, limit: int, depth: int) -> str:
+    if isinstance(value, str):
+        return repr(value) if len(value) <= limit else f"{value[:limit]!r}… ({count(len(value), 'character')})"
+    if isinstance(value, bytes | bytearray):
+        return repr(value) if len(value) <= limit else f"{value[:limit]!r}… ({count(len(value), 'byte')})"
+    if type(value) is int and value.bit_length() > _INT_BITS:
+        return f"{'-' if value < 0 else ''}0x{abs(value) >> (value.bit_length() - 64):x}… ({value.bit_length():,} bits)"
+    children = _children(value)
+    if children is None:
+        return repr(value)
+    if depth > 8:
+        return "…"
+    return _container(value, children, limit, depth)
+
+
+def _container(value: Any, children: _Children, limit: int, depth: int) -> str:
+    opening, closing = _brackets(value)
+    parts: list[str] = []
+    used = 0
+    for key, item in children.pairs():
+        part = _text(item, limit - used, depth + 1)
+        if key is not None and not isinstance(value, list | tuple):
+            part = f"{key}={part}" if isinstance(value, Record) else f"{_text(key, limit, depth + 1)}: {part}"
+        parts.append(part)
+        used += len(part) + 2
+        if used > limit:
+            parts.append("…")
+            break
+    return f"{opening}{', '.join(parts)}{',' if isinstance(value, tuple) and len(parts) == 1 else ''}{closing}"
+
+
+def _brackets(value: Any) -> tuple[str, str]:
+    if isinstance(value, Record):
+        return f"{value.type_name}(", ")"
+    if isinstance(value, dict):
+        return "{", "}"
+    if isinstance(value, list):
+        return "[", "]"
+    if isinstance(value, tuple):
+        return "(", ")"
+    return ("frozenset({", "})") if isinstance(value, frozenset) else ("{", "}")
+
+
+@dataclass(frozen=True)
+class _Children:
+    """What is inside a container: how many, and pairs of (key, item). The key of a set's item is None."""
+
+    size: int
+    pairs: Callable[[], Iterator[tuple[Any, Any]]]
+    at: Callable[[int, int], Iterator[tuple[Any, Any]]]
+
+
+def _children(value: Any) -> _Children | None:
+    if isinstance(value, Record):
+        if isinstance(value.data, dict) and value.form != "enum":
+            return _sequence(list(value.data.items()))
+        return None if value.form == "enum" else _sequence([("data", value.data)])
+    if isinstance(value, dict):
+        return _sequence(list(value.items()))
+    if isinstance(value, list | tuple):
+        return _Children(len(value), lambda: enumerate(value), lambda a, b: enumerate(value[a:b], a))
+    if isinstance(value, set | frozenset):
+        # Python's order of a set differs from run to run; a listing must not.
+        return _sequence([(None, item) for item in sorted(value, key=repr)])
+    return None
+
+
+def _sequence(pairs: list[tuple[Any, Any]]) -> _Children:
+    return _Children(len(pairs), lambda: iter(pairs), lambda a, b: iter(pairs[a:b]))
+
+
+def kind_of(value: Any) -> str:
+    """``list, 12 items``: what a value is, without its content."""
+    children = _children(value)
+    name = value.type_name if isinstance(value, Record) else type(value).__name__
+    if isinstance(value, str):
+        return f"text, {count(len(value), 'character')}"
+    if isinstance(value, bytes | bytearray):
+        return f"{name}, {count(len(value), 'byte')}"
+    if children is None:
+        return clean(name)
+    return f"{clean(name)}, {count(children.size, 'field' if isinstance(value, Record) else 'item')}"
+
+
+class Tree:
+    """Draws a value as a tree and keeps count of what the limits left out."""
+
+    def __init__(self, limits: Limits, *, unicode: bool = True) -> None:
+        self._limits = limits
+        self._bars = ("├─ ", "└─ ", "│  ", "   ") if unicode else ("|- ", "`- ", "|  ", "   ")
+        self.cut = 0
+
+    def lines(self, name: str, value: Any) -> Iterator[Text]:
+        yield from self._branch("", "", Text(clean(name), style="bold"), value, 0)
+
+    def _branch(self, lead: str, below: str, name: Text, value: Any, depth: int) -> Iterator[Text]:
+        children = _children(value)
+        inline = self._inline(value, children)
+        line = Text(lead, style="dim").append_text(name)
+        if inline is not None:
+            yield line.append(": ", style="dim").append(inline, style=_style(value))
+            return
+        assert children is not None  # only containers have no inline form
+        yield line.append(f"  {kind_of(value)}", style="dim")
+        if depth >= self._limits.depth:
+            self.cut += 1
+            yield Text(f"{below}{self._bars[1]}… deeper", style="dim")
+            return
+        shown = list(self._shown(children))
+        for at, entry in enumerate(shown):
+            last = at == len(shown) - 1
+            bar, stem = (self._bars[1], self._bars[3]) if last else (self._bars[0], self._bars[2])
+            if entry is None:
+                hidden = children.size - len(shown) + 1
+                self.cut += 1
+                yield Text(f"{below}{bar}… {count(hidden, 'more item')}", style="dim")
+            else:
+                key, item = entry
+                yield from self._branch(below + bar, below + stem, self._key(value, key), item, depth + 1)
+
+    def _shown(self, children: _Children) -> Iterator[tuple[Any, Any] | None]:
+        """The first and the last items; None stands for those between. In a conversation the last matter most."""
+        limit = self._limits.items
+        if children.size <= limit:
+            yield from children.pairs()
+        else:
+            yield from children.at(0, limit // 2)
+            yield None
+            yield from children.at(children.size - (limit - limit // 2), children.size)
+
+    def _inline(self, value: Any, children: _Children | None) -> str | None:
+        if children is None:
+            text = text_of(value, self._limits.characters)
+            if text.endswith("…") or (isinstance(value, str | bytes) and len(value) > self._limits.characters):
+                self.cut += 1
+            return text
+        if children.size > self._limits.items:
+            return None
+        text = text_of(value, _INLINE_CHARACTERS + 1)
+        return text if len(text) <= _INLINE_CHARACTERS and "…" not in text else None
+
+    def _key(self, value: Any, key: Any) -> Text:
+        if key is None:
+            return Text("·", style="dim")
+        if isinstance(value, list | tuple):
+            return Text(f"[{key}]", style="cyan")
+        if isinstance(key, str) and key.isidentifier():
+            return Text(key, style="cyan")
+        return Text(f"[{text_of(key, 60)}]", style="cyan")
+
+
+def _style(value: Any) -> str:
+    if isinstance(value, str):
+        return "green"
+    if isinstance(value, bool) or value is None:
+        return "magenta"
+    return "blue" if isinstance(value, int | float) else ""
+
+
+def as_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
+    """The value in JSON's own types. What JSON lacks becomes an object with ``$type``; docs/cli.md has the table."""
+    if value is None or type(value) in {bool, str}:
+        return value
+    if type(value) is int and value.bit_length() <= _INT_BITS:
+        return value
+    if type(value) is float and math.isfinite(value):
+        return value
+    if id(value) in _above:
+        return {"$type": "cycle"}
+    above = (*_above, id(value))
+    if isinstance(value, list | tuple):
+        return [as_json(item, above) for item in value]
+    if isinstance(value, set | frozenset):
+        return [as_json(item, above) for item in sorted(value, key=repr)]
+    if isinstance(value, dict):
+        if all(isinstance(key, str) for key in value):
+            return {key: as_json(item, above) for key, item in value.items()}
+        return {"$type": "dict", "$items": [[as_json(k, above), as_json(v, above)] for k, v in value.items()]}
+    if isinstance(value, Record):
+        return {"$type": value.type_name, "$version": value.version, "$data": as_json(value.data, above)}
+    if type(value) is int:
+        return {"$type": "int", "$text": hex(value)}
+    return {"$type": type(value).__name__, "$text": repr(value)}

@@ -1,0 +1,1 @@
+"""Python values <-> bytes. No I/O: this room knows nothing of stores, agents or files."""

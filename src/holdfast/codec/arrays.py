@@ -1,0 +1,166 @@
+"""NumPy arrays and scalars. Loaded only once NumPy is there, or stored data needs it.
+
+Owns dtypes in the format: every dtype without objects, in any byte order, structured ones included.
+Holds always: an array comes back read-only over bytes that nothing else can write; bytes that carry no value
+(padding) are zero, so equal arrays give equal bytes.
+"""
+
+from __future__ import annotations
+
+import re
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.lib import format as npy
+from ormsgpack import Ext, packb
+
+from holdfast.codec import codes, refusals
+from holdfast.codec.codes import MAX_VALUE_BYTES
+from holdfast.errors import CorruptValue
+
+if TYPE_CHECKING:
+    from holdfast.codec.lowering import Walk
+
+_SIMPLE = re.compile(
+    r"[<>|](?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,10}[A-Za-z]{1,2}\])?)"
+)
+
+_MAX_EMPTY_ITEMS = 2**20
+"""Items of a dtype without bytes cost nothing to declare, so their number needs a limit of its own."""
+
+
+_X87 = np.finfo(np.longdouble).nmant == 63
+_X87_BYTES = 10
+
+
+def lower(walk: Walk, value: Any, depth: int) -> Ext:
+    """An array or scalar as its extension."""
+    # Text and bytes scalars lose trailing zeros on every way through NumPy (str() included), so they are read
+    # as the Python objects that they also are.
+    if isinstance(value, np.str_):
+        return _scalar(f"<U{len(value)}", str.encode(value, "utf-32-le", "surrogatepass"))
+    if isinstance(value, np.bytes_):
+        return _scalar(f"|S{len(value)}", bytes.__getitem__(value, slice(None)))
+    descr = packb(walk.lower(_descr(value.dtype), depth))
+    if not isinstance(value, np.ndarray):
+        return Ext(codes.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
+    if value.dtype.itemsize == 0 and value.size > _MAX_EMPTY_ITEMS:
+        raise refusals.array("an array of very many items that have no content", "Save its shape.")
+    return Ext(codes.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
+
+
+def _scalar(dtype: str, data: bytes) -> Ext:
+    return Ext(codes.SCALAR, packb([dtype, data]))
+
+
+def _descr(dtype: np.dtype[Any]) -> Any:
+    """The dtype as the format writes it, after making sure that it comes back as the same dtype."""
+    if dtype.hasobject:
+        raise refusals.array("an array of Python objects", "Save it as a list (array.tolist()), or give it a dtype.")
+    try:
+        descr = _as_lists(dtype.str if dtype.names is None else npy.dtype_to_descr(dtype))
+        same = _dtype(descr)
+    except (ValueError, TypeError, CorruptValue):
+        same = None
+    if same is None or same != dtype or same.type is not dtype.type or dtype.metadata:
+        raise refusals.array(
+            f"an array of the dtype {dtype}, which has no portable description",
+            "Convert it to a standard dtype with astype(...), or save the fields one by one.",
+        )
+    return descr
+
+
+def _as_lists(descr: Any) -> Any:
+    return [_as_lists(part) for part in descr] if isinstance(descr, list | tuple) else descr
+
+
+def _clean(array: Any) -> Any:
+    """The array, or a copy whose padding is zero where it has padding."""
+    if not _has_padding(array.dtype):
+        return array
+    out = np.zeros(array.shape, array.dtype)
+    _copy(out, array)
+    return out
+
+
+def _has_padding(dtype: np.dtype[Any]) -> bool:
+    if dtype.subdtype is not None:
+        return _has_padding(dtype.subdtype[0])
+    if dtype.names is None:
+        return _X87 and dtype.char in "gG"
+    parts = [dtype[name] for name in dtype.names]
+    return sum(part.itemsize for part in parts) != dtype.itemsize or any(map(_has_padding, parts))
+
+
+def _copy(out: Any, array: Any) -> None:
+    if array.dtype.names is not None:
+        for name in array.dtype.names:
+            _copy(out[name], array[name])
+    elif _X87 and array.dtype.char in "gG":
+        clean = np.array(array, order="C", copy=True)
+        width = np.dtype(np.longdouble).itemsize
+        raw = clean.reshape(-1).view(np.uint8).reshape(-1, width)
+        if clean.dtype.isnative:
+            raw[:, _X87_BYTES:] = 0
+        else:
+            raw[:, : width - _X87_BYTES] = 0
+        out[...] = clean
+    else:
+        out[...] = array
+
+
+def _dtype(descr: Any) -> np.dtype[Any]:
+    """The dtype of a description, after checking that it is one that this module writes."""
+    if type(descr) is str:
+        dtype = np.dtype(descr) if _SIMPLE.fullmatch(descr) else None
+        if dtype is None or dtype.str != descr:
+            raise _corrupt(f"the dtype {descr!r:.80}")
+        return dtype
+    dtype = npy.descr_to_dtype([_field(field) for field in descr])
+    if dtype.hasobject or _as_lists(npy.dtype_to_descr(dtype)) != descr:
+        raise _corrupt("a structured dtype in another form")
+    return dtype
+
+
+def _field(field: Any) -> tuple[Any, ...]:
+    if type(field) is not list or len(field) not in {2, 3}:
+        raise _corrupt("a field of a dtype is its name, its dtype and perhaps a shape")
+    name = tuple(field[0]) if type(field[0]) is list else field[0]
+    inner: Any = field[1]
+    if type(inner) is str:
+        _dtype(inner)
+    else:
+        inner = [_field(part) for part in inner]
+    return (name, inner, *(tuple(shape) for shape in field[2:]))
+
+
+def _corrupt(text: str) -> CorruptValue:
+    return CorruptValue(f"Not a value of the format: {text}")
+
+
+def read_array(items: list[Any]) -> Any:
+    """The array of a payload."""
+    descr, shape, data = items
+    dtype = _dtype(descr)
+    if type(shape) is not list or not all(type(length) is int and length >= 0 for length in shape):
+        raise _corrupt("the shape of an array")
+    if type(data) is not bytes or len(data) > MAX_VALUE_BYTES:
+        raise _corrupt("the content of an array")
+    count = prod(shape)
+    if count * dtype.itemsize != len(data) or (dtype.itemsize == 0 and count > _MAX_EMPTY_ITEMS):
+        raise _corrupt(f"an array of {len(data):,} bytes whose shape and dtype say otherwise")
+    return np.ndarray(tuple(shape), dtype, buffer=data)
+
+
+def read_scalar(items: list[Any]) -> Any:
+    """The scalar of a payload."""
+    descr, data = items
+    dtype = _dtype(descr)
+    if type(data) is not bytes or len(data) != dtype.itemsize:
+        raise _corrupt("a scalar whose content and dtype disagree")
+    if dtype.kind == "S":
+        return np.bytes_(data)
+    if dtype.kind == "U":
+        return np.str_(data.decode("utf-32-le" if descr[0] == "<" else "utf-32-be", "surrogatepass"))
+    return np.ndarray((), dtype, buffer=data)[()]

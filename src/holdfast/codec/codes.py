@@ -1,0 +1,140 @@
+"""What the encoder and the decoder share: extension codes, limits, and the two types that only the codec makes.
+
+Owns the numbers of docs/format.md section 1 and the table of container subclasses that other modules hand in.
+Must not know how a value is walked, nor what the registry holds.
+Holds always: a code, once released, keeps its meaning; a limit is checked on the way in and on the way out.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DICT = 1
+INT = 2
+STR = 3
+TUPLE = 4
+SET = 5
+FROZENSET = 6
+BYTEARRAY = 7
+COMPLEX = 8
+DECIMAL = 9
+FRACTION = 10
+DATETIME = 11
+DATE = 12
+TIME = 13
+TIMEDELTA = 14
+TZINFO = 15
+UUID = 16
+PATH = 17
+RANGE = 18
+INSTANCE = 20
+ENUM = 21
+REFERENCE = 22
+WHOLE = 23
+ARRAY = 24
+SCALAR = 25
+DEQUE = 26
+ORDERED_DICT = 27
+COUNTER = 28
+DEFAULTDICT = 29
+BIG = 40
+BULK = 41
+
+SCOPES = frozenset({TUPLE, SET, FROZENSET, INSTANCE, WHOLE, DEQUE, ORDERED_DICT, COUNTER, DEFAULTDICT})
+"""Extensions that open a scope, inside which instances are numbered."""
+
+CONTAINERS = SCOPES - {WHOLE} | {DICT}
+"""Extensions that count as one level of nesting."""
+
+MAX_DEPTH = 100
+"""Containers inside one another. Far above real states, far below what would exhaust the C stack."""
+
+MAX_VALUE_BYTES = 2**31 - 1
+"""One encoded value. Lengths stay within 32 bits signed everywhere; larger data belongs into several values."""
+
+MAX_INT_BYTES = 2**20
+"""One integer. Arithmetic on more takes minutes, so a hostile store could stop a program with a single number."""
+
+SCALARS: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
+"""Types that MessagePack carries as they are (an int or str at the edge of its range excepted)."""
+
+UNWRAP: dict[type, Callable[[Any], Any]] = {}
+"""Container subclasses of other modules -> a function that gives the plain container, or a ready extension."""
+
+
+class Bytes(bytearray):
+    """A bytearray that a document owns.
+
+    The packing library writes an exact bytearray as bytes without asking; a subclass reaches its hook.
+    """
+
+    __slots__ = ()
+
+
+class WholeList(list[Any]):
+    """A list that a document keeps whole, because instances are shared across its items (code 23)."""
+
+    __slots__ = ()
+
+
+class WholeDict(dict[Any, Any]):
+    """A dict that a document keeps whole, as WholeList."""
+
+    __slots__ = ()
+
+
+class Record:
+    """A value whose type is not known here, kept as data: it can be shown, compared and written back unchanged.
+
+    ``form`` is the stored form of an instance (``fields``, ``pydantic``, ``value``), or says what else it is:
+    ``enum``, or ``items`` for a built-in that cannot be made here, whose stored items are then the data
+    (a set or dict whose keys are records, a time zone or an array without its library). ``code`` is its extension.
+    """
+
+    __slots__ = ("code", "data", "form", "type_name", "version")
+
+    def __init__(self, type_name: str, version: int, form: str, data: Any, *, code: int = INSTANCE) -> None:
+        self.type_name = type_name
+        self.version = version
+        self.form = form
+        self.data = data
+        self.code = code
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Record:
+            return NotImplemented
+        if self is other:
+            return True
+        return (self.code, self.type_name, self.version, self.form) == (
+            other.code,
+            other.type_name,
+            other.version,
+            other.form,
+        ) and bool(self.data == other.data)
+
+    __hash__ = None  # type: ignore[assignment]  # distinct but equal instances must not melt together in a set
+
+    def __repr__(self) -> str:
+        return _show(self, 0)
+
+
+def _show(value: Any, depth: int) -> str:
+    if type(value) is not Record:
+        return repr(value)
+    name = value.type_name if value.version == 1 else f"{value.type_name}@{value.version}"
+    if depth > 3:
+        return f"<{name} ...>"  # instances may form cycles; their text must end
+    data = value.data
+    if value.form == "pydantic" and type(data) is list and data:
+        data = data[0]
+    elif value.form == "enum" and type(data) is list and data and data[0] is not None:
+        return f"<{name}.{data[0]}>"
+    if type(data) is dict:
+        inner = ", ".join(f"{key}={_show(item, depth + 1)}" for key, item in data.items())
+        return f"<{name} {inner}>" if inner else f"<{name}>"
+    if type(data) is list:
+        return f"<{name} {', '.join(_show(item, depth + 1) for item in data)}>"
+    return f"<{name} {_show(data, depth + 1)}>"

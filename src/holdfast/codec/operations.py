@@ -1,0 +1,103 @@
+"""Operations: the changes of one checkpoint, as data.
+
+Owns their codes, their encoding (format.md section 3) and the split into what is written inline and what is named by
+digest. Applying them to a document is the document's business. What always holds: an operation's values are encodings
+taken at the moment of the change, so that replaying the operations in order gives the same state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.values import decode, encode
+from holdfast.errors import CorruptValue
+
+SET, DELETE, SPLICE, ARRANGE, ADD, REMOVE, CLEAR = range(7)
+# Longer values are named by digest, so that sealing can move them without touching the operations.
+INLINE_VALUE_MAX_BYTES = 64
+# More changes than this between two checkpoints are folded into one `set` per section: a loop that counts to a million
+# must not fill the memory with its own history.
+OPERATIONS_MAX = 200_000
+
+
+class Operation(NamedTuple):
+    """One change. ``args`` are as in the format's table, each value being its encoding."""
+
+    at_us: int
+    code: int
+    path: list[Any]
+    args: tuple[Any, ...]
+
+
+def add_piece(pieces: list[Any], index: int) -> None:
+    """Add old index ``index`` to the pieces of an arrange operation, growing the last run when it fits."""
+    last = pieces[-1] if pieces else None
+    if last is not None and len(last) == 3:  # noqa: PLR2004 - start, count, step
+        start, count, step = last
+        if index == start + count * step:
+            last[1] = count + 1
+            return
+        if count == 1 and index == start - 1:
+            last[1], last[2] = 2, -1
+            return
+    pieces.append([index, 1, 1])
+
+
+def _map_values(code: int, args: Sequence[Any], change: Callable[[Any], Any]) -> list[Any]:
+    """The arguments with every value in them replaced by ``change(value)``."""
+    if code == SET:
+        return [change(args[0])]
+    if code == SPLICE:
+        return [args[0], args[1], [change(value) for value in args[2]]]
+    if code == ARRANGE:
+        return [[[change(piece[0])] if len(piece) == 1 else list(piece) for piece in args[0]]]
+    if code in {ADD, REMOVE}:
+        return [[change(value) for value in args[0]]]
+    return []
+
+
+def encode_operations(operations: list[Operation], time_us: int) -> tuple[bytes, list[bytes]]:
+    """The operations as bytes, and the values that they name by digest, in ordinal order."""
+    values: list[bytes] = []
+
+    def name(data: bytes) -> list[Any]:
+        if len(data) <= INLINE_VALUE_MAX_BYTES:
+            return [data]
+        values.append(data)
+        return [digest_of("holdfast.value", data), len(values) - 1]
+
+    rows = [
+        [max(0, (time_us - at_us) // 1000), code, path, *_map_values(code, args, name)]
+        for at_us, code, path, args in operations
+    ]
+    return encode(rows), values
+
+
+def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:
+    """The operations again. ``value_at(ordinal)`` gives a value's bytes, which are checked against its digest.
+
+    Without it, values that are named by digest come as empty bytes: enough to count and to list paths.
+    """
+
+    def resolve(reference: Any) -> bytes:
+        if len(reference) == 1:
+            return bytes(reference[0])
+        digest, ordinal = reference
+        if value_at is None:
+            return b""
+        value = value_at(ordinal)
+        if digest_of("holdfast.value", value) != digest:
+            msg = f"the value {digest.hex()[:16]} of an operation is not what was written"
+            raise CorruptValue(msg, what=(f"value {digest.hex()[:16]}",))
+        return value
+
+    try:
+        return [
+            Operation(time_us - age * 1000, code, path, tuple(_map_values(code, args, resolve)))
+            for age, code, path, *args in decode(data, inert=True)
+        ]
+    except (TypeError, ValueError, IndexError) as error:
+        msg = "the operations of a checkpoint do not follow the format"
+        raise CorruptValue(msg) from error

@@ -1,0 +1,286 @@
+"""Every error that Holdfast raises on purpose, in one tree.
+
+Owns the names, the stable ``kind`` strings and the hints. Knows nothing of any other room.
+The second level groups errors by what a handler would do:
+
+    HoldfastError
+      InputError        fix the call: nothing was changed
+        Unencodable       a value that cannot be saved (path, reason)
+        UnknownAgent      no agent of that name
+        UnknownRevision   no such branch, tag, label, depth or id
+        BadName           an empty, too long or already used name
+        BadOption         an argument outside its documented values
+        ReadOnly          a change through a handle or a past state that only reads
+        Stale             a node that rollback, undo or redo removed from the state
+        NothingToUndo     undo or redo with nothing left to reverse
+      Contention        try later, or decide who may write
+        AgentBusy         another process holds this branch (holder)
+        StoreBusy         other writers kept the store for too long
+        Fenced            this handle lost its branch to another writer
+      Incompatible      the data is healthy, this program cannot read it
+        NotAStore         the path holds something else
+        NewerFormat       written by a newer Holdfast
+        UnknownType       a type that is not registered here
+        SchemaMismatch    a type's stored version has no way to the registered one
+      Damaged           stored bytes are wrong (what, affected, newest_valid)
+        CorruptValue      bytes that are not a value of the format
+        Untracked         paranoid mode found a change that was never recorded
+      Unavailable       the machine said no; nothing acknowledged is lost
+        StoreReadOnly     the directory cannot be written
+        DiskFull          no room; works again when there is
+        StorePoisoned     a flush failed; reopen to go on from the last durable point
+        StoreClosed       the handle was closed
+        ForkedHandle      a handle from before fork, used in the child
+        StoreFailed       any other failure of the disk or of SQLite
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class HoldfastError(Exception):
+    """The base of all errors here. ``kind`` is stable and machine-readable; ``hint`` says what to do next."""
+
+    kind: ClassVar[str] = "error"
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n{self.hint}" if self.hint else self.message
+
+
+class InputError(HoldfastError):
+    """The call was wrong; nothing was changed."""
+
+    kind = "input"
+
+
+def format_path(parts: tuple[object, ...], root: str = "state") -> str:
+    """``("plan", 3, Attribute("callback"))`` -> ``state.plan[3].callback``."""
+    text = root
+    for part in parts:
+        if isinstance(part, Attribute) or (isinstance(part, str) and part.isidentifier()):
+            text += f".{part}"
+        else:
+            text += f"[{part!r}]"
+    return text
+
+
+class Attribute(str):
+    """A path part that is an attribute of an instance, not a key."""
+
+    __slots__ = ()
+
+
+class Unencodable(InputError, TypeError):
+    """A value that cannot be saved. ``path`` is where it sits, ``reason`` what is wrong with it."""
+
+    kind = "unencodable"
+
+    def __init__(self, reason: str, *, path: tuple[object, ...] = (), hint: str = "") -> None:
+        super().__init__(reason, hint=hint)
+        self.reason = reason
+        self.path = path
+
+    def within(self, *parts: object) -> Unencodable:
+        """The same error seen from further out: ``parts`` go in front of the path."""
+        self.path = (*parts, *self.path)
+        return self
+
+    def __str__(self) -> str:
+        text = f"{format_path(self.path)}: {self.reason}"
+        return f"{text}\n{self.hint}" if self.hint else text
+
+
+class UnknownAgent(InputError, LookupError):
+    """No agent of that name is in the store."""
+
+    kind = "unknown-agent"
+
+
+class UnknownRevision(InputError, LookupError):
+    """The revision names nothing in this agent's history."""
+
+    kind = "unknown-revision"
+
+
+class BadName(InputError, ValueError):
+    """An agent, branch or tag name that is empty, too long or taken."""
+
+    kind = "bad-name"
+
+
+class BadOption(InputError, ValueError):
+    """An argument outside its documented values."""
+
+    kind = "bad-option"
+
+
+class ReadOnly(InputError):
+    """A change was tried through something that only reads."""
+
+    kind = "read-only"
+
+
+class Stale(InputError):
+    """The node is no longer part of the state: a rollback, undo or redo removed it."""
+
+    kind = "stale"
+
+
+class NothingToUndo(InputError):
+    """There is no checkpoint left to undo, or none to redo."""
+
+    kind = "nothing-to-undo"
+
+
+class Contention(HoldfastError):
+    """Somebody else is writing."""
+
+    kind = "contention"
+
+
+class AgentBusy(Contention):
+    """Another handle holds the branch. ``holder`` describes it: pid, host, program, since."""
+
+    kind = "agent-busy"
+
+    def __init__(self, message: str, *, holder: dict[str, object] | None = None, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.holder = holder or {}
+
+
+class StoreBusy(Contention):
+    """Other writers kept the store locked for longer than the limit."""
+
+    kind = "store-busy"
+
+
+class Fenced(Contention):
+    """This handle is no longer the writer of its branch; nothing was written."""
+
+    kind = "fenced"
+
+
+class Incompatible(HoldfastError):
+    """Healthy data that this program cannot read."""
+
+    kind = "incompatible"
+
+
+class NotAStore(Incompatible):
+    """The path exists and is not a Holdfast store."""
+
+    kind = "not-a-store"
+
+
+class NewerFormat(Incompatible):
+    """The store was written by a newer format version."""
+
+    kind = "newer-format"
+
+
+class UnknownType(Incompatible):
+    """Stored data has a type that is not registered in this process. ``type_name`` names it."""
+
+    kind = "unknown-type"
+
+    def __init__(self, message: str, *, type_name: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.type_name = type_name
+
+
+class SchemaMismatch(Incompatible):
+    """A type's stored version is newer than the registered one, or a migration is missing."""
+
+    kind = "schema-mismatch"
+
+    def __init__(self, message: str, *, type_name: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.type_name = type_name
+
+
+class Damaged(HoldfastError):
+    """Stored bytes are not what was written.
+
+    ``what`` names the damaged things, ``newest_valid`` the checkpoint id that ``recover=True`` would take
+    (empty when none), ``lost`` says in words what would be missing.
+    """
+
+    kind = "damaged"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        what: tuple[str, ...] = (),
+        newest_valid: str = "",
+        lost: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.what = what
+        self.newest_valid = newest_valid
+        self.lost = lost
+
+
+class CorruptValue(Damaged):
+    """Bytes that are not a value of the format, or exceed its limits."""
+
+    kind = "corrupt-value"
+
+
+class Untracked(Damaged):
+    """Paranoid mode: the state in memory has a change that was never recorded."""
+
+    kind = "untracked"
+
+
+class Unavailable(HoldfastError):
+    """The machine refused; what was acknowledged is safe."""
+
+    kind = "unavailable"
+
+
+class StoreReadOnly(Unavailable):
+    """The store's directory cannot be written."""
+
+    kind = "store-read-only"
+
+
+class DiskFull(Unavailable):
+    """No room on the disk. Nothing was changed; it works again when there is room."""
+
+    kind = "disk-full"
+
+
+class StorePoisoned(Unavailable):
+    """A flush failed, so what the disk holds is unknown. Reopen the store to go on."""
+
+    kind = "store-poisoned"
+
+
+class StoreClosed(Unavailable):
+    """The store or agent handle was closed."""
+
+    kind = "store-closed"
+
+
+class ForkedHandle(Unavailable):
+    """A handle that was opened before fork() was used in the child."""
+
+    kind = "forked-handle"
+
+
+class StoreFailed(Unavailable):
+    """Any other failure of the disk or of the database."""
+
+    kind = "store-failed"
+
+
+class DetachedChange(UserWarning):
+    """A container that was put into the state has changed outside it since; that change is not saved."""

@@ -1,0 +1,1 @@
+"""Where bytes live: the catalog, packs, locks and the witness. Knows nothing of what they mean."""

@@ -1,0 +1,250 @@
+"""What a catalog holds and what it can be asked: the records, the interface, and the sums that guard every row.
+
+Owns the shapes that cross the boundary between the store and everything above it. Knows bytes and numbers only:
+no names, no labels, no states. A record read from a catalog has had its sum checked; one that did not match never
+becomes a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from blake3 import blake3
+
+from holdfast.codec.values import encode
+
+ID_BYTES = 32
+SUM_BYTES = 8
+
+Buffer = bytes | bytearray | memoryview
+
+
+def digest(tag: bytes, data: Buffer) -> bytes:
+    """``H(tag, data)`` of the format: BLAKE3-256 over the tag, one zero byte and the data."""
+    hasher = blake3(tag + b"\0")
+    hasher.update(data)
+    return hasher.digest()
+
+
+def checkpoint_id(manifest: bytes) -> bytes:
+    return blake3(b"holdfast.checkpoint\0" + manifest).digest()
+
+
+def node_digest(node: Buffer) -> bytes:
+    return digest(b"holdfast.node", node)
+
+
+def metadata_digest(metadata: Buffer) -> bytes:
+    return digest(b"holdfast.metadata", metadata)
+
+
+def chunk_digest(chunk: Buffer) -> bytes:
+    return digest(b"holdfast.chunk", chunk)
+
+
+def row_sum(table: str, *columns: object) -> bytes:
+    """The check that is stored with a row: over the table's name and the other columns, in their order."""
+    return blake3(b"holdfast.row\0" + encode([table, *columns])).digest(SUM_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentRow:
+    a: int
+    uuid: bytes
+    key: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class BranchRow:
+    """``head`` and ``head_id`` are 0 and empty while the branch has no checkpoint."""
+
+    b: int
+    a: int
+    uuid: bytes
+    key: bytes
+    body: bytes
+    head: int
+    head_id: bytes
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class TagRow:
+    a: int
+    key: bytes
+    body: bytes
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRow:
+    n: int
+    a: int
+    b: int
+    parent: int
+    depth: int
+    base: int
+    manifest: bytes
+    operations: bytes
+
+    @property
+    def id(self) -> bytes:
+        """The checkpoint's id. Computed, so that it always speaks for these very bytes."""
+        return checkpoint_id(self.manifest)
+
+    @property
+    def sealed(self) -> bool:
+        return self.base == self.n
+
+
+@dataclass(frozen=True, slots=True)
+class ValidityRow:
+    n: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SealRow:
+    n: int
+    b: int
+    places: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    e: int
+    a: int
+    at: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PackRow:
+    p: int
+    uuid: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkRow:
+    """Where a chunk's bytes are. ``stored`` equals ``length`` when they are raw, otherwise they are zstd."""
+
+    digest: bytes
+    p: int
+    offset: int
+    length: int
+    stored: int
+
+
+@dataclass(frozen=True, slots=True)
+class NewPack:
+    """A pack that is on disk and not yet in the catalog, with the chunks that it brings."""
+
+    uuid: bytes
+    size: int
+    chunks: Sequence[ChunkRow]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An event still to be written: the time in microseconds, and an encoded map. The store adds the rest."""
+
+    at: int
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """One checkpoint, ready to be written.
+
+    ``parent_id`` and ``generation`` are compared with the branch; if either differs nothing is written and the writer
+    is ``Fenced``. ``n``, ``parent`` and, where ``base`` is None, ``base`` are worked out inside the transaction, so
+    that they need not be known beforehand. ``nodes`` are raw nodes with their digests, ``places`` the body of a seal row
+    (its writing deletes the branch's older tail rows), ``chunks`` digests with bytes that go to a pack first.
+    """
+
+    a: int
+    b: int
+    generation: int
+    parent_id: bytes
+    id: bytes
+    depth: int
+    manifest: bytes
+    operations: bytes
+    sealed: bool = False
+    base: int | None = None
+    tail: bytes | None = None
+    nodes: Sequence[tuple[bytes, bytes]] = ()
+    places: bytes | None = None
+    metadata: tuple[bytes, bytes] | None = None
+    chunks: Sequence[tuple[bytes, Buffer]] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        """What the commit holds in memory while it waits, roughly."""
+        size = len(self.manifest) + len(self.operations) + len(self.tail or b"") + len(self.places or b"")
+        return size + sum(len(node) + ID_BYTES for _, node in self.nodes)
+
+
+class Catalog(Protocol):
+    """Everything the rooms above may ask of a store. Each writing call is one transaction and one flush."""
+
+    def agents(self) -> list[AgentRow]: ...
+    def agent(self, key: bytes) -> AgentRow | None: ...
+    def branches(self, a: int) -> list[BranchRow]: ...
+    def branch(self, a: int, key: bytes) -> BranchRow | None: ...
+    def branch_row(self, b: int) -> BranchRow: ...
+    def checkpoint(self, n: int) -> CheckpointRow: ...
+    def checkpoints(
+        self,
+        *,
+        a: int | None = None,
+        b: int | None = None,
+        after: int = 0,
+        before: int | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointRow]: ...
+    def ancestry(self, n: int, stop_at: int = 0, limit: int | None = None) -> list[CheckpointRow]: ...
+    def tips(self, a: int) -> list[CheckpointRow]: ...
+    def tail(self, n: int) -> bytes | None: ...
+    def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]: ...
+    def covering_seal(self, b: int, n: int) -> SealRow | None: ...
+    def last_seal(self, b: int) -> SealRow | None: ...
+    def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]: ...
+    def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]: ...
+    def metadata(self, digest: bytes) -> bytes | None: ...
+    def tags(self, a: int) -> list[TagRow]: ...
+    def validity(self, n: int) -> ValidityRow | None: ...
+    def events(
+        self, *, a: int | None = None, after: int = 0, newest_first: bool = False, limit: int | None = None
+    ) -> Iterator[EventRow]: ...
+    def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]: ...
+
+    def add_agent(
+        self,
+        *,
+        key: bytes,
+        body: bytes,
+        uuid: bytes,
+        branch_key: bytes,
+        branch_body: bytes,
+        branch_uuid: bytes,
+        event: Event,
+    ) -> tuple[AgentRow, BranchRow]: ...
+    def add_branch(
+        self, a: int, *, key: bytes, body: bytes, uuid: bytes, head: int, head_id: bytes, event: Event
+    ) -> BranchRow: ...
+    def set_head(
+        self, b: int, *, generation: int, expect_head_id: bytes, head: int, head_id: bytes, event: Event
+    ) -> BranchRow: ...
+    def set_tag(self, a: int, key: bytes, *, body: bytes, n: int, event: Event) -> TagRow: ...
+    def drop_tag(self, a: int, key: bytes, *, event: Event) -> bool: ...
+    def set_validity(self, a: int, n: int, *, body: bytes | None, event: Event) -> None: ...
+    def add_event(self, a: int, event: Event) -> int: ...
+    def commit(self, commit: Commit) -> int | None: ...
+    def flush(self) -> None: ...
+    def close(self) -> None: ...

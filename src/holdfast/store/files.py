@@ -1,0 +1,204 @@
+"""The store's directory: its layout, its birth, and what a path holds before anything is opened.
+
+Owns names and places of files. Knows nothing of the catalog's content beyond its first page.
+A store appears whole or not at all: it is built under another name, flushed, and renamed.
+A process that has a catalog open must not open its files by other means, because closing such a descriptor drops
+SQLite's locks; so everything about ``store.db`` here goes through apsw or stat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import shutil
+import urllib.parse
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import apsw
+
+from holdfast.errors import Damaged, DiskFull, NotAStore, StoreFailed, StoreReadOnly
+from holdfast.store import schema, witness
+
+BuildCatalog = Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    path: Path
+
+    @property
+    def catalog(self) -> Path:
+        return self.path / "store.db"
+
+    @property
+    def wal(self) -> Path:
+        return self.path / "store.db-wal"
+
+    @property
+    def packs(self) -> Path:
+        return self.path / "packs"
+
+    @property
+    def locks(self) -> Path:
+        return self.path / "locks"
+
+    @property
+    def store_lock(self) -> Path:
+        return self.locks / "store"
+
+    @property
+    def witness(self) -> Path:
+        return self.path / "witness"
+
+
+def fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def unavailable(error: OSError, doing: str) -> StoreFailed | DiskFull | StoreReadOnly:
+    """The error that tells what an OSError means for a store."""
+    reason = error.strerror or str(error)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return DiskFull(f"{doing}: {reason}; nothing was changed", hint="Free some room, then try again.")
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return StoreReadOnly(f"{doing}: {reason}", hint="Open it with readonly=True, or change who may write there.")
+    return StoreFailed(f"{doing}: {reason}")
+
+
+def classify(path: Path) -> bool:
+    """True if ``path`` holds a store, False if there is nothing (or an empty directory). Otherwise raises."""
+    try:
+        names = set(os.listdir(path))
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        raise NotAStore(f"{path} is a file, not a store", hint="A store is a directory; give the path of one.") from None
+    except OSError as error:
+        raise StoreFailed(f"{path}: cannot be read ({error.strerror})") from error
+    if not names:
+        return False
+    if "store.db" not in names:
+        if {"witness", "locks", "packs"} <= names:
+            raise Damaged(f"{path}: store.db is missing", what=("store.db",), hint="Put it back from a backup.")
+        raise NotAStore(f"{path} is a directory with other contents, not a store", hint="Give another path.")
+    _check_first_page(Layout(path))
+    return True
+
+
+def _check_first_page(layout: Layout) -> None:
+    """Look at the database file without locks, without its log and without changing anything beside it."""
+    uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
+    damaged = Damaged(f"{layout.catalog}: not a readable database", what=("store.db",), hint="Put it back from a backup.")
+    is_ours = witness.witness_report(layout.path).newest is not None
+    try:
+        connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+        try:
+            application_id = connection.execute("PRAGMA application_id").get
+        finally:
+            connection.close()
+    except (apsw.NotADBError, apsw.CorruptError) as error:
+        if is_ours:
+            raise damaged from error
+        raise NotAStore(f"{layout.catalog} is not a database, so {layout.path} is not a store") from error
+    except apsw.Error as error:
+        raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
+    if application_id != schema.APPLICATION_ID:
+        if is_ours:
+            raise damaged
+        raise NotAStore(f"{layout.catalog} is a database of another program, so {layout.path} is not a store")
+
+
+def create(path: Path, build_catalog: BuildCatalog) -> None:
+    """Make a new store at ``path``. If another process does so at the same time, its store is the one."""
+    try:
+        _make_parents(path.parent)
+        _sweep(path)
+        new, fd = _claim(path)
+    except OSError as error:
+        raise unavailable(error, f"cannot create a store at {path}") from error
+    try:
+        _build(Layout(new), build_catalog)
+        try:
+            os.rename(new, path)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+            shutil.rmtree(new)  # somebody else was faster
+        fsync_directory(path.parent)
+    except OSError as error:
+        shutil.rmtree(new, ignore_errors=True)
+        raise unavailable(error, f"cannot create a store at {path}") from error
+    except BaseException:
+        shutil.rmtree(new, ignore_errors=True)
+        raise
+    finally:
+        os.close(fd)
+
+
+def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
+    layout.packs.mkdir()
+    layout.locks.mkdir()
+    layout.store_lock.touch()
+    layout.witness.write_bytes(witness.initial())
+    build_catalog(layout.catalog)
+    for file in layout.path.iterdir():
+        if file.is_file():
+            _fsync_file(file)
+    for directory in (layout.packs, layout.locks, layout.path):
+        fsync_directory(directory)
+
+
+def _make_parents(parent: Path) -> None:
+    missing = [directory for directory in (parent, *parent.parents) if not directory.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        fsync_directory(directory.parent)
+
+
+def _claim(path: Path) -> tuple[Path, int]:
+    """A directory beside ``path`` to build in, locked so that a sweep can tell it from a dead one's."""
+    while True:
+        new = path.parent / f".{path.name}.new-{uuid.uuid4().hex}"
+        new.mkdir()
+        # A sweep that comes between these two calls takes the directory for a dead one's; then try another name.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            fd = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                new.stat()
+            except OSError:
+                os.close(fd)
+                raise
+            return new, fd
+
+
+def _sweep(path: Path) -> None:
+    """Remove what creators that died left behind. Whatever cannot be removed does no harm."""
+    for name in os.listdir(path.parent):
+        if not name.startswith(f".{path.name}.new-"):
+            continue
+        left = path.parent / name
+        with contextlib.suppress(OSError):
+            fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(fd)

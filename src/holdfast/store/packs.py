@@ -1,0 +1,265 @@
+"""Bulk chunks: packs are written once, flushed, named, and never changed.
+
+Owns the files below ``packs/`` (format.md section 5). Knows no catalog: it is given digests and bytes, and answers with
+places. Always true: a pack that has its final name is complete and durable; what is read is proven by its digest; what
+was written is what the digest was computed over, because the bytes are hashed again from the very buffer that is written.
+All calls to the system go through an ``Io`` object, so that tests can fail each of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import zstandard
+
+from holdfast.errors import Damaged, InputError, StoreFailed, StorePoisoned
+from holdfast.store.catalog import Buffer, ChunkRow, NewPack, chunk_digest
+from holdfast.store.files import fsync_directory, unavailable
+
+MAGIC = b"HFPACK01"
+ALIGN_BYTES = 4096
+CHUNK_BYTES = 8 * 2**20
+"""Bulk values are cut here. Also the most that one chunk may claim to hold when it is read."""
+
+PARALLEL_FROM_BYTES = 256 * 2**10
+"""From here hashing in a second thread, while the first one writes, gains more than the thread costs."""
+
+
+class Io(Protocol):
+    """The calls that packs make. The real ones are in ``SystemIo``; a test may fail any of them."""
+
+    def open(self, path: Path, flags: int) -> int: ...
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int: ...
+    def pread(self, fd: int, size: int, offset: int) -> bytes: ...
+    def fsync(self, fd: int) -> None: ...
+    def close(self, fd: int) -> None: ...
+    def rename(self, old: Path, new: Path) -> None: ...
+    def fsync_directory(self, path: Path) -> None: ...
+    def unlink(self, path: Path) -> None: ...
+
+
+class SystemIo:
+    def open(self, path: Path, flags: int) -> int:
+        return os.open(path, flags | os.O_CLOEXEC, 0o644)
+
+    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def pread(self, fd: int, size: int, offset: int) -> bytes:
+        return os.pread(fd, size, offset)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def fsync_directory(self, path: Path) -> None:
+        fsync_directory(path)
+
+    def unlink(self, path: Path) -> None:
+        path.unlink()
+
+
+def _round_up(size: int) -> int:
+    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class Packs:
+    def __init__(self, directory: Path, io: Io | None = None) -> None:
+        self._directory = directory
+        self._io: Io = io or SystemIo()
+        self._staging: mmap.mmap | None = None
+        self._lock = threading.Lock()
+
+    def path(self, pack_uuid: bytes) -> Path:
+        return self._directory / f"{uuid.UUID(bytes=bytes(pack_uuid))}.pack"
+
+    def write(self, chunks: Sequence[tuple[bytes, Buffer]]) -> NewPack:
+        """Write one pack with these chunks. It is durable under its name when this returns, and nobody refers to it yet."""
+        pack_uuid = uuid.uuid4().bytes
+        final = self.path(pack_uuid)
+        temporary = self._directory / f"tmp-{final.name}"
+        try:
+            with self._lock:
+                try:
+                    pack = self._write_file(temporary, pack_uuid, chunks)
+                    self._io.rename(temporary, final)
+                except BaseException:
+                    self._remove(temporary)
+                    raise
+            try:
+                self._flush(lambda: self._io.fsync_directory(self._directory))
+            except BaseException:
+                self._remove(final)
+                raise
+        except OSError as error:
+            raise unavailable(error, "writing a pack") from error
+        return pack
+
+    def discard(self, pack: NewPack) -> None:
+        """Remove a pack whose transaction did not happen. One that stays behind is only waste."""
+        self._remove(self.path(pack.uuid))
+
+    def read(self, pack_uuid: bytes, chunk: ChunkRow) -> bytes:
+        """The chunk's bytes, proven by its digest."""
+        path = self.path(pack_uuid)
+        name = f"chunk {chunk.digest.hex()}"
+        if not 0 <= chunk.stored <= chunk.length <= CHUNK_BYTES or chunk.offset < ALIGN_BYTES:
+            raise Damaged(f"{name}: impossible size or place", what=(name,))
+        try:
+            fd = self._io.open(path, os.O_RDONLY)
+            try:
+                stored = self._read_all(fd, chunk.stored, chunk.offset)
+            finally:
+                self._io.close(fd)
+        except FileNotFoundError as error:
+            raise Damaged(f"packs/{path.name} is missing", what=(f"packs/{path.name}", name)) from error
+        except OSError as error:
+            raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
+        data = stored
+        if len(stored) == chunk.stored != chunk.length:
+            try:
+                data = zstandard.ZstdDecompressor().decompress(stored, max_output_size=chunk.length)
+            except zstandard.ZstdError:
+                data = b""
+        if len(data) != chunk.length or chunk_digest(data) != chunk.digest:
+            raise Damaged(f"packs/{path.name}: {name} is not what was written", what=(f"packs/{path.name}", name))
+        return data
+
+    def _read_all(self, fd: int, size: int, offset: int) -> bytes:
+        parts = []
+        while size:
+            part = self._io.pread(fd, size, offset)
+            if not part:
+                break
+            parts.append(part)
+            size -= len(part)
+            offset += len(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _write_file(self, path: Path, pack_uuid: bytes, chunks: Sequence[tuple[bytes, Buffer]]) -> NewPack:
+        fd = self._open_new(path)
+        try:
+            rows = []
+            self._write_block(fd, MAGIC, 0)
+            offset = ALIGN_BYTES
+            for digest, data in chunks:
+                view = memoryview(data).cast("B")
+                if len(view) > CHUNK_BYTES:
+                    raise InputError(f"a chunk of {len(view)} bytes; the format allows {CHUNK_BYTES}")
+                written = self._write_chunk(fd, view, offset, digest)
+                rows.append(ChunkRow(digest, 0, offset, len(view), len(view)))
+                offset += written
+            self._flush(lambda: self._io.fsync(fd))
+            return NewPack(pack_uuid, offset, rows)
+        finally:
+            self._io.close(fd)
+
+    def _open_new(self, path: Path) -> int:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        try:
+            return self._io.open(path, flags | getattr(os, "O_DIRECT", 0))
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+        # The file system knows no direct I/O. Some have made the file before they said so.
+        self._remove(path)
+        return self._io.open(path, flags)
+
+    def _write_chunk(self, fd: int, data: memoryview, offset: int, digest: bytes) -> int:
+        """Hash and write at the same time, both from the staging buffer, which nobody else can change."""
+        staged = self._stage(data)[: len(data)]
+        if len(data) < PARALLEL_FROM_BYTES:
+            found = [chunk_digest(staged)]
+            size = self._write_staged(fd, len(data), offset)
+        else:
+            found = []
+            # One thread of our own: the hash library's own pool does not survive a fork.
+            hashing = threading.Thread(target=lambda: found.append(chunk_digest(staged)), name="holdfast-hash")
+            hashing.start()
+            try:
+                size = self._write_staged(fd, len(data), offset)
+            finally:
+                hashing.join()
+        if found != [digest]:
+            raise InputError("bulk data was changed while it was being saved; nothing was written")
+        return size
+
+    def _write_block(self, fd: int, data: bytes, offset: int) -> None:
+        self._stage(memoryview(data))
+        self._write_staged(fd, len(data), offset)
+
+    def _stage(self, data: memoryview) -> memoryview:
+        """Copy into memory that is aligned as direct I/O wants it, padded with zeros."""
+        size = max(_round_up(len(data)), ALIGN_BYTES)
+        if self._staging is None or len(self._staging) < size:
+            # Fresh memory is slow to touch, so the buffer is kept; it grows to one chunk at most.
+            self._staging = mmap.mmap(-1, size)
+        staging = memoryview(self._staging)
+        staging[: len(data)] = data
+        staging[len(data) : size] = bytes(size - len(data))
+        return staging
+
+    def _write_staged(self, fd: int, length: int, offset: int) -> int:
+        if self._staging is None:
+            raise StoreFailed("nothing was staged")
+        size = max(_round_up(length), ALIGN_BYTES)
+        rest = memoryview(self._staging)[:size]
+        while rest:
+            try:
+                written = self._io.pwrite(fd, rest, offset)
+            except InterruptedError:
+                continue
+            except OSError as error:
+                if error.errno != errno.EINVAL or not _drop_direct(fd):
+                    raise
+                continue
+            if written <= 0:
+                raise OSError(errno.EIO, "nothing was written")
+            rest = rest[written:]
+            offset += written
+            if written % ALIGN_BYTES:
+                _drop_direct(fd)  # what is left does not start where direct I/O must
+        return size
+
+    def _flush(self, flush: Callable[[], None]) -> None:
+        try:
+            flush()
+        except OSError as error:
+            # Without room the whole pack goes, and that is all. Any other failure means that the disk lies or dies.
+            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            raise StorePoisoned(
+                f"writing a pack: a flush failed ({error.strerror or error}); nothing was changed",
+                hint="Everything acknowledged before is safe. Close the store and open it again to go on from there.",
+            ) from error
+
+    def _remove(self, path: Path) -> None:
+        try:
+            self._io.unlink(path)
+        except OSError:
+            pass  # an unnamed pack is waste, not harm; the error that led here matters more
+
+
+def _drop_direct(fd: int) -> bool:
+    """Go on through the page cache. False if that is how it was already."""
+    direct = getattr(os, "O_DIRECT", 0)
+    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+    if not flags & direct:
+        return False
+    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~direct)
+    return True
+
+

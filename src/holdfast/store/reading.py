@@ -1,0 +1,359 @@
+"""Every question that can be put to the catalog.
+
+Owns the SELECTs. Each call is one short read, so that no reader keeps the write-ahead log from being folded; streams
+fetch a bounded batch at a time. Always true: a row whose sum does not match never leaves this module; it raises
+``Damaged`` with its table and number.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import apsw
+import zstandard
+
+from holdfast.errors import Damaged
+from holdfast.store.catalog import (
+    AgentRow,
+    BranchRow,
+    CheckpointRow,
+    ChunkRow,
+    EventRow,
+    PackRow,
+    SealRow,
+    TagRow,
+    ValidityRow,
+    metadata_digest,
+    node_digest,
+    row_sum,
+)
+from holdfast.store.schema import TABLE_NAMES
+from holdfast.store.sqlite import reading_error
+
+BATCH_ROWS = 256
+"""Rows per read of a stream: small enough to keep reads short, large enough that the calls do not show."""
+
+NODE_LIMIT_BYTES = 64 * 2**20
+"""A node that claims to be larger once decompressed is refused before memory is taken: the format's nodes are far smaller."""
+
+_AGENT = "SELECT a, uuid, key, body, sum FROM agent"
+_BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
+_CHECKPOINT = "SELECT n, a, b, parent, depth, base, manifest, operations, sum FROM checkpoint"
+_CHECKPOINT_C = "SELECT c.n, c.a, c.b, c.parent, c.depth, c.base, c.manifest, c.operations, c.sum"
+_TAG = "SELECT a, key, body, n, sum FROM tag"
+_SEAL = "SELECT n, b, places, sum FROM seal"
+_EVENT = "SELECT e, a, at, body, sum FROM event"
+_CHUNK = "SELECT digest, p, offset, length, stored, sum FROM chunk"
+_PACK = "SELECT p, uuid, size, sum FROM pack"
+
+_ANCESTRY = f"""
+WITH RECURSIVE up (n, steps) AS (
+    SELECT ?1, 1
+    UNION ALL
+    SELECT c.parent, steps + 1 FROM up JOIN checkpoint c ON c.n = up.n
+    WHERE c.parent > 0 AND c.parent < c.n AND c.parent <> ?2 AND steps < ?3)
+{_CHECKPOINT_C} FROM up JOIN checkpoint c ON c.n = up.n ORDER BY up.steps
+"""
+
+Row = tuple[Any, ...]
+R = TypeVar("R")
+
+
+def damaged_row(table: str, key: object) -> Damaged:
+    name = key.hex() if isinstance(key, bytes) else key
+    return Damaged(
+        f"table {table}, row {name}: its content does not match its sum",
+        what=(f"{table} {name}",),
+        hint="Run `holdfast verify` to see what is affected.",
+    )
+
+
+def checked(table: str, make: Callable[..., R], row: Row) -> R:
+    """The record of a row, if its last column is the sum of the others."""
+    columns = row[:-1]
+    if row_sum(table, *columns) != row[-1]:
+        raise damaged_row(table, row[1] if table == "tag" else row[0])
+    return make(*columns)
+
+
+def _blob(table: str, key: object, value: object) -> bytes:
+    """SQLite lets any column hold any type, so a damaged page can make a blob a number or a text."""
+    if not isinstance(value, bytes):
+        raise damaged_row(table, key)
+    return value
+
+
+_zstd = threading.local()
+
+
+def unpack_node(digest: bytes, data: bytes) -> bytes:
+    """The node inside ``node.data``, proven by its digest."""
+    try:
+        if data[0] == 0:
+            node = data[1:]
+        elif data[0] == 1 and 0 <= zstandard.frame_content_size(data[1:]) <= NODE_LIMIT_BYTES:
+            decompressor = getattr(_zstd, "decompressor", None)
+            if decompressor is None:
+                decompressor = _zstd.decompressor = zstandard.ZstdDecompressor()
+            node = decompressor.decompress(data[1:], allow_extra_data=False)
+        else:
+            raise damaged_row("node", digest)
+    except (zstandard.ZstdError, IndexError, TypeError, MemoryError) as error:
+        raise damaged_row("node", digest) from error
+    if node_digest(node) != digest:
+        raise damaged_row("node", digest)
+    return node
+
+
+class Reading:
+    """The reading half of a store, over one connection that never writes."""
+
+    def __init__(self, connection: apsw.Connection) -> None:
+        self._reader = connection
+        self._read_lock = threading.RLock()
+
+    def _usable(self) -> None:
+        """Raise if this handle may not be used any more. Called before any lock is touched."""
+
+    def _select(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[Row]:
+        self._usable()
+        with self._read_lock:
+            try:
+                return self._reader.execute(sql, bindings).fetchall()
+            except (apsw.Error, UnicodeDecodeError) as error:
+                self._usable()
+                raise reading_error(error, "reading the catalog") from error
+
+    def _one(self, table: str, make: Callable[..., R], sql: str, bindings: tuple[Any, ...]) -> R | None:
+        rows = self._select(sql, bindings)
+        return checked(table, make, rows[0]) if rows else None
+
+    def _all(self, table: str, make: Callable[..., R], sql: str, bindings: tuple[Any, ...] = ()) -> list[R]:
+        return [checked(table, make, row) for row in self._select(sql, bindings)]
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        """Let every read of this thread inside the block see one moment. Keep it short: it holds up the log's folding."""
+        self._usable()
+        with self._read_lock:
+            nested = self._reader.in_transaction
+            if not nested:
+                self._reader.execute("BEGIN")
+            try:
+                yield
+            finally:
+                if not nested and self._reader.in_transaction:
+                    self._reader.execute("ROLLBACK")
+
+    # Agents and branches
+
+    def agents(self) -> list[AgentRow]:
+        return self._all("agent", AgentRow, f"{_AGENT} ORDER BY a")
+
+    def agent(self, key: bytes) -> AgentRow | None:
+        return self._one("agent", AgentRow, f"{_AGENT} WHERE key = ?", (key,))
+
+    def branches(self, a: int) -> list[BranchRow]:
+        return self._all("branch", BranchRow, f"{_BRANCH} WHERE a = ? ORDER BY b", (a,))
+
+    def branch(self, a: int, key: bytes) -> BranchRow | None:
+        return self._one("branch", BranchRow, f"{_BRANCH} WHERE a = ? AND key = ?", (a, key))
+
+    def branch_row(self, b: int) -> BranchRow:
+        row = self._one("branch", BranchRow, f"{_BRANCH} WHERE b = ?", (b,))
+        if row is None:
+            raise Damaged(f"table branch, row {b}: missing", what=(f"branch {b}",))
+        return row
+
+    def tags(self, a: int) -> list[TagRow]:
+        return self._all("tag", TagRow, f"{_TAG} WHERE a = ?", (a,))
+
+    # Checkpoints
+
+    def checkpoint(self, n: int) -> CheckpointRow:
+        row = self._one("checkpoint", CheckpointRow, f"{_CHECKPOINT} WHERE n = ?", (n,))
+        if row is None:
+            raise Damaged(f"table checkpoint, row {n}: missing", what=(f"checkpoint {n}",))
+        return row
+
+    def checkpoints(
+        self,
+        *,
+        a: int | None = None,
+        b: int | None = None,
+        after: int = 0,
+        before: int | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointRow]:
+        """Rows with ``after < n < before`` in order of n: of branch ``b``, else of agent ``a``, else of the whole store."""
+        high = 2**63 - 1 if before is None else before
+        streams: list[Iterator[CheckpointRow]]
+        if b is None and a is not None:
+            # There is no index by agent; its branches have one each, and merging their streams keeps every read short.
+            streams = [self._stream(row.b, after, high, newest_first) for row in self.branches(a)]
+        else:
+            streams = [self._stream(b, after, high, newest_first)]
+        merged = heapq.merge(*streams, key=lambda row: row.n, reverse=newest_first)
+        yield from islice(merged, limit)
+
+    def _stream(self, b: int | None, low: int, high: int, newest_first: bool) -> Iterator[CheckpointRow]:
+        which = "" if b is None else "b = ?3 AND "
+        order = "DESC" if newest_first else "ASC"
+        sql = f"{_CHECKPOINT} WHERE {which}n > ?1 AND n < ?2 ORDER BY n {order} LIMIT {BATCH_ROWS}"
+        while True:
+            bindings = (low, high) if b is None else (low, high, b)
+            batch = self._all("checkpoint", CheckpointRow, sql, bindings)
+            yield from batch
+            if len(batch) < BATCH_ROWS:
+                return
+            if newest_first:
+                high = batch[-1].n
+            else:
+                low = batch[-1].n
+
+    def ancestry(self, n: int, stop_at: int = 0, limit: int | None = None) -> list[CheckpointRow]:
+        """The row ``n`` and its ancestors, nearest first, up to but without ``stop_at``, at most ``limit`` of them."""
+        if n in {0, stop_at}:
+            return []
+        most = 2**62 if limit is None else limit
+        rows = self._all("checkpoint", CheckpointRow, _ANCESTRY, (n, stop_at, most))
+        expected = n
+        for row in rows:
+            if row.n != expected:
+                break
+            expected = row.parent
+        # The chain ends where it should, or a row in it is missing or points upwards.
+        if expected not in {0, stop_at} and (len(rows) < most or rows[-1].parent != expected):
+            raise Damaged(f"table checkpoint, row {expected}: missing from the history of {n}", what=(f"checkpoint {expected}",))
+        return rows
+
+    def tips(self, a: int) -> list[CheckpointRow]:
+        """The checkpoints of an agent that are nobody's parent."""
+        return self._all(
+            "checkpoint",
+            CheckpointRow,
+            f"{_CHECKPOINT} WHERE b IN (SELECT b FROM branch WHERE a = ?1) AND n NOT IN"
+            " (SELECT parent FROM checkpoint WHERE b IN (SELECT b FROM branch WHERE a = ?1)) ORDER BY n",
+            (a,),
+        )
+
+    def validity(self, n: int) -> ValidityRow | None:
+        return self._one("validity", ValidityRow, "SELECT n, body, sum FROM validity WHERE n = ?", (n,))
+
+    # Values
+
+    def tail(self, n: int) -> bytes | None:
+        rows = self._select("SELECT data FROM tail WHERE n = ?", (n,))
+        return _blob("tail", n, rows[0][0]) if rows else None
+
+    def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]:
+        """Tail rows of a branch with ``n > after``, oldest first."""
+        sql = (
+            "SELECT t.n, t.data FROM checkpoint c CROSS JOIN tail t ON t.n = c.n"
+            f" WHERE c.b = ? AND c.n > ? ORDER BY c.n LIMIT {BATCH_ROWS}"
+        )
+        while True:
+            batch = self._select(sql, (b, after))
+            for n, data in batch:
+                yield n, _blob("tail", n, data)
+            if len(batch) < BATCH_ROWS:
+                return
+            after = batch[-1][0]
+
+    def covering_seal(self, b: int, n: int) -> SealRow | None:
+        """The first seal of the branch at or after ``n``: it has the places of that checkpoint's values."""
+        return self._one("seal", SealRow, f"{_SEAL} WHERE b = ? AND n >= ? ORDER BY n LIMIT 1", (b, n))
+
+    def last_seal(self, b: int) -> SealRow | None:
+        return self._one("seal", SealRow, f"{_SEAL} WHERE b = ? ORDER BY n DESC LIMIT 1", (b,))
+
+    def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Raw nodes, each proven by its digest. One that is not in the catalog is left out."""
+        found = {}
+        for digest in digests:
+            rows = self._select("SELECT data FROM node WHERE digest = ?", (digest,))
+            if rows:
+                found[digest] = unpack_node(digest, _blob("node", digest, rows[0][0]))
+        return found
+
+    def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]:
+        return {digest for digest in digests if self._select("SELECT 1 FROM node WHERE digest = ?", (digest,))}
+
+    def node_digests(self) -> Iterator[bytes]:
+        """The digest of every node, in no useful order."""
+        after = -1
+        while True:
+            batch = self._select(f"SELECT k, digest FROM node WHERE k > ? ORDER BY k LIMIT {BATCH_ROWS}", (after,))
+            for k, digest in batch:
+                yield _blob("node", k, digest)
+            if len(batch) < BATCH_ROWS:
+                return
+            after = batch[-1][0]
+
+    def metadata(self, digest: bytes) -> bytes | None:
+        rows = self._select("SELECT data FROM metadata WHERE digest = ?", (digest,))
+        if not rows:
+            return None
+        data = _blob("metadata", digest, rows[0][0])
+        if metadata_digest(data) != digest:
+            raise damaged_row("metadata", digest)
+        return data
+
+    # Events, packs, sizes
+
+    def events(
+        self, *, a: int | None = None, after: int = 0, newest_first: bool = False, limit: int | None = None
+    ) -> Iterator[EventRow]:
+        order = "DESC" if newest_first else "ASC"
+        which = "" if a is None else " AND a = ?3"
+        sql = f"{_EVENT} WHERE e > ?1 AND e < ?2{which} ORDER BY e {order} LIMIT {BATCH_ROWS}"
+        low, high, left = after, 2**63 - 1, 2**63 if limit is None else limit
+        while left > 0:
+            batch = self._all("event", EventRow, sql, (low, high) if a is None else (low, high, a))
+            yield from batch[:left]
+            left -= len(batch)
+            if len(batch) < BATCH_ROWS:
+                return
+            if newest_first:
+                high = batch[-1].e
+            else:
+                low = batch[-1].e
+
+    def chunk_row(self, digest: bytes) -> ChunkRow | None:
+        return self._one("chunk", ChunkRow, f"{_CHUNK} WHERE digest = ?", (digest,))
+
+    def chunk_rows(self, p: int) -> list[ChunkRow]:
+        return self._all("chunk", ChunkRow, f"{_CHUNK} WHERE p = ? ORDER BY offset", (p,))
+
+    def pack_rows(self) -> list[PackRow]:
+        return self._all("pack", PackRow, f"{_PACK} ORDER BY p")
+
+    def pack_row(self, p: int) -> PackRow | None:
+        return self._one("pack", PackRow, f"{_PACK} WHERE p = ?", (p,))
+
+    def newest(self) -> tuple[int, int]:
+        """The highest checkpoint and event numbers in the catalog."""
+        ((n, e),) = self._select(
+            "SELECT coalesce((SELECT max(n) FROM checkpoint), 0), coalesce((SELECT max(e) FROM event), 0)"
+        )
+        return n, e
+
+    def checkpoint_count(self, a: int) -> int:
+        """How many checkpoints an agent has."""
+        ((count,),) = self._select("SELECT count(*) FROM checkpoint WHERE a = ?", (a,))
+        return int(count)
+
+    def counts(self) -> dict[str, int]:
+        """Rows per table."""
+        return {name: self._select(f"SELECT count(*) FROM {name}")[0][0] for name in TABLE_NAMES}
+
+    def engine_check(self, *, quick: bool = True) -> list[str]:
+        """What SQLite itself finds wrong with the database's structure; empty when all is well. Reads all of it."""
+        rows = self._select("PRAGMA quick_check" if quick else "PRAGMA integrity_check")
+        return [str(text) for (text,) in rows if text != "ok"]

@@ -1,0 +1,107 @@
+"""Tail and seal: where the values of operations are kept.
+
+Owns the tail's encoding and the places of sealed values (format.md section 4). Knows nothing of what the values mean.
+What always holds: every value of every operation is in exactly one of tail, node or leftover node, and reading it
+gives the bytes that were written; the digest in the operation proves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.codec.values import decode, encode
+from holdfast.errors import CorruptValue, Damaged
+from holdfast.store.catalog import Catalog, CheckpointRow, node_digest
+
+# A checkpoint is sealed when the way back to the last sealed one would get longer than this: loading any checkpoint
+# replays at most so many checkpoints and so many bytes.
+SEAL_CHECKPOINTS = 256
+SEAL_BYTES = 256 * 1024
+_LEFTOVER = b"x\0"
+
+
+def tail_of(values: list[bytes]) -> bytes | None:
+    """The tail row of a checkpoint, or None when it needs none."""
+    return encode(values) if values else None
+
+
+def seal(
+    tails: Iterable[tuple[int, list[bytes]]], nodes: dict[bytes, bytes], items: dict[bytes, tuple[bytes, int]]
+) -> bytes:
+    """The places of all values in the tails; values that no node holds go into a leftover node, added to ``nodes``.
+
+    ``items`` says where the new nodes hold which encodings. ``n`` is 0 for the checkpoint that seals.
+    """
+    used: dict[bytes, int] = {}
+    leftover = bytearray(_LEFTOVER)
+    entries = []
+    waiting: list[list[int]] = []
+    for n, values in tails:
+        places = []
+        for value in values:
+            found = items.get(value)
+            if found is not None:
+                place = [used.setdefault(found[0], len(used)), found[1], len(value)]
+            else:
+                place = [-1, len(leftover), len(value)]
+                waiting.append(place)
+                leftover += value
+            places.append(place)
+        entries.append([n, places])
+    if waiting:
+        raw = bytes(leftover)
+        digest = node_digest(raw)
+        nodes[digest] = raw
+        index = used.setdefault(digest, len(used))
+        for place in waiting:
+            place[0] = index
+    return encode([list(used), entries])
+
+
+class Values:
+    """Reads the values of operations. Keeps the last seal and its nodes, since neighbours share them."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._key: tuple[int, int] | None = None
+        self._nodes: list[bytes] = []
+        self._entries: dict[int, list[list[int]]] = {}
+        self._raw: dict[bytes, bytes] = {}
+
+    def of(self, row: CheckpointRow) -> list[bytes]:
+        """All values of a checkpoint's operations, in ordinal order."""
+        tail = self._catalog.tail(row.n)
+        if tail is not None:
+            values = decode(tail)
+            if not isinstance(values, list) or not all(type(value) is bytes for value in values):
+                raise CorruptValue(f"the tail of checkpoint {row.n} does not follow the format", what=(f"tail {row.n}",))
+            return values
+        seal_row = self._catalog.covering_seal(row.b, row.n)
+        if seal_row is None:
+            return []
+        if self._key != (seal_row.b, seal_row.n):
+            self._open((seal_row.b, seal_row.n), seal_row.places)
+        places = self._entries.get(0 if seal_row.n == row.n else row.n, [])
+        return [self._value(place, row.n) for place in places]
+
+    def _open(self, key: tuple[int, int], places: bytes) -> None:
+        try:
+            nodes, entries = decode(places)
+            self._entries = dict(entries)
+        except (TypeError, ValueError) as error:
+            raise CorruptValue(f"the places of seal {key[1]} do not follow the format") from error
+        self._nodes, self._raw, self._key = nodes, {}, key
+
+    def _value(self, place: list[int], n: int) -> bytes:
+        try:
+            index, offset, length = place
+            digest = self._nodes[index]
+        except (TypeError, ValueError, IndexError) as error:
+            raise CorruptValue(f"a place of checkpoint {n} does not follow the format") from error
+        raw = self._raw.get(digest)
+        if raw is None:
+            raw = self._raw[digest] = self._catalog.nodes([digest])[digest]
+        value = raw[offset : offset + length]
+        if len(value) != length:
+            raise Damaged(f"a value of checkpoint {n} lies outside its node", what=(f"checkpoint {n}",))
+        return value

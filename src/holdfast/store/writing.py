@@ -1,0 +1,383 @@
+"""Every change that can be made to the catalog, and the transaction around it.
+
+Owns the INSERTs, UPDATEs and DELETEs, the order of locks (threads of this process, then the writers' queue, then
+SQLite), and what a failure leaves behind. Always true: one call is one transaction and one flush; the witness is
+written only after the flush returned; after a flush that failed nothing is ever written again through this object.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import apsw
+import zstandard
+
+from holdfast.errors import BadName, Damaged, Fenced, HoldfastError, StoreBusy, StorePoisoned
+from holdfast.store.catalog import (
+    AgentRow,
+    BranchRow,
+    Commit,
+    Event,
+    NewPack,
+    TagRow,
+    checkpoint_id,
+    row_sum,
+)
+from holdfast.store.locks import BUSY_WAIT_S, StoreLock
+from holdfast.store.reading import checked
+from holdfast.store.sqlite import reading_error, writing_error
+from holdfast.store.witness import WitnessFile
+
+COMPRESS_FROM_BYTES = 256
+"""Below this a compressed node saves less than a page holds in slack anyway."""
+
+COMPRESS_LEVEL = 1
+
+_NEXT_N = (
+    "SELECT max(coalesce((SELECT max(n) FROM checkpoint), 0),"
+    " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'checkpoint'), 0)) + 1"
+)
+_NEXT_E = (
+    "SELECT max(coalesce((SELECT max(e) FROM event), 0),"
+    " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0)) + 1"
+)
+_BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """A branch as this process last wrote it. ``sum`` lets an update compare all of it at once."""
+
+    row: BranchRow
+    sum: bytes
+    base: int
+
+
+class Vanished(Exception):
+    """A chunk that was taken for stored is not in the catalog any more; write it and try again."""
+
+
+_zstd = threading.local()
+
+
+def pack_node(node: bytes) -> bytes:
+    """``node.data``: compressed when that saves at least a sixteenth, because reading it costs time ever after."""
+    if len(node) >= COMPRESS_FROM_BYTES:
+        compressor = getattr(_zstd, "compressor", None)
+        if compressor is None:
+            compressor = _zstd.compressor = zstandard.ZstdCompressor(level=COMPRESS_LEVEL)
+        small: bytes = compressor.compress(node)
+        if len(small) <= len(node) - len(node) // 16:
+            return b"\x01" + small
+    return b"\x00" + node
+
+
+def branch_sum(row: BranchRow) -> bytes:
+    return row_sum(
+        "branch", row.b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation
+    )
+
+
+class Writer:
+    """The one writing connection of a store in this process."""
+
+    def __init__(self, connection: apsw.Connection, lock: StoreLock, witness: WitnessFile) -> None:
+        self.connection = connection
+        self.lock = lock
+        self.witness = witness
+        self.threads = threading.Lock()
+        self.poison: StorePoisoned | None = None
+        self.busy_wait_s = BUSY_WAIT_S
+        self._run = connection.cursor().execute
+        self._heads: dict[int, Head] = {}
+        # What the transaction in hand gave out: newest checkpoint, newest event, that checkpoint's id.
+        self._n = 0
+        self._e = 0
+        self._id = b""
+
+    def transaction(self, change: Callable[[], T]) -> T:
+        """Run ``change`` inside one transaction, under every lock, and make it durable before returning."""
+        if self.poison is not None:
+            raise self.poisoned()
+        if not self.threads.acquire(timeout=self.busy_wait_s):
+            raise StoreBusy(f"another thread kept the store for {self.busy_wait_s:g} s; nothing was written")
+        try:
+            if self.poison is not None:
+                raise self.poisoned()
+            self.lock.acquire(self.busy_wait_s)
+            try:
+                return self._transaction(change)
+            finally:
+                self.lock.release()
+        finally:
+            self.threads.release()
+
+    def _transaction(self, change: Callable[[], T]) -> T:
+        self._n = self._e = 0
+        self._id = b""
+        begun = committing = False
+        try:
+            self._run("BEGIN IMMEDIATE")
+            begun = True
+            result = change()
+            committing = True
+            self._run("COMMIT")
+        except BaseException as error:
+            if committing and not isinstance(error, Exception) and not self.connection.in_transaction:
+                self.witness.record(self._n, self._e, self._id)  # an interrupt came after the commit was done
+                raise
+            self._undo()
+            if isinstance(error, apsw.Error):
+                meaning = writing_error(error, self.connection, "writing the catalog")
+                if isinstance(meaning, StorePoisoned):
+                    if not begun:  # nothing was on its way to the disk yet
+                        raise reading_error(error, "beginning a transaction") from error
+                    self.poison = meaning
+                raise meaning from error
+            raise
+        self.witness.record(self._n, self._e, self._id)
+        return result
+
+    def _undo(self) -> None:
+        self._heads.clear()
+        try:
+            if self.connection.in_transaction:
+                self._run("ROLLBACK")
+        except apsw.Error as error:
+            # The connection still holds SQLite's write lock. Closing it is the only way to let others go on.
+            self.poison = self.poison or StorePoisoned(f"a transaction could not be undone ({error})")
+            self.connection.close(True)
+
+    def poisoned(self) -> StorePoisoned:
+        """A fresh copy, because one exception object must not be raised from many threads."""
+        first = self.poison
+        if first is None:
+            return StorePoisoned("the store is poisoned")
+        return StorePoisoned(
+            first.message, hint=first.hint or "Close the store and open it again to go on from the last durable point."
+        )
+
+    # Rows, inside a transaction
+
+    def read_branch(self, b: int) -> BranchRow:
+        row = self._run(f"{_BRANCH} WHERE b = ?", (b,)).fetchone()
+        if row is None:
+            raise Damaged(f"table branch, row {b}: missing", what=(f"branch {b}",))
+        return checked("branch", BranchRow, row)
+
+    def _insert_branch(self, row: BranchRow) -> BranchRow:
+        b = self._run("SELECT coalesce(max(b), 0) + 1 FROM branch").get
+        row = replace(row, b=b)
+        self._run(
+            "INSERT INTO branch VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation, branch_sum(row)),
+        )
+        return row
+
+    def _update_branch(self, row: BranchRow) -> BranchRow:
+        self._heads.pop(row.b, None)
+        self._run(
+            "UPDATE branch SET head = ?, head_id = ?, generation = ?, sum = ? WHERE b = ?",
+            (row.head, row.head_id, row.generation, branch_sum(row), row.b),
+        )
+        return row
+
+    def insert_event(self, a: int, event: Event) -> int:
+        e = self._run(_NEXT_E).get
+        self._run(
+            "INSERT INTO event VALUES (?, ?, ?, ?, ?)",
+            (e, a, event.at, event.body, row_sum("event", e, a, event.at, event.body)),
+        )
+        self._e = e
+        return int(e)
+
+    # Changes, each the body of one transaction
+
+    def add_agent(self, agent: AgentRow, branch: BranchRow, event: Event) -> tuple[AgentRow, BranchRow]:
+        """The agent of that key and its branch; made now unless another process was first."""
+        there = self._run("SELECT a, uuid, key, body, sum FROM agent WHERE key = ?", (agent.key,)).fetchone()
+        if there is not None:
+            known = checked("agent", AgentRow, there)
+            row = self._run(f"{_BRANCH} WHERE a = ? AND key = ?", (known.a, branch.key)).fetchone()
+            if row is not None:
+                return known, checked("branch", BranchRow, row)
+            return known, self.add_branch(replace(branch, a=known.a), event)
+        a = self._run("SELECT coalesce(max(a), 0) + 1 FROM agent").get
+        agent = replace(agent, a=a)
+        self._run(
+            "INSERT INTO agent VALUES (?, ?, ?, ?, ?)",
+            (a, agent.uuid, agent.key, agent.body, row_sum("agent", a, agent.uuid, agent.key, agent.body)),
+        )
+        made = self._insert_branch(replace(branch, a=a))
+        self.insert_event(a, event)
+        return agent, made
+
+    def add_branch(self, branch: BranchRow, event: Event) -> BranchRow:
+        if self._run("SELECT 1 FROM branch WHERE a = ? AND key = ?", (branch.a, branch.key)).fetchone():
+            raise BadName("a branch of that name exists already; nothing was changed")
+        made = self._insert_branch(branch)
+        self.insert_event(branch.a, event)
+        return made
+
+    def raise_generation(self, b: int, generation: int, event: Event | None) -> BranchRow | None:
+        row = self.read_branch(b)
+        if row.generation != generation:
+            return None
+        if event is not None:
+            self.insert_event(row.a, event)
+        return self._update_branch(replace(row, generation=generation + 1))
+
+    def set_head(
+        self, b: int, generation: int, expect_head_id: bytes, head: int, head_id: bytes, event: Event
+    ) -> BranchRow:
+        row = self.read_branch(b)
+        if row.generation != generation or row.head_id != expect_head_id:
+            raise self._fenced(row, generation)
+        self.insert_event(row.a, event)
+        return self._update_branch(replace(row, head=head, head_id=head_id))
+
+    def set_tag(self, tag: TagRow, event: Event) -> TagRow:
+        self._run(
+            "INSERT INTO tag VALUES (?, ?, ?, ?, ?) ON CONFLICT (a, key) DO UPDATE"
+            " SET body = excluded.body, n = excluded.n, sum = excluded.sum",
+            (tag.a, tag.key, tag.body, tag.n, row_sum("tag", tag.a, tag.key, tag.body, tag.n)),
+        )
+        self.insert_event(tag.a, event)
+        return tag
+
+    def drop_tag(self, a: int, key: bytes, event: Event) -> bool:
+        self._run("DELETE FROM tag WHERE a = ? AND key = ?", (a, key))
+        if not self.connection.changes():
+            return False
+        self.insert_event(a, event)
+        return True
+
+    def set_validity(self, a: int, n: int, body: bytes | None, event: Event) -> None:
+        if body is None:
+            self._run("DELETE FROM validity WHERE n = ?", (n,))
+        else:
+            self._run("INSERT OR REPLACE INTO validity VALUES (?, ?, ?)", (n, body, row_sum("validity", n, body)))
+        self.insert_event(a, event)
+
+    # The commit of a checkpoint
+
+    def apply(self, commit: Commit, nodes: Sequence[tuple[bytes, bytes]], pack: NewPack | None) -> int:
+        """Write one checkpoint, if its branch is still where the writer believes it to be."""
+        run = self._run
+        n = run(_NEXT_N).get
+        head = self._move_head(commit, n)
+        row = (n, commit.a, commit.b, head.parent, commit.depth, head.base, commit.manifest, commit.operations)
+        run("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_sum("checkpoint", *row)))
+        if commit.tail is not None:
+            run("INSERT INTO tail VALUES (?, ?)", (n, commit.tail))
+        if nodes:
+            for node in nodes:
+                run("INSERT INTO node (digest, data) VALUES (?, ?) ON CONFLICT DO NOTHING", node)
+        if commit.places is not None:
+            self._seal(commit, n)
+        if commit.metadata is not None:
+            run("INSERT INTO metadata VALUES (?, ?) ON CONFLICT DO NOTHING", commit.metadata)
+        if pack is not None or commit.chunks:
+            self._insert_chunks(commit, pack)
+        self._n = n
+        self._id = commit.id
+        return int(n)
+
+    def _move_head(self, commit: Commit, n: int) -> _Moved:
+        """Compare and swap the branch's head, and find the new checkpoint's parent and base."""
+        head = self._heads.get(commit.b)
+        for _ in range(2):
+            if head is None:
+                head = self._load_head(commit.b)
+                self._heads[commit.b] = head
+            old = head.row
+            if old.head_id == commit.parent_id and old.generation == commit.generation:
+                base = n if commit.sealed else head.base if commit.base is None else commit.base
+                new = BranchRow(old.b, old.a, old.uuid, old.key, old.body, n, commit.id, old.generation)
+                new_sum = branch_sum(new)
+                # The old sum covers the whole row, so comparing it proves that what we remember is what is there.
+                self._run(
+                    "UPDATE branch SET head = ?, head_id = ?, sum = ? WHERE b = ? AND sum = ?",
+                    (n, commit.id, new_sum, old.b, head.sum),
+                )
+                if self.connection.changes() == 1:
+                    self._heads[commit.b] = Head(new, new_sum, base)
+                    return _Moved(old.head, base)
+            head = None  # what we remembered is out of date: look at the row itself, once
+        raise self._fenced(self.read_branch(commit.b), commit.generation)
+
+    def _load_head(self, b: int) -> Head:
+        row = self.read_branch(b)
+        base = 0
+        if row.head:
+            found = self._run(
+                "SELECT base, sum, n, a, b, parent, depth, manifest, operations FROM checkpoint WHERE n = ?", (row.head,)
+            ).fetchone()
+            if found is None:
+                raise Damaged(f"table checkpoint, row {row.head}: missing", what=(f"checkpoint {row.head}",))
+            base, total, number, a, of, parent, depth, manifest, operations = found
+            columns = (number, a, of, parent, depth, base, manifest, operations)
+            if row_sum("checkpoint", *columns) != total or checkpoint_id(manifest) != row.head_id:
+                raise Damaged(f"table checkpoint, row {row.head}: damaged", what=(f"checkpoint {row.head}",))
+        return Head(row, branch_sum(row), base)
+
+    def _fenced(self, row: BranchRow, generation: int) -> Fenced:
+        if row.generation != generation:
+            return Fenced(
+                f"another writer took this branch over (generation {row.generation}, ours is {generation});"
+                " nothing was written",
+                hint="Open the agent again to go on from the other writer's last checkpoint.",
+            )
+        return Fenced(
+            "the branch's head is not the checkpoint that this change was made on; nothing was written",
+            hint="Open the agent again to go on from its newest checkpoint.",
+        )
+
+    def _seal(self, commit: Commit, n: int) -> None:
+        """The seal takes over from the tail rows since the branch's last one, which go in the same transaction."""
+        last = self._run("SELECT coalesce(max(n), 0) FROM seal WHERE b = ?", (commit.b,)).get
+        self._run(
+            "INSERT INTO seal VALUES (?, ?, ?, ?)",
+            (n, commit.b, commit.places, row_sum("seal", n, commit.b, commit.places)),
+        )
+        self._run("DELETE FROM tail WHERE n IN (SELECT n FROM checkpoint WHERE b = ? AND n > ?)", (commit.b, last))
+
+    def _insert_chunks(self, commit: Commit, pack: NewPack | None) -> None:
+        if pack is not None:
+            p = self._run("SELECT coalesce(max(p), 0) + 1 FROM pack").get
+            self._run(
+                "INSERT INTO pack VALUES (?, ?, ?, ?)", (p, pack.uuid, pack.size, row_sum("pack", p, pack.uuid, pack.size))
+            )
+            for chunk in pack.chunks:
+                columns = (chunk.digest, p, chunk.offset, chunk.length, chunk.stored)
+                self._run(
+                    "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
+                    (*columns, row_sum("chunk", *columns)),
+                )
+        for digest, _ in commit.chunks:
+            if self._run("SELECT 1 FROM chunk WHERE digest = ?", (digest,)).fetchone() is None:
+                raise Vanished
+
+    def savepoint(self, commit: Commit, nodes: Sequence[tuple[bytes, bytes]]) -> int | HoldfastError:
+        """Apply one of many commits of a transaction; a typed error undoes this one alone and is returned."""
+        self._run("SAVEPOINT one")
+        try:
+            result = self.apply(commit, nodes, None)
+        except (Fenced, Damaged) as error:
+            self._heads.clear()
+            self._run("ROLLBACK TO one")
+            self._run("RELEASE one")
+            return error
+        self._run("RELEASE one")
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    parent: int
+    base: int

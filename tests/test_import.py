@@ -1,0 +1,75 @@
+"""Importing holdfast is cheap and harmless, and its public names are the documented ones."""
+
+from __future__ import annotations
+
+import json
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import holdfast
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# Packages that only some programs need, and parts of the standard library that are slow to load.
+OPTIONAL = {"attr", "attrs", "click", "hypothesis", "langgraph", "matplotlib", "numpy", "pydantic", "rich", "typer"}
+HEAVY = {"asyncio", "doctest", "email", "http", "importlib.metadata", "multiprocessing", "pdb", "sqlite3", "unittest"}
+
+
+def test_importing_loads_no_optional_package_and_nothing_heavy(tmp_path):
+    loaded = json.loads(run_fresh("import holdfast, json, sys; print(json.dumps(list(sys.modules)))", tmp_path))
+    bare = json.loads(run_fresh("import json, sys; print(json.dumps(list(sys.modules)))", tmp_path))
+    added = set(loaded) - set(bare)
+    assert "holdfast" in added
+    assert not {name for name in added if name in HEAVY or name.partition(".")[0] in OPTIONAL}
+
+
+def test_importing_writes_nothing_and_starts_no_thread(tmp_path):
+    printed = run_fresh("import holdfast, threading; print(threading.active_count())", tmp_path)
+    assert printed.strip() == "1"
+    assert not list(tmp_path.iterdir())
+
+
+def run_fresh(code, folder):
+    # -P keeps the current directory out of sys.path: the installed package is what is measured.
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_every_public_name_exists_once():
+    names = list(holdfast.__all__)
+    assert len(names) == len(set(names))
+    missing = [name for name in names if not hasattr(holdfast, name)]
+    assert not missing
+
+
+def test_nothing_else_looks_public():
+    modules = {module.name for module in pkgutil.iter_modules(holdfast.__path__)}
+    public = {name for name in vars(holdfast) if not name.startswith("_")} - modules - {"annotations", "TYPE_CHECKING"}
+    assert public <= set(holdfast.__all__)
+
+
+@pytest.fixture(scope="module")
+def written():
+    return "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_every_public_name_is_documented(written):
+    words = set(re.findall(r"\w+", written))
+    assert not [name for name in holdfast.__all__ if name not in words]
+
+
+def test_the_documentation_names_nothing_that_does_not_exist(written):
+    modules = {module.name for module in pkgutil.iter_modules(holdfast.__path__)}
+    named = set(re.findall(r"(?<![\w./-])holdfast\.([A-Za-z_]\w*)", written))
+    # Digest tags such as "holdfast.node" are words of the format, not of the library.
+    tags = set(re.findall(r'"holdfast\.(\w+)"', written))
+    known = set(holdfast.__all__) | modules | tags
+    assert not named - known
