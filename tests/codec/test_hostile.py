@@ -54,16 +54,17 @@ def test_random_bytes(data):
     attempt(data, inert=True)
 
 
-@given(st.sampled_from(sorted({*range(-3, 45), 127, -128})), st.binary(max_size=60))
+@given(st.sampled_from([*range(45), 127]), st.binary(max_size=60))
 def test_random_payloads_of_every_code(code, payload):
     attempt(packb(Ext(code, payload)))
     attempt(packb([Ext(code, payload)]), inert=True)
 
 
 raw = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=4) | st.binary(max_size=4)
-    | st.sampled_from(["tests.codec.kinds.Note", "tests.codec.kinds.Model", "tests.codec.kinds.Pair", "fields", "pydantic",
-                       "value", "<f8", "|V3", "posix", "Europe/Lisbon", 1, 0]),
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=4)
+    | st.binary(max_size=4)
+    | st.sampled_from(["tests.codec.kinds.Note", "tests.codec.kinds.Model", "tests.codec.kinds.Pair", "fields"])
+    | st.sampled_from(["pydantic", "value", "<f8", "|V3", "posix", "Europe/Lisbon", 1, 0]),
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
     | st.tuples(st.integers(1, 41), st.lists(inner, max_size=9)).map(lambda pair: Ext(pair[0], packb(pair[1])))
     | st.tuples(st.integers(1, 41), inner).map(lambda pair: Ext(pair[0], packb(pair[1]))),
@@ -125,19 +126,22 @@ def nested_extension(code: int, levels: int) -> bytes:
     [
         *(head + tail for head in (b"\xdd", b"\xdf", b"\xc6", b"\xdb") for tail in (b"\xff" * 4, b"\x7f\xff\xff\xff")),
         *(b"\xc9\xff\xff\xff\xff" + bytes([code]) for code in range(1, 42)),
-        *(packb(Ext(code, b"\xdd\xff\xff\xff\xff" + b"\xc0" * 50)) for code in range(1, 42)),
+        *(packb(Ext(code, b"\xdd\xff\xff\xff\xff" + b"\xc0" * 50)) for code in {*range(1, 42)} - {2, 7}),
         b"\xdc\xff\xff" * 100_000, b"\xdd\x00\xff\xff\xff" * 100_000, b"\xde\xff\xff\xa0" * 100_000,
         nested(b"\x91", 101), nested(b"\x91", 5_000), nested(b"\x91", 10**6), nested(b"\x81\xa1a", 101),
-        nested(b"\x81\xa1a", 10**6), *(nested_extension(code, 101) for code in (1, 4, 5, 6, 26, 27)), nested_extension(4, 3_000),
+        nested(b"\x81\xa1a", 10**6), *(nested_extension(code, 101) for code in (1, 4, 5, 6, 26, 27)),
+        nested_extension(4, 3_000),
         packb(Ext(codes.INT, bytes(2**20 + 1))), packb(Ext(codes.DECIMAL, b"1E+99999999999999999999")),
         packb(Ext(codes.RANGE, packb([0, 1, 0]))), packb(Ext(codes.ARRAY, packb(["<f8", [2**40, 2**40], b""]))),
         packb(Ext(codes.ARRAY, packb(["|V0", [2**40], b""]))), packb(Ext(codes.ARRAY, packb(["|O", [1], bytes(8)]))),
         packb(Ext(codes.ARRAY, packb(["<f8", [-1], b""]))), packb(Ext(codes.ARRAY, packb(["f8,O", [1], bytes(16)]))),
-        packb(Ext(codes.ARRAY, packb([[["a", "|O"]], [1], bytes(8)]))), packb(Ext(codes.SCALAR, packb(["<U2", bytes(4)]))),
-        packb(Ext(codes.SCALAR, packb(["<U1", b"\xff\xff\xff\xff"]))), packb(Ext(codes.DEQUE, packb([2**70 // 2**8, 1]))),
+        packb(Ext(codes.ARRAY, packb([[["a", "|O"]], [1], bytes(8)]))),
+        packb(Ext(codes.SCALAR, packb(["<U2", bytes(4)]))),
+        packb(Ext(codes.SCALAR, packb(["<U1", b"\xff\xff\xff\xff"]))),
+        packb(Ext(codes.DEQUE, packb([2**64 - 1, 1]))),
         packb(Ext(codes.REFERENCE, packb(0))), packb(Ext(codes.TUPLE, packb([Ext(codes.REFERENCE, packb(0))]))),
         packb([Ext(codes.WHOLE, packb(1))]), packb(Ext(codes.WHOLE, packb(Ext(codes.WHOLE, packb(1))))),
-        packb(Ext(codes.BIG, bytes(32))), packb(Ext(99, b"")), packb(Ext(-5, b"")),
+        packb(Ext(codes.BIG, bytes(32))), packb(Ext(99, b"")), b"\xc7\x00\xfb", b"\xd6\xfb" + bytes(4),
     ],
     ids=lambda data: f"{data[:9].hex()}-{len(data)}-{hash(data) % 10**6}",
 )  # fmt: skip
@@ -153,9 +157,11 @@ def test_known_attacks_are_refused(data):
     [
         packb(Ext(codes.INT, b"\x01")), packb(Ext(codes.INT, bytes(20) + b"\x01")), packb(Ext(codes.STR, b"plain")),
         packb(Ext(codes.SET, packb([1, 1]))), packb(Ext(codes.DICT, packb([1, 2, 1, 3]))),
-        packb(Ext(codes.DICT, packb(["a", 1]))), packb(Ext(codes.DICT, packb([1]))), packb(Ext(codes.FRACTION, packb([2, 4]))),
+        packb(Ext(codes.DICT, packb(["a", 1]))), packb(Ext(codes.DICT, packb([1]))),
+        packb(Ext(codes.FRACTION, packb([2, 4]))),
         packb(Ext(codes.FRACTION, packb([1, 0]))), packb(Ext(codes.FRACTION, packb([1, -2]))),
-        packb(Ext(codes.DECIMAL, b"01.0")), packb(Ext(codes.DECIMAL, b" 1")), packb(Ext(codes.DECIMAL, "١".encode())),
+        packb(Ext(codes.DECIMAL, b"01.0")), packb(Ext(codes.DECIMAL, b" 1")),
+        packb(Ext(codes.DECIMAL, "\u0661".encode())),
         packb(Ext(codes.TIMEDELTA, packb([0, 86400, 0]))), packb(Ext(codes.DATE, packb([2024, 1, True]))),
         packb(Ext(codes.COMPLEX, packb([1, 2]))), packb(Ext(codes.SCALAR, packb(["=f8", bytes(8)]))),
         packb(Ext(codes.SCALAR, packb(["<i1", bytes(1)]))), packb(Ext(codes.TZINFO, packb([None]))),

@@ -121,7 +121,7 @@ def has_hash(value: Any) -> bool:
     return True
 
 
-@pytest.mark.parametrize("value", filter(has_hash, [*VALUES, *INSTANCES, *ARRAYS]), ids=named())
+@pytest.mark.parametrize("value", list(filter(has_hash, [*VALUES, *INSTANCES, *ARRAYS])), ids=named())
 def test_every_hashable_value_can_be_a_key_and_a_set_item(value):
     there_and_back({value: value})
     there_and_back({value, 17})
@@ -402,8 +402,8 @@ class Unprintable:
         (Unprintable(), "@holdfast.register"), (ValueError(1), "exception"), ({}.keys(), "list"),
         (type("Text", (str,), {})("a"), "str(...)"), (type("Whole", (int,), {})(1), "int(...)"),
         (type("Many", (list,), {})(), "list(...)"), (type("Map", (dict,), {})(), "dict(...)"),
-        (collections.defaultdict(lambda: 0), "factory"), (np.array([object()]), "objects"), (np.arange(2).view(np.recarray),
-        "asarray"),
+        (collections.defaultdict(lambda: 0), "factory"), (np.array([object()]), "objects"),
+        (np.arange(2).view(np.recarray), "asarray"),
         (np.ma.masked_array([1]), "asarray"), (np.rec.array([(1,)])[0], "dtype"), (2 ** (8 * 2**20), "integer"),
         (dt.datetime(2024, 1, 1, tzinfo=type("Z", (dt.tzinfo,), {})()), "ZoneInfo"), (..., "Ellipsis"),
         (type("Stamp", (dt.datetime,), {})(2024, 1, 1), "register"),

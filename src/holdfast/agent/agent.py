@@ -7,7 +7,6 @@ state that could not be written is still in memory with all its changes.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.compare import differences
 from holdfast.codec.document import Capture, Document
-from holdfast.codec.operations import encode_operations
+from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Damaged, HoldfastError, NothingToUndo, ReadOnly, StoreClosed
 from holdfast.store import sealing
@@ -166,6 +165,8 @@ class Agent:
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
         """As checkpoint(). The content is fixed before the first await; the event loop never waits for the disk."""
+        import asyncio  # noqa: PLC0415 - half of the import time of everything here, and only async programs need it
+
         pending = self._capture(label)
         return await asyncio.shield(asyncio.to_thread(self._finish, pending))
 
@@ -174,7 +175,7 @@ class Agent:
         with self._document.lock:
             pending = _Pending(self._document.capture(), label, kind, target)
             self._unsealed += 1
-            self._unsealed_bytes += _ROW_BYTES
+            self._unsealed_bytes += _ROW_BYTES + operations_size(pending.captured.operations)
             if self._unsealed >= sealing.SEAL_CHECKPOINTS or self._unsealed_bytes >= sealing.SEAL_BYTES:
                 nodes, pending.items = self._document.unstored()
                 pending.nodes = {**pending.captured.nodes, **nodes}
@@ -253,8 +254,6 @@ class Agent:
         )
         catalog.commit(commit)
         self._metadata_written = described[0]
-        if not pending.sealed:
-            self._unsealed_bytes += len(operations) + sum(map(len, values))
         self._head, self._head_id, self._depth = made, made._id, made.depth
         return made
 

@@ -36,22 +36,13 @@ def operations_of(row: CheckpointRow, manifest: Manifest, values: Values | None)
     return decode_operations(row.operations, manifest.time_us, value_at)
 
 
-class Stored:
-    """The source of a document: the state of one checkpoint."""
+class Blank:
+    """The source of the empty state, from which operations may still name what the catalog holds."""
 
-    def __init__(self, catalog: Catalog, row: CheckpointRow) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._row = row
-        manifest = Manifest.decode(row.manifest)
-        self.sections = manifest.sections
+        self.sections: list[tuple[str, bytes]] = []
         self.base: dict[str, bytes] = {}
-        if row.base == row.n:
-            self.base = dict(manifest.sections)
-        elif row.base:
-            base = catalog.checkpoint(row.base)
-            self.base = dict(Manifest.decode(base.manifest).sections)
-        self._operations: dict[str, list[Operation]] | None = None
-
     def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
         found = self._catalog.nodes(digests)
         for digest in digests:
@@ -61,6 +52,25 @@ class Stored:
 
     def bulk(self, digests: list[bytes]) -> bytes:
         return b"".join(self._catalog.chunks(digests))
+
+    def operations(self, section: str) -> list[Operation]:  # noqa: ARG002 - there are none
+        return []
+
+
+class Stored(Blank):
+    """The source of a document: the state of one checkpoint."""
+
+    def __init__(self, catalog: Catalog, row: CheckpointRow) -> None:
+        super().__init__(catalog)
+        self._row = row
+        manifest = Manifest.decode(row.manifest)
+        self.sections = manifest.sections
+        if row.base == row.n:
+            self.base = dict(manifest.sections)
+        elif row.base:
+            base = catalog.checkpoint(row.base)
+            self.base = dict(Manifest.decode(base.manifest).sections)
+        self._operations: dict[str, list[Operation]] | None = None
 
     def operations(self, section: str) -> list[Operation]:
         if self._operations is None:
@@ -89,6 +99,11 @@ class Stored:
             raise Damaged(f"the history below checkpoint {self._row.n} has a gap", what=(f"checkpoint {self._row.n}",))
         rows.reverse()
         return rows
+
+
+def empty(catalog: Catalog, registry: Registry, *, inert: bool = False) -> Document:
+    """The state before the first checkpoint."""
+    return Document(registry, Blank(catalog), inert=inert)
 
 
 def load(

@@ -435,4 +435,4 @@ class Store:
         return history.load(self._catalog, row, self._registry, readonly=False, inert=self._inert)
 
     def _empty(self) -> Document:
-        return Document(self._registry, inert=self._inert)
+        return history.empty(self._catalog, self._registry, inert=self._inert)

@@ -63,7 +63,7 @@ def version() -> str:
 app = App(
     name="holdfast",
     help="Keeps an agent's state safe: look at its history, compare, roll back, branch, verify.",
-    help_epilogue="A revision is NAME or NAME@REV. REV: a branch, a tag, a label, ~2, BRANCH~2, #17 (depth) or id:3f2a.",
+    help_epilogue="A revision is NAME or NAME@REV. REV: branch, tag, label, ~2, BRANCH~2, #17 (depth) or id:3f2a.",
     version=version,
     help_format="plaintext",
     result_action="return_value",

@@ -19,7 +19,7 @@ from rich.text import Text
 _COLUMN_LIMIT = 40
 
 
-class ReaderGone(Exception):  # noqa: N818 - named for what happened, as all errors here
+class ReaderGone(Exception):
     """Whoever read the output has stopped, as ``| head`` does."""
 
 

@@ -63,7 +63,9 @@ def follow(value: Any, parts: tuple[Any, ...], walked: tuple[Any, ...] = ()) -> 
 def _inside(here: str, value: Any) -> str:
     if isinstance(value, dict):
         names = [repr(key) for key in list(value)[:_LISTED]]
-        return f"{here} has: {', '.join(names)}{', …' if len(value) > _LISTED else ''}." if names else f"{here} is empty."
+        return (
+            f"{here} has: {', '.join(names)}{', …' if len(value) > _LISTED else ''}." if names else f"{here} is empty."
+        )
     if isinstance(value, list | tuple):
         return f"{here} has indexes 0 to {len(value) - 1}." if value else f"{here} is empty."
     return f"{here} is a {type(value).__name__}; nothing is inside it."

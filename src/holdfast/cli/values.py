@@ -140,10 +140,9 @@ class Tree:
         children = _children(value)
         inline = self._inline(value, children)
         line = Text(lead, style="dim").append_text(name)
-        if inline is not None:
-            yield line.append(": ", style="dim").append(inline, style=_style(value))
+        if inline is not None or children is None:
+            yield line.append(": ", style="dim").append(inline or "", style=_style(value))
             return
-        assert children is not None  # only containers have no inline form
         yield line.append(f"  {kind_of(value)}", style="dim")
         if depth >= self._limits.depth:
             self.cut += 1

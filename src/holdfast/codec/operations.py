@@ -58,6 +58,19 @@ def _map_values(code: int, args: Sequence[Any], change: Callable[[Any], Any]) ->
     return []
 
 
+def operations_size(operations: list[Operation]) -> int:
+    """About how many bytes the values of these operations have."""
+    total = 0
+    for _, code, _, args in operations:
+        if code == SET:
+            total += len(args[0])
+        elif code in {SPLICE, ADD, REMOVE}:
+            total += sum(map(len, args[-1]))
+        elif code == ARRANGE:
+            total += sum(len(piece[0]) if len(piece) == 1 else 8 for piece in args[0])
+    return total
+
+
 def encode_operations(operations: list[Operation], time_us: int) -> tuple[bytes, list[bytes]]:
     """The operations as bytes, and the values that they name by digest, in ordinal order."""
     values: list[bytes] = []

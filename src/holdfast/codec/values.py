@@ -20,7 +20,7 @@ from holdfast.codec.lowering import Walk
 from holdfast.codec.shapes import fields_of
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.wire import OPTION, big_int, on_fresh_stack, pack
-from holdfast.errors import CorruptValue, Unencodable
+from holdfast.errors import CorruptValue, SchemaMismatch, Unencodable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -133,9 +133,11 @@ def _encode_whole(value: Any, registry: Registry, depth: int, *, checked: bool) 
 def _check_readable(data: bytes, registry: Registry) -> None:
     """An instance refers back to itself, and its hash may be needed before it is complete: try it."""
     try:
-        decode(data, registry, big=lambda _code, _data: None)
+        decode(data, registry, inert=True, big=lambda _code, _data: None)
     except CorruptValue:
         raise refusals.hash_cycle() from None
+    except SchemaMismatch as error:
+        raise Unencodable(f"what would be saved cannot be read back: {error.message}") from error
 
 
 def _cycle_in(value: Any, error: Unencodable) -> Unencodable:

@@ -51,6 +51,8 @@ def row_sum(table: str, *columns: object) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class AgentRow:
+    """One agent. Its name is in ``body``; ``key`` is the name's hash."""
+
     a: int
     uuid: bytes
     key: bytes
@@ -73,6 +75,8 @@ class BranchRow:
 
 @dataclass(frozen=True, slots=True)
 class TagRow:
+    """A movable name of an agent for checkpoint ``n``."""
+
     a: int
     key: bytes
     body: bytes
@@ -81,6 +85,8 @@ class TagRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
+    """One checkpoint. ``parent`` is 0 at a root; ``base`` is the nearest sealed one at or above, 0 if none."""
+
     n: int
     a: int
     b: int
@@ -102,12 +108,16 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class ValidityRow:
+    """A judgement on checkpoint ``n``. One without a row is good."""
+
     n: int
     body: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class SealRow:
+    """Where the values of a branch's checkpoints up to ``n`` are, once their tails are gone."""
+
     n: int
     b: int
     places: bytes
@@ -115,6 +125,8 @@ class SealRow:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
+    """Something that changed and was no checkpoint. ``at`` is in microseconds."""
+
     e: int
     a: int
     at: int
@@ -123,6 +135,8 @@ class EventRow:
 
 @dataclass(frozen=True, slots=True)
 class PackRow:
+    """One file below ``packs/``."""
+
     p: int
     uuid: bytes
     size: int
@@ -162,8 +176,8 @@ class Commit:
 
     ``parent_id`` and ``generation`` are compared with the branch; if either differs nothing is written and the writer
     is ``Fenced``. ``n``, ``parent`` and, where ``base`` is None, ``base`` are worked out inside the transaction, so
-    that they need not be known beforehand. ``nodes`` are raw nodes with their digests, ``places`` the body of a seal row
-    (its writing deletes the branch's older tail rows), ``chunks`` digests with bytes that go to a pack first.
+    that they need not be known beforehand. ``nodes`` are raw nodes with their digests, ``places`` the body of a seal
+    row (its writing deletes the branch's older tail rows), ``chunks`` digests with bytes that go to a pack first.
     """
 
     a: int

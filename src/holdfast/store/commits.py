@@ -19,7 +19,7 @@ from holdfast.store.catalog import Commit
 from holdfast.store.writing import Writer
 
 BATCH_DELAY_S = 0.01
-"""The longest that a commit waits for company. Well above one flush, so that flushes are shared; too short to notice."""
+"""The longest that a commit waits for company: well above one flush, so that flushes are shared."""
 
 QUEUE_COMMITS = 4_096
 """How many commits may wait. More than a disk writes in the delay; a caller that is faster is slowed down to it."""
@@ -35,12 +35,16 @@ _PASSING = (DiskFull, StoreBusy)
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
+    """A commit in the queue, its nodes as they will be stored."""
+
     commit: Commit
     nodes: Sequence[tuple[bytes, bytes]]
     size_bytes: int
 
 
 class Batches:
+    """The queue and the thread that empties it."""
+
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
         self._changed = threading.Condition()

@@ -33,7 +33,7 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store import files, forks, schema, upgrade, witness
-from holdfast.store.catalog import AgentRow, BranchRow, Commit, Event, TagRow, checkpoint_id, row_sum
+from holdfast.store.catalog import AgentRow, BranchRow, Commit, Event, PackRow, TagRow, checkpoint_id, row_sum
 from holdfast.store.commits import Batches
 from holdfast.store.files import Layout
 from holdfast.store.folding import LOG_KEEP_BYTES, Folding
@@ -123,7 +123,7 @@ def open_embedded(
 
 
 def _close_inherited(layout: Layout) -> None:
-    """Before a forked child opens the same database: let SQLite forget the locks it believes to hold through the parent.
+    """Before a forked child opens the same database: let SQLite forget the locks it believes to hold.
 
     SQLite counts locks per file and process, and the count came over with the fork while the locks did not. Closing the
     old connections resets it. They were at rest, and are set up so that closing touches neither log nor database.
@@ -219,7 +219,8 @@ class Embedded(Reading):
         ((version,),) = self._select("PRAGMA user_version")
         try:
             rows = {name: (value, total) for name, value, total in self._select("SELECT name, value, sum FROM store")}
-            self._facts = {name: value for name, (value, total) in rows.items() if row_sum("store", name, value) == total}
+            sound = (name for name, (value, total) in rows.items() if row_sum("store", name, value) == total)
+            self._facts = {name: rows[name][0] for name in sound}
             stored = decode(self._facts["format"])
             self.uuid = bytes(self._facts["uuid"])
             self.created = int(decode(self._facts["created"]))
@@ -229,7 +230,8 @@ class Embedded(Reading):
             raise Damaged(f"{self._layout.catalog}: table store is damaged", what=("table store",)) from error
         if stored != version:
             raise Damaged(
-                f"{self._layout.catalog}: its header says format {version}, its table {stored}", what=("store.db header",)
+                f"{self._layout.catalog}: its header says format {version}, its table {stored}",
+                what=("store.db header",),
             )
         if version > upgrade.FORMAT_VERSION:
             raise self._newer(version)
@@ -487,6 +489,11 @@ class Embedded(Reading):
                 uuid_of[row.p] = pack.uuid
             yield self._packs.read(uuid_of[row.p], row)
 
+    def check_pack(self, pack: PackRow) -> None:
+        """Prove the parts of a pack that no chunk covers."""
+        self._usable()
+        self._packs.check(pack, self.chunk_rows(pack.p))
+
     # Leases
 
     def lease(
@@ -499,7 +506,9 @@ class Embedded(Reading):
         event: Event | None = None,
     ) -> Lease:
         """Become the writer of a branch. ``AgentBusy`` when another is, unless it lets go within ``wait_s``."""
-        self._writable()
+        writer = self._writable()
+        if writer.poison is not None:
+            raise writer.poisoned()
         b = branch if isinstance(branch, int) else branch.b
         described = describe_self(self._clock()) | dict(who or {})
         return self._leases.take(b, described, event, wait_s=wait_s, takeover=takeover)

@@ -29,6 +29,8 @@ BuildCatalog = Callable[[Path], None]
 
 @dataclass(frozen=True, slots=True)
 class Layout:
+    """Where the parts of the store in directory ``path`` are."""
+
     path: Path
 
     @property
@@ -79,7 +81,8 @@ def unavailable(error: OSError, doing: str) -> StoreFailed | DiskFull | StoreRea
         return DiskFull(f"{doing}: {reason}; nothing was changed", hint="Free some room, then try again.")
     if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
         return StoreReadOnly(f"{doing}: {reason}", hint="Open it with readonly=True, or change who may write there.")
-    return StoreFailed(f"{doing}: {reason}")
+    hint = "A mount point cannot be replaced; give a directory below it." if error.errno == errno.EBUSY else ""
+    return StoreFailed(f"{doing}: {reason}", hint=hint)
 
 
 def classify(path: Path) -> bool:
@@ -89,7 +92,7 @@ def classify(path: Path) -> bool:
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        raise NotAStore(f"{path} is a file, not a store", hint="A store is a directory; give the path of one.") from None
+        raise NotAStore(f"{path} is a file, not a store", hint="Give the path of a directory.") from None
     except OSError as error:
         raise StoreFailed(f"{path}: cannot be read ({error.strerror})") from error
     if not names:
@@ -105,7 +108,9 @@ def classify(path: Path) -> bool:
 def _check_first_page(layout: Layout) -> None:
     """Look at the database file without locks, without its log and without changing anything beside it."""
     uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
-    damaged = Damaged(f"{layout.catalog}: not a readable database", what=("store.db",), hint="Put it back from a backup.")
+    damaged = Damaged(
+        f"{layout.catalog}: not a readable database", what=("store.db",), hint="Put it back from a backup."
+    )
     is_ours = witness.witness_report(layout.path).newest is not None
     try:
         connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)

@@ -28,6 +28,8 @@ CLOSE_WAIT_S = 0.2
 
 
 class Folding:
+    """The thread that folds, started when there is something to fold for the first time."""
+
     def __init__(
         self, catalog: Path, lock_path: Path, poison: Callable[[StorePoisoned], None], vfs: str | None = None
     ) -> None:
@@ -89,7 +91,7 @@ class Folding:
             self._attempt(self._fold)
 
     def _attempt(self, work: Callable[[apsw.Connection, StoreLock], None]) -> None:
-        """Folding is a service: when it cannot be done now the log just stays. A failed flush poisons, as everywhere."""
+        """When folding cannot be done now the log just stays. A failed flush poisons, as everywhere."""
         try:
             with self.lock:
                 if self._connection is None:
@@ -108,8 +110,8 @@ class Folding:
 
     def _fold(self, connection: apsw.Connection, queue: StoreLock) -> None:
         connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
-        # Meanwhile writers have added to the log. They are held up for the rest, which is short; the next one then starts
-        # the log anew. Writing over old pages of the log also flushes faster than making the file longer.
+        # Meanwhile writers have added to the log. They are held up for the rest, which is short; the next one then
+        # starts the log anew. Writing over old pages of the log also flushes faster than making the file longer.
         queue.acquire()
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)

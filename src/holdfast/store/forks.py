@@ -3,7 +3,8 @@
 Owns the at-fork hooks. Before a fork every store is brought to rest, so that no thread is inside SQLite or between two
 steps of a transaction at that moment. In the child, descriptors of locks are closed (closing does not unlock: the
 parent still has them), and connections are kept alive for good, because SQLite's own clean-up on close would act on the
-parent's database. A store that could not be brought to rest in time is marked so, and cannot be opened anew in the child.
+parent's database. A store that could not be brought to rest in time is marked so, and cannot be opened anew in the
+child.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from holdfast.errors import AgentBusy, StoreBusy, StoreReadOnly
 from holdfast.store.catalog import BranchRow, Event
 
 BUSY_WAIT_S = 30.0
-"""How long a writer queues for the store. Other writers hold it for milliseconds; only a stopped process takes longer."""
+"""How long a writer queues for the store. Others hold it for milliseconds; only a stopped process takes longer."""
 
 LEASE_POLL_S = 0.02
 """How often a waiting opener looks again whether a branch is free."""
@@ -222,15 +222,13 @@ class Leases:
         read_row: Callable[[int], BranchRow],
         raise_generation: Callable[[int, int, Event | None], BranchRow | None],
     ) -> None:
-        """``raise_generation(b, g, event)`` commits generation g + 1 if it is still g, and returns the new row, else None."""
+        """``raise_generation(b, g, event)`` commits generation g + 1 if it is still g; returns the row, else None."""
         self._directory = directory
         self._read_row = read_row
         self._raise = raise_generation
         self._held: set[Lease] = set()
 
-    def take(
-        self, b: int, who: Mapping[str, object], event: Event | None, *, wait_s: float, takeover: bool
-    ) -> Lease:
+    def take(self, b: int, who: Mapping[str, object], event: Event | None, *, wait_s: float, takeover: bool) -> Lease:
         deadline = time.monotonic() + wait_s
         while True:
             row = self._read_row(b)
@@ -258,7 +256,9 @@ class Leases:
     def holders(self) -> list[dict[str, object]]:
         """Who holds which lock file, as far as the system tells. Looks without locking, so nobody is disturbed."""
         try:
-            locked = {line.split()[5].rpartition(":")[2] for line in _SYSTEM_LOCKS.read_text().splitlines() if "FLOCK" in line}
+            locked = {
+                line.split()[5].rpartition(":")[2] for line in _SYSTEM_LOCKS.read_text().splitlines() if "FLOCK" in line
+            }
             files = [path for path in self._directory.iterdir() if "-" in path.name]
         except OSError:
             return []

@@ -2,12 +2,13 @@
 
 Owns the files below ``packs/`` (format.md section 5). Knows no catalog: it is given digests and bytes, and answers with
 places. Always true: a pack that has its final name is complete and durable; what is read is proven by its digest; what
-was written is what the digest was computed over, because the bytes are hashed again from the very buffer that is written.
+was written is what the digest was computed over, because it is hashed again from the very buffer that is written.
 All calls to the system go through an ``Io`` object, so that tests can fail each of them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import mmap
@@ -21,7 +22,7 @@ from typing import Protocol
 import zstandard
 
 from holdfast.errors import Damaged, InputError, StoreFailed, StorePoisoned
-from holdfast.store.catalog import Buffer, ChunkRow, NewPack, chunk_digest
+from holdfast.store.catalog import Buffer, ChunkRow, NewPack, PackRow, chunk_digest
 from holdfast.store.files import fsync_directory, unavailable
 
 MAGIC = b"HFPACK01"
@@ -47,6 +48,8 @@ class Io(Protocol):
 
 
 class SystemIo:
+    """The system's own calls."""
+
     def open(self, path: Path, flags: int) -> int:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
 
@@ -77,6 +80,8 @@ def _round_up(size: int) -> int:
 
 
 class Packs:
+    """The packs of one store. Threads may share it; one writes at a time."""
+
     def __init__(self, directory: Path, io: Io | None = None) -> None:
         self._directory = directory
         self._io: Io = io or SystemIo()
@@ -87,7 +92,7 @@ class Packs:
         return self._directory / f"{uuid.UUID(bytes=bytes(pack_uuid))}.pack"
 
     def write(self, chunks: Sequence[tuple[bytes, Buffer]]) -> NewPack:
-        """Write one pack with these chunks. It is durable under its name when this returns, and nobody refers to it yet."""
+        """Write one pack with these chunks. When this returns it is durable, and nobody refers to it yet."""
         pack_uuid = uuid.uuid4().bytes
         final = self.path(pack_uuid)
         temporary = self._directory / f"tmp-{final.name}"
@@ -137,6 +142,29 @@ class Packs:
         if len(data) != chunk.length or chunk_digest(data) != chunk.digest:
             raise Damaged(f"packs/{path.name}: {name} is not what was written", what=(f"packs/{path.name}", name))
         return data
+
+    def check(self, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
+        """Prove what reading the chunks does not: the pack's first block, its size, and that padding is zero."""
+        path = self.path(pack.uuid)
+        name = f"packs/{path.name}"
+        try:
+            fd = self._io.open(path, os.O_RDONLY)
+            try:
+                gaps = [(0, ALIGN_BYTES, MAGIC)]
+                for chunk in chunks:
+                    end = chunk.offset + chunk.stored
+                    gaps.append((end, _round_up(end), b""))
+                for start, end, content in gaps:
+                    if self._read_all(fd, end - start, start) != content.ljust(end - start, b"\0"):
+                        raise Damaged(f"{name}: bytes between chunks are not what was written", what=(name,))
+                if os.fstat(fd).st_size != pack.size:
+                    raise Damaged(f"{name}: its size is not what was written", what=(name,))
+            finally:
+                self._io.close(fd)
+        except FileNotFoundError as error:
+            raise Damaged(f"{name} is missing", what=(name,)) from error
+        except OSError as error:
+            raise StoreFailed(f"{name}: cannot be read ({error.strerror})") from error
 
     def _read_all(self, fd: int, size: int, offset: int) -> bytes:
         parts = []
@@ -247,10 +275,8 @@ class Packs:
             ) from error
 
     def _remove(self, path: Path) -> None:
-        try:
+        with contextlib.suppress(OSError):  # a pack that stays is waste, not harm; the error that led here matters more
             self._io.unlink(path)
-        except OSError:
-            pass  # an unnamed pack is waste, not harm; the error that led here matters more
 
 
 def _drop_direct(fd: int) -> bool:
@@ -261,5 +287,3 @@ def _drop_direct(fd: int) -> bool:
         return False
     fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~direct)
     return True
-
-

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import heapq
 import threading
-from itertools import islice
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, TypeVar
 
 import apsw
 import zstandard
 
-from holdfast.errors import Damaged
+from holdfast.errors import BadOption, Damaged, HoldfastError
 from holdfast.store.catalog import (
     AgentRow,
     BranchRow,
@@ -32,14 +32,14 @@ from holdfast.store.catalog import (
     node_digest,
     row_sum,
 )
-from holdfast.store.schema import TABLE_NAMES
+from holdfast.store.schema import SUMMED_TABLES, TABLE_NAMES
 from holdfast.store.sqlite import reading_error
 
 BATCH_ROWS = 256
 """Rows per read of a stream: small enough to keep reads short, large enough that the calls do not show."""
 
 NODE_LIMIT_BYTES = 64 * 2**20
-"""A node that claims to be larger once decompressed is refused before memory is taken: the format's nodes are far smaller."""
+"""A node that claims to be larger is refused before memory is taken: the format's nodes are far smaller."""
 
 _AGENT = "SELECT a, uuid, key, body, sum FROM agent"
 _BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
@@ -58,7 +58,7 @@ WITH RECURSIVE up (n, steps) AS (
     SELECT c.parent, steps + 1 FROM up JOIN checkpoint c ON c.n = up.n
     WHERE c.parent > 0 AND c.parent < c.n AND c.parent <> ?2 AND steps < ?3)
 {_CHECKPOINT_C} FROM up JOIN checkpoint c ON c.n = up.n ORDER BY up.steps
-"""
+"""  # noqa: S608  constants only
 
 Row = tuple[Any, ...]
 R = TypeVar("R")
@@ -138,7 +138,7 @@ class Reading:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Let every read of this thread inside the block see one moment. Keep it short: it holds up the log's folding."""
+        """Let every read of this thread inside the block see one moment. Keep it short: the log grows meanwhile."""
         self._usable()
         with self._read_lock:
             nested = self._reader.in_transaction
@@ -191,7 +191,7 @@ class Reading:
         newest_first: bool = False,
         limit: int | None = None,
     ) -> Iterator[CheckpointRow]:
-        """Rows with ``after < n < before`` in order of n: of branch ``b``, else of agent ``a``, else of the whole store."""
+        """Rows with ``after < n < before`` in order of n: of branch ``b``, else of agent ``a``, else of all."""
         high = 2**63 - 1 if before is None else before
         streams: list[Iterator[CheckpointRow]]
         if b is None and a is not None:
@@ -230,7 +230,9 @@ class Reading:
             expected = row.parent
         # The chain ends where it should, or a row in it is missing or points upwards.
         if expected not in {0, stop_at} and (len(rows) < most or rows[-1].parent != expected):
-            raise Damaged(f"table checkpoint, row {expected}: missing from the history of {n}", what=(f"checkpoint {expected}",))
+            raise Damaged(
+                f"table checkpoint, row {expected}: missing from the history of {n}", what=(f"checkpoint {expected}",)
+            )
         return rows
 
     def tips(self, a: int) -> list[CheckpointRow]:
@@ -239,7 +241,7 @@ class Reading:
             "checkpoint",
             CheckpointRow,
             f"{_CHECKPOINT} WHERE b IN (SELECT b FROM branch WHERE a = ?1) AND n NOT IN"
-            " (SELECT parent FROM checkpoint WHERE b IN (SELECT b FROM branch WHERE a = ?1)) ORDER BY n",
+            " (SELECT parent FROM checkpoint WHERE b IN (SELECT b FROM branch WHERE a = ?1)) ORDER BY n",  # noqa: S608  constants only
             (a,),
         )
 
@@ -256,7 +258,7 @@ class Reading:
         """Tail rows of a branch with ``n > after``, oldest first."""
         sql = (
             "SELECT t.n, t.data FROM checkpoint c CROSS JOIN tail t ON t.n = c.n"
-            f" WHERE c.b = ? AND c.n > ? ORDER BY c.n LIMIT {BATCH_ROWS}"
+            f" WHERE c.b = ? AND c.n > ? ORDER BY c.n LIMIT {BATCH_ROWS}"  # noqa: S608  constants only
         )
         while True:
             batch = self._select(sql, (b, after))
@@ -289,7 +291,8 @@ class Reading:
         """The digest of every node, in no useful order."""
         after = -1
         while True:
-            batch = self._select(f"SELECT k, digest FROM node WHERE k > ? ORDER BY k LIMIT {BATCH_ROWS}", (after,))
+            sql = f"SELECT k, digest FROM node WHERE k > ? ORDER BY k LIMIT {BATCH_ROWS}"  # noqa: S608  constants only
+            batch = self._select(sql, (after,))
             for k, digest in batch:
                 yield _blob("node", k, digest)
             if len(batch) < BATCH_ROWS:
@@ -351,7 +354,34 @@ class Reading:
 
     def counts(self) -> dict[str, int]:
         """Rows per table."""
-        return {name: self._select(f"SELECT count(*) FROM {name}")[0][0] for name in TABLE_NAMES}
+        return {
+            name: self._select(f"SELECT count(*) FROM {name}")[0][0]  # noqa: S608  constants only
+            for name in TABLE_NAMES
+        }
+
+    def scan(self, table: str) -> Iterator[tuple[object, bool]]:
+        """Every row of a table that has sums: its key, and whether the sum fits. For verifying."""
+        if table not in SUMMED_TABLES:
+            raise BadOption(f"table {table!r}")
+        start = 0
+        while True:
+            batch = self._select(f"SELECT * FROM {table} LIMIT {BATCH_ROWS} OFFSET {start}")  # noqa: S608  constants only
+            for row in batch:
+                try:
+                    fits = row_sum(table, *row[:-1]) == row[-1]
+                except HoldfastError:  # a column holds what no row can hold
+                    fits = False
+                yield row[1] if table == "tag" else row[0], fits
+            if len(batch) < BATCH_ROWS:
+                return
+            start += BATCH_ROWS
+
+    def tail_numbers(self) -> list[int]:
+        """The checkpoints that have a tail row."""
+        return [n for (n,) in self._select("SELECT n FROM tail ORDER BY n")]
+
+    def metadata_digests(self) -> list[bytes]:
+        return [_blob("metadata", digest, digest) for (digest,) in self._select("SELECT digest FROM metadata")]
 
     def engine_check(self, *, quick: bool = True) -> list[str]:
         """What SQLite itself finds wrong with the database's structure; empty when all is well. Reads all of it."""

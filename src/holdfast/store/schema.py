@@ -14,16 +14,24 @@ APPLICATION_ID = 0x486F6C64
 
 TABLES = (
     "CREATE TABLE store (name TEXT PRIMARY KEY, value BLOB NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE agent (a INTEGER PRIMARY KEY, uuid BLOB NOT NULL, key BLOB NOT NULL UNIQUE, body BLOB NOT NULL,"
-    " sum BLOB NOT NULL)",
-    "CREATE TABLE branch (b INTEGER PRIMARY KEY, a INTEGER NOT NULL, uuid BLOB NOT NULL, key BLOB NOT NULL,"
-    " body BLOB NOT NULL, head INTEGER NOT NULL, head_id BLOB NOT NULL, generation INTEGER NOT NULL, sum BLOB NOT NULL,"
-    " UNIQUE (a, key))",
-    "CREATE TABLE tag (a INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, n INTEGER NOT NULL, sum BLOB NOT NULL,"
-    " PRIMARY KEY (a, key)) WITHOUT ROWID",
-    "CREATE TABLE checkpoint (n INTEGER PRIMARY KEY AUTOINCREMENT, a INTEGER NOT NULL, b INTEGER NOT NULL,"
-    " parent INTEGER NOT NULL, depth INTEGER NOT NULL, base INTEGER NOT NULL, manifest BLOB NOT NULL,"
-    " operations BLOB NOT NULL, sum BLOB NOT NULL)",
+    (
+        "CREATE TABLE agent (a INTEGER PRIMARY KEY, uuid BLOB NOT NULL, key BLOB NOT NULL UNIQUE, body BLOB NOT NULL,"
+        " sum BLOB NOT NULL)"
+    ),
+    (
+        "CREATE TABLE branch (b INTEGER PRIMARY KEY, a INTEGER NOT NULL, uuid BLOB NOT NULL, key BLOB NOT NULL,"
+        " body BLOB NOT NULL, head INTEGER NOT NULL, head_id BLOB NOT NULL, generation INTEGER NOT NULL,"
+        " sum BLOB NOT NULL, UNIQUE (a, key))"
+    ),
+    (
+        "CREATE TABLE tag (a INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, n INTEGER NOT NULL,"
+        " sum BLOB NOT NULL, PRIMARY KEY (a, key)) WITHOUT ROWID"
+    ),
+    (
+        "CREATE TABLE checkpoint (n INTEGER PRIMARY KEY AUTOINCREMENT, a INTEGER NOT NULL, b INTEGER NOT NULL,"
+        " parent INTEGER NOT NULL, depth INTEGER NOT NULL, base INTEGER NOT NULL, manifest BLOB NOT NULL,"
+        " operations BLOB NOT NULL, sum BLOB NOT NULL)"
+    ),
     "CREATE INDEX checkpoint_branch ON checkpoint (b, n)",
     "CREATE TABLE validity (n INTEGER PRIMARY KEY, body BLOB NOT NULL, sum BLOB NOT NULL)",
     "CREATE TABLE tail (n INTEGER PRIMARY KEY, data BLOB NOT NULL)",
@@ -31,14 +39,20 @@ TABLES = (
     "CREATE INDEX seal_branch ON seal (b, n)",
     "CREATE TABLE node (k INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, data BLOB NOT NULL)",
     "CREATE TABLE metadata (digest BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
-    "CREATE TABLE event (e INTEGER PRIMARY KEY AUTOINCREMENT, a INTEGER NOT NULL, at INTEGER NOT NULL,"
-    " body BLOB NOT NULL, sum BLOB NOT NULL)",
+    (
+        "CREATE TABLE event (e INTEGER PRIMARY KEY AUTOINCREMENT, a INTEGER NOT NULL, at INTEGER NOT NULL,"
+        " body BLOB NOT NULL, sum BLOB NOT NULL)"
+    ),
     "CREATE TABLE pack (p INTEGER PRIMARY KEY, uuid BLOB NOT NULL UNIQUE, size INTEGER NOT NULL, sum BLOB NOT NULL)",
-    "CREATE TABLE chunk (digest BLOB PRIMARY KEY, p INTEGER NOT NULL, offset INTEGER NOT NULL, length INTEGER NOT NULL,"
-    " stored INTEGER NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID",
+    (
+        "CREATE TABLE chunk (digest BLOB PRIMARY KEY, p INTEGER NOT NULL, offset INTEGER NOT NULL, "
+        "length INTEGER NOT NULL, stored INTEGER NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID"
+    ),
 )
 
 TABLE_NAMES = tuple(sql.split()[2] for sql in TABLES if sql.startswith("CREATE TABLE"))
+
+SUMMED_TABLES = frozenset(TABLE_NAMES) - {"tail", "node", "metadata"}
 
 # SQLite makes this one itself, for AUTOINCREMENT, and stores its text without our hand in it.
 _SQLITE_OWN = {"CREATE TABLE sqlite_sequence(name,seq)"}

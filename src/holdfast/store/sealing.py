@@ -18,6 +18,8 @@ from holdfast.store.catalog import Catalog, CheckpointRow, node_digest
 SEAL_CHECKPOINTS = 256
 SEAL_BYTES = 256 * 1024
 _LEFTOVER = b"x\0"
+# A leftover node is closed beyond this, so that reading one value never decompresses much more than it needs.
+LEFTOVER_MAX_BYTES = 256 * 1024
 
 
 def tail_of(values: list[bytes]) -> bytes | None:
@@ -33,9 +35,8 @@ def seal(
     ``items`` says where the new nodes hold which encodings. ``n`` is 0 for the checkpoint that seals.
     """
     used: dict[bytes, int] = {}
-    leftover = bytearray(_LEFTOVER)
+    leftover = _Leftover(nodes, used)
     entries = []
-    waiting: list[list[int]] = []
     for n, values in tails:
         places = []
         for value in values:
@@ -43,19 +44,39 @@ def seal(
             if found is not None:
                 place = [used.setdefault(found[0], len(used)), found[1], len(value)]
             else:
-                place = [-1, len(leftover), len(value)]
-                waiting.append(place)
-                leftover += value
+                place = leftover.add(value)
             places.append(place)
         entries.append([n, places])
-    if waiting:
-        raw = bytes(leftover)
-        digest = node_digest(raw)
-        nodes[digest] = raw
-        index = used.setdefault(digest, len(used))
-        for place in waiting:
-            place[0] = index
+    leftover.finish()
     return encode([list(used), entries])
+
+
+class _Leftover:
+    """Values that no node holds any more, because they were changed again: packed into nodes of their own."""
+
+    def __init__(self, nodes: dict[bytes, bytes], used: dict[bytes, int]) -> None:
+        self._nodes = nodes
+        self._used = used
+        self._raw = bytearray(_LEFTOVER)
+        self._waiting: list[list[int]] = []
+
+    def add(self, value: bytes) -> list[int]:
+        if len(self._raw) > LEFTOVER_MAX_BYTES:
+            self.finish()
+        place = [-1, len(self._raw), len(value)]
+        self._raw += value
+        self._waiting.append(place)
+        return place
+
+    def finish(self) -> None:
+        if self._waiting:
+            raw = bytes(self._raw)
+            digest = node_digest(raw)
+            self._nodes[digest] = raw
+            index = self._used.setdefault(digest, len(self._used))
+            for place in self._waiting:
+                place[0] = index
+        self._raw, self._waiting = bytearray(_LEFTOVER), []
 
 
 class Values:

@@ -70,6 +70,8 @@ def reading_error(error: Exception, doing: str) -> HoldfastError:
             what=("store.db",),
             hint="Run `holdfast verify` to see what is affected.",
         )
+    if isinstance(error, apsw.FullError):
+        return DiskFull(f"{doing}: no room on the disk; nothing was changed", hint="Free some room, then try again.")
     if isinstance(error, (apsw.BusyError, apsw.LockedError)):
         return StoreBusy(f"{doing}: the database stayed locked ({error})")
     return StoreFailed(f"{doing}: {error}")
@@ -81,13 +83,8 @@ def writing_error(error: Exception, connection: apsw.Connection, doing: str) -> 
     extended = getattr(error, "extendedresult", 0)
     if isinstance(error, apsw.IOError) and extended not in _FLUSH_FAILED and reason in _NO_ROOM:
         error = apsw.FullError(str(error))
-    if isinstance(error, apsw.FullError):
-        return DiskFull(
-            f"{doing}: no room on the disk; nothing was changed", hint="Free some room, then try again: nothing is lost."
-        )
-    if isinstance(error, apsw.ReadOnlyError) or (
-        isinstance(error, (apsw.IOError, apsw.CantOpenError)) and extended not in _FLUSH_FAILED and reason in _NO_WRITING
-    ):
+    refused = isinstance(error, (apsw.IOError, apsw.CantOpenError)) and reason in _NO_WRITING
+    if isinstance(error, apsw.ReadOnlyError) or (refused and extended not in _FLUSH_FAILED):
         return StoreReadOnly(f"{doing}: the store cannot be written ({error})")
     if isinstance(error, apsw.IOError):
         return StorePoisoned(

@@ -24,6 +24,8 @@ _MAGIC = b"HFWT"
 
 @dataclass(frozen=True, slots=True)
 class Witness:
+    """What one slot says: the newest checkpoint and event numbers ever given, and that checkpoint's id."""
+
     sequence: int
     n: int
     e: int

@@ -78,9 +78,7 @@ def pack_node(node: bytes) -> bytes:
 
 
 def branch_sum(row: BranchRow) -> bytes:
-    return row_sum(
-        "branch", row.b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation
-    )
+    return row_sum("branch", row.b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation)
 
 
 class Writer:
@@ -316,7 +314,8 @@ class Writer:
         base = 0
         if row.head:
             found = self._run(
-                "SELECT base, sum, n, a, b, parent, depth, manifest, operations FROM checkpoint WHERE n = ?", (row.head,)
+                "SELECT base, sum, n, a, b, parent, depth, manifest, operations FROM checkpoint WHERE n = ?",
+                (row.head,),
             ).fetchone()
             if found is None:
                 raise Damaged(f"table checkpoint, row {row.head}: missing", what=(f"checkpoint {row.head}",))
@@ -350,9 +349,8 @@ class Writer:
     def _insert_chunks(self, commit: Commit, pack: NewPack | None) -> None:
         if pack is not None:
             p = self._run("SELECT coalesce(max(p), 0) + 1 FROM pack").get
-            self._run(
-                "INSERT INTO pack VALUES (?, ?, ?, ?)", (p, pack.uuid, pack.size, row_sum("pack", p, pack.uuid, pack.size))
-            )
+            total = row_sum("pack", p, pack.uuid, pack.size)
+            self._run("INSERT INTO pack VALUES (?, ?, ?, ?)", (p, pack.uuid, pack.size, total))
             for chunk in pack.chunks:
                 columns = (chunk.digest, p, chunk.offset, chunk.length, chunk.stored)
                 self._run(

@@ -1,0 +1,329 @@
+"""Verify: read everything and prove it.
+
+Owns the proof that a store is what was written: the engine's structure, every row's sum, every node, chunk and value,
+the hash chain of every agent, and that the operations of each checkpoint lead to the digests that it recorded.
+Changes nothing. What always holds: damage is reported with the checkpoints it affects, and one damaged thing does not
+keep the rest from being checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent import history
+from holdfast.agent.manifest import Manifest
+from holdfast.codec.document import Document
+from holdfast.codec.values import decode
+from holdfast.errors import Damaged, HoldfastError
+from holdfast.store.catalog import AgentRow, CheckpointRow
+from holdfast.store.schema import SUMMED_TABLES
+from holdfast.store.sealing import Values
+from holdfast.store.witness import witness_report
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+Progress = Callable[[str, int, int], None]
+# States kept at hand while walking a history that branches; others are loaded again, which is bounded work.
+_STATES_KEPT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One finding. ``affected`` are the ids of checkpoints whose state can no longer be proven."""
+
+    what: str
+    detail: str
+    agent: str = ""
+    affected: list[str] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"what": self.what, "detail": self.detail, "agent": self.agent, "affected": self.affected}
+
+
+class VerifyReport:
+    """What was checked and what was found."""
+
+    def __init__(self) -> None:
+        self.problems: list[Problem] = []
+        self.checked: dict[str, int] = {
+            "rows": 0, "agents": 0, "checkpoints": 0, "operations": 0, "nodes": 0, "chunks": 0, "bytes": 0,
+        }  # fmt: skip
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    @property
+    def affected(self) -> list[str]:
+        """Ids of all checkpoints that some problem touches."""
+        return list(dict.fromkeys(name for problem in self.problems for name in problem.affected))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "ok": self.ok,
+            "checked": self.checked,
+            "problems": [problem.to_json() for problem in self.problems],
+            "affected": self.affected,
+        }
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{count:,} {name}" for name, count in self.checked.items())
+        if self.ok:
+            return f"all is well: {counts}"
+        return "\n".join([f"{len(self.problems)} problem(s): {counts}", *(f"- {p.what}: {p.detail}" for p in self.problems)])
+
+    def __repr__(self) -> str:
+        return f"<VerifyReport {'ok' if self.ok else f'{len(self.problems)} problems'}>"
+
+
+def verify(store: Store, progress: Progress | None, agents: Sequence[str]) -> VerifyReport:
+    """Prove the whole store, or the states of some agents and everything that they share with others."""
+    run = _Verification(store, progress or (lambda _what, _done, _total: None))
+    with run.finding("catalog"):
+        store._catalog.flush()
+    run.engine()
+    run.rows()
+    run.nodes()
+    run.chunks()
+    rows: list[AgentRow] = []
+    with run.finding("agents"):
+        rows = store._catalog.agents()
+    names = {row.a: run.name_of(row) for row in rows}
+    for row in rows:
+        if not agents or names[row.a] in agents:
+            run.agent(row, names[row.a])
+    run.events()
+    return run.report
+
+
+class _Verification:
+    def __init__(self, store: Store, progress: Progress) -> None:
+        self.store = store
+        self.catalog = store._catalog
+        self.progress = progress
+        self.report = VerifyReport()
+
+    @contextmanager
+    def finding(self, what: str, agent: str = "", affected: list[str] | None = None) -> Iterator[None]:
+        """Turn an error into a problem."""
+        try:
+            yield
+        except HoldfastError as error:
+            named = ", ".join(getattr(error, "what", ()) or ()) or what
+            self.problem(named, error.message, agent, affected or [])
+        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+            self.problem(what, f"does not follow the format ({type(error).__name__}: {error})", agent, affected or [])
+
+    def problem(self, what: str, detail: str, agent: str = "", affected: Sequence[str] = ()) -> None:
+        self.report.problems.append(Problem(what, detail, agent, list(affected)))
+
+    # -- bytes ----------------------------------------------------------------------------------------
+
+    def engine(self) -> None:
+        self.progress("database structure", 0, 1)
+        with self.finding("store.db"):
+            for text in self.catalog.engine_check(quick=False):
+                self.problem("store.db", text)
+        witness = witness_report(self.store.path)
+        for text in witness.problems:
+            self.problem("witness", text)
+        with self.finding("witness"):
+            n, e = self.catalog.newest()
+            if witness.newest is not None and (n < witness.newest.n or e < witness.newest.e):
+                self.problem("witness", "the catalog is older than the newest commit that was acknowledged")
+        self.progress("database structure", 1, 1)
+
+    def rows(self) -> None:
+        counts: dict[str, int] = {}
+        with self.finding("store.db"):
+            counts = self.catalog.counts()
+        total = sum(counts.values())
+        for table in sorted(SUMMED_TABLES):
+            with self.finding(f"table {table}"):
+                for key, fits in self.catalog.scan(table):
+                    self.report.checked["rows"] += 1
+                    if not fits:
+                        name = key.hex() if isinstance(key, bytes) else key
+                        self.problem(f"{table} {name}", "its content does not match its sum")
+                self.progress("rows", self.report.checked["rows"], total)
+        self._dense(counts)
+        with self.finding("table metadata"):
+            for digest in self.catalog.metadata_digests():
+                with self.finding(f"metadata {digest.hex()[:16]}"):
+                    decode(self.catalog.metadata(digest) or b"", inert=True)
+
+    def _dense(self, counts: dict[str, int]) -> None:
+        """Checkpoints and events are numbered without gaps, so that a row that is gone shows."""
+        with self.finding("store.db"):
+            n, e = self.catalog.newest()
+            for table, newest in (("checkpoint", n), ("event", e)):
+                if counts.get(table, newest) != newest:
+                    self.problem(f"table {table}", f"{newest - counts[table]} of {newest} rows are missing")
+
+    def nodes(self) -> None:
+        with self.finding("table node"):
+            total = self.catalog.counts()["node"]
+            for done, digest in enumerate(self.catalog.node_digests(), 1):
+                with self.finding(f"node {digest.hex()[:16]}"):
+                    self.report.checked["bytes"] += sum(map(len, self.catalog.nodes([digest]).values()))
+                    self.report.checked["nodes"] += 1
+                if done % 64 == 0 or done == total:
+                    self.progress("nodes", done, total)
+
+    def chunks(self) -> None:
+        with self.finding("packs"):
+            packs = self.catalog.pack_rows()
+            for done, pack in enumerate(packs, 1):
+                with self.finding(f"pack {pack.uuid.hex()}"):
+                    for row in self.catalog.chunk_rows(pack.p):
+                        with self.finding(f"chunk {row.digest.hex()[:16]}"):
+                            self.report.checked["bytes"] += sum(map(len, self.catalog.chunks([row.digest])))
+                            self.report.checked["chunks"] += 1
+                with self.finding(f"pack {pack.uuid.hex()}"):
+                    self.catalog.check_pack(pack)
+                self.progress("packs", done, len(packs))
+
+    # -- histories --------------------------------------------------------------------------------------
+
+    def name_of(self, row: AgentRow) -> str:
+        with self.finding(f"agent {row.a}"):
+            return str(decode(row.body)["name"])
+        return f"agent {row.a}"
+
+    def agent(self, row: AgentRow, name: str) -> None:
+        self.report.checked["agents"] += 1
+        rows: dict[int, CheckpointRow] = {}
+        with self.finding(f"agent {name}", name):
+            for checkpoint in self.catalog.checkpoints(a=row.a):
+                rows[checkpoint.n] = checkpoint
+        states: dict[int, Document] = {}
+        broken: set[int] = set()
+        resting: list[str] = []  # on a broken checkpoint, with no sealed state in between
+        values = Values(self.catalog)
+        for done, checkpoint in enumerate(rows.values(), 1):
+            identity = checkpoint.id.hex()
+            before = len(self.report.problems)
+            with self.finding(f"checkpoint {identity[:12]}", name, [identity]):
+                manifest = self._chain(row, checkpoint, rows)
+                if checkpoint.parent not in broken:
+                    self._state(checkpoint, manifest, rows, states, values)
+                elif checkpoint.sealed:
+                    states[checkpoint.n] = self._read(checkpoint)
+                else:
+                    broken.add(checkpoint.n)
+                    resting.append(identity)
+            if len(self.report.problems) > before:
+                broken.add(checkpoint.n)
+                states.pop(checkpoint.n, None)
+            self.report.checked["checkpoints"] += 1
+            self.progress(f"checkpoints of {name}", done, len(rows))
+        if resting:
+            self.problem("history", f"{len(resting)} later checkpoint(s) rest on damaged ones", name, resting)
+        self._names(row, name, rows)
+
+    def _chain(self, agent: AgentRow, row: CheckpointRow, rows: dict[int, CheckpointRow]) -> Manifest:
+        """The manifest, its parent, its place."""
+        manifest = Manifest.decode(row.manifest)
+        parent = rows.get(row.parent)
+        if row.parent and parent is None:
+            raise _bad(row, "its parent is missing")
+        if manifest.parent != (parent.id if parent is not None else b""):
+            raise _bad(row, "its parent is not the checkpoint that it names")
+        if row.depth != (parent.depth if parent is not None else 0) + 1:
+            raise _bad(row, "its depth is not its parent's plus one")
+        if row.base not in {row.n, parent.base if parent is not None else 0}:
+            raise _bad(row, "its base is neither itself nor its parent's")
+        if manifest.agent != agent.uuid or row.a != agent.a:
+            raise _bad(row, "it belongs to another agent")
+        if self.catalog.metadata(manifest.metadata) is None:
+            raise _bad(row, "its metadata is missing")
+        return manifest
+
+    def _state(
+        self,
+        row: CheckpointRow,
+        manifest: Manifest,
+        rows: dict[int, CheckpointRow],
+        states: dict[int, Document],
+        values: Values,
+    ) -> None:
+        """Replay the operations on the parent's state, and for a sealed checkpoint read the nodes as well."""
+        operations = history.operations_of(row, manifest, values)
+        self.report.checked["operations"] += len(operations)
+        state = states.pop(row.parent, None)
+        if state is None:
+            state = self._scratch(rows[row.parent]) if row.parent else self._empty()
+        for operation in operations:
+            state.change(operation)
+        if state.digests() != manifest.sections:
+            raise _bad(row, "its operations do not lead to the state that it recorded")
+        state.forget_changes()
+        if row.sealed:
+            self._read(row)
+        states[row.n] = state
+        while len(states) > _STATES_KEPT:
+            del states[min(states)]
+
+    def _read(self, row: CheckpointRow) -> Document:
+        """A sealed state, read from its nodes alone."""
+        stored = self._scratch(row)
+        for section in stored:
+            stored.raw_section(section)
+        return stored
+
+    def _scratch(self, row: CheckpointRow) -> Document:
+        return history.load(self.catalog, row, self.store._registry, readonly=False, inert=True)
+
+    def _empty(self) -> Document:
+        return history.empty(self.catalog, self.store._registry, inert=True)
+
+    def _names(self, row: AgentRow, name: str, rows: dict[int, CheckpointRow]) -> None:
+        """Branches and tags lead to the checkpoints that they name."""
+        with self.finding(f"branches of {name}", name):
+            for branch in self.catalog.branches(row.a):
+                head = rows.get(branch.head)
+                if branch.head_id != (head.id if head is not None else b"") or (branch.head and head is None):
+                    self.problem(f"branch {decode(branch.body)['name']}", "its head is not the checkpoint it names", name)
+        with self.finding(f"tags of {name}", name):
+            for tag in self.catalog.tags(row.a):
+                body = decode(tag.body)
+                if tag.n not in rows or rows[tag.n].id != body["at"]:
+                    self.problem(f"tag {body['name']}", "it does not lead to the checkpoint it names", name)
+
+    def events(self) -> None:
+        """The catalog's names are what its events say, so that one that is gone shows."""
+        with self.finding("table event"):
+            agents: set[int] = set()
+            branches: dict[int, set[str]] = {}
+            tags: dict[int, dict[str, bytes]] = {}
+            for event in self.catalog.events():
+                body = decode(event.body)
+                what = body["what"]
+                if what == "agent":
+                    agents.add(event.a)
+                    branches[event.a] = {"main"}
+                elif what == "branch":
+                    branches.setdefault(event.a, set()).add(body["name"])
+                elif what == "tag":
+                    tags.setdefault(event.a, {})[body["name"]] = body["at"]
+                elif what == "untag":
+                    tags.get(event.a, {}).pop(body["name"], None)
+            found = {row.a for row in self.catalog.agents()}
+            if found != agents:
+                self.problem("table agent", f"{len(agents - found)} agent(s) are missing")
+            for a in found:
+                names = {decode(row.body)["name"] for row in self.catalog.branches(a)}
+                if names != branches.get(a, set()):
+                    self.problem("table branch", f"agent {a}: branches are missing or were never made")
+                marked = {decode(row.body)["name"]: decode(row.body)["at"] for row in self.catalog.tags(a)}
+                if marked != tags.get(a, {}):
+                    self.problem("table tag", f"agent {a}: tags are missing or were moved behind the history's back")
+
+
+def _bad(row: CheckpointRow, detail: str) -> HoldfastError:
+    short = row.id.hex()[:12]
+    return Damaged(f"checkpoint {short}: {detail}", what=(f"checkpoint {short}",))

@@ -1,0 +1,163 @@
+"""``holdfast doctor``: the machine, the store, and who holds it, with what to do about each trouble."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from holdfast.cli import machine
+from holdfast.cli.app import exit_code, version
+from holdfast.cli.output import Output
+from holdfast.cli.session import Given, Json, Session
+from holdfast.cli.text import clean, count, size
+from holdfast.errors import HoldfastError, NotAStore
+
+SCHEMA = "holdfast.doctor/1"
+LOW_SPACE_BYTES = 256 * 2**20
+LARGE_LOG_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class _Trouble:
+    """Something to know about. ``level`` is ``note``, ``warning`` or ``error``."""
+
+    level: str
+    text: str
+
+
+def doctor(*, json: Json = False, session: Given) -> int:
+    """Check the machine, the store and who holds it.
+
+    Ends with 0 unless the store cannot be opened. `holdfast verify` checks what is in it.
+
+    Parameters
+    ----------
+    json
+        Print JSON (schema holdfast.doctor/1).
+    """
+    data: dict[str, Any] = {"schema": SCHEMA, "holdfast": version(), "python": machine.python()}
+    data["system"] = machine.system()
+    data["packages"] = machine.packages(("apsw", "blake3", "msgspec", "ormsgpack", "zstandard"))
+    data["optional"] = machine.packages(machine.OPTIONAL)
+    data["sqlite"] = _sqlite()
+    data["store"], code = _store(session)
+    troubles = list(_troubles(data))
+    data["troubles"] = [{"level": trouble.level, "text": trouble.text} for trouble in troubles]
+    if json:
+        session.out.json(data)
+    else:
+        _print(session.out, data, troubles)
+    return code
+
+
+def _sqlite() -> str:
+    """The SQLite that apsw brings along: it is the one that stores are written with."""
+    import apsw
+
+    return apsw.sqlite_lib_version()
+
+
+def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
+    """What is known of the store (None when there is none), and the exit code that its state asks for."""
+    try:
+        with session.reading() as store:
+            stats = store.stats()
+            found = {"path": str(store.path), "agents": len(store.agents()), **stats, "error": None}
+            found["path"] = str(store.path)
+    except NotAStore as error:
+        place = session.path
+        if place is None or not place.exists():
+            return None, exit_code(error) if place is not None else 0
+        return {"path": str(place), "error": _error(error)}, exit_code(error)
+    except HoldfastError as error:
+        return {"path": str(session.path or ""), "error": _error(error)}, exit_code(error)
+    place = Path(found["path"])
+    flush = machine.flush_time(place)
+    found["filesystem"] = machine.filesystem(place)
+    found["space_bytes"] = machine.free_bytes(place)
+    found["flush"] = (
+        {"median_s": flush.median_s, "worst_s": flush.worst_s, "suspicious": flush.suspicious} if flush else None
+    )
+    return found, 0
+
+
+def _error(error: HoldfastError) -> dict[str, str]:
+    return {"kind": error.kind, "message": error.message, "hint": error.hint}
+
+
+def _troubles(data: dict[str, Any]) -> Iterator[_Trouble]:
+    store = data["store"]
+    if store is None:
+        yield _Trouble("note", "There is no store here. holdfast.open() in a program makes one.")
+        return
+    if store["error"]:
+        yield _Trouble("error", f"{store['error']['message']} {store['error']['hint']}".strip())
+        return
+    if store["filesystem"] in machine.NETWORK:
+        yield _Trouble("warning", f"The store is on {store['filesystem']}: use a local disk, locks there are not safe.")
+    if store["filesystem"] in machine.VOLATILE:
+        yield _Trouble("warning", f"The store is on {store['filesystem']}: it is gone when the machine restarts.")
+    if store["space_bytes"] < LOW_SPACE_BYTES:
+        yield _Trouble("warning", f"Only {size(store['space_bytes'])} are free. Holdfast stops safely when it is full.")
+    if store["bytes"].get("log", 0) > LARGE_LOG_BYTES:
+        yield _Trouble("note", "The log is large. It shrinks when a program that writes the store closes it.")
+    if store["flush"] is None:
+        yield _Trouble("note", "The store's directory cannot be written by this user, so flushing was not measured.")
+    elif store["flush"]["suspicious"]:
+        yield _Trouble("warning", "Flushing is faster than a disk can be: a power cut may lose what was acknowledged.")
+
+
+def _print(out: Output, data: dict[str, Any], troubles: list[_Trouble]) -> None:
+    _group(out, "This program", _program(data))
+    store = data["store"]
+    if store is not None and not store["error"]:
+        out.line()
+        _group(out, "The store", _facts(store))
+        out.line()
+        _writers(out, store["writers"])
+    out.line()
+    if not troubles:
+        out.line(Text("No trouble found. ", style="bold green"), "`holdfast verify` checks every byte in the store.")
+    styles = {"note": "cyan", "warning": "bold yellow", "error": "bold red"}
+    for trouble in troubles:
+        out.line(Text(f"{trouble.level}: ", style=styles[trouble.level]), clean(trouble.text))
+
+
+def _program(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "holdfast", data["holdfast"]
+    yield "python", f"{data['python']} on {data['system']}"
+    yield "sqlite", data["sqlite"]
+    yield "packages", ", ".join(f"{name} {found or 'missing'}" for name, found in data["packages"].items())
+    yield "optional", ", ".join(f"{name} {found or 'not installed'}" for name, found in data["optional"].items())
+
+
+def _facts(store: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "path", store["path"]
+    counts = store["counts"]
+    if "format" in store:
+        yield "format", str(store["format"])
+    yield "holds", f"{count(store['agents'], 'agent')}, {count(counts.get('checkpoint', 0), 'checkpoint')}"
+    yield "size", ", ".join(f"{name} {size(number)}" for name, number in store["bytes"].items())
+    yield "disk", f"{store['filesystem'] or 'unknown filesystem'}, {size(store['space_bytes'])} free"
+    if store["flush"]:
+        median, worst = store["flush"]["median_s"] * 1e3, store["flush"]["worst_s"] * 1e3
+        yield "flush", f"{median:.2f} ms for 4 KiB, the slowest of five {worst:.2f} ms"
+
+
+def _writers(out: Output, writers: list[dict[str, Any]]) -> None:
+    out.line(Text("Writers now", style="bold"))
+    for writer in writers:
+        known = ", ".join(f"{name} {value}" for name, value in writer.items())
+        out.line(f"  {clean(known)}")
+    if not writers:
+        out.line(Text("  none", style="dim"))
+
+
+def _group(out: Output, title: str, facts: Iterator[tuple[str, str]]) -> None:
+    out.line(Text(title, style="bold"))
+    for name, text in facts:
+        out.line(Text(f"  {name:<9} ", style="dim"), clean(text))

@@ -1,0 +1,202 @@
+"""``holdfast log``: an agent's history, newest first, as a table with the lines of its tree beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from holdfast import Agent, Checkpoint, Store
+from holdfast.cli.graph import Row, draw
+from holdfast.cli.output import Output
+from holdfast.cli.session import Flag, Given, Json, Revision, reader
+from holdfast.cli.text import ago, clean, count, now, size
+from holdfast.errors import UnknownRevision
+
+SCHEMA = "holdfast.log/1"
+# About two screens. A program that asks for JSON gets everything, unless it says otherwise.
+SHOWN = 50
+
+_DOTS = {"checkpoint": "●", "undo": "↶", "redo": "↷", "recover": "✚"}
+_ASCII_DOTS = {"checkpoint": "*", "undo": "<", "redo": ">", "recover": "+"}
+
+
+def log(
+    agent: Revision,
+    /,
+    *,
+    number: Annotated[int | None, Parameter(name=("--number", "-n"), show_default=False)] = None,
+    all: Flag = False,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Show an agent's history, newest first.
+
+    Each line: the depth (#17), the id's first characters, the time, how long ago, the size of what it added, then
+    names (branches, tags), the label, and what kind it is.
+
+    Parameters
+    ----------
+    agent
+        NAME, or NAME@REV to begin at a branch or a checkpoint.
+    number
+        Show at most this many; 0 shows all. [default: 50; all with --json]
+    all
+        Show every branch, and lines that rollbacks left behind.
+    json
+        Print JSON (schema holdfast.log/1).
+    """
+    with session.reading() as store:
+        history = _History.read(store, agent, everything=all)
+        limit = number if number is not None else (0 if json else SHOWN)
+        shown = history.checkpoints[:limit] if limit > 0 else history.checkpoints
+        if json:
+            session.out.json(history.as_json(shown))
+        else:
+            _print(session.out, history, shown)
+    return 0
+
+
+@dataclass(frozen=True)
+class _History:
+    agent: Agent
+    checkpoints: list[Checkpoint]
+    heads: dict[str, list[str]]
+    tags: dict[str, list[str]]
+    reached: set[str] | None  # ids that a branch leads to; None when only one line is shown, which one does
+    depths: dict[str, int]
+
+    @classmethod
+    def read(cls, store: Store, revision: str, *, everything: bool) -> _History:
+        name, rev = store.resolve(revision)
+        agent = reader(store, name)
+        branches = agent.branches()
+        if rev in branches:
+            agent = reader(store, name, rev)
+        heads: dict[str, list[str]] = {}
+        for branch in branches:
+            head = reader(store, name, branch).head
+            if head is not None:
+                heads.setdefault(head.id, []).append(branch)
+        tags: dict[str, list[str]] = {}
+        for tag, tagged in agent.tags().items():
+            tags.setdefault(tagged.id, []).append(tag)
+        if everything:
+            found = agent.log(all=True)
+            reached: set[str] | None = {c.id for head in heads for c in _line(found, head)}
+        elif rev and rev not in branches:
+            found = list(_line(agent.log(all=True), agent.at(rev).id))
+            reached = None
+        else:
+            found = agent.log()
+            reached = None
+        return cls(agent, found, heads, tags, reached, {c.id: c.depth for c in found})
+
+    def names(self, checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
+        """(branches whose head it is, tags)."""
+        return self.heads.get(checkpoint.id, []), self.tags.get(checkpoint.id, [])
+
+    def abandoned(self, checkpoint: Checkpoint) -> bool:
+        return self.reached is not None and checkpoint.id not in self.reached
+
+    def as_json(self, shown: list[Checkpoint]) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "agent": self.agent.name,
+            "branch": self.agent.branch_name,
+            "checkpoints": [{**c.to_json(), "heads": self.names(c)[0], "abandoned": self.abandoned(c)} for c in shown],
+            "more": len(self.checkpoints) - len(shown),
+            "abandoned_lines": len(self.agent.abandoned()),
+        }
+
+
+def _line(checkpoints: list[Checkpoint], start: str) -> Iterator[Checkpoint]:
+    """From one checkpoint down to the first. Newest first, a parent always stands after its child."""
+    wanted = start
+    for checkpoint in checkpoints:
+        if checkpoint.id == wanted:
+            yield checkpoint
+            wanted = checkpoint.parent_id
+            if not wanted:
+                return
+    if wanted:
+        raise UnknownRevision(f"checkpoint {wanted[:12]} is missing from the history", hint="Run `holdfast verify`.")
+
+
+def _print(out: Output, history: _History, shown: list[Checkpoint]) -> None:
+    if not shown:
+        out.line(f"{clean(history.agent.name)} has no checkpoint yet.")
+        return
+    rows = list(draw(((c.id, c.parent_id) for c in shown), unicode=out.unicode))
+    graph_width = max(len(row.before) + 1 + len(row.after) for row in rows)
+    depth_width = max(len(str(c.depth)) for c in shown) + 1
+    day, passing = "", ""
+    for checkpoint, row in zip(shown, rows, strict=True):
+        written = f"{checkpoint.time.astimezone():%Y-%m-%d %Z}"
+        if written != day:
+            out.line(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"))
+            day = written
+        if row.joins:
+            out.line(Text(row.joins, style="dim"))
+        out.line(_entry(out, history, checkpoint, row, graph_width, depth_width))
+        passing = row.passing
+    _footer(out, history, shown)
+
+
+def _entry(
+    out: Output, history: _History, checkpoint: Checkpoint, row: Row, graph_width: int, depth_width: int
+) -> Text:
+    lost = history.abandoned(checkpoint)
+    dots = _DOTS if out.unicode else _ASCII_DOTS
+    dot = dots.get(checkpoint.kind, "?")
+    if lost and checkpoint.kind == "checkpoint":
+        dot = "○" if out.unicode else "o"
+    line = Text(row.before, style="dim")
+    line.append(dot, style="dim" if lost else "bold green").append(row.after, style="dim")
+    line.append(" " * (graph_width - len(line) + 1))
+    line.append(f"#{checkpoint.depth}".rjust(depth_width) + "  ")
+    line.append(checkpoint.short_id, style="yellow").append("  ")
+    line.append(f"{checkpoint.time.astimezone():%H:%M:%S}").append("  ")
+    line.append(ago(checkpoint.time, now()).rjust(10), style="dim").append("  ")
+    line.append(size(checkpoint.size_bytes).rjust(8), style="dim").append("  ")
+    line.append_text(_names(history, checkpoint))
+    line.append(clean(checkpoint.label), style="dim" if lost else "")
+    line.append_text(_remarks(history, checkpoint))
+    line.rstrip()
+    return line
+
+
+def _names(history: _History, checkpoint: Checkpoint) -> Text:
+    branches, tags = history.names(checkpoint)
+    named = [Text(clean(name), style="bold cyan") for name in branches]
+    named += [Text(f"tag: {clean(name)}", style="bold magenta") for name in tags]
+    return Text.assemble("(", Text(", ").join(named), ") ") if named else Text()
+
+
+def _remarks(history: _History, checkpoint: Checkpoint) -> Text:
+    remarks = Text()
+    if checkpoint.kind != "checkpoint":
+        depth = history.depths.get(checkpoint.target_id)
+        target = f" of #{depth}" if depth else f" of {checkpoint.target_id[:12]}" if checkpoint.target_id else ""
+        remarks.append(f"  [{checkpoint.kind}{target}]", style="blue")
+    if checkpoint.validity != "good":
+        reason = f": {clean(checkpoint.validity_reason)}" if checkpoint.validity_reason else ""
+        remarks.append(f"  [{checkpoint.validity}{reason}]", style="bold red")
+    if history.abandoned(checkpoint):
+        remarks.append("  [abandoned]", style="dim")
+    return remarks
+
+
+def _footer(out: Output, history: _History, shown: list[Checkpoint]) -> None:
+    notes = []
+    more = len(history.checkpoints) - len(shown)
+    if more:
+        notes.append(f"{count(more, 'older checkpoint')} not shown; -n 0 shows all.")
+    lines = len(history.agent.abandoned())
+    if lines and history.reached is None:
+        notes.append(f"{count(lines, 'abandoned line')} not shown; --all shows {'it' if lines == 1 else 'them'}.")
+    for note in notes:
+        out.line(Text(note, style="dim"))

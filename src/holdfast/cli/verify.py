@@ -1,0 +1,89 @@
+"""``holdfast verify``: read everything, prove every digest, say what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
+
+from holdfast.cli.app import EXIT_CODES
+from holdfast.cli.output import Output
+from holdfast.cli.session import Given, Json, Name
+from holdfast.cli.text import clean, count, size
+from holdfast.errors import Damaged
+
+SCHEMA = "holdfast.verify/1"
+# Ids that a problem lists; the JSON has all.
+_LISTED = 6
+
+
+def verify(*agents: Name, json: Json = False, session: Given) -> int:
+    """Read everything in the store and prove every digest and the chain of checkpoints.
+
+    Ends with 5 when something is damaged.
+
+    Parameters
+    ----------
+    agents
+        Check only these agents. [default: the whole store]
+    json
+        Print JSON (schema holdfast.verify/1).
+    """
+    with session.reading() as store:
+        names = [store.resolve(name)[0] for name in agents]
+        with _progress(session.err) as progress:
+            report = store.verify(progress, names)
+        found = report.to_json()
+        if json:
+            session.out.json({"schema": SCHEMA, "store": str(store.path), **found})
+        else:
+            _print(session.out, found)
+    return 0 if report.ok else EXIT_CODES[Damaged]
+
+
+@contextmanager
+def _progress(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar for each thing that is checked, on a terminal only."""
+    if not err.is_terminal:
+        yield None
+        return
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+    tasks: dict[str, object] = {}
+    with bars:
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(clean(what), total=total)
+            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
+
+        yield report
+
+
+def _print(out: Output, report: dict[str, Any]) -> None:
+    checked = [size(number) if what == "bytes" else f"{number:,} {what}" for what, number in report["checked"].items()]
+    out.line(f"Checked {', '.join(checked)}.")
+    if report["ok"]:
+        out.line(Text("Everything is as it was written.", style="bold green"))
+        return
+    out.line(Text(f"{count(len(report['problems']), 'problem')} found.", style="bold red"))
+    for problem in report["problems"]:
+        whose = f" ({clean(problem['agent'])})" if problem["agent"] else ""
+        out.line(Text(f"  {clean(problem['what'])}{whose}: ", style="red"), clean(problem["detail"]))
+        if problem["affected"]:
+            ids = ", ".join(affected[:12] for affected in problem["affected"][:_LISTED])
+            more = len(problem["affected"]) - _LISTED
+            out.line(Text(f"    checkpoints: {ids}{f' and {more} more' if more > 0 else ''}", style="yellow"))
+    if report["affected"]:
+        out.line(f"{count(len(report['affected']), 'checkpoint')} cannot be trusted; the others are proven.")
+    out.line('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')
