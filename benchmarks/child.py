@@ -27,10 +27,10 @@ def read_all(messages: Any) -> int:
 
 
 def load_holdfast(folder: Path) -> dict[str, int]:
-    import holdfast
+    from holdfast import open as open_store
 
     began = perf_counter_ns()
-    store = holdfast.open(folder / "store")
+    store = open_store(folder / "store")
     agent = store.agent("bench")
     opened = perf_counter_ns()
     messages = agent.state["messages"]
@@ -80,8 +80,9 @@ def load_langgraph(folder: Path) -> dict[str, int]:
 
 def write_holdfast(folder: Path, number: str, count: str, seed: str) -> dict[str, Any]:
     """One of many processes that write into one store, each its own agent."""
-    import holdfast
     from material import realistic
+
+    import holdfast
 
     source = realistic(random.Random(f"{seed}/{number}"))
     messages = [next(source) for _ in range(int(count))]

@@ -20,7 +20,13 @@ RECORD_BYTES = 84
 ZSTD_SAMPLE_BYTES = 32 * 1024
 """The material's compressibility is measured over pieces of this size, about what one stored node holds."""
 
-_NOUNS = """account address agent agreement airport amount analysis answer approach archive argument arrival article
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+_NOUNS = _words("""
+account address agent agreement airport amount analysis answer approach archive argument arrival article
 attempt author average balance batch behaviour bill block board booking border branch breakfast bridge budget buffer
 building cabin cache calendar candidate capacity carrier cause chapter charge choice city claim client clock code
 column comment company comparison component condition conference connection contract copy corner cost country course
@@ -46,8 +52,10 @@ suggestion summary supplier support surface survey symbol system table target ta
 text theory thread ticket timeout title token tool topic total tower town track trade traffic train transfer travel
 treatment tree trend trial trip tunnel type update upgrade user vacancy value variable vehicle vendor version view
 village visa visit volume voucher waiter walk warehouse warning water weather website week weekend window winter word
-worker workflow workshop yard zone""".split()
-_VERBS = """accept add adjust allow apply approve arrange ask assign avoid begin book borrow break bring build buy
+worker workflow workshop yard zone
+""")
+_VERBS = _words("""
+accept add adjust allow apply approve arrange ask assign avoid begin book borrow break bring build buy
 calculate call cancel capture carry change check choose clear close collect combine compare complete confirm connect
 consider contain continue convert correct count cover create cut decide decrease define delay delete deliver depend
 describe detect divide draw drop edit enable end ensure enter estimate examine exceed expand expect explain explore
@@ -59,8 +67,10 @@ raise reach read receive recommend record reduce refer refuse reject release rem
 repeat replace reply report request require reserve resolve restore return reuse review run save scan schedule
 search select send separate serve share shift show sign skip solve sort split start stay store submit suggest supply
 support suppose switch take test track transfer translate travel trust try turn update upload use verify visit wait
-warn watch work write""".split()
-_ADJECTIVES = """able active additional annual available basic best better big brief broad busy careful central
+warn watch work write
+""")
+_ADJECTIVES = _words("""
+able active additional annual available basic best better big brief broad busy careful central
 certain cheap clean clear close cold common complete correct current daily dark deep default different difficult
 direct early easy empty exact expensive extra fair familiar fast final fine firm flat flexible formal free fresh
 full general good great happy hard heavy helpful high important incomplete initial internal large late legal likely
@@ -69,15 +79,22 @@ old open original overall partial past personal plain polite popular possible pr
 proper public quick quiet rare ready real recent regular related reliable remote rough safe separate serious sharp
 short similar simple single slow small soft special stable standard strange strict strong sufficient suitable sure
 temporary thin tight tiny total true typical unclear unique unusual upper useful usual valid various weak whole wide
-wrong young""".split()
-_NAMES = """Amina Andrei Beatriz Bruno Camila Chidi Clara Daniel Dorota Elena Emeka Farid Fatima Greta Hana Hugo Ines
+wrong young
+""")
+_NAMES = _words("""
+Amina Andrei Beatriz Bruno Camila Chidi Clara Daniel Dorota Elena Emeka Farid Fatima Greta Hana Hugo Ines
 Ivan Jonas Julia Kaito Karim Lara Leila Lucas Magda Marco Mei Milan Nadia Nils Noor Olga Omar Paula Pedro Priya Rafael
-Rosa Samir Sofia Sven Tariq Tomas Uma Vera Victor Wei Yara Yusuf Zoe""".split()
-_PLACES = """Lisbon Porto Madrid Seville Bilbao Lyon Nantes Ghent Antwerp Utrecht Bremen Leipzig Graz Brno Gdansk Riga
+Rosa Samir Sofia Sven Tariq Tomas Uma Vera Victor Wei Yara Yusuf Zoe
+""")
+_PLACES = _words("""
+Lisbon Porto Madrid Seville Bilbao Lyon Nantes Ghent Antwerp Utrecht Bremen Leipzig Graz Brno Gdansk Riga
 Tartu Turku Malmo Aarhus Bergen Cork Leeds Bristol Cardiff Turin Genoa Bari Split Zadar Varna Patras Izmir Haifa Cairo
-Tunis Fez Dakar Accra Nairobi Kigali Durban Pune Kochi Hanoi Osaka Busan Cebu Perth Lima Quito Bogota Austin""".split()
-_LINKS = """and but because although so while when if since before after unless until whereas however therefore
-meanwhile instead moreover otherwise""".split()
+Tunis Fez Dakar Accra Nairobi Kigali Durban Pune Kochi Hanoi Osaka Busan Cebu Perth Lima Quito Bogota Austin
+""")
+_LINKS = _words("""
+and but because although so while when if since before after unless until whereas however therefore
+meanwhile instead moreover otherwise
+""")
 _FRAMES = (
     "the {a} {n} of the {n2} will {v} the {n3}",
     "{name} wants to {v} a {a} {n} before the {n2}",

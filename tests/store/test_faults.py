@@ -214,9 +214,9 @@ class FailingIo(SystemIo):
         self._note("pwrite")
         return super().pwrite(fd, data[: max(1, len(data) * 2 // 3)] if self.short else data, offset)
 
-    def pread(self, fd, size, offset):
+    def pread(self, fd, into, offset):
         self._note("pread")
-        return super().pread(fd, max(1, size // 2) if self.short else size, offset)
+        return super().pread(fd, into[: max(1, len(into) // 2)] if self.short else into, offset)
 
     def fsync(self, fd):
         self._note("fsync")
@@ -292,6 +292,19 @@ def test_every_failing_call_of_a_pack_is_typed_and_leaves_nothing_behind(path):
             else:
                 store.commit(commit)
             store.close()
+
+
+@pytest.mark.parametrize(("call", "code"), [("open", errno.EMFILE), ("pread", errno.EIO)])
+def test_failing_read_of_a_pack_is_typed_and_the_next_one_works(path, call, code):
+    store = open_embedded(path)
+    chunks = bulk(5000)
+    Hand(store, new_branch(store)).commit(chunks=chunks)
+    store.close()
+    store = open_embedded(path, io=FailingIo(call, 1, code))
+    with pytest.raises(StoreFailed):
+        list(store.chunks([chunks[0][0]]))
+    assert list(store.chunks([chunks[0][0]])) == [chunks[0][1]]
+    store.close()
 
 
 def test_interrupted_pack_write_goes_on(path):

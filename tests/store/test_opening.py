@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
+from contextlib import suppress
 
 import apsw
 import pytest
 
-from holdfast.codec.values import decode
-from holdfast.errors import BadOption, Damaged, NewerFormat, NotAStore, ReadOnly, StoreClosed, StoreReadOnly
+from holdfast.codec.values import decode, encode
+from holdfast.errors import (
+    BadOption,
+    Damaged,
+    HoldfastError,
+    NewerFormat,
+    NotAStore,
+    ReadOnly,
+    StoreClosed,
+    StoreReadOnly,
+)
 from holdfast.store import files, upgrade
 from holdfast.store.catalog import row_sum
-from holdfast.store.embedded import create_store, encode, open_embedded
+from holdfast.store.embedded import create_store, open_embedded
 from tests.store.support import Hand, event, finish, line, names, new_branch, start
 
 
@@ -292,3 +303,41 @@ def test_creating_on_a_read_only_file_system_says_so(path, read_only_mount):
     read_only_mount()
     with pytest.raises(StoreReadOnly):
         open_embedded(path / "store")
+
+
+def test_flipped_bits_of_the_database_give_typed_errors_only(path, tmp_path):
+    store = open_embedded(path)
+    hand = Hand(store, new_branch(store))
+    for _ in range(20):
+        hand.commit(os.urandom(300))
+    store.close()
+    content = (path / "store.db").read_bytes()
+    dice = random.Random(7)
+    for _ in range(200):
+        position = dice.randrange(len(content))
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << dice.randrange(8)
+        (path / "store.db").write_bytes(flipped)
+        for name in ("store.db-wal", "store.db-shm"):
+            (path / name).unlink(missing_ok=True)
+        try:
+            store = open_embedded(path, readonly=True)
+        except HoldfastError:
+            continue
+        with suppress(Damaged):
+            rows = store.ancestry(store.branch_row(1).head)
+            assert [row.id for row in rows] == hand.ids[::-1]
+        store.close()
+
+
+def test_damaged_newest_checkpoint_does_not_shut_the_whole_store(path):
+    store = open_embedded(path)
+    hand = Hand(store, new_branch(store))
+    hand.commit(manifest=b"m" * 200)
+    store.close()
+    content = (path / "store.db").read_bytes()
+    (path / "store.db").write_bytes(content.replace(b"m" * 200, b"m" * 199 + b"n"))
+    store = open_embedded(path)
+    with pytest.raises(Damaged, match="table checkpoint, row 1"):
+        store.checkpoint(1)
+    store.close()

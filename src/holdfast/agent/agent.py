@@ -7,33 +7,28 @@ state that could not be written is still in memory with all its changes.
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agent import history, metadata
+from holdfast.agent import history
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.manifest import Manifest
+from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.compare import differences
-from holdfast.codec.document import Capture, Document
-from holdfast.codec.operations import encode_operations, operations_size
+from holdfast.codec.document import Document
 from holdfast.codec.values import decode, encode
-from holdfast.errors import Damaged, HoldfastError, NothingToUndo, ReadOnly, StoreClosed
+from holdfast.errors import Damaged, NothingToUndo, ReadOnly, StoreClosed
 from holdfast.store import sealing
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Commit, Event, metadata_digest
-from holdfast.store.embedded import now_us
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event
+from holdfast.store.opening import now_us
 from holdfast.store.locks import Lease
 
 if TYPE_CHECKING:
     from holdfast.agent.store import AgentInfo, Store
-
-# After so many replayed bytes a checkpoint is sealed, see sealing.SEAL_BYTES; the constant overhead of one row counts too.
-_ROW_BYTES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +38,6 @@ class Rollback:
     target: Checkpoint
     abandons: list[Checkpoint]
     diff: Diff
-
-
-class _Pending:
-    """A capture on its way to the catalog."""
-
-    __slots__ = ("captured", "done", "error", "items", "kind", "label", "nodes", "result", "sealed", "target", "time_us")
-
-    def __init__(self, captured: Capture, label: str, kind: str, target: bytes) -> None:
-        self.captured = captured
-        self.label = label
-        self.kind = kind
-        self.target = target
-        self.time_us = now_us()
-        self.sealed = False
-        self.nodes = captured.nodes
-        self.items: dict[bytes, tuple[bytes, int]] = {}
-        self.done = False
-        self.result: Checkpoint | None = None
-        self.error: BaseException | None = None
 
 
 class Agent:
@@ -83,22 +59,14 @@ class Agent:
         self._row = row
         self._branch = branch
         self._lease = lease
-        self._config = config
         self._closed = False
-        self._queue: deque[_Pending] = deque()
-        self._writing = threading.Lock()
-        self._metadata: tuple[bytes, bytes] | None = None
-        self._metadata_written = b""
-        self._unsealed = 0
-        self._unsealed_bytes = 0
+        self._writer = Writing(store, row, lease, config) if lease is not None else None
         self._load_head()
 
     def _load_head(self) -> None:
         """Take the head's state from the catalog; sections are read when they are touched."""
         store, branch = self._store, self._branch
-        self._head: Checkpoint | None = None
-        self._head_id = branch.head_id
-        self._depth = 0
+        self._read_head: Checkpoint | None = None
         if not branch.head:
             self._document = store._empty()
         else:
@@ -110,13 +78,11 @@ class Agent:
                     hint="Run `holdfast verify`, then open it with recover=True.",
                 )
             source = history.Stored(store._catalog, head)
+            since_base = source.since_base()
             self._document = Document(store._registry, source, inert=store._inert)
-            self._head = Checkpoint.of(store, head)
-            self._depth = head.depth
-            rows = source.since_base()
-            self._unsealed = len(rows)
-            self._unsealed_bytes = sum(len(row.operations) + _ROW_BYTES for row in rows)
-            self._unsealed_bytes += sum(len(data) for _, data in store._catalog.tails(branch.b, after=head.base))
+            self._read_head = Checkpoint.of(store, head)
+            if self._writer is not None:
+                self._writer.start_from(self._read_head, since_base)
         self._document.readonly = self._lease is None
         self._document.paranoid = store._paranoid
         self._document.guard = self._check_open
@@ -144,7 +110,7 @@ class Agent:
     @property
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of this branch, None when there is none."""
-        return self._head
+        return self._writer.head if self._writer is not None else self._read_head
 
     @property
     def dirty(self) -> bool:
@@ -161,113 +127,19 @@ class Agent:
 
     def checkpoint(self, label: str = "") -> Checkpoint:
         """Save the state. Durable when it returns; writes only what changed."""
-        return self._finish(self._capture(label))
+        return self._make(label)
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
         """As checkpoint(). The content is fixed before the first await; the event loop never waits for the disk."""
-        import asyncio  # noqa: PLC0415 - half of the import time of everything here, and only async programs need it
+        import asyncio
 
-        pending = self._capture(label)
-        return await asyncio.shield(asyncio.to_thread(self._finish, pending))
+        writer = self._check_writer()
+        pending = writer.capture(self._document, label)
+        return await asyncio.shield(asyncio.to_thread(writer.finish, self._document, pending))
 
-    def _capture(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> _Pending:
-        self._check_writer()
-        with self._document.lock:
-            pending = _Pending(self._document.capture(), label, kind, target)
-            self._unsealed += 1
-            self._unsealed_bytes += _ROW_BYTES + operations_size(pending.captured.operations)
-            if self._unsealed >= sealing.SEAL_CHECKPOINTS or self._unsealed_bytes >= sealing.SEAL_BYTES:
-                nodes, pending.items = self._document.unstored()
-                pending.nodes = {**pending.captured.nodes, **nodes}
-                pending.sealed = True
-                self._unsealed = self._unsealed_bytes = 0
-            self._queue.append(pending)
-            return pending
-
-    def _finish(self, pending: _Pending) -> Checkpoint:
-        """Write queued captures in their order until this one is done."""
-        with self._writing:
-            while not pending.done:
-                first = self._queue[0]
-                try:
-                    first.result = self._write(first)
-                except BaseException as error:
-                    self._give_back(error)
-                    raise
-                first.done = True
-                self._queue.popleft()
-        if pending.error is not None:
-            raise pending.error
-        if pending.result is None:
-            raise StoreClosed("the checkpoint was not written")
-        return pending.result
-
-    def _give_back(self, error: BaseException) -> None:
-        """A write failed: it and all that were captured after it go back into the document, in order."""
-        with self._document.lock:
-            while self._queue:
-                pending = self._queue.pop()
-                self._document.restore(pending.captured._replace(nodes=pending.nodes))
-                pending.done, pending.error = True, error
-            self._unsealed = sealing.SEAL_CHECKPOINTS  # the next one writes everything that may be missing
-
-    def _write(self, pending: _Pending) -> Checkpoint:
-        operations, values = encode_operations(pending.captured.operations, pending.time_us)
-        described = self._describe()
-        manifest = Manifest(
-            parent=self._head_id,
-            agent=self._row.uuid,
-            sections=pending.captured.sections,
-            operations=digest_of("holdfast.operations", operations),
-            metadata=described[0],
-            label=pending.label,
-            time_us=pending.time_us,
-            kind=pending.kind,
-            target=pending.target,
-        ).encode()
-        catalog = self._store._catalog
-        nodes = dict(pending.nodes)
-        places = None
-        if pending.sealed:
-            catalog.flush()
-            last = catalog.last_seal(self._branch.b)
-            tails = [(n, decode(data)) for n, data in catalog.tails(self._branch.b, after=last.n if last else 0)]
-            if values:
-                tails.append((0, values))
-            places = sealing.seal(tails, nodes, pending.items)
-        made = Checkpoint(self._store, manifest, self._depth + 1, self._branch.b)
-        commit = Commit(
-            a=self._row.a,
-            b=self._branch.b,
-            generation=self._generation,
-            parent_id=self._head_id,
-            id=made._id,
-            depth=made.depth,
-            manifest=manifest,
-            operations=operations,
-            sealed=pending.sealed,
-            tail=None if pending.sealed else sealing.tail_of(values),
-            nodes=list(nodes.items()),
-            places=places,
-            metadata=described if described[0] != self._metadata_written else None,
-            chunks=list(pending.captured.chunks.items()),
-        )
-        catalog.commit(commit)
-        self._metadata_written = described[0]
-        self._head, self._head_id, self._depth = made, made._id, made.depth
-        return made
-
-    def _describe(self) -> tuple[bytes, bytes]:
-        if self._metadata is None:
-            data = metadata.collect(self._store._registry, self._config)
-            self._metadata = metadata_digest(data), data
-        return self._metadata
-
-    @property
-    def _generation(self) -> int:
-        if self._lease is None:
-            raise self._only_reads()
-        return self._lease.generation
+    def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
+        writer = self._check_writer()
+        return writer.finish(self._document, writer.capture(self._document, label, kind, target))
 
     # -- reading history --------------------------------------------------------------------------------
 
@@ -276,7 +148,7 @@ class Agent:
         self._check_open()
         return Checkpoint.of(self._store, self._find(revision))
 
-    def log(self, limit: int | None = None, *, all: bool = False) -> list[Checkpoint]:  # noqa: A002 - the verb's own word
+    def log(self, limit: int | None = None, *, all: bool = False) -> list[Checkpoint]:
         """Checkpoints, newest first: of this branch, or with ``all`` everything that was ever made."""
         self._check_open()
         self._store.flush()
@@ -298,7 +170,7 @@ class Agent:
     def diff(self, old: str | Checkpoint | None = None, new: str | Checkpoint | None = None) -> Diff:
         """What changed from ``old`` (default: the head) to ``new`` (default: the live state)."""
         self._check_open()
-        before = self.at(old) if old is not None else self._head
+        before = self.at(old) if old is not None else self.head
         old_state = before.state if before is not None else self._store._empty()
         old_name = _describe(before) if before is not None else "(empty)"
         if new is None:
@@ -360,52 +232,54 @@ class Agent:
 
     def rollback(self, revision: str | Checkpoint) -> Checkpoint:
         """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
-        self._check_writer()
-        target = self._find(revision)
-        with self._document.lock, self._writing_done():
-            if self._document.changed:
-                self.checkpoint(f"before rollback to {_describe(Checkpoint.of(self._store, target))}")
-                self._store.flush()
-            event = Event(now_us(), encode({"what": "rollback", "from": self._head_id, "to": target.id}))
-            self._branch = self._store._catalog.set_head(
-                self._branch.b,
-                generation=self._generation,
-                expect_head_id=self._head_id,
-                head=target.n,
-                head_id=target.id,
-                event=event,
-            )
-            self._become(self._store._load(target))
-            self._document.forget_changes()
-            self._head = Checkpoint.of(self._store, target)
-            self._head_id, self._depth = target.id, target.depth
-            self._unsealed = len(history.Stored(self._store._catalog, target).since_base())
-            return self._head
+        writer = self._check_writer()
+        with writer.writing:
+            writer.settle(self._document)
+            target = self._find(revision)
+            with self._document.lock:
+                if self._document.changed:
+                    self._make(f"before rollback to {_describe(Checkpoint.of(self._store, target))}")
+                    writer.settle(self._document)
+                event = Event(now_us(), encode({"what": "rollback", "from": writer.head_id, "to": target.id}))
+                self._branch = self._store._catalog.set_head(
+                    self._branch.b,
+                    generation=writer.generation,
+                    expect_head_id=writer.head_id,
+                    head=target.n,
+                    head_id=target.id,
+                    event=event,
+                )
+                self._become(self._store._load(target))
+                self._document.forget_changes()
+                head = Checkpoint.of(self._store, target)
+                writer.start_from(head, history.Stored(self._store._catalog, target).since_base())
+                return head
 
     def undo(self) -> Checkpoint:
         """Append a checkpoint that reverses the last one not yet undone."""
-        self._check_writer()
-        with self._document.lock, self._writing_done():
-            if self._document.changed:
-                self.checkpoint("before undo")
-                self._store.flush()
-            row = self._to_undo()
-            catalog = self._store._catalog
-            before = self._store._load(catalog.checkpoint(row.parent)) if row.parent else self._store._empty()
-            self._become(before)
-            pending = self._capture(f"undo {_describe(Checkpoint.of(self._store, row))}", "undo", row.id)
-            return self._finish(pending)
+        writer = self._check_writer()
+        with writer.writing:
+            writer.settle(self._document)
+            with self._document.lock:
+                if self._document.changed:
+                    self._make("before undo")
+                    writer.settle(self._document)
+                row = self._to_undo()
+                catalog = self._store._catalog
+                self._become(self._store._load(catalog.checkpoint(row.parent)) if row.parent else self._store._empty())
+                return self._make(f"undo {_describe(Checkpoint.of(self._store, row))}", "undo", row.id)
 
     def redo(self) -> Checkpoint:
         """Append a checkpoint that does again what the last undo reversed."""
-        self._check_writer()
-        with self._document.lock, self._writing_done():
-            if self._document.changed:
-                raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
-            row = self._to_redo()
-            self._become(self._store._load(row))
-            pending = self._capture(f"redo {_describe(Checkpoint.of(self._store, row))}", "redo", row.id)
-            return self._finish(pending)
+        writer = self._check_writer()
+        with writer.writing:
+            writer.settle(self._document)
+            with self._document.lock:
+                if self._document.changed:
+                    raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
+                row = self._to_redo()
+                self._become(self._store._load(row))
+                return self._make(f"redo {_describe(Checkpoint.of(self._store, row))}", "redo", row.id)
 
     def _to_undo(self) -> CheckpointRow:
         settled: dict[bytes, str] = {}
@@ -448,9 +322,6 @@ class Agent:
         if self._document.digests() != expected:
             raise Damaged("the state could not be brought back exactly", hint="Close the agent and open it again.")
 
-    def _writing_done(self) -> _Settled:
-        return _Settled(self)
-
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
         """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""
         self._check_writer()
@@ -478,7 +349,8 @@ class Agent:
         self._check_open()
         catalog = self._store._catalog
         return {
-            name: Checkpoint.of(self._store, catalog.checkpoint(n)) for name, n in self._store._tags(self._row.a).items()
+            name: Checkpoint.of(self._store, catalog.checkpoint(n))
+            for name, n in self._store._tags(self._row.a).items()
         }
 
     def mark(
@@ -526,15 +398,13 @@ class Agent:
             raise StoreClosed(f"the handle on agent {self.name!r} was closed", hint="Get a new one: store.agent(...).")
         self._store._check_open()
 
-    def _check_writer(self) -> None:
+    def _check_writer(self) -> Writing:
         self._check_open()
-        if self._lease is None:
-            raise self._only_reads()
+        if self._writer is not None:
+            return self._writer
+        raise ReadOnly(f"this handle on {self.name!r} is read-only", hint="Open it without readonly=True to change it.")
 
-    def _only_reads(self) -> HoldfastError:
-        return ReadOnly(f"this handle on {self.name!r} is read-only", hint="Open it without readonly=True to change it.")
-
-    def __enter__(self) -> Agent:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -543,30 +413,16 @@ class Agent:
         self.close()
 
     def __repr__(self) -> str:
-        at = f" at {_describe(self._head)} #{self._depth}" if self._head is not None else ", no checkpoint yet"
+        head = self.head
+        at = f" at {_describe(head)} #{head.depth}" if head is not None else ", no checkpoint yet"
         return f"<Agent {self.name!r} on {self.branch_name}{at}>"
 
     def _repr_html_(self) -> str:
-        from html import escape  # noqa: PLC0415 - only in notebooks
+        from html import escape
 
-        from holdfast.agent.notebook import checkpoints_html  # noqa: PLC0415
+        from holdfast.agent.notebook import checkpoints_html
 
         return f"<b>{escape(self.name)}</b> on {escape(self.branch_name)}" + checkpoints_html(self.log(limit=10))
-
-
-class _Settled:
-    """Inside, no capture of this agent is on its way: history can be moved."""
-
-    def __init__(self, agent: Agent) -> None:
-        self._agent = agent
-
-    def __enter__(self) -> None:
-        while self._agent._queue:
-            self._agent._finish(self._agent._queue[-1])
-        self._agent._store.flush()
-
-    def __exit__(self, *_args: object) -> None:
-        return None
 
 
 def _describe(checkpoint: Checkpoint | None) -> str:

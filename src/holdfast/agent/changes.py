@@ -116,7 +116,7 @@ class Diff:
         return {"old": self.old, "new": self.new, "changes": [change.to_json() for change in self.changes]}
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        from rich.text import Text  # noqa: PLC0415 - only when it is drawn
+        from rich.text import Text
 
         style = {"-": "red", "+": "green", "~": "yellow"}
         if not self.changes:
@@ -149,7 +149,7 @@ class _Follower:
         self._shifts: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
 
     def explain(self, operation: Operation) -> Iterator[Change]:
-        yield from changes_of(operation, lambda path: self._old(path), self._document)
+        yield from changes_of(operation, self._old, self._document)
         if operation.code == op.SPLICE:
             start, removed, values = operation.args
             self._shifts.setdefault(tuple(operation.path), []).append((start, len(values) - removed))
@@ -190,7 +190,7 @@ def changes_of(
         return Change(tuple(where), kind, _plain(old, document), _plain(new, document), when, label, checkpoint)
 
     def value(data: bytes) -> Any:
-        return document._decode(data)  # noqa: SLF001 - the same room's other half
+        return document._decode(data)
 
     if operation.code == op.SET:
         old = old_at(path)

@@ -12,6 +12,7 @@ from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document
 from holdfast.codec.values import decode, encode
 from holdfast.store.catalog import CheckpointRow, checkpoint_id
+from holdfast.store.sealing import Values
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -22,11 +23,20 @@ SHORT_ID = 12
 class Checkpoint:
     """An immutable, verified record of one moment."""
 
-    def __init__(self, store: Store, manifest: bytes, depth: int, branch: int, row: CheckpointRow | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        raw: bytes,
+        depth: int,
+        branch: int,
+        *,
+        row: CheckpointRow | None = None,
+        manifest: Manifest | None = None,
+    ) -> None:
         self._store = store
-        self._manifest = Manifest.decode(manifest)
-        self._raw = manifest
-        self._id = checkpoint_id(manifest)
+        self._manifest = manifest or Manifest.decode(raw)
+        self._raw = raw
+        self._id = checkpoint_id(raw)
         self._branch = branch
         self._row_known = row
         self.depth = depth
@@ -34,7 +44,7 @@ class Checkpoint:
 
     @classmethod
     def of(cls, store: Store, row: CheckpointRow) -> Checkpoint:
-        return cls(store, row.manifest, row.depth, row.b, row)
+        return cls(store, row.manifest, row.depth, row.b, row=row)
 
     @property
     def _row(self) -> CheckpointRow:
@@ -132,7 +142,7 @@ class Checkpoint:
         row = self._row
         catalog = self._store._catalog
         parent = self._store._scratch(catalog.checkpoint(row.parent)) if row.parent else self._store._empty()
-        operations = history.operations_of(row, self._manifest, history.Values(catalog))
+        operations = history.operations_of(row, self._manifest, Values(catalog))
         return list(mutations(parent, operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:
@@ -164,6 +174,6 @@ class Checkpoint:
         return f"<Checkpoint {self.short_id}{name} #{self.depth} {self.time:%Y-%m-%d %H:%M:%S}>"
 
     def _repr_html_(self) -> str:
-        from holdfast.agent.notebook import checkpoints_html  # noqa: PLC0415 - only in notebooks
+        from holdfast.agent.notebook import checkpoints_html
 
         return checkpoints_html([self])

@@ -43,6 +43,7 @@ class Blank:
         self._catalog = catalog
         self.sections: list[tuple[str, bytes]] = []
         self.base: dict[str, bytes] = {}
+
     def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
         found = self._catalog.nodes(digests)
         for digest in digests:

@@ -40,7 +40,9 @@ class Manifest:
     def decode(cls, data: bytes) -> Manifest:
         parts = decode(data)
         if not isinstance(parts, list) or len(parts) != _FIELDS or parts[0] != VERSION:
-            raise CorruptValue("a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",))
+            raise CorruptValue(
+                "a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",)
+            )
         _, parent, agent, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
         sections = list(zip(flat[::2], flat[1::2], strict=True))
         return cls(

@@ -24,7 +24,9 @@ _DEPENDENCIES_MAX = 2_000
 def collect(registry: Registry, config: Any) -> bytes:
     """The metadata of a checkpoint made now, encoded."""
     data = dict(_process())
-    data["types"] = {name: registration.version for name in registry.names() if (registration := registry.by_name(name))}
+    data["types"] = {
+        name: registration.version for name in registry.names() if (registration := registry.by_name(name))
+    }
     data["config"] = digest_of("holdfast.config", encode(config, registry)).hex() if config is not None else None
     return encode(data)
 
@@ -44,7 +46,7 @@ def _process() -> dict[str, Any]:
 
 
 def _dependencies() -> dict[str, str]:
-    """Installed distributions, from the names of their metadata directories: a hundred times faster than parsing them."""
+    """Installed distributions, by the names of their metadata directories: far faster than parsing them."""
     found: dict[str, str] = {}
     for place in sys.path:
         try:

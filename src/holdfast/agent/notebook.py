@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     header = "".join(f"<th style='text-align:left'>{escape(str(cell))}</th>" for cell in head)
     body = "".join(
-        "<tr>" + "".join(f"<td style='text-align:left'>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
+        "<tr>" + "".join(f"<td style='text-align:left'>{escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
     )
     return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
 

@@ -41,10 +41,10 @@ def newest_valid(store: Store, branch: BranchRow) -> tuple[CheckpointRow | None,
             row = store._catalog.checkpoint(n)
         except HoldfastError as error:
             passed.append(f"{expected.hex()[:12] or n}: {error.message}")
-            row = _row_below(store, branch, n)
-            if row is None:
+            below = _row_below(store, branch, n)
+            if below is None:
                 return None, passed
-            n = row.n
+            row = below
         reason = problem_with(store, row)
         if not reason:
             return row, passed

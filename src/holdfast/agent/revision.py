@@ -28,7 +28,7 @@ def find(store: Store, branch: BranchRow, revision: str) -> CheckpointRow:
         known = [name for name, _ in store._branches(branch.a)] + list(store._tags(branch.a))
         raise UnknownRevision(
             f"{revision!r} names no checkpoint of this agent",
-            hint=f"Branches and tags: {', '.join(known)}. Also a label, ~2, #17 or id:FIRST-CHARACTERS; see `holdfast log`.",
+            hint=f"Branches and tags: {', '.join(known)}. Also a label, ~2, #17 or id:...; see `holdfast log`.",
         )
     return row
 

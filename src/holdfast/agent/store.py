@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from holdfast.agent import history, recovery
 from holdfast.agent.agent import Agent
@@ -28,7 +28,8 @@ from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, Damaged, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
-from holdfast.store.embedded import Embedded, now_us, open_embedded
+from holdfast.store.embedded import Embedded, open_embedded
+from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
     from holdfast.agent.verify import VerifyReport
@@ -60,11 +61,13 @@ def name_key(name: str) -> bytes:
     return digest(b"holdfast.name", name.encode("utf-8"))
 
 
-def check_name(name: str, what: str) -> str:
+def check_name(name: object, what: str) -> str:
     """Refuse names that could not be found again."""
     if not isinstance(name, str) or not name.strip() or name != name.strip():
-        raise BadName(f"{name!r} is not a name for {what}", hint="Use text that is not empty and has no space around it.")
-    if len(name) > NAME_MAX_CHARACTERS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):  # noqa: PLR2004
+        raise BadName(
+            f"{name!r} is not a name for {what}", hint="Use text that is not empty and has no space around it."
+        )
+    if len(name) > NAME_MAX_CHARACTERS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
         raise BadName(
             f"{name[:40]!r} cannot be a name for {what}",
             hint=f"At most {NAME_MAX_CHARACTERS} characters, no control characters.",
@@ -340,7 +343,7 @@ class Store:
         self, progress: Callable[[str, int, int], None] | None = None, agents: Sequence[str] = ()
     ) -> VerifyReport:
         """Read everything and prove every digest. ``progress(what, done, total)`` is called along the way."""
-        from holdfast.agent.verify import verify  # noqa: PLC0415 - a tool of its own, loaded when used
+        from holdfast.agent.verify import verify
 
         self._check_open()
         return verify(self, progress, agents)
@@ -382,7 +385,7 @@ class Store:
             raise StoreClosed(f"the store at {self.path} was closed", hint="Open it again with holdfast.open().")
         self._catalog.check_usable()
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -394,7 +397,7 @@ class Store:
         return f"<Store {self.path}{' (closed)' if self.closed else ''}>"
 
     def _repr_html_(self) -> str:
-        from holdfast.agent.notebook import table  # noqa: PLC0415 - only in notebooks
+        from holdfast.agent.notebook import table
 
         rows = [
             (info.name, ", ".join(info.branches), info.checkpoints, info.head.label if info.head else "", info.updated)
@@ -425,7 +428,9 @@ class Store:
         for row in self._catalog.checkpoints(b=b, newest_first=True):
             if row.id == wanted:
                 return row
-        raise Damaged(f"checkpoint {wanted.hex()[:12]} is not in the catalog", what=(f"checkpoint {wanted.hex()[:12]}",))
+        raise Damaged(
+            f"checkpoint {wanted.hex()[:12]} is not in the catalog", what=(f"checkpoint {wanted.hex()[:12]}",)
+        )
 
     def _load(self, row: CheckpointRow) -> Document:
         return history.load(self._catalog, row, self._registry, inert=self._inert)

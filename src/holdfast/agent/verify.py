@@ -74,7 +74,9 @@ class VerifyReport:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.checked.items())
         if self.ok:
             return f"all is well: {counts}"
-        return "\n".join([f"{len(self.problems)} problem(s): {counts}", *(f"- {p.what}: {p.detail}" for p in self.problems)])
+        return "\n".join(
+            [f"{len(self.problems)} problem(s): {counts}", *(f"- {p.what}: {p.detail}" for p in self.problems)]
+        )
 
     def __repr__(self) -> str:
         return f"<VerifyReport {'ok' if self.ok else f'{len(self.problems)} problems'}>"
@@ -190,9 +192,10 @@ class _Verification:
     # -- histories --------------------------------------------------------------------------------------
 
     def name_of(self, row: AgentRow) -> str:
-        with self.finding(f"agent {row.a}"):
-            return str(decode(row.body)["name"])
-        return f"agent {row.a}"
+        name = f"agent {row.a}"
+        with self.finding(name):
+            name = str(decode(row.body)["name"])
+        return name
 
     def agent(self, row: AgentRow, name: str) -> None:
         self.report.checked["agents"] += 1
@@ -287,7 +290,9 @@ class _Verification:
             for branch in self.catalog.branches(row.a):
                 head = rows.get(branch.head)
                 if branch.head_id != (head.id if head is not None else b"") or (branch.head and head is None):
-                    self.problem(f"branch {decode(branch.body)['name']}", "its head is not the checkpoint it names", name)
+                    self.problem(
+                        f"branch {decode(branch.body)['name']}", "its head is not the checkpoint it names", name
+                    )
         with self.finding(f"tags of {name}", name):
             for tag in self.catalog.tags(row.a):
                 body = decode(tag.body)

@@ -28,7 +28,7 @@ def agents(*, json: Json = False, session: Given) -> int:
             session.out.json(data)
             return 0
         if not found:
-            session.out.line(f"No agents yet in {clean(str(store.path))}.")
+            session.out.say(f"No agents yet in {clean(str(store.path))}.")
             return 0
         session.out.columns(
             ("agent", "head", "checkpoints", "branches", "updated", "last label"),
@@ -37,9 +37,7 @@ def agents(*, json: Json = False, session: Given) -> int:
         )
         abandoned = sum(info.abandoned for info in found)
         if abandoned:
-            session.out.line(
-                Text(f"\n{count(abandoned, 'abandoned line')}; `holdfast log NAME --all` shows them.", style="dim")
-            )
+            session.out.say(Text(f"{count(abandoned, 'abandoned line')}; see `holdfast log NAME --all`.", style="dim"))
     return 0
 
 

@@ -1,6 +1,6 @@
 """The program ``holdfast``: its verbs, the option that all share, and how errors end.
 
-Owns exit codes. Always holds: a person sees one clear line and what to do next, never a traceback, unless
+Always holds: a person sees one clear line and what to do next, never a traceback, unless
 ``HOLDFAST_DEBUG=1`` asks for it.
 """
 
@@ -9,79 +9,69 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError
-from importlib.metadata import version as installed_version
 from pathlib import Path
 from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
-from holdfast.errors import Contention, Damaged, HoldfastError, Incompatible, InputError, Unavailable
+from holdfast.cli.agents import agents
+from holdfast.cli.branch import branch
+from holdfast.cli.demo import demo
+from holdfast.cli.diff import diff
+from holdfast.cli.doctor import doctor
+from holdfast.cli.exits import FAILED, INTERRUPTED, READER_GONE, USAGE, exit_code
+from holdfast.cli.log import log
+from holdfast.cli.machine import holdfast_version
+from holdfast.cli.output import Output, ReaderGone
+from holdfast.cli.redo import redo
+from holdfast.cli.rollback import rollback
+from holdfast.cli.session import Session
+from holdfast.cli.show import show
+from holdfast.cli.tag import tag
+from holdfast.cli.text import clean
+from holdfast.cli.undo import undo
+from holdfast.cli.verify import verify
+from holdfast.errors import HoldfastError
 
-DIFFERENT = 1
-USAGE = 2
-READER_GONE = 141  # what a shell reports for a program that SIGPIPE ended
-INTERRUPTED = 130
-
-# The second level of the error tree says what to do, and so does the exit code. docs/cli.md has the same table.
-EXIT_CODES: dict[type[HoldfastError], int] = {
-    InputError: USAGE,
-    Contention: 3,
-    Incompatible: 4,
-    Damaged: 5,
-    Unavailable: 6,
+# Errors speak to programmers; on the command line the way out has another name.
+_HINTS = {
+    "agent-busy": "Add --wait SECONDS where the verb has it, or end that process first.",
+    "not-a-store": "Name the store with --store DIR or $HOLDFAST_STORE, or go to where .holdfast is.",
 }
-FAILED = 6
 
 _LOOK = Group("Look", sort_key=1)
 _CHANGE = Group("Change", sort_key=2)
 _CARE = Group("Care", sort_key=3)
 _MORE = Group("More", sort_key=4)
-_VERBS = (
-    ("agents", _LOOK, "List the agents in the store."),
-    ("log", _LOOK, "Show an agent's history."),
-    ("show", _LOOK, "Show one checkpoint: what it is, its state, what it changed."),
-    ("diff", _LOOK, "Show what differs between two checkpoints."),
-    ("branch", _CHANGE, "List branches, or start a new one."),
-    ("tag", _CHANGE, "List tags, set one or remove one."),
-    ("rollback", _CHANGE, "Go back to an earlier checkpoint; nothing is deleted."),
-    ("undo", _CHANGE, "Reverse the last checkpoint that is not yet undone."),
-    ("redo", _CHANGE, "Do again what the last undo reversed."),
-    ("verify", _CARE, "Read everything and prove every digest."),
-    ("doctor", _CARE, "Check the machine, the store and who holds it."),
-    ("demo", _CARE, "Watch an agent being killed and come back."),
-)
-
-
-def version() -> str:
-    try:
-        return installed_version("holdfast")
-    except PackageNotFoundError:  # run from a source tree that was never installed
-        return "unknown"
+_VERBS = {
+    _LOOK: (agents, log, show, diff),
+    _CHANGE: (branch, tag, rollback, undo, redo),
+    _CARE: (verify, doctor, demo),
+}
+_EVERYWHERE = Group("Everywhere", sort_key=9)
 
 
 app = App(
     name="holdfast",
     help="Keeps an agent's state safe: look at its history, compare, roll back, branch, verify.",
     help_epilogue="A revision is NAME or NAME@REV. REV: branch, tag, label, ~2, BRANCH~2, #17 (depth) or id:3f2a.",
-    version=version,
-    help_format="plaintext",
+    version=holdfast_version,
+    help_format="markdown",
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
     group_commands=_MORE,
 )
-for _name, _group, _help in _VERBS:
-    app.command(f"holdfast.cli.{_name}:{_name}", name=_name, group=_group, help=_help)
+for _group, _verbs in _VERBS.items():
+    for _order, _verb in enumerate(_verbs):
+        app.command(_verb, group=_group, sort_key=_order)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
-
-app.meta.group_parameters = Group("Everywhere", sort_key=9)
 
 
 @app.meta.default
 def launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    store: Annotated[Path | None, Parameter(show_default=False)] = None,
+    store: Annotated[Path | None, Parameter(group=_EVERYWHERE, metavar="DIR", show_default=False)] = None,
 ) -> int:
     """Find the verb and run it in its surroundings.
 
@@ -95,8 +85,6 @@ def launch(
     command, bound, ignored = app.parse_args(tokens)
     given: dict[str, Any] = {}
     if "session" in ignored:
-        from holdfast.cli.session import Session
-
         given["session"] = Session(store)
     code = command(*bound.args, **bound.kwargs, **given)
     return code if isinstance(code, int) else 0
@@ -104,8 +92,6 @@ def launch(
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; every way it can end becomes an exit code."""
-    from holdfast.cli.output import ReaderGone
-
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # text that the encoding lacks is escaped, never a reason to fail
             stream.reconfigure(errors="backslashreplace")
@@ -128,16 +114,12 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
 
 
-def exit_code(error: HoldfastError) -> int:
-    return next((code for group, code in EXIT_CODES.items() if isinstance(error, group)), FAILED)
-
-
 def _explain(error: HoldfastError) -> int:
     if _debugging():
         raise error
     # An error with its own way of speaking (Unencodable puts the path in front) keeps it; the hint is said once.
     message = str(error).removesuffix(f"\n{error.hint}") if error.hint else str(error)
-    _say(message, error.hint)
+    _say(message, _HINTS.get(error.kind, error.hint))
     return exit_code(error)
 
 
@@ -146,16 +128,13 @@ def _usage(error: CycloptsError) -> int:
         raise error
     error.verbose = False
     message = str(error)
-    if error.unused_tokens:
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         message = f"Too many arguments: {' '.join(error.unused_tokens)}"
     _say(message, f"See `{' '.join(('holdfast', *(error.command_chain or ())))} --help`.")
     return USAGE
 
 
 def _say(message: str, hint: str) -> None:
-    from holdfast.cli.output import Output
-    from holdfast.cli.text import clean
-
     console = Output(stderr=True)
     console.print(f"holdfast: {clean(message)}", style="bold red", soft_wrap=True)
     if hint:

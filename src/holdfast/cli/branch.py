@@ -21,7 +21,7 @@ def branch(
     new: str | None = None,
     /,
     *,
-    at: Annotated[str | None, Parameter(completer=refs, show_default=False)] = None,
+    at: Annotated[str | None, Parameter(completer=refs, metavar="REV", show_default=False)] = None,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -51,7 +51,7 @@ def branch(
         if json:
             session.out.json({"schema": SCHEMA, "agent": name, "branch": new, "head": head.to_json()})
         else:
-            session.out.line(
+            session.out.say(
                 "Branch ", Text(clean(new), style="bold cyan"), f" of {clean(name)} starts at ",
                 Text(head.short_id, style="yellow"), f" #{head.depth} {clean(head.label)}".rstrip(), ".",
             )  # fmt: skip

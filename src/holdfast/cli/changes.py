@@ -21,7 +21,7 @@ def lines(changes: Iterable[Change]) -> Iterator[Text]:
         sides = [("-", "red", change.old), ("+", "green", change.new)]
         known = [side for side in sides if side[2] is not MISSING]
         for sign, colour, value in known:
-            line = Text(f"{sign} ", style=f"bold {colour}")
+            line = Text().append(f"{sign} ", style=f"bold {colour}")
             line.append(clean(change.where), style="bold").append(": ", style="dim")
             yield line.append(text_of(value, _SIDE_CHARACTERS), style=colour)
         if not known:

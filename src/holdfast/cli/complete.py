@@ -59,7 +59,10 @@ def refs(context: CompletionContext) -> list[str]:
 def _refs(context: CompletionContext, name: str) -> list[str]:
     with suppress(HoldfastError, OSError), _store(context) as store:
         agent = store.agent(store.resolve(name)[0], create=False, readonly=True)
-        return [ref for known in (*agent.branches(), *agent.tags()) if (ref := _offer(known))][:_OFFERED]
+        # A revision is split at its last "@", so such a name could not be given.
+        return [ref for known in (*agent.branches(), *agent.tags()) if (ref := _offer(known)) and "@" not in ref][
+            :_OFFERED
+        ]
     return []
 
 

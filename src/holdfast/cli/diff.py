@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.text import Text
 
 from holdfast import Agent, Checkpoint
-from holdfast.cli.app import DIFFERENT
 from holdfast.cli.changes import change_json, lines
+from holdfast.cli.exits import DIFFERENT
 from holdfast.cli.session import Flag, Given, Json, Revision, looking
 from holdfast.cli.text import clean, count
 from holdfast.errors import BadOption
@@ -57,12 +57,12 @@ def diff(
                 }
             )
         else:
-            session.out.line(Text(f"--- {_title(agent, before)}", style="bold red"))
-            session.out.line(Text(f"+++ {_title(agent, after)}", style="bold green"))
+            session.out.say(Text(f"--- {_title(agent, before)}", style="bold red"))
+            session.out.say(Text(f"+++ {_title(agent, after)}", style="bold green"))
             for line in lines(found):
-                session.out.line(line)
+                session.out.say(line, wrap=True)
             changed = count(len(found), "change") if found else "no differences"
-            session.out.line(Text(changed, style="dim"))
+            session.out.say(Text(changed, style="dim"))
     return DIFFERENT if exit_code and before.digest != after.digest else 0
 
 

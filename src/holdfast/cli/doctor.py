@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from holdfast.cli import machine
-from holdfast.cli.app import exit_code, version
+from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given, Json, Session
-from holdfast.cli.text import clean, count, size
+from holdfast.cli.text import ago, clean, count, now, size
 from holdfast.errors import HoldfastError, NotAStore
 
 SCHEMA = "holdfast.doctor/1"
@@ -39,7 +41,7 @@ def doctor(*, json: Json = False, session: Given) -> int:
     json
         Print JSON (schema holdfast.doctor/1).
     """
-    data: dict[str, Any] = {"schema": SCHEMA, "holdfast": version(), "python": machine.python()}
+    data: dict[str, Any] = {"schema": SCHEMA, "holdfast": machine.holdfast_version(), "python": machine.python()}
     data["system"] = machine.system()
     data["packages"] = machine.packages(("apsw", "blake3", "msgspec", "ormsgpack", "zstandard"))
     data["optional"] = machine.packages(machine.OPTIONAL)
@@ -66,15 +68,11 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
     try:
         with session.reading() as store:
             stats = store.stats()
-            found = {"path": str(store.path), "agents": len(store.agents()), **stats, "error": None}
-            found["path"] = str(store.path)
-    except NotAStore as error:
-        place = session.path
-        if place is None or not place.exists():
-            return None, exit_code(error) if place is not None else 0
-        return {"path": str(place), "error": _error(error)}, exit_code(error)
+            found = {**stats, "path": str(store.path), "agents": len(store.agents()), "error": None}
     except HoldfastError as error:
-        return {"path": str(session.path or ""), "error": _error(error)}, exit_code(error)
+        if isinstance(error, NotAStore) and session.path is None and not os.environ.get("HOLDFAST_STORE"):
+            return None, 0  # nobody named one, and there need not be any
+        return {"path": str(session.path) if session.path else None, "error": _error(error)}, exit_code(error)
     place = Path(found["path"])
     flush = machine.flush_time(place)
     found["filesystem"] = machine.filesystem(place)
@@ -115,16 +113,16 @@ def _print(out: Output, data: dict[str, Any], troubles: list[_Trouble]) -> None:
     _group(out, "This program", _program(data))
     store = data["store"]
     if store is not None and not store["error"]:
-        out.line()
+        out.say()
         _group(out, "The store", _facts(store))
-        out.line()
+        out.say()
         _writers(out, store["writers"])
-    out.line()
+    out.say()
     if not troubles:
-        out.line(Text("No trouble found. ", style="bold green"), "`holdfast verify` checks every byte in the store.")
+        out.say(Text("No trouble found. ", style="bold green"), "`holdfast verify` checks every byte in the store.")
     styles = {"note": "cyan", "warning": "bold yellow", "error": "bold red"}
     for trouble in troubles:
-        out.line(Text(f"{trouble.level}: ", style=styles[trouble.level]), clean(trouble.text))
+        out.say(Text(f"{trouble.level}: ", style=styles[trouble.level]), clean(trouble.text), wrap=True)
 
 
 def _program(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -149,15 +147,17 @@ def _facts(store: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _writers(out: Output, writers: list[dict[str, Any]]) -> None:
-    out.line(Text("Writers now", style="bold"))
+    out.say(Text("Writers now", style="bold"))
     for writer in writers:
-        known = ", ".join(f"{name} {value}" for name, value in writer.items())
-        out.line(f"  {clean(known)}")
+        since = writer.get("since")
+        began = f", since {ago(datetime.fromtimestamp(since / 1e6, UTC), now())}" if isinstance(since, int) else ""
+        who = f"process {writer.get('pid')} on {writer.get('host')} ({writer.get('program')})"
+        out.say(Text(f"  {clean(str(writer.get('agent')))}", style="bold cyan"), clean(f"  {who}{began}"))
     if not writers:
-        out.line(Text("  none", style="dim"))
+        out.say(Text("  none", style="dim"))
 
 
 def _group(out: Output, title: str, facts: Iterator[tuple[str, str]]) -> None:
-    out.line(Text(title, style="bold"))
+    out.say(Text(title, style="bold"))
     for name, text in facts:
-        out.line(Text(f"  {name:<9} ", style="dim"), clean(text))
+        out.say(Text(f"  {name:<9} ", style="dim"), clean(text), wrap=True)

@@ -28,7 +28,7 @@ def log(
     agent: Revision,
     /,
     *,
-    number: Annotated[int | None, Parameter(name=("--number", "-n"), show_default=False)] = None,
+    number: Annotated[int | None, Parameter(name=("--number", "-n"), metavar="N", show_default=False)] = None,
     all: Flag = False,
     json: Json = False,
     session: Given,
@@ -128,7 +128,7 @@ def _line(checkpoints: list[Checkpoint], start: str) -> Iterator[Checkpoint]:
 
 def _print(out: Output, history: _History, shown: list[Checkpoint]) -> None:
     if not shown:
-        out.line(f"{clean(history.agent.name)} has no checkpoint yet.")
+        out.say(f"{clean(history.agent.name)} has no checkpoint yet.")
         return
     rows = list(draw(((c.id, c.parent_id) for c in shown), unicode=out.unicode))
     graph_width = max(len(row.before) + 1 + len(row.after) for row in rows)
@@ -137,11 +137,11 @@ def _print(out: Output, history: _History, shown: list[Checkpoint]) -> None:
     for checkpoint, row in zip(shown, rows, strict=True):
         written = f"{checkpoint.time.astimezone():%Y-%m-%d %Z}"
         if written != day:
-            out.line(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"))
+            out.say(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"))
             day = written
         if row.joins:
-            out.line(Text(row.joins, style="dim"))
-        out.line(_entry(out, history, checkpoint, row, graph_width, depth_width))
+            out.say(Text(row.joins, style="dim"))
+        out.say(_entry(out, history, checkpoint, row, graph_width, depth_width))
         passing = row.passing
     _footer(out, history, shown)
 
@@ -154,7 +154,7 @@ def _entry(
     dot = dots.get(checkpoint.kind, "?")
     if lost and checkpoint.kind == "checkpoint":
         dot = "○" if out.unicode else "o"
-    line = Text(row.before, style="dim")
+    line = Text().append(row.before, style="dim")
     line.append(dot, style="dim" if lost else "bold green").append(row.after, style="dim")
     line.append(" " * (graph_width - len(line) + 1))
     line.append(f"#{checkpoint.depth}".rjust(depth_width) + "  ")
@@ -199,4 +199,4 @@ def _footer(out: Output, history: _History, shown: list[Checkpoint]) -> None:
     if lines and history.reached is None:
         notes.append(f"{count(lines, 'abandoned line')} not shown; --all shows {'it' if lines == 1 else 'them'}.")
     for note in notes:
-        out.line(Text(note, style="dim"))
+        out.say(Text(note, style="dim"))

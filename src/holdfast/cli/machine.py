@@ -100,6 +100,10 @@ def packages(names: tuple[str, ...]) -> dict[str, str | None]:
     return found
 
 
+def holdfast_version() -> str:
+    return packages(("holdfast",))["holdfast"] or "unknown"  # run from a source tree that was never installed
+
+
 def python() -> str:
     return f"{platform.python_implementation()} {platform.python_version()}"
 

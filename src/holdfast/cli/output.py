@@ -17,6 +17,8 @@ from rich.text import Text
 
 # A column other than the last takes at most this much of a terminal's line.
 _COLUMN_LIMIT = 40
+# What stands before a line that goes on from the one above.
+_HANGING = " " * 4
 
 
 class ReaderGone(Exception):
@@ -37,13 +39,18 @@ class Output(Console):
         """Whether lines and dots outside ASCII can be shown."""
         return self.encoding.lower().replace("_", "-").startswith("utf")
 
-    def line(self, *parts: Text | str, style: str = "") -> None:
-        """One line: cut on a terminal, whole elsewhere."""
-        text = Text.assemble(*parts, style=style)
-        if self.is_terminal:
+    def say(self, *parts: Text | str, wrap: bool = False) -> None:
+        """One line: on a terminal cut, or with ``wrap`` continued below; whole elsewhere."""
+        text = Text.assemble(*parts)
+        if not self.is_terminal:
+            self.print(text, soft_wrap=True)
+        elif not wrap:
             self.print(text, no_wrap=True, overflow="ellipsis")
         else:
-            self.print(text, soft_wrap=True)
+            first, *rest = text.wrap(self, max(20, self.width - len(_HANGING))) or [text]
+            self.print(first)
+            for line in rest:
+                self.print(Text(_HANGING).append_text(line))
 
     def columns(self, heads: Sequence[str], rows: Iterable[Sequence[Text | str]], *, right: Iterable[int] = ()) -> None:
         """A table: each column as wide as its widest cell, the last one as long as it likes."""
@@ -65,7 +72,7 @@ class Output(Console):
                 if at != last:
                     line.append("  ")
             line.rstrip()
-            self.line(line)
+            self.say(line)
 
     def json(self, data: dict[str, Any]) -> None:
         """One JSON document. Everything outside ASCII is escaped: any encoding carries it, no terminal acts on it."""

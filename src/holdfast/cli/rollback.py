@@ -25,7 +25,7 @@ def rollback(
     agent: Name,
     /,
     *,
-    to: Annotated[str, Parameter(completer=refs)],
+    to: Annotated[str, Parameter(completer=refs, metavar="REV")],
     dry_run: Flag = False,
     yes: Flag = False,
     wait: Wait = 0.0,
@@ -65,7 +65,7 @@ def rollback(
             if not json:
                 _show(session.out, handle, plan)
             if not yes and not _confirmed(session.out):
-                session.out.line("Nothing was changed.")
+                session.out.say("Nothing was changed.")
                 return 0
             head = handle.rollback(plan.target)
             if json:
@@ -83,34 +83,34 @@ def _preview(session: Session, agent: str, to: str, *, json: bool) -> int:
             session.out.json(_as_json(handle, plan, done=False))
         else:
             _show(session.out, handle, plan)
-            session.out.line(Text("Dry run: nothing was changed.", style="bold"))
+            session.out.say(Text("Dry run: nothing was changed.", style="bold"))
     return 0
 
 
 def _show(out: Output, handle: Agent, plan: Rollback) -> None:
     target = plan.target
-    out.line(
+    out.say(
         Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"), " goes back to ",
         Text(target.short_id, style="yellow"), f" #{target.depth} {clean(target.label)} ({ago(target.time, now())}).",
     )  # fmt: skip
     if plan.abandons:
-        out.line(f"{count(len(plan.abandons), 'checkpoint')} will be left behind, not deleted:")
+        out.say(f"{count(len(plan.abandons), 'checkpoint')} will be left behind, not deleted:")
         for checkpoint in plan.abandons[:_SHOWN]:
-            out.line(
+            out.say(
                 "  ", Text(checkpoint.short_id, style="yellow"), f"  #{checkpoint.depth}",
                 Text(f"  {ago(checkpoint.time, now())}", style="dim"), f"  {clean(checkpoint.label)}",
             )  # fmt: skip
         if len(plan.abandons) > _SHOWN:
-            out.line(Text(f"  … and {len(plan.abandons) - _SHOWN:,} more", style="dim"))
+            out.say(Text(f"  … and {len(plan.abandons) - _SHOWN:,} more", style="dim"))
     if plan.diff:
-        out.line("The state changes like this:")
+        out.say("The state changes like this:")
         changed = list(lines(plan.diff))
         for line in changed[:_SHOWN]:
-            out.line("  ", line)
+            out.say("  ", line, wrap=True)
         if len(changed) > _SHOWN:
-            out.line(Text(f"  … and {count(len(changed) - _SHOWN, 'more line')}", style="dim"))
+            out.say(Text(f"  … and {count(len(changed) - _SHOWN, 'more line')}", style="dim"))
     else:
-        out.line("The state stays as it is.")
+        out.say("The state stays as it is.")
 
 
 def _confirmed(out: Output) -> bool:
@@ -118,18 +118,18 @@ def _confirmed(out: Output) -> bool:
     try:
         return input().strip().lower() in {"y", "yes"}
     except EOFError:
-        out.line()
+        out.say()
         return False
 
 
 def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: Rollback) -> None:
-    out.line(
+    out.say(
         Text("Done. ", style="bold green"), f"{clean(name)}@{clean(branch)} is at ",
         Text(head.short_id, style="yellow"), f" #{head.depth}, state {head.digest[:16]}.",
     )  # fmt: skip
     if plan.abandons:
         back = f"holdfast rollback {name} --to id:{plan.abandons[0].short_id}"
-        out.line(Text(f"To go forward again: {clean(back)}", style="dim"))
+        out.say(Text(f"To go forward again: {clean(back)}", style="dim"))
 
 
 def _as_json(handle: Agent, plan: Rollback, *, done: bool) -> dict[str, object]:

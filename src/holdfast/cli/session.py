@@ -46,7 +46,7 @@ Name = Annotated[str, Parameter(completer=agents)]
 Revision = Annotated[str, Parameter(completer=revisions)]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
-Wait = Annotated[float, Parameter(name="--wait", show_default=False)]
+Wait = Annotated[float, Parameter(name="--wait", metavar="SECONDS", show_default=False)]
 
 
 def looking(store: Store, revision: str) -> tuple[Agent, Checkpoint]:

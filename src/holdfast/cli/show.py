@@ -20,14 +20,16 @@ from holdfast.errors import BadOption
 SCHEMA = "holdfast.show/1"
 # Changes that fit under a tree without pushing it off the screen.
 _CHANGES = 12
+# Who asks for one place wants to see more of it.
+_PLACE = Limits(depth=8, items=40, characters=4_000)
 
 
 def show(
     revision: Revision,
     /,
     *,
-    section: Annotated[str | None, Parameter(show_default=False)] = None,
-    path: Annotated[str | None, Parameter(show_default=False)] = None,
+    section: Annotated[str | None, Parameter(metavar="NAME", show_default=False)] = None,
+    path: Annotated[str | None, Parameter(metavar="PATH", show_default=False)] = None,
     full: Flag = False,
     json: Json = False,
     session: Given,
@@ -77,9 +79,9 @@ def value_at(checkpoint: Checkpoint, parts: tuple[Any, ...]) -> Any:
 
 def _header(out: Output, agent: Agent, checkpoint: Checkpoint) -> None:
     label = Text(clean(checkpoint.label), style="bold") if checkpoint.label else Text("no label", style="dim")
-    out.line(Text(clean(agent.name), style="bold cyan"), f"  #{checkpoint.depth}  ", label)
+    out.say(Text(clean(agent.name), style="bold cyan"), f"  #{checkpoint.depth}  ", label)
     tags = ", ".join(clean(tag) for tag in checkpoint.tags)
-    for name, text in (
+    facts: list[tuple[str, Text | str]] = [
         ("id", Text(checkpoint.id, style="yellow")),
         ("state", Text(checkpoint.digest)),
         ("parent", checkpoint.parent_id[:12] or "none: the first"),
@@ -90,9 +92,10 @@ def _header(out: Output, agent: Agent, checkpoint: Checkpoint) -> None:
         ("validity", _validity(checkpoint)),
         ("added", f"{count(checkpoint.operations, 'change')}, {size(checkpoint.size_bytes)}"),
         *_metadata(checkpoint.metadata),
-    ):
+    ]
+    for name, text in facts:
         if text:
-            out.line(Text(f"{name:<9} ", style="dim"), text)
+            out.say(Text(f"{name:<10} ", style="dim"), text)
 
 
 def _kind(checkpoint: Checkpoint) -> str:
@@ -126,10 +129,10 @@ def _metadata(metadata: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _sections(out: Output, checkpoint: Checkpoint) -> None:
-    out.line()
+    out.say()
     sections = checkpoint.sections
     if not sections:
-        out.line(Text("The state is empty.", style="dim"))
+        out.say(Text("The state is empty.", style="dim"))
         return
     rows = [
         (Text(clean(name), style="cyan"), digest[:16], kind_of(value_at(checkpoint, (name,))))
@@ -143,26 +146,26 @@ def _tree(out: Output, checkpoint: Checkpoint, parts: tuple[Any, ...], *, full: 
     if not parts:
         if not value:
             return
-        out.line()
-    tree = Tree(FULL if full else Limits(), unicode=out.unicode)
+        out.say()
+    tree = Tree(FULL if full else _PLACE if parts else Limits(), unicode=out.unicode)
     for line in tree.lines(holdfast.errors.format_path(parts), value):
-        out.line(line)
+        out.say(line, wrap=full or bool(parts))
     if tree.cut:
         where = "place is" if tree.cut == 1 else "places are"
-        out.line(Text(f"{tree.cut} {where} cut short; --full shows everything, --path one place.", style="dim"))
+        out.say(Text(f"{tree.cut} {where} cut short; --full shows everything, --path one place.", style="dim"))
 
 
 def _changes(out: Output, checkpoint: Checkpoint, *, full: bool) -> None:
     found = checkpoint.changes()
     if not found:
         return
-    out.line()
-    out.line(Text("Changed by this checkpoint", style="bold"))
+    out.say()
+    out.say(Text("Changed by this checkpoint", style="bold"))
     shown = found if full else found[:_CHANGES]
     for line in lines(shown):
-        out.line(line)
+        out.say(line, wrap=True)
     if len(found) > len(shown):
-        out.line(Text(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.", style="dim"))
+        out.say(Text(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.", style="dim"))
 
 
 def _as_json(agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...]) -> dict[str, Any]:

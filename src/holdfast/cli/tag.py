@@ -22,7 +22,7 @@ def tag(
     tag: Annotated[str | None, Parameter(completer=refs)] = None,
     /,
     *,
-    at: Annotated[str | None, Parameter(completer=refs, show_default=False)] = None,
+    at: Annotated[str | None, Parameter(completer=refs, metavar="REV", show_default=False)] = None,
     delete: Flag = False,
     json: Json = False,
     session: Given,
@@ -62,9 +62,9 @@ def tag(
             checkpoint = tagged.to_json() if tagged else None
             session.out.json({"schema": SCHEMA, "agent": name, "tag": tag, "checkpoint": checkpoint})
         elif tagged is None:
-            session.out.line("Tag ", Text(clean(tag), style="bold magenta"), f" of {clean(name)} is gone.")
+            session.out.say("Tag ", Text(clean(tag), style="bold magenta"), f" of {clean(name)} is gone.")
         else:
-            session.out.line(
+            session.out.say(
                 "Tag ", Text(clean(tag), style="bold magenta"), f" of {clean(name)} names ",
                 Text(tagged.short_id, style="yellow"), f" #{tagged.depth} {clean(tagged.label)}".rstrip(), ".",
             )  # fmt: skip
@@ -79,7 +79,7 @@ def _list(session: Session, agent: str, *, json: bool) -> int:
             entries = [{"name": known, "checkpoint": tagged.to_json()} for known, tagged in tags.items()]
             session.out.json({"schema": LIST_SCHEMA, "agent": name, "tags": entries})
         elif not tags:
-            session.out.line(f"{clean(name)} has no tags.")
+            session.out.say(f"{clean(name)} has no tags.")
         else:
             rows = [
                 (

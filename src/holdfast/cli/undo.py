@@ -54,11 +54,11 @@ def step(
                 )
                 return 0
             verb = "Undone: " if made.kind == "undo" else "Done again: "
-            session.out.line(
+            session.out.say(
                 Text(verb, style="bold green"), Text(target.short_id, style="yellow"),
                 f" #{target.depth} {clean(target.label)}".rstrip(), f", in the new checkpoint #{made.depth} ",
                 Text(made.short_id, style="yellow"), ".",
             )  # fmt: skip
             for line in lines(changes):
-                session.out.line("  ", line)
+                session.out.say("  ", line, wrap=True)
     return 0

@@ -139,7 +139,7 @@ class Tree:
     def _branch(self, lead: str, below: str, name: Text, value: Any, depth: int) -> Iterator[Text]:
         children = _children(value)
         inline = self._inline(value, children)
-        line = Text(lead, style="dim").append_text(name)
+        line = Text().append(lead, style="dim").append_text(name)
         if inline is not None or children is None:
             yield line.append(": ", style="dim").append(inline or "", style=_style(value))
             return

@@ -6,14 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from holdfast.cli.app import EXIT_CODES
+from holdfast.cli.exits import DAMAGED
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given, Json, Name
 from holdfast.cli.text import clean, count, size
-from holdfast.errors import Damaged
 
 SCHEMA = "holdfast.verify/1"
 # Ids that a problem lists; the JSON has all.
@@ -41,7 +39,7 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
             session.out.json({"schema": SCHEMA, "store": str(store.path), **found})
         else:
             _print(session.out, found)
-    return 0 if report.ok else EXIT_CODES[Damaged]
+    return 0 if report.ok else DAMAGED
 
 
 @contextmanager
@@ -50,6 +48,8 @@ def _progress(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
     if not err.is_terminal:
         yield None
         return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     bars = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
@@ -71,19 +71,22 @@ def _progress(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
 
 
 def _print(out: Output, report: dict[str, Any]) -> None:
-    checked = [size(number) if what == "bytes" else f"{number:,} {what}" for what, number in report["checked"].items()]
-    out.line(f"Checked {', '.join(checked)}.")
+    checked = [
+        size(number) if what == "bytes" else count(number, what.removesuffix("s"))
+        for what, number in report["checked"].items()
+    ]
+    out.say(f"Checked {', '.join(checked)}.")
     if report["ok"]:
-        out.line(Text("Everything is as it was written.", style="bold green"))
+        out.say(Text("Everything is as it was written.", style="bold green"))
         return
-    out.line(Text(f"{count(len(report['problems']), 'problem')} found.", style="bold red"))
+    out.say(Text(f"{count(len(report['problems']), 'problem')} found.", style="bold red"))
     for problem in report["problems"]:
         whose = f" ({clean(problem['agent'])})" if problem["agent"] else ""
-        out.line(Text(f"  {clean(problem['what'])}{whose}: ", style="red"), clean(problem["detail"]))
+        out.say(Text(f"  {clean(problem['what'])}{whose}: ", style="red"), clean(problem["detail"]))
         if problem["affected"]:
             ids = ", ".join(affected[:12] for affected in problem["affected"][:_LISTED])
             more = len(problem["affected"]) - _LISTED
-            out.line(Text(f"    checkpoints: {ids}{f' and {more} more' if more > 0 else ''}", style="yellow"))
+            out.say(Text(f"    checkpoints: {ids}{f' and {more} more' if more > 0 else ''}", style="yellow"))
     if report["affected"]:
-        out.line(f"{count(len(report['affected']), 'checkpoint')} cannot be trusted; the others are proven.")
-    out.line('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')
+        out.say(f"{count(len(report['affected']), 'checkpoint')} cannot be trusted; the others are proven.")
+    out.say('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')

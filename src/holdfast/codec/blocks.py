@@ -101,7 +101,7 @@ class Leaf:
 class _Index:
     """An index node over ``span`` children of the level below, from ``start`` on; ``count`` items in all."""
 
-    __slots__ = ("count", "digest", "entry", "span", "start", "stored")
+    __slots__ = ("count", "digest", "entry", "running", "span", "start", "stored")
 
     def __init__(self, start: int, span: int, digest: bytes, count: int) -> None:
         self.start = start
@@ -110,6 +110,7 @@ class _Index:
         self.count = count
         self.stored = False
         self.entry = digest + count.to_bytes(8, "big")
+        self.running: tuple[blake3, int, int] | None = None  # over the first children: hasher, how many, their items
 
 
 class Tree:
@@ -383,6 +384,35 @@ def _index_raw(kind: bytes, level: int, children: Sequence[Leaf | _Index], start
     return kind + bytes((level,)) + b"".join([child.entry for child in children[start : start + span]])
 
 
+def _index_closes(length: int, digest: bytes) -> bool:
+    """Whether an index node of ``length`` entries ends after the child with this digest."""
+    return length >= INDEX_MAX_ENTRIES or (
+        length >= INDEX_MIN_ENTRIES and int.from_bytes(digest[:4], "big") < INDEX_CUT_BELOW
+    )
+
+
+def _append(kind: bytes, level: int, children: Sequence[Leaf | _Index], above: list[_Index]) -> bool:
+    """Only the last child changed or is new, and it belongs to the last node: go on with that node's hasher."""
+    last = above[-1]
+    newest = len(children) - 1
+    before = newest - last.start
+    if before < 0 or (before and _index_closes(before, children[newest - 1].digest or b"")):
+        return False
+    hasher, fed, count = last.running or (blake3(_NODE_TAG + kind + bytes((level,))), 0, 0)
+    if fed > before:
+        return False
+    for child in children[last.start + fed : newest]:
+        hasher.update(child.entry)
+        count += child.count
+    end = hasher.copy()
+    end.update(children[newest].entry)
+    index = _Index(last.start, before + 1, end.digest(), count + children[newest].count)
+    index.running = hasher, before, count
+    index.stored = last.stored and index.digest == last.digest
+    above[-1] = index
+    return True
+
+
 def _regroup(
     kind: bytes,
     level: int,
@@ -397,6 +427,8 @@ def _regroup(
     ``new_end`` is the first child after the changed ones, ``shift`` by how much the children behind it moved.
     Returns how many nodes of this level are the same still, at its start and at its end.
     """
+    if above and first == len(children) - 1 and _append(kind, level, children, above):
+        return len(above) - 1, 0
     position = max(0, bisect_right(above, first, key=_start_of) - 1) if above else 0
     start = above[position].start if above else 0
     behind = range(position, len(above))
@@ -412,9 +444,7 @@ def _regroup(
         digest = children[at - 1].digest
         assert digest is not None  # noqa: S101 - a type narrowing
         length = at - run
-        closed = length >= INDEX_MAX_ENTRIES or (
-            length >= INDEX_MIN_ENTRIES and int.from_bytes(digest[:4], "big") < INDEX_CUT_BELOW
-        )
+        closed = _index_closes(length, digest)
         if closed or at == len(children):
             raw = _index_raw(kind, level, children, run, length)
             index = _Index(run, length, node_digest(raw), sum([child.count for child in children[run:at]]))

@@ -384,6 +384,7 @@ def decode(
             raise _typed(error) from error
     else:
         if not reading.risk_seen:
+            reading.big = None
             _FREE.append(reading)
         return value
 

@@ -7,10 +7,8 @@ nodes are kept: a ``Source`` gives them. What always holds: the digest of a sect
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterable, Iterator, MutableMapping
 from typing import Any, NamedTuple, Protocol
 
@@ -37,11 +35,11 @@ from holdfast.codec.lowering import OPTION, Ext, array_of
 from holdfast.codec.nodes import FLAT, Node, TrackedDict, TrackedList, TrackedSet, wrap
 from holdfast.codec.operations import Operation
 from holdfast.codec.types import Registry
+from holdfast.codec.watching import Watches
 from holdfast.codec.values import UNWRAP, decode, encode, fields_of, is_immutable
 from holdfast.errors import (
     CorruptValue,
     Damaged,
-    DetachedChange,
     HoldfastError,
     ReadOnly,
     Stale,
@@ -51,8 +49,6 @@ from holdfast.errors import (
 )
 
 CHUNK_BYTES = 8 * 1024 * 1024
-# A watched original that stays in use is compared at checkpoints that lie further and further apart.
-_WATCH_EVERY_UP_TO = 4
 _RAW = frozenset({dict, list, set})
 
 
@@ -135,19 +131,6 @@ class _Handout(NamedTuple):
     digest: bytes
 
 
-class _Watch:
-    """A container or instance that was put in by value and may still be in use outside."""
-
-    __slots__ = ("age", "digest", "due", "original", "path")
-
-    def __init__(self, original: Any, data: bytes, path: str) -> None:
-        self.original = original
-        self.digest = digest_of("watch", data)
-        self.path = path
-        self.age = 0
-        self.due = 1
-
-
 class Document(MutableMapping[str, Any]):
     """A mapping of sections. Each loads when it is first touched."""
 
@@ -171,7 +154,7 @@ class Document(MutableMapping[str, Any]):
         self._sections: dict[str, Section] = {}
         self._operations: list[Operation] = []
         self._handouts: dict[int, _Handout] = {}
-        self._watches: list[_Watch] = []
+        self._watches = Watches(registry)
         self._planted: dict[int, Node] = {}
         self._nodes: dict[bytes, bytes] = {}
         self._chunks: dict[bytes, bytes] = {}
@@ -332,8 +315,7 @@ class Document(MutableMapping[str, Any]):
                 return taken, self.pack(taken)
             if kind not in _RAW and is_immutable(value):
                 return value, self._leaf_data(value, data)
-            self._watches.append(_Watch(value, data, ""))
-            self._watches[-1].path = self._name_of(holder, key)
+            self._watches.add(value, data, lambda: self._name_of(holder, key))
             return self._take_encoded(data)
         except Unencodable as error:
             path = (holder._path() if isinstance(holder, Node) else None) or []
@@ -843,48 +825,13 @@ class Document(MutableMapping[str, Any]):
             leaf = holder._leaf_for(key) if isinstance(holder, TrackedDict) else holder._tree.leaf_at(key)
             holder._tree.spoil(leaf)
 
-    def _check_watches(self) -> None:
-        """Warn about originals that were changed outside after they had been put in by value."""
-        watches, self._watches = self._watches, []
-        while watches:
-            watch = watches.pop()
-            original = watch.original
-            watch.original = None
-            # Two references are ours: the local name and getrefcount's argument.
-            held = sys.getrefcount(original) > 2  # noqa: PLR2004
-            inner = [] if held else _inner(original, watch.path)
-            if not held and not inner:
-                continue
-            watch.original = original
-            watch.age += 1
-            if held and watch.age < watch.due:
-                self._watches.append(watch)
-                continue
-            watch.due = watch.age + 1 if watch.age <= _WATCH_EVERY_UP_TO else watch.age * 2
-            try:
-                same = digest_of("watch", encode(original, self.registry)) == watch.digest
-            except Unencodable:
-                same = False
-            if same and held:
-                self._watches.append(watch)
-            elif same:
-                watches.extend(_Watch(child, encode(child, self.registry), name) for name, child in inner)
-                del inner
-            else:
-                warnings.warn(
-                    f"the {type(original).__name__} that was put into {watch.path} has changed since, outside the "
-                    f"state; that change is not saved. Use the one in the state: read it back from agent.state.",
-                    DetachedChange,
-                    stacklevel=4,
-                )
-
     # -- capturing ------------------------------------------------------------------------------------
 
     def capture(self) -> Capture:
         """Everything since the last capture, and the digests of the state as it is now."""
         with self.lock:
             self._check_handouts()
-            self._check_watches()
+            self._watches.check()
             sections = [(name, section.update()) for name, section in self._sections.items()]
             if self.paranoid:
                 self._recompute()
@@ -934,7 +881,7 @@ class Document(MutableMapping[str, Any]):
         """After a rollback: what was recorded on the way belongs to no checkpoint."""
         with self.lock:
             self._operations = []
-            self._watches = []
+            self._watches.clear()
             self.dirty = False
 
     @property
@@ -1016,17 +963,6 @@ def _is_utf8(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _inner(original: Any, path: str) -> list[tuple[str, Any]]:
-    """Containers and instances directly inside an original, which may be held on their own."""
-    if type(original) not in {dict, list}:
-        return []
-    return [
-        (f"{path}.{key}" if isinstance(key, str) and key.isidentifier() else f"{path}[{key!r}]", child)
-        for key, child in (original.items() if type(original) is dict else enumerate(original))
-        if type(child) not in FLAT and not isinstance(child, Node) and not is_immutable(child)
-    ]
 
 
 def _unwrap(node: Any) -> Any:

@@ -117,6 +117,9 @@ class Registry:
     def __contains__(self, cls: type) -> bool:
         return self.by_type(cls) is not None
 
+    def __len__(self) -> int:
+        return len(self._names) + (len(self._parent) if self._parent is not None else 0)
+
     def names(self) -> list[str]:
         """All registered names, sorted."""
         above = self._parent.names() if self._parent is not None else []
@@ -291,3 +294,7 @@ def _defined_in(module: ModuleType) -> list[type]:
             seen[item] = None
             waiting += vars(item).values()
     return [cls for cls in seen if is_data_class(cls)]
+
+
+register = REGISTRY.register
+"""``holdfast.register``: into the registry that every store of the process looks into."""

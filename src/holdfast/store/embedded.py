@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import os
 import time
-import uuid as uuids
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -19,77 +18,33 @@ from typing import Any, TypeVar
 
 import apsw
 
-from holdfast.codec.values import decode, encode
 from holdfast.errors import (
     BadOption,
     Damaged,
     ForkedHandle,
     HoldfastError,
-    NewerFormat,
     NotAStore,
     ReadOnly,
     StoreClosed,
     StorePoisoned,
     StoreReadOnly,
 )
-from holdfast.store import files, forks, schema, upgrade, witness
-from holdfast.store.catalog import AgentRow, BranchRow, Commit, Event, PackRow, TagRow, checkpoint_id, row_sum
+from holdfast.store import files, forks, upgrade, witness
+from holdfast.store.catalog import AgentRow, BranchRow, Commit, Event, PackRow, TagRow
 from holdfast.store.commits import Batches
 from holdfast.store.files import Layout
 from holdfast.store.folding import LOG_KEEP_BYTES, Folding
 from holdfast.store.locks import Lease, Leases, StoreLock, describe_self
+from holdfast.store.opening import Clock, check_facts, create_store, lost_commits, now_us, open_reader
 from holdfast.store.packs import Io, Packs
-from holdfast.store.reading import Reading, Row, damaged_row
-from holdfast.store.sqlite import connect, reading_error, settle
-from holdfast.store.witness import ID_PREFIX_BYTES, WitnessFile
+from holdfast.store.reading import Reading, Row
+from holdfast.store.sqlite import connect, reading_error
+from holdfast.store.witness import WitnessFile
 from holdfast.store.writing import Vanished, Writer, pack_node
 
-Clock = Callable[[], int]
 T = TypeVar("T")
 
 DURABILITIES = ("commit", "batched")
-
-_inherited: dict[tuple[int, int], list[apsw.Connection] | None] = {}
-"""In a forked child: the parent's connections by database file; None when they were not at rest at the fork."""
-
-
-def now_us() -> int:
-    """Microseconds since 1970, UTC."""
-    return time.time_ns() // 1000
-
-
-def create_store(path: str | os.PathLike[str], clock: Clock = now_us) -> None:
-    """Make a new store at ``path``, whole or not at all. One that another process made meanwhile is as good."""
-
-    def build(catalog: Path) -> None:
-        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
-        try:
-            connection = apsw.Connection(str(catalog), flags=flags)
-            try:
-                _fill(connection, clock)
-            finally:
-                connection.close(True)
-        except apsw.Error as error:
-            raise reading_error(error, f"creating {catalog}") from error
-
-    files.create(Path(os.path.realpath(path)), build)
-
-
-def _fill(connection: apsw.Connection, clock: Clock) -> None:
-    settle(connection, readonly=False)
-    connection.execute("PRAGMA page_size=4096; PRAGMA journal_mode=WAL").fetchall()
-    connection.execute("BEGIN IMMEDIATE")
-    connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
-    connection.execute(f"PRAGMA user_version={upgrade.FORMAT_VERSION}")
-    schema.create(connection)
-    for name, value in (
-        ("format", encode(upgrade.FORMAT_VERSION)),
-        ("uuid", uuids.uuid4().bytes),
-        ("created", encode(clock())),
-    ):
-        connection.execute("INSERT INTO store VALUES (?, ?, ?)", (name, value, row_sum("store", name, value)))
-    connection.execute("COMMIT")
-    connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
 
 def open_embedded(
@@ -116,32 +71,10 @@ def open_embedded(
             raise NotAStore(f"there is no store at {real}", hint="Check the path, or open it with create=True.")
         create_store(real, clock)
         files.classify(real)
-    _close_inherited(Layout(real))
+    forks.close_inherited(Layout(real).catalog)
     return Embedded(
         real, readonly=readonly, durability=durability, clock=clock, accept_loss=accept_loss, io=io, vfs=vfs
     )
-
-
-def _close_inherited(layout: Layout) -> None:
-    """Before a forked child opens the same database: let SQLite forget the locks it believes to hold.
-
-    SQLite counts locks per file and process, and the count came over with the fork while the locks did not. Closing the
-    old connections resets it. They were at rest, and are set up so that closing touches neither log nor database.
-    """
-    if not _inherited:
-        return
-    with suppress(OSError):
-        found = layout.catalog.stat()
-        connections = _inherited.pop((found.st_dev, found.st_ino), [])
-        if connections is None:
-            _inherited[(found.st_dev, found.st_ino)] = None
-            raise ForkedHandle(
-                f"{layout.path}: a commit was going on in the parent when this process was forked,"
-                " so it cannot be opened here",
-                hint="Open the store in a process started anew (subprocess, or multiprocessing with spawn).",
-            )
-        for connection in connections:
-            connection.close(True)
 
 
 class Embedded(Reading):
@@ -172,7 +105,7 @@ class Embedded(Reading):
         self._packs = Packs(self._layout.packs, io)
         self._folding = Folding(self._layout.catalog, self._layout.store_lock, self._set_poison, vfs)
         self._leases = Leases(self._layout.locks, self.branch_row, self._raise_generation)
-        super().__init__(self._open_reader())
+        super().__init__(open_reader(self._layout, vfs))
         try:
             self._check(accept_loss)
         except BaseException:
@@ -184,74 +117,26 @@ class Embedded(Reading):
     # Opening
 
     def _check(self, accept_loss: bool) -> None:
-        self._check_version()
+        facts = check_facts(self, self._layout)
+        self.uuid = facts.uuid
+        self.created = facts.created
         noted = witness.witness_report(self.path).newest  # before the catalog, which can then only be newer
         if self._read_only_because is None:
-            self._open_writer()
-        self._check_witness(noted, accept_loss)
+            self._open_writer(facts.version)
+        lost = lost_commits(self, noted)
+        if lost and not accept_loss:
+            raise Damaged(
+                f"{self.path}: the catalog has lost acknowledged commits: {', '.join(lost)}",
+                what=("store.db", "store.db-wal"),
+                lost=", ".join(lost),
+                hint="Put the store back from a backup, or open it with recover=True to go on with what is left.",
+            )
+        if lost:
+            self._accept_loss()
         if self.durability == "batched" and self._writer is not None:
             self._batches = Batches(self._writer)
 
-    def _open_reader(self) -> apsw.Connection:
-        try:
-            connection = connect(self._layout.catalog, readonly=True, vfs=self._vfs)
-            try:
-                connection.execute("SELECT count(*) FROM sqlite_schema").fetchall()
-            except apsw.Error:
-                connection.close(True)
-                raise
-        except apsw.CantOpenError as error:
-            # Without a log and without the right to make one, the database file alone is all there is.
-            if os.access(self.path, os.W_OK) or self._log_size():
-                raise reading_error(error, "opening the catalog") from error
-            return connect(self._layout.catalog, readonly=True, immutable=True, vfs=self._vfs)
-        except apsw.Error as error:
-            raise reading_error(error, "opening the catalog") from error
-        return connection
-
-    def _log_size(self) -> int:
-        try:
-            return self._layout.wal.stat().st_size
-        except FileNotFoundError:
-            return 0
-
-    def _check_version(self) -> None:
-        ((version,),) = self._select("PRAGMA user_version")
-        try:
-            rows = {name: (value, total) for name, value, total in self._select("SELECT name, value, sum FROM store")}
-            sound = (name for name, (value, total) in rows.items() if row_sum("store", name, value) == total)
-            self._facts = {name: rows[name][0] for name in sound}
-            stored = decode(self._facts["format"])
-            self.uuid = bytes(self._facts["uuid"])
-            self.created = int(decode(self._facts["created"]))
-        except (HoldfastError, LookupError, TypeError, ValueError) as error:
-            if version > upgrade.FORMAT_VERSION:
-                raise self._newer(version) from error
-            raise Damaged(f"{self._layout.catalog}: table store is damaged", what=("table store",)) from error
-        if stored != version:
-            raise Damaged(
-                f"{self._layout.catalog}: its header says format {version}, its table {stored}",
-                what=("store.db header",),
-            )
-        if version > upgrade.FORMAT_VERSION:
-            raise self._newer(version)
-        if len(self._facts) != len(rows):
-            raise damaged_row("store", next(name for name in rows if name not in self._facts))
-        if version == upgrade.FORMAT_VERSION:
-            with self._read_lock:
-                try:
-                    schema.check(self._reader)
-                except apsw.Error as error:
-                    raise reading_error(error, "reading the schema") from error
-        self._version = version
-
-    def _newer(self, version: int) -> NewerFormat:
-        return NewerFormat(
-            f"{self.path} has format {version}; this program knows up to {upgrade.FORMAT_VERSION}",
-            hint="Use a newer Holdfast. Nothing was changed.",
-        )
-
-    def _open_writer(self) -> None:
+    def _open_writer(self, version: int) -> None:
         lock = None
         try:
             lock = StoreLock(self._layout.store_lock)
@@ -270,56 +155,16 @@ class Embedded(Reading):
                 raise meaning from error
             self._read_only_because = meaning
             return
-        if self._version < upgrade.FORMAT_VERSION:
-            self._upgrade(self._writer)
+        if version < upgrade.FORMAT_VERSION:
+            writer = self._writer
+            while writer.transaction(lambda: upgrade.step_up(writer.connection)):
+                pass
 
     def _not_writable(self, error: HoldfastError | OSError | apsw.Error) -> HoldfastError:
         if isinstance(error, HoldfastError):
             return error
         doing = f"opening {self.path} for writing"
         return files.unavailable(error, doing) if isinstance(error, OSError) else reading_error(error, doing)
-
-    def _upgrade(self, writer: Writer) -> None:
-        def step_up() -> bool:
-            run = writer.connection.execute
-            version = run("PRAGMA user_version").get
-            if version >= upgrade.FORMAT_VERSION:
-                return False
-            upgrade.STEPS[version](writer.connection)
-            value = encode(version + 1)
-            run("UPDATE store SET value = ?, sum = ? WHERE name = 'format'", (value, row_sum("store", "format", value)))
-            run(f"PRAGMA user_version={version + 1}")
-            return True
-
-        while writer.transaction(step_up):
-            pass
-
-    def _check_witness(self, noted: witness.Witness | None, accept_loss: bool) -> None:
-        if noted is None:
-            return
-        n, e = self.newest()
-        lost = []
-        if n < noted.n:
-            lost.append(f"checkpoints {n + 1} to {noted.n}")
-        elif noted.n:
-            rows = self._select("SELECT manifest FROM checkpoint WHERE n = ?", (noted.n,))
-            if rows and self._id_prefix(rows[0][0]) != noted.id_prefix:
-                lost.append(f"the checkpoint that was number {noted.n}")
-        if e < noted.e:
-            lost.append(f"events {e + 1} to {noted.e}")
-        if not lost:
-            return
-        if not accept_loss:
-            raise Damaged(
-                f"{self.path}: the catalog has lost acknowledged commits: {', '.join(lost)}",
-                what=("store.db", "store.db-wal"),
-                lost=", ".join(lost),
-                hint="Put the store back from a backup, or open it with recover=True to go on with what is left.",
-            )
-        self._accept_loss()
-
-    def _id_prefix(self, manifest: object) -> bytes:
-        return checkpoint_id(manifest)[:ID_PREFIX_BYTES] if isinstance(manifest, bytes) else b""
 
     def _accept_loss(self) -> None:
         writer = self._writable()
@@ -328,7 +173,10 @@ class Embedded(Reading):
             writer.lock.acquire()
             try:
                 n, e = self.newest()
-                writer.witness.replace(n, e, self.checkpoint(n).id if n else b"")
+                last = b""
+                with suppress(Damaged):  # row 0, or one that is damaged: either way there is no id to remember
+                    last = self.checkpoint(n).id
+                writer.witness.replace(n, e, last)
             except OSError as error:
                 raise files.unavailable(error, "writing the witness") from error
             finally:
@@ -570,7 +418,7 @@ class Embedded(Reading):
         ((free,),) = self._select("PRAGMA freelist_count")
         with os.scandir(self._layout.packs) as entries:
             packs = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".pack"))
-        return {"catalog": pages * page_size, "free": free * page_size, "log": self._log_size(), "packs": packs}
+        return {"catalog": pages * page_size, "free": free * page_size, "log": self._layout.log_bytes(), "packs": packs}
 
     # Fork (see forks.py)
 
@@ -604,13 +452,7 @@ class Embedded(Reading):
         for connection in connections:
             forks.leak(connection)
         forks.leak(self)
-        with suppress(OSError):
-            found = self._layout.catalog.stat()
-            there = _inherited.setdefault((found.st_dev, found.st_ino), [])
-            if rested and there is not None:
-                there.extend(connections)
-            else:
-                _inherited[(found.st_dev, found.st_ino)] = None
+        forks.remember(self._layout.catalog, connections if rested else None)
 
 
 _open: weakref.WeakSet[Embedded] = weakref.WeakSet()

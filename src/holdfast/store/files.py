@@ -41,6 +41,12 @@ class Layout:
     def wal(self) -> Path:
         return self.path / "store.db-wal"
 
+    def log_bytes(self) -> int:
+        try:
+            return self.wal.stat().st_size
+        except FileNotFoundError:
+            return 0
+
     @property
     def packs(self) -> Path:
         return self.path / "packs"

@@ -14,7 +14,13 @@ import os
 import threading
 import time
 import weakref
+from contextlib import suppress
+from pathlib import Path
 from typing import Protocol
+
+import apsw
+
+from holdfast.errors import ForkedHandle
 
 REST_WAIT_S = 5.0
 """How long a fork waits for commits in flight. Only a writer that is stuck behind another process takes longer."""
@@ -37,6 +43,9 @@ _live: weakref.WeakSet[Forkable] = weakref.WeakSet()
 _guard = threading.Lock()
 _resting: list[tuple[Forkable, bool]] = []
 
+_inherited: dict[tuple[int, int], list[apsw.Connection] | None] = {}
+"""In a forked child: the parent's connections by database file; None when they were not at rest at the fork."""
+
 
 def watch(thing: Forkable) -> None:
     with _guard:
@@ -51,6 +60,40 @@ def unwatch(thing: Forkable) -> None:
 def leak(thing: object) -> None:
     """Make sure that no destructor of ``thing`` ever runs in this process, not even at exit."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
+
+
+def remember(catalog: Path, connections: list[apsw.Connection] | None) -> None:
+    """In the child: these came over with the fork; None if they were not at rest."""
+    with suppress(OSError):
+        found = catalog.stat()
+        key = (found.st_dev, found.st_ino)
+        there = _inherited.setdefault(key, [])
+        if connections is None or there is None:
+            _inherited[key] = None
+        else:
+            there.extend(connections)
+
+
+def close_inherited(catalog: Path) -> None:
+    """Before a forked child opens the same database: let SQLite forget the locks it believes to hold.
+
+    SQLite counts locks per file and process, and the count came over with the fork while the locks did not. Closing the
+    old connections resets it. They were at rest, and are set up so that closing touches neither log nor database.
+    """
+    if not _inherited:
+        return
+    found = catalog.stat()
+    key = (found.st_dev, found.st_ino)
+    connections = _inherited.get(key, [])
+    if connections is None:
+        raise ForkedHandle(
+            f"{catalog.parent}: a commit was going on in the parent when this process was forked,"
+            " so the store cannot be opened here",
+            hint="Open the store in a process started anew (subprocess, or multiprocessing with spawn).",
+        )
+    for connection in connections:
+        connection.close(True)
+    _inherited.pop(key, None)
 
 
 def _before() -> None:

@@ -18,6 +18,7 @@ import apsw
 import zstandard
 
 from holdfast.errors import BadOption, Damaged, HoldfastError
+from holdfast.store import schema
 from holdfast.store.catalog import (
     AgentRow,
     BranchRow,
@@ -240,8 +241,8 @@ class Reading:
         return self._all(
             "checkpoint",
             CheckpointRow,
-            f"{_CHECKPOINT} WHERE b IN (SELECT b FROM branch WHERE a = ?1) AND n NOT IN"
-            " (SELECT parent FROM checkpoint WHERE b IN (SELECT b FROM branch WHERE a = ?1)) ORDER BY n",  # noqa: S608  constants only
+            f"{_CHECKPOINT} WHERE b IN (SELECT b FROM branch WHERE a = ?1) AND n NOT IN"  # noqa: S608  constants only
+            " (SELECT parent FROM checkpoint WHERE b IN (SELECT b FROM branch WHERE a = ?1)) ORDER BY n",
             (a,),
         )
 
@@ -257,8 +258,8 @@ class Reading:
     def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]:
         """Tail rows of a branch with ``n > after``, oldest first."""
         sql = (
-            "SELECT t.n, t.data FROM checkpoint c CROSS JOIN tail t ON t.n = c.n"
-            f" WHERE c.b = ? AND c.n > ? ORDER BY c.n LIMIT {BATCH_ROWS}"  # noqa: S608  constants only
+            "SELECT t.n, t.data FROM checkpoint c CROSS JOIN tail t ON t.n = c.n"  # noqa: S608  constants only
+            f" WHERE c.b = ? AND c.n > ? ORDER BY c.n LIMIT {BATCH_ROWS}"
         )
         while True:
             batch = self._select(sql, (b, after))
@@ -339,6 +340,22 @@ class Reading:
 
     def pack_row(self, p: int) -> PackRow | None:
         return self._one("pack", PackRow, f"{_PACK} WHERE p = ?", (p,))
+
+    def header_version(self) -> int:
+        """The format version in the database's header."""
+        ((version,),) = self._select("PRAGMA user_version")
+        return int(version)
+
+    def store_rows(self) -> list[Row]:
+        """Name, value and sum of the rows of table ``store``, unchecked."""
+        return self._select("SELECT name, value, sum FROM store")
+
+    def check_schema(self) -> None:
+        with self._read_lock:
+            try:
+                schema.check(self._reader)
+            except (apsw.Error, UnicodeDecodeError) as error:
+                raise reading_error(error, "reading the schema") from error
 
     def newest(self) -> tuple[int, int]:
         """The highest checkpoint and event numbers in the catalog."""

@@ -11,6 +11,9 @@ from collections.abc import Callable, Mapping
 
 import apsw
 
+from holdfast.codec.values import encode
+from holdfast.store.catalog import row_sum
+
 FORMAT_VERSION = 1
 
 Step = Callable[[apsw.Connection], None]
@@ -19,6 +22,15 @@ STEPS: Mapping[int, Step] = {}
 """``STEPS[v]`` takes a store of version ``v`` to version ``v + 1``. Version 1 is the first."""
 
 
-def steps_from(version: int, *, to: int = FORMAT_VERSION, steps: Mapping[int, Step] = STEPS) -> list[Step]:
-    """The steps that lead from ``version`` to ``to``; a gap is a mistake of this program and raises KeyError."""
-    return [steps[older] for older in range(version, to)]
+def step_up(connection: apsw.Connection) -> bool:
+    """One step, inside a transaction, if the store needs one. A step that is missing is a mistake of this program."""
+    version = connection.execute("PRAGMA user_version").get
+    if version >= FORMAT_VERSION:
+        return False
+    STEPS[version](connection)
+    value = encode(version + 1)
+    connection.execute(
+        "UPDATE store SET value = ?, sum = ? WHERE name = 'format'", (value, row_sum("store", "format", value))
+    )
+    connection.execute(f"PRAGMA user_version={version + 1}")
+    return True

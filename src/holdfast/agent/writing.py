@@ -1,0 +1,188 @@
+"""From a capture to the catalog: the order of writes, sealing, and what happens when a write fails.
+
+Owns the queue of captures of one branch and its head. Must not know revisions, rollback or user handles.
+What always holds: captures are written in the order in which they were taken; a capture that could not be written is
+given back to the document with everything that came after it, so that the next checkpoint contains it all.
+
+Lock order: ``writing`` before the document's lock, never the other way round.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent import metadata
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.manifest import Manifest
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.document import Capture, Document
+from holdfast.codec.operations import encode_operations, operations_size
+from holdfast.codec.values import decode
+from holdfast.errors import StoreClosed
+from holdfast.store import sealing
+from holdfast.store.catalog import AgentRow, CheckpointRow, Commit, metadata_digest
+from holdfast.store.opening import now_us
+from holdfast.store.locks import Lease
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+# What a checkpoint costs a reader besides its values, counted towards sealing.SEAL_BYTES.
+_ROW_BYTES = 256
+
+
+class Pending:
+    """A capture on its way to the catalog."""
+
+    def __init__(self, captured: Capture, label: str, kind: str, target: bytes) -> None:
+        self.captured = captured
+        self.label = label
+        self.kind = kind
+        self.target = target
+        self.time_us = now_us()
+        self.sealed = False
+        self.nodes = captured.nodes
+        self.items: dict[bytes, tuple[bytes, int]] = {}
+        self.done = False
+        self.result: Checkpoint | None = None
+        self.error: BaseException | None = None
+
+
+class Writing:
+    """The writer of one branch."""
+
+    def __init__(self, store: Store, agent: AgentRow, lease: Lease, config: Any) -> None:
+        self.writing = threading.RLock()
+        self.head: Checkpoint | None = None
+        self._store = store
+        self._agent = agent
+        self._lease = lease
+        self._config = config
+        self._queue: deque[Pending] = deque()
+        self._metadata: tuple[int, bytes, bytes] | None = None
+        self._metadata_written = b""
+        self._unsealed = 0
+        self._unsealed_bytes = 0
+
+    @property
+    def generation(self) -> int:
+        return self._lease.generation
+
+    @property
+    def head_id(self) -> bytes:
+        return self.head._id if self.head is not None else b""
+
+    def start_from(self, head: Checkpoint | None, since_base: list[CheckpointRow]) -> None:
+        """The branch stands at ``head``; ``since_base`` are the checkpoints that loading it replays."""
+        self.head = head
+        self._unsealed = len(since_base)
+        tail = self._store._catalog.tail
+        self._unsealed_bytes = sum(len(row.operations) + len(tail(row.n) or b"") + _ROW_BYTES for row in since_base)
+
+    def capture(self, document: Document, label: str, kind: str = "checkpoint", target: bytes = b"") -> Pending:
+        """Fix the content of a checkpoint. Nothing is written yet."""
+        with document.lock:
+            pending = Pending(document.capture(), label, kind, target)
+            self._unsealed += 1
+            self._unsealed_bytes += _ROW_BYTES + operations_size(pending.captured.operations)
+            if self._unsealed >= sealing.SEAL_CHECKPOINTS or self._unsealed_bytes >= sealing.SEAL_BYTES:
+                nodes, pending.items = document.unstored()
+                pending.nodes = {**pending.captured.nodes, **nodes}
+                pending.sealed = True
+                self._unsealed = self._unsealed_bytes = 0
+            self._queue.append(pending)
+            return pending
+
+    def finish(self, document: Document, pending: Pending) -> Checkpoint:
+        """Write queued captures in their order until this one is done."""
+        with self.writing:
+            while not pending.done:
+                first = self._queue[0]
+                try:
+                    first.result = self._write(first)
+                except BaseException as error:
+                    self._give_back(document, error)
+                    raise
+                first.done = True
+                self._queue.popleft()
+        if pending.error is not None:
+            raise pending.error
+        if pending.result is None:
+            raise StoreClosed("the checkpoint was not written")
+        return pending.result
+
+    def settle(self, document: Document) -> None:
+        """Write everything that is queued, and make it durable."""
+        with self.writing:
+            while self._queue:
+                self.finish(document, self._queue[-1])
+        self._store.flush()
+
+    def _give_back(self, document: Document, error: BaseException) -> None:
+        with document.lock:
+            while self._queue:
+                pending = self._queue.pop()
+                document.restore(pending.captured._replace(nodes=pending.nodes))
+                pending.done, pending.error = True, error
+            self._unsealed = sealing.SEAL_CHECKPOINTS  # the next one makes the state whole in the catalog
+
+    def _write(self, pending: Pending) -> Checkpoint:
+        operations, values = encode_operations(pending.captured.operations, pending.time_us)
+        described, description = self._describe()
+        manifest = Manifest(
+            parent=self.head_id,
+            agent=self._agent.uuid,
+            sections=pending.captured.sections,
+            operations=digest_of("holdfast.operations", operations),
+            metadata=described,
+            label=pending.label,
+            time_us=pending.time_us,
+            kind=pending.kind,
+            target=pending.target,
+        )
+        raw = manifest.encode()
+        depth = self.head.depth + 1 if self.head is not None else 1
+        made = Checkpoint(self._store, raw, depth, self._lease.row.b, manifest=manifest)
+        nodes = dict(pending.nodes)
+        places = self._seal(pending, values, nodes) if pending.sealed else None
+        self._store._catalog.commit(
+            Commit(
+                a=self._agent.a,
+                b=self._lease.row.b,
+                generation=self._lease.generation,
+                parent_id=self.head_id,
+                id=made._id,
+                depth=depth,
+                manifest=raw,
+                operations=operations,
+                sealed=pending.sealed,
+                tail=None if pending.sealed else sealing.tail_of(values),
+                nodes=list(nodes.items()),
+                places=places,
+                metadata=(described, description) if described != self._metadata_written else None,
+                chunks=list(pending.captured.chunks.items()),
+            )
+        )
+        self._metadata_written = described
+        self.head = made
+        return made
+
+    def _seal(self, pending: Pending, values: list[bytes], nodes: dict[bytes, bytes]) -> bytes:
+        """Find places for the branch's tail, this checkpoint's own values included."""
+        catalog, b = self._store._catalog, self._lease.row.b
+        catalog.flush()
+        last = catalog.last_seal(b)
+        tails = [(n, decode(data)) for n, data in catalog.tails(b, after=last.n if last is not None else 0)]
+        if values:
+            tails.append((0, values))
+        return sealing.seal(tails, nodes, pending.items)
+
+    def _describe(self) -> tuple[bytes, bytes]:
+        """The metadata and its digest; collected again when types were registered since."""
+        known = len(self._store._registry)
+        if self._metadata is None or self._metadata[0] != known:
+            data = metadata.collect(self._store._registry, self._config)
+            self._metadata = known, metadata_digest(data), data
+        return self._metadata[1], self._metadata[2]

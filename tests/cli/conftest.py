@@ -1,0 +1,153 @@
+"""A small store with everything in it, and ways to run the command line: in this process, as a program, in a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any, NamedTuple
+
+import pytest
+
+import holdfast
+from holdfast.cli import main
+
+PROGRAM = [sys.executable, "-m", "holdfast.cli"]
+EVIL = "\x1b]0;owned\x07 [red]markup[/red] \u202etxt.exe \x9b31m"
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass
+class Plan:
+    """A class that the command line does not know."""
+
+    steps: list[str]
+    cost: Decimal
+
+
+class Ended(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture
+def filled(store_path, capsys):
+    """The path of a store with three agents, two branches, an abandoned line, a tag, odd values and evil text."""
+    with holdfast.open(store_path, types=[Plan]) as store:
+        agent = store.agent("trip-7")
+        messages = agent.state.setdefault("messages", [])
+        messages.append({"role": "user", "content": "Lisbon in May"})
+        agent.state["budget"] = 1200
+        agent.checkpoint("asked")
+        messages.append({"role": "assistant", "content": "Three flights."})
+        agent.state["plan"] = Plan(["fly", "sleep"], Decimal("3.50"))
+        agent.checkpoint("answered")
+        agent.tag("good")
+        messages.append({"role": "user", "content": EVIL})
+        agent.checkpoint(EVIL)
+        agent.rollback("answered")
+        messages.append({"role": "user", "content": "cheaper?"})
+        agent.state["budget"] = 900
+        agent.checkpoint("cheaper")
+        with agent.branch("try-b", at="asked") as other:
+            other.state["budget"] = 500
+            other.checkpoint("thrifty")
+        mail = store.agent("user@example.com")
+        mail.state["odd"] = {(1, 2): {3, 1}, "big": 10**5000, "nan": float("nan"), "raw": b"\x00\xff", EVIL: EVIL}
+        mail.checkpoint("hi")
+        store.agent("tenant:42/a#b")
+    capsys.readouterr()
+    return store_path
+
+
+@pytest.fixture
+def cli(filled, capsys):
+    """``cli("log", "trip-7")`` on the filled store, in this process."""
+
+    def call(*words: str, store=filled):
+        code = main([*(() if store is None else ("--store", str(store))), *words])
+        return Ended(code, *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture
+def program(filled):
+    """``program("log", "trip-7")``: the same as a process of its own."""
+
+    def call(*words: str, store=filled, env=None, **options):
+        done = subprocess.run(
+            [*PROGRAM, *words],
+            env=_environment(store) | (env or {}),
+            capture_output=True,
+            text=True,
+            check=False,
+            **({"stdin": subprocess.DEVNULL} if "input" not in options else {}),
+            **options,
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def terminal(filled):
+    """``terminal("log", "trip-7", columns=80)``: the same in a terminal; what it shows, and with ``raw`` its colours."""
+
+    def call(*words: str, columns=80, typed="", store=filled, raw=False, env=None):
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environment = _environment(store) | {"TERM": "xterm-256color"} | (env or {})
+        process = subprocess.Popen(
+            [*PROGRAM, *words], stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
+        )
+        os.close(slave)
+        os.write(master, typed.encode())
+        shown = bytearray()
+        while True:
+            try:
+                piece = os.read(master, 65536)
+            except OSError:  # the last writer is gone
+                break
+            if not piece:
+                break
+            shown += piece
+        os.close(master)
+        text = shown.decode().replace("\r\n", "\n")
+        return Ended(process.wait(), text if raw else COLOUR.sub("", text), "")
+
+    return call
+
+
+def _environment(store):
+    kept = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS", "HOLDFAST_DEBUG"}}
+    return kept | {"HOLDFAST_STORE": str(store), "TZ": "UTC", "PYTHONUTF8": "1"}
+
+
+@pytest.fixture
+def evil():
+    return EVIL
+
+
+@pytest.fixture
+def harmless():
+    """Fails when text could make a terminal do something."""
+
+    def check(text: str) -> None:
+        bad = [c for c in text if (ord(c) < 32 and c != "\n") or 0x7F <= ord(c) < 0xA0 or c == "\u202e"]
+        assert not bad, repr(text)
+
+    return check

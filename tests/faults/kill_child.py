@@ -1,0 +1,124 @@
+"""The writer that is killed: does everything an agent does, and says of every checkpoint when it is safe.
+
+Started once as a warm template (importing takes longer than most lives here). Each line ``run SEED`` on its standard
+input forks a real process that opens the store, works until it is killed, and writes one line per acknowledged
+checkpoint. The template itself never opens a store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import sys
+
+import holdfast
+from holdfast.codec import blocks, document
+from holdfast.errors import NothingToUndo
+from holdfast.store import folding, sealing
+
+
+def life(path: str, name: str, seed: int, durability: str) -> None:
+    """Random work for ever, every checkpoint acknowledged after it returned."""
+    chance = random.Random(seed)
+    store = holdfast.open(path, durability=durability)
+    agent = store.agent(name, branch=chance.choice(branches_of(store, name)))
+    said(agent.head, "open")
+    number = 0
+    while True:
+        number += 1
+        work(chance, agent, number)
+        if chance.random() < 0.1:
+            made = asyncio.run(agent.acheckpoint(f"async {number}"))
+        else:
+            made = agent.checkpoint(f"step {number}")
+        if durability == "batched":
+            agent.flush()
+        said(made)
+        what = chance.random()
+        if what < 0.06:
+            history = agent.log(limit=8)
+            agent.rollback(history[-1])
+            said(agent.head, "moved")
+        elif what < 0.12:
+            try:
+                made = agent.undo() if chance.random() < 0.7 else agent.redo()
+            except NothingToUndo:
+                continue
+            agent.flush()
+            said(made)
+        elif what < 0.15:
+            branch = f"b{chance.getrandbits(40):x}"
+            agent = agent.branch(branch)
+            said(agent.head, "moved")
+        elif what < 0.18:
+            agent.tag(f"t{chance.randrange(5)}")
+        elif what < 0.20:
+            agent.mark(agent.head, chance.choice(["suspect", "good"]), "chance")
+
+
+def branches_of(store: holdfast.Store, name: str) -> list[str]:
+    found = [info.branches for info in store.agents() if info.name == name]
+    return found[0][-4:] if found else ["main"]
+
+
+def work(chance: random.Random, agent: holdfast.Agent, number: int) -> None:
+    state = agent.state
+    messages = state.setdefault("messages", [])
+    for _ in range(chance.randrange(1, 4)):
+        what = chance.random()
+        if what < 0.5 or len(messages) < 3:
+            messages.append({"role": "user", "content": f"{number} " * chance.randrange(1, 200)})
+        elif what < 0.7:
+            messages[chance.randrange(len(messages))]["content"] = f"edited {number} " * chance.randrange(1, 20)
+        elif what < 0.8:
+            del messages[chance.randrange(len(messages))]
+        elif what < 0.85:
+            state[f"section {chance.randrange(4)}"] = {"n": number, "set": {1, 2, number}, "pair": (number, None)}
+        elif what < 0.9:
+            state["bulk"] = chance.randbytes(chance.randrange(20_000, 60_000))
+        elif what < 0.93:
+            messages.reverse()
+        elif len(messages) > 60:
+            del messages[10:50]
+        else:
+            state["table"] = {f"row {row}": "x" * 60 for row in range(chance.randrange(10, 400))}
+
+
+def said(checkpoint: holdfast.Checkpoint | None, how: str = "made") -> None:
+    if checkpoint is not None:
+        os.write(1, f"{how} {checkpoint.id} {checkpoint.digest}\n".encode())
+
+
+def limits() -> None:
+    """Seals, bulk values and foldings of the log happen often enough to be hit."""
+    sealing.SEAL_CHECKPOINTS = 12
+    document.BULK_MIN_BYTES = 16_384
+    document.INLINE_MAX_BYTES = 2_048
+    blocks.LEAF_MIN_BYTES = 1_024
+    blocks.LEAF_TARGET_BYTES = 4_096
+    blocks.LEAF_MAX_BYTES = 16_384
+    folding.FOLD_PAGES = 40
+
+
+def main() -> None:
+    path = sys.argv[1]
+    limits()
+    gc.freeze()
+    for line in sys.stdin:
+        name, seed, durability = line.split()
+        child = os.fork()
+        if child == 0:
+            try:
+                life(path, name, int(seed), durability)
+            except BaseException as error:
+                os.write(1, f"error {error!r}\n".encode())
+                os._exit(1)
+        os.write(1, f"pid {child}\n".encode())
+        os.waitpid(child, 0)
+        os.write(1, b"gone\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""A small store that has every kind of record, and everything that can be read from a store, as one value.
+
+``build`` makes the store, ``export`` reads all of it: two stores with equal exports answer every question alike.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import signal
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+import holdfast
+from holdfast.codec import blocks, document
+from holdfast.codec.values import decode, encode
+from holdfast.store import sealing
+
+# Limits as small as the store, so that a few kilobytes have index nodes on two levels, bulk values and several seals.
+SMALL = {
+    (blocks, "LEAF_MIN_BYTES"): 64,
+    (blocks, "LEAF_TARGET_BYTES"): 256,
+    (blocks, "LEAF_MAX_BYTES"): 512,
+    (blocks, "LEAF_MAX_ITEMS"): 8,
+    (blocks, "INDEX_MIN_ENTRIES"): 2,
+    (blocks, "INDEX_MAX_ENTRIES"): 4,
+    (document, "INLINE_MAX_BYTES"): 256,
+    (document, "BULK_MIN_BYTES"): 1500,
+    (sealing, "SEAL_CHECKPOINTS"): 5,
+    (sealing, "LEFTOVER_MAX_BYTES"): 600,
+}
+
+
+@contextmanager
+def small_limits():
+    before = {place: getattr(*place) for place in SMALL}
+    try:
+        for (module, name), value in SMALL.items():
+            setattr(module, name, value)
+        yield
+    finally:
+        for (module, name), value in before.items():
+            setattr(module, name, value)
+
+
+class Mood(enum.Enum):
+    CALM = "calm"
+    BUSY = "busy"
+
+
+@dataclass
+class Point:
+    x: int
+    y: float
+    mood: Mood = Mood.CALM
+
+
+TYPES = [Point, Mood]
+
+
+def write(store: holdfast.Store) -> None:
+    """Every kind of record."""
+    first = store.agent("first@example.com", config={"model": "m"})
+    state = first.state
+    state["messages"] = [{"role": "user", "content": f"hello {number}"} for number in range(3)]
+    state["notes"] = {"a": 1, "tuple": (1, 2), ("k", 1): {1, 2, 3}, "set": {"x", "y"}}
+    asked = first.checkpoint("asked")
+    for number in range(7):  # crosses a seal
+        state["messages"].append({"role": "assistant", "content": f"answer {number} " * 8})
+        first.checkpoint(f"answer {number}")
+    state["messages"][1]["content"] = "this stays in no node, because it is changed again " * 2
+    first.checkpoint("edited")
+    state["messages"][1]["content"] = "changed again"
+    state["point"] = Point(1, 2.5, Mood.BUSY)
+    first.checkpoint("edited again")
+    state["numbers"] = list(range(40))
+    state["big"] = {"inner": {f"key {number}": "v" * 20 for number in range(20)}, "raw": os.urandom(300)}
+    first.checkpoint("big")
+    state["bulk"] = os.urandom(1700)
+    first.checkpoint("bulk")
+    state["numbers"].reverse()
+    state["messages"].sort(key=lambda message: message["content"])
+    first.checkpoint("sorted")
+    del state["messages"][0]
+    state["notes"]["set"].discard("x")
+    state["notes"]["set"] |= {"z", "w" * 90}
+    first.checkpoint("less")
+    first.undo()
+    first.redo()
+    first.tag("kept", asked)
+    first.tag("moving", asked)
+    first.tag("moving", "bulk")
+    first.tag("gone", asked)
+    first.untag("gone")
+    first.mark("edited", "suspect", "a test said so")
+    first.rollback("big")  # leaves a line that no branch reaches
+    state["notes"]["after"] = "rollback " * 20
+    first.checkpoint("other line")
+    side = first.branch("try/b", at="asked")
+    side.state["messages"].append({"role": "user", "content": "on the side " * 10})
+    side.checkpoint("side")
+    second = store.agent("second")
+    second.state["counter"] = {"n": 0}
+    for number in range(3):
+        second.state["counter"]["n"] = number
+        second.state["counter"]["text"] = f"{number} " * 50
+        second.checkpoint()
+    store.agent("empty")
+
+
+def build(path: Path, page_size: int = 4096) -> None:
+    """Written and closed: everything is in store.db."""
+    with small_limits():
+        store = holdfast.open(path, types=TYPES)
+        write(store)
+        store.close()
+    if page_size != 4096:
+        # The pages hold the same rows; smaller ones leave less unused room between them, and more structure.
+        connection = apsw.Connection(str(path / "store.db"))
+        connection.execute("PRAGMA journal_mode=DELETE").fetchall()
+        connection.execute(f"PRAGMA page_size={page_size}").fetchall()
+        connection.execute("VACUUM")
+        connection.execute("PRAGMA journal_mode=WAL").fetchall()
+        connection.close()
+    for name in ("store.db-wal", "store.db-shm"):
+        (path / name).unlink(missing_ok=True)
+
+
+def build_killed(path: Path) -> None:
+    """Adds to a store that ``build`` made, and is killed: half of it is in the write-ahead log."""
+    child = os.fork()
+    if child == 0:
+        try:
+            with small_limits():
+                store = holdfast.open(path, types=TYPES)
+                agent = store.agent("second")
+                for number in range(4):
+                    agent.state["counter"]["n"] = number + 10
+                    agent.state["counter"]["text"] = f"{number} " * 40
+                    agent.checkpoint(f"late {number}")
+                agent.tag("late")
+                third = store.agent("third")
+                third.state["only"] = [1, 2, 3]
+                third.checkpoint("third")
+                os.kill(os.getpid(), signal.SIGKILL)
+        except BaseException as error:  # noqa: BLE001
+            print(repr(error), file=sys.stderr)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), status
+
+
+def export(store: holdfast.Store) -> dict[str, Any]:
+    """Everything that can be asked of a store."""
+    catalog = store._catalog
+    found: dict[str, Any] = {"agents": {}, "uuid": catalog.uuid, "created": catalog.created}
+    for agent in catalog.agents():
+        name = decode(agent.body)["name"]
+        checkpoints = {}
+        for row in catalog.checkpoints(a=agent.a):
+            checkpoint = holdfast.Checkpoint.of(store, row)
+            state = store._load(row)
+            checkpoints[row.n] = (
+                row,
+                {section: encode(state.raw_section(section), store._registry) for section in state},
+                checkpoint.metadata,
+                checkpoint.validity,
+                checkpoint.validity_reason,
+            )
+        found["agents"][name] = {
+            "row": agent,
+            "branches": catalog.branches(agent.a),
+            "tags": sorted(catalog.tags(agent.a), key=lambda tag: tag.key),
+            "tips": [row.n for row in catalog.tips(agent.a)],
+            "checkpoints": checkpoints,
+            "events": list(catalog.events(a=agent.a)),
+        }
+    found["events"] = list(catalog.events())
+    return found
