@@ -17,10 +17,10 @@ Figures = dict[str, Any]
 
 # Colours that stay apart for colour-blind readers, on a white ground that holds on light and dark pages.
 _LOOK = {
-    "holdfast": ("Holdfast", "#0072b2", "o"),
+    "holdfast": ("Holdfast\n(whole history)", "#0072b2", "o"),
     "sqlite rows": ("one SQLite row per message\n(no history)", "#56b4e9", "s"),
     "pickle": ("pickle + fsync + rename\n(no history)", "#e69f00", "^"),
-    "langgraph": ("LangGraph SqliteSaver", "#d55e00", "D"),
+    "langgraph": ("LangGraph SqliteSaver\n(whole history)", "#d55e00", "D"),
     "langgraph FULL": ("LangGraph, synchronous=FULL", "#cc79a7", "v"),
 }
 _FLOOR = "#555555"
@@ -57,9 +57,12 @@ def _latency(axes: Axes, append: Figures) -> None:
                 lengths, values, color=colour, marker=marker, label=label, linewidth=2.6 if ours else 1.5,
                 markersize=7 if ours else 5, zorder=5 if ours else 3,
             )  # fmt: skip
-    floor = [append[str(length)]["floor"]["median_us"] / 1e3 for length in lengths]
-    label = "floor: 4 KB append + fdatasync"
-    axes.plot(lengths, floor, color=_FLOOR, linestyle="--", linewidth=1.3, label=label, zorder=4)
+    for name, label, line in (
+        ("floor", "floor: 4 KB append + fdatasync", "--"),
+        ("in place", "floor: 4 KB in place + fdatasync", ":"),
+    ):
+        values = [append[str(length)][name]["median_us"] / 1e3 for length in lengths]
+        axes.plot(lengths, values, color=_FLOOR, linestyle=line, linewidth=1.3, label=label, zorder=4)
     axes.set(xscale="log", yscale="log", xlabel="messages already there (about 1 KB each)")
     axes.set_title("Time to append one message, durably (median)", loc="left", fontsize=10, fontweight="bold")
     axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
@@ -67,7 +70,9 @@ def _latency(axes: Axes, append: Figures) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} ms"))
     axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * 40)  # room for the legend above the lines
+    axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
 
 
 def _bytes(axes: Axes, disk: Figures) -> None:
@@ -78,11 +83,11 @@ def _bytes(axes: Axes, disk: Figures) -> None:
     ratios = [sizes[name] / logical for name in names]
     bars = axes.barh([_LOOK[name][0] for name in names], ratios, color=[_LOOK[name][1] for name in names], height=0.6)
     for bar, name, ratio in zip(bars, names, ratios, strict=True):
-        text = f" {sizes[name] / 1e6:,.1f} MB ({ratio:,.2f}x)"
+        text = f" {sizes[name] / 1e6:,.1f} MB ({ratio:,.{0 if ratio > 100 else 2}f}x)"
         axes.text(ratio, bar.get_y() + bar.get_height() / 2, text, va="center", fontsize=8.5)
     axes.axvline(1, color=_FLOOR, linestyle="--", linewidth=1.3)
-    axes.text(1, -0.62, f"logical content, {logical / 1e6:.1f} MB", color=_FLOOR, fontsize=8, ha="left", va="center")
-    axes.set(xscale="log", xlim=(0.1, max(ratios) * 30), ylim=(len(names) - 0.4, -0.9))
+    axes.text(1.15, -0.62, f"logical content, {logical / 1e6:.1f} MB", color=_FLOOR, fontsize=8, ha="left", va="center")
+    axes.set(xscale="log", xlim=(0.1, max(ratios) * 60), ylim=(len(names) - 0.4, -0.9))
     axes.set_xlabel("times the logical bytes")
     axes.set_title("Bytes on disk, 1,000 checkpoints", loc="left", fontsize=10, fontweight="bold")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))

@@ -22,6 +22,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 import holdfast
 
 FLOOR_BYTES = 4_096
+IN_PLACE_BLOCKS = 256
 SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 
 Item = dict[str, Any]
@@ -72,6 +73,27 @@ class Floor:
 
     def close(self) -> None:
         os.close(self._file)
+
+
+class InPlace(Floor):
+    """The same 4 KB written over what is there, in a file made beforehand: no block to allocate, so less to flush.
+
+    SQLite's log is such a file most of the time. The file comes round again after IN_PLACE_BLOCKS writes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = os.open(folder / "in-place", os.O_WRONLY | os.O_CREAT, 0o600)
+        self._block = os.urandom(FLOOR_BYTES)
+        for _ in range(IN_PLACE_BLOCKS):
+            os.write(self._file, self._block)
+        os.fsync(self._file)
+        self._next = 0
+
+    def append(self, item: Item) -> None:
+        del item
+        os.pwrite(self._file, self._block, self._next * FLOOR_BYTES)
+        os.fdatasync(self._file)
+        self._next = (self._next + 1) % IN_PLACE_BLOCKS
 
 
 class Holdfast:
@@ -223,6 +245,7 @@ def connect_rows(path: Path) -> sqlite3.Connection:
 
 MAKERS: dict[str, Callable[[Path], Rival]] = {
     "floor": Floor,
+    "in place": InPlace,
     "holdfast": Holdfast,
     "sqlite rows": Rows,
     "pickle": Pickle,

@@ -1,4 +1,4 @@
-"""A small store with everything in it, and ways to run the command line: in this process, as a program, in a terminal."""
+"""A small store with everything in it, and ways to run the command line: here, as a program, in a terminal."""
 
 from __future__ import annotations
 
@@ -85,6 +85,20 @@ def cli(filled, capsys):
 
 
 @pytest.fixture
+def screen(cli, monkeypatch):
+    """``screen("log", "trip-7", columns=80)``: in this process, printed as for a terminal of that width."""
+
+    def call(*words: str, columns=80):
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", str(columns))
+        ended = cli(*words)
+        monkeypatch.undo()
+        return ended._replace(out=COLOUR.sub("", ended.out))
+
+    return call
+
+
+@pytest.fixture
 def program(filled):
     """``program("log", "trip-7")``: the same as a process of its own."""
 
@@ -105,7 +119,7 @@ def program(filled):
 
 @pytest.fixture
 def terminal(filled):
-    """``terminal("log", "trip-7", columns=80)``: the same in a terminal; what it shows, and with ``raw`` its colours."""
+    """``terminal("log", "trip-7")``: the same in a real terminal; what it shows, and with ``raw`` its colours."""
 
     def call(*words: str, columns=80, typed="", store=filled, raw=False, env=None):
         master, slave = pty.openpty()

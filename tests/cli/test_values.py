@@ -14,11 +14,13 @@ from holdfast.errors import BadOption, format_path
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)
 VALUES = st.recursive(
     ATOMS,
-    lambda inner: st.lists(inner, max_size=6)
-    | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=6)
-    | st.tuples(inner, inner)
-    | st.frozensets(st.text(max_size=3) | st.integers(), max_size=4)
-    | st.builds(lambda data: Record("app.Plan", 1, "fields", {"x": data}), inner),
+    lambda inner: (
+        st.lists(inner, max_size=6)
+        | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=6)
+        | st.tuples(inner, inner)
+        | st.frozensets(st.text(max_size=3) | st.integers(), max_size=4)
+        | st.builds(lambda data: Record("app.Plan", 1, "fields", {"x": data}), inner)
+    ),
     max_leaves=25,
 )
 
@@ -95,7 +97,9 @@ def test_paths_are_read(text, parts):
     assert parse(text) == parts
 
 
-@pytest.mark.parametrize("text", ["state..a", "state.a[", "state.a[b]", "a b", "state.a]", "state[1", "state[f()]", "."])
+@pytest.mark.parametrize(
+    "text", ["state..a", "state.a[", "state.a[b]", "a b", "state.a]", "state[1", "state[f()]", "."]
+)
 def test_what_is_no_path_is_refused(text):
     with pytest.raises(BadOption):
         parse(text)

@@ -140,7 +140,7 @@ def nested_extension(code: int, levels: int) -> bytes:
         packb(Ext(codes.SCALAR, packb(["<U1", b"\xff\xff\xff\xff"]))),
         packb(Ext(codes.DEQUE, packb([2**64 - 1, 1]))),
         packb(Ext(codes.REFERENCE, packb(0))), packb(Ext(codes.TUPLE, packb([Ext(codes.REFERENCE, packb(0))]))),
-        packb([Ext(codes.WHOLE, packb(1))]), packb(Ext(codes.WHOLE, packb(Ext(codes.WHOLE, packb(1))))),
+        packb(Ext(codes.WHOLE, packb(Ext(codes.WHOLE, packb(1))))),
         packb(Ext(codes.BIG, bytes(32))), packb(Ext(99, b"")), b"\xc7\x00\xfb", b"\xd6\xfb" + bytes(4),
     ],
     ids=lambda data: f"{data[:9].hex()}-{len(data)}-{hash(data) % 10**6}",

@@ -326,6 +326,18 @@ def test_sets_of_instances_give_the_same_bytes_in_any_order():
         )
 
 
+def test_set_items_that_look_alike_are_numbered_by_what_refers_to_them():
+    found = set()
+    for _ in range(20):
+        one, two, three = (kinds.Node("same") for _ in range(3))
+        value = (kinds.Plain(all={one, two, three}, more={one, two}), [two], one)
+        data = encode(value, TYPES)
+        back = there_and_back(value)
+        assert back[1][0] in back[0].more
+        found |= {data, encode(back, TYPES)}
+    assert len(found) == 1
+
+
 def test_instances_hashed_by_a_field_can_sit_in_sets_and_keys_inside_themselves():
     named = kinds.Named("a")
     named.peers = {named, kinds.Named("b", peers=[named])}

@@ -14,9 +14,20 @@ import random
 import sys
 
 import holdfast
-from holdfast.codec import blocks, document
 from holdfast.errors import NothingToUndo
-from holdfast.store import folding, sealing
+
+from tests.faults.rich import limits
+
+# Seals, bulk values and foldings of the log happen often enough to be hit.
+SMALL = {
+    "SEAL_CHECKPOINTS": 12,
+    "BULK_MIN_BYTES": 16_384,
+    "INLINE_MAX_BYTES": 2_048,
+    "LEAF_MIN_BYTES": 1_024,
+    "LEAF_TARGET_BYTES": 4_096,
+    "LEAF_MAX_BYTES": 16_384,
+    "FOLD_PAGES": 40,
+}
 
 
 def life(path: str, name: str, seed: int, durability: str) -> None:
@@ -91,20 +102,13 @@ def said(checkpoint: holdfast.Checkpoint | None, how: str = "made") -> None:
         os.write(1, f"{how} {checkpoint.id} {checkpoint.digest}\n".encode())
 
 
-def limits() -> None:
-    """Seals, bulk values and foldings of the log happen often enough to be hit."""
-    sealing.SEAL_CHECKPOINTS = 12
-    document.BULK_MIN_BYTES = 16_384
-    document.INLINE_MAX_BYTES = 2_048
-    blocks.LEAF_MIN_BYTES = 1_024
-    blocks.LEAF_TARGET_BYTES = 4_096
-    blocks.LEAF_MAX_BYTES = 16_384
-    folding.FOLD_PAGES = 40
-
-
 def main() -> None:
     path = sys.argv[1]
-    limits()
+    with limits(SMALL):
+        serve(path)
+
+
+def serve(path: str) -> None:
     gc.freeze()
     for line in sys.stdin:
         name, seed, durability = line.split()

@@ -17,35 +17,48 @@ from typing import Any
 import apsw
 
 import holdfast
-from holdfast.codec import blocks, document
+import holdfast.agent.store
+import holdfast.codec.document
+import holdfast.store.embedded
 from holdfast.codec.values import decode, encode
-from holdfast.store import sealing
 
 # Limits as small as the store, so that a few kilobytes have index nodes on two levels, bulk values and several seals.
 SMALL = {
-    (blocks, "LEAF_MIN_BYTES"): 64,
-    (blocks, "LEAF_TARGET_BYTES"): 256,
-    (blocks, "LEAF_MAX_BYTES"): 512,
-    (blocks, "LEAF_MAX_ITEMS"): 8,
-    (blocks, "INDEX_MIN_ENTRIES"): 2,
-    (blocks, "INDEX_MAX_ENTRIES"): 4,
-    (document, "INLINE_MAX_BYTES"): 256,
-    (document, "BULK_MIN_BYTES"): 1500,
-    (sealing, "SEAL_CHECKPOINTS"): 5,
-    (sealing, "LEFTOVER_MAX_BYTES"): 600,
+    "LEAF_MIN_BYTES": 64,
+    "LEAF_TARGET_BYTES": 256,
+    "LEAF_MAX_BYTES": 512,
+    "LEAF_MAX_ITEMS": 8,
+    "INDEX_MIN_ENTRIES": 2,
+    "INDEX_MAX_ENTRIES": 4,
+    "INLINE_MAX_BYTES": 256,
+    "BULK_MIN_BYTES": 1500,
+    "SEAL_CHECKPOINTS": 5,
+    "LEFTOVER_MAX_BYTES": 600,
 }
 
 
 @contextmanager
-def small_limits():
-    before = {place: getattr(*place) for place in SMALL}
+def limits(values: dict[str, int]):
+    """Other values for named limits, in every module that knows them."""
+    before = [
+        (module, name, getattr(module, name))
+        for module_name, module in list(sys.modules.items())
+        for name in values
+        if module_name.startswith("holdfast.") and hasattr(module, name)
+    ]
+    missing = set(values) - {name for _, name, _ in before}
+    assert not missing, f"no module has {missing}"
     try:
-        for (module, name), value in SMALL.items():
-            setattr(module, name, value)
+        for module, name, _ in before:
+            setattr(module, name, values[name])
         yield
     finally:
-        for (module, name), value in before.items():
+        for module, name, value in before:
             setattr(module, name, value)
+
+
+def small_limits():
+    return limits(SMALL)
 
 
 class Mood(enum.Enum):
@@ -148,7 +161,7 @@ def build_killed(path: Path) -> None:
                 third.state["only"] = [1, 2, 3]
                 third.checkpoint("third")
                 os.kill(os.getpid(), signal.SIGKILL)
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             print(repr(error), file=sys.stderr)
         os._exit(1)
     _, status = os.waitpid(child, 0)

@@ -11,12 +11,11 @@ import os
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import apsw
 import pytest
 
 import holdfast
@@ -41,9 +40,15 @@ class Original(NamedTuple):
     export: dict[str, Any]
 
 
-def rows_of(store: holdfast.Store) -> dict[str, Any]:
+def rows_of(store: holdfast.Store) -> dict[str, Any] | None:
     """All that the database holds. With sound indexes and the same other files, every answer follows from it."""
-    select = store._catalog._select
+    try:
+        return _rows_of(store._catalog._select)
+    except HoldfastError:
+        return None
+
+
+def _rows_of(select: Callable[[str], list]) -> dict[str, Any]:
     found: dict[str, Any] = {name: select(f"SELECT * FROM {name} ORDER BY 1, 2") for name in TABLE_NAMES}
     found["sequence"] = select("SELECT name, seq FROM sqlite_sequence ORDER BY 1")
     found["versions"] = select("PRAGMA user_version"), select("PRAGMA application_id")
@@ -142,13 +147,13 @@ def _flip(original: Original, file: str, places: list[int], patterns: tuple[int,
                     _poke(path / file, place, flipped)
                     try:
                         outcomes[judge(original, path, number, rows_prove=rows_prove)] += 1
-                    except BaseException as error:  # noqa: BLE001
+                    except BaseException as error:
                         failures.append(f"{file} byte {place} ^ {pattern:#x}: {type(error).__name__}: {error}")
                     _poke(path / file, place, content[place : place + 1])
                     if file == "store.db-shm":  # SQLite writes it anew every time
                         (path / file).write_bytes(content)
             assert (path / file).read_bytes() == content or file == "store.db-shm", f"{file} was changed by reading it"
-    except BaseException as error:  # noqa: BLE001
+    except BaseException as error:
         failures.append(f"{file}: the worker failed: {error!r}")
     finally:
         results.put((outcomes, failures))
@@ -196,15 +201,15 @@ def all_flips(original: Original, step: dict[str, int]) -> None:
 
 @pytest.mark.slow
 def test_every_flipped_byte_is_detected_or_harmless(tmp_path):
-    """With pages of 1 KiB there is little unused room in the database, so nearly every byte matters."""
-    original = make(tmp_path / "small-pages", page_size=1024)
+    """With pages of 512 bytes there is little unused room in the database, so nearly every byte matters."""
+    original = make(tmp_path / "small-pages", page_size=512)
     all_flips(original, {})
 
 
 @pytest.mark.slow
 def test_every_flipped_byte_of_a_killed_store_is_detected_or_harmless(tmp_path):
     """store.db itself is nearly the same as in the test above, and SQLite never reads an old shm file."""
-    original = make(tmp_path / "killed", page_size=1024, killed=True)
+    original = make(tmp_path / "killed", page_size=512, killed=True)
     assert (original.path / "store.db-wal").stat().st_size > 10_000
     all_flips(original, {"store.db": 13, "store.db-shm": 211})
 

@@ -16,11 +16,12 @@ import pytest
 
 import holdfast
 from holdfast.codec.values import encode
-from tests.faults import kill_child
+from tests.faults.kill_child import SMALL
+from tests.faults.rich import limits
 
 ROOT = Path(__file__).resolve().parents[2]
 # Longest life of a writer after it said that it is open.
-LIFE_S = 0.12
+LIFE_S = 0.06
 # A life ends in the middle of opening (recovery of the log, taking the lease) this often.
 KILLED_WHILE_OPENING = 0.15
 VERIFY_EVERY = 50
@@ -77,20 +78,14 @@ class Template:
 
 
 @pytest.fixture
-def limits(monkeypatch):
-    """The same limits as in the child, put back afterwards."""
-    for module, name in (
-        (kill_child.sealing, "SEAL_CHECKPOINTS"), (kill_child.document, "BULK_MIN_BYTES"),
-        (kill_child.document, "INLINE_MAX_BYTES"), (kill_child.blocks, "LEAF_MIN_BYTES"),
-        (kill_child.blocks, "LEAF_TARGET_BYTES"), (kill_child.blocks, "LEAF_MAX_BYTES"),
-        (kill_child.folding, "FOLD_PAGES"),
-    ):  # fmt: skip
-        monkeypatch.setattr(module, name, getattr(module, name))
-    kill_child.limits()
+def same_limits():
+    """The reader's rule for where nodes end must be the writer's."""
+    with limits(SMALL):
+        yield
 
 
 @pytest.mark.slow
-def test_acknowledged_checkpoints_survive_500_kills(store_path, rounds, limits):
+def test_acknowledged_checkpoints_survive_500_kills(store_path, rounds, same_limits):
     kills = int(os.environ.get("KILLS", rounds(500, 10_000)))
     chance = random.Random(20_240)
     holdfast.open(store_path).close()
@@ -103,7 +98,9 @@ def test_acknowledged_checkpoints_survive_500_kills(store_path, rounds, limits):
             name = f"agent {kill // 125}".replace(" ", "-")  # a new one now and then, so that histories stay short
             opening = chance.uniform(0, 0.02) if chance.random() < KILLED_WHILE_OPENING else None
             durability = "batched" if kill % 5 == 4 else "commit"
-            for word, *rest in template.run(name, chance.getrandbits(40), durability, opening, chance.uniform(0, LIFE_S)):
+            for word, *rest in template.run(
+                name, chance.getrandbits(40), durability, opening, chance.uniform(0, LIFE_S)
+            ):
                 assert word in {"open", "made", "moved"}, f"life {kill}: {word} {' '.join(rest)}"
                 opened += word == "open"
                 unseen[rest[0]] = (name, rest[1])
@@ -112,7 +109,9 @@ def test_acknowledged_checkpoints_survive_500_kills(store_path, rounds, limits):
             unseen.clear()
         look(store_path, name, {}, chance, everything=True)
         with holdfast.open(store_path, readonly=True) as store:
-            digests = {c.id: c.digest for info in store.agents() for c in store.agent(info.name, readonly=True).log(all=True)}
+            digests = {
+                c.id: c.digest for info in store.agents() for c in store.agent(info.name, readonly=True).log(all=True)
+            }
             missing = {identity for identity, digest in acknowledged.items() if digests.get(identity) != digest}
             assert not missing
             print(
@@ -124,7 +123,9 @@ def test_acknowledged_checkpoints_survive_500_kills(store_path, rounds, limits):
     assert len(acknowledged) > kills
 
 
-def look(path: Path, name: str, expected: dict[str, tuple[str, str]], chance: random.Random, *, everything: bool) -> None:
+def look(
+    path: Path, name: str, expected: dict[str, tuple[str, str]], chance: random.Random, *, everything: bool
+) -> None:
     """Reopen and compare."""
     with holdfast.open(path, readonly=True) as store:
         known = {info.name for info in store.agents()}
@@ -137,7 +138,10 @@ def look(path: Path, name: str, expected: dict[str, tuple[str, str]], chance: ra
             checkpoint = found.get(identity) or agent.at(f"id:{identity}")
             assert checkpoint.digest == digest
         # The newest few, acknowledged or not: the whole state loads, and its digest is proven on the way.
-        for checkpoint in [*list(found.values())[:2], *chance.sample(sorted(found.values(), key=lambda c: c.id), k=min(1, len(found)))]:
+        for checkpoint in [
+            *list(found.values())[:2],
+            *chance.sample(sorted(found.values(), key=lambda c: c.id), k=min(1, len(found))),
+        ]:
             assert whole(checkpoint)
         for branch in agent.branches()[-3:]:
             handle = store.agent(name, branch=branch, readonly=True)

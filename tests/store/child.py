@@ -112,6 +112,23 @@ def _forked_child(path, store, hand, pipe) -> int:
     return 0 if refused == 5 else 5
 
 
+def fork_and_leave(path) -> None:
+    """The parent ends, the child goes on with a handle of its own: it must hold SQLite's locks in its own right."""
+    store = open_embedded(path)
+    Hand(store, new_branch(store, "parent")).commit()
+    if os.fork():
+        os._exit(0)
+    fresh = open_embedded(path)
+    own = Hand(fresh, new_branch(fresh, "child"))
+    own.commit()
+    say("ready")
+    sys.stdin.readline()
+    for _ in range(5):
+        own.commit()
+    fresh.close()
+    say("done")
+
+
 def fork_in_commit(path) -> None:
     """Forks while other threads commit all the time; every child opens the store anew and writes."""
     store = open_embedded(path)

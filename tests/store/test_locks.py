@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -177,6 +179,28 @@ def test_threads_of_one_process_share_a_store(store):
 def test_forked_child_is_refused_the_old_handle_and_works_with_a_new_one(path):
     out = finish(start("fork", path)).splitlines()
     assert out == ["child 0", "checkpoints 401 []"]
+
+
+def test_forked_child_holds_the_database_in_its_own_right(path):
+    child = start("fork_and_leave", path)
+    assert line(child) == "ready"
+    # A stranger that believes to be the last one to close the database folds its log and removes it.
+    subprocess.run([sys.executable, "-c", _STRANGER, str(path / "store.db")], check=True)
+    assert (path / "store.db-wal").exists()
+    send(child)
+    assert line(child) == "done"
+    child.communicate()
+    store = open_embedded(path)
+    assert store.counts()["checkpoint"] == 7
+    store.close()
+
+
+_STRANGER = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("SELECT count(*) FROM agent").fetchall()
+connection.close()
+"""
 
 
 def test_fork_amid_commits_of_other_threads_tears_nothing(path):

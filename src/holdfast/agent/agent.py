@@ -7,12 +7,13 @@ state that could not be written is still in memory with all its changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agent import history
+from holdfast.agent import history, recovery
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.manifest import Manifest
@@ -21,14 +22,18 @@ from holdfast.codec.blocks import digest_of
 from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
 from holdfast.codec.values import decode, encode
-from holdfast.errors import Damaged, NothingToUndo, ReadOnly, StoreClosed
+from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
 from holdfast.store import sealing
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event
-from holdfast.store.opening import now_us
 from holdfast.store.locks import Lease
+from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
     from holdfast.agent.store import AgentInfo, Store
+
+
+# A label is read in lists, one line each.
+LABEL_MAX_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +84,23 @@ class Agent:
                 )
             source = history.Stored(store._catalog, head)
             since_base = source.since_base()
-            self._document = Document(store._registry, source, inert=store._inert)
+            live = history.Live(store._registry, source, inert=store._inert)
+            live.explain = lambda error: recovery.explain(store, self.name, self._fresh_branch(), error)
+            self._document = live
             self._read_head = Checkpoint.of(store, head)
             if self._writer is not None:
                 self._writer.start_from(self._read_head, since_base)
         self._document.readonly = self._lease is None
         self._document.paranoid = store._paranoid
         self._document.guard = self._check_open
+
+    def _say_recovered(self, damaged: bytes, lost: str) -> None:
+        """Tell the user, and note in the history, once, that this line goes on from a damaged one."""
+        self.recovery = lost
+        if self._branch.head_id == decode(self._branch.body)["from"]:
+            writer = self._check_writer()
+            label = f"recovered from {damaged.hex()[:12]}"
+            writer.finish(self._document, writer.capture(self._document, label, "recover", damaged))
 
     # -- the state ------------------------------------------------------------------------------------
 
@@ -96,6 +111,10 @@ class Agent:
 
     @state.setter
     def state(self, value: dict[str, Any]) -> None:
+        if not isinstance(value, Mapping):
+            raise BadOption(
+                f"a state is a mapping of sections, not a {type(value).__name__}", hint="Assign a dict, or a section."
+            )
         with self._document.lock:
             for name in list(self._document):
                 if name not in value:
@@ -134,12 +153,12 @@ class Agent:
         import asyncio
 
         writer = self._check_writer()
-        pending = writer.capture(self._document, label)
+        pending = writer.capture(self._document, check_label(label))
         return await asyncio.shield(asyncio.to_thread(writer.finish, self._document, pending))
 
     def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
         writer = self._check_writer()
-        return writer.finish(self._document, writer.capture(self._document, label, kind, target))
+        return writer.finish(self._document, writer.capture(self._document, check_label(label), kind, target))
 
     # -- reading history --------------------------------------------------------------------------------
 
@@ -151,6 +170,8 @@ class Agent:
     def log(self, limit: int | None = None, *, all: bool = False) -> list[Checkpoint]:
         """Checkpoints, newest first: of this branch, or with ``all`` everything that was ever made."""
         self._check_open()
+        if limit is not None and limit < 1:
+            return []
         self._store.flush()
         catalog = self._store._catalog
         if all:
@@ -200,7 +221,8 @@ class Agent:
         found = []
         for row in self._store._catalog.events(a=self._row.a, newest_first=True, limit=limit):
             body = decode(row.body, inert=True)
-            found.append({"at_us": row.at, **{k: v.hex() if isinstance(v, bytes) else v for k, v in body.items()}})
+            named = {key: value.hex() if isinstance(value, bytes) else value for key, value in body.items()}
+            found.append({"when": datetime.fromtimestamp(row.at / 1e6, UTC), **named})
         return found
 
     def info(self) -> AgentInfo:
@@ -211,14 +233,14 @@ class Agent:
         if self._lease is not None:
             raise ReadOnly("only read-only handles are refreshed; this one writes the newest state itself")
         self._check_open()
-        self._branch = self._fresh_branch()
+        self._branch = self._store._catalog.branch_row(self._branch.b)
         self._load_head()
 
     # -- moving through history -------------------------------------------------------------------------
 
     def preview_rollback(self, revision: str | Checkpoint) -> Rollback:
         """What ``rollback`` would do, without doing it."""
-        target = self.at(revision)
+        target = self.at(_required(revision))
         ahead = []
         for row in self._store._catalog.ancestry(self._fresh_branch().head):
             if row.n == target._row.n:
@@ -235,12 +257,13 @@ class Agent:
         writer = self._check_writer()
         with writer.writing:
             writer.settle(self._document)
-            target = self._find(revision)
+            target = self._find(_required(revision))
             with self._document.lock:
                 if self._document.changed:
                     self._make(f"before rollback to {_describe(Checkpoint.of(self._store, target))}")
                     writer.settle(self._document)
-                event = Event(now_us(), encode({"what": "rollback", "from": writer.head_id, "to": target.id}))
+                body = {"what": "rollback", "branch": self.branch_name, "from": writer.head_id, "to": target.id}
+                event = Event(now_us(), encode(body))
                 self._branch = self._store._catalog.set_head(
                     self._branch.b,
                     generation=writer.generation,
@@ -262,7 +285,7 @@ class Agent:
             writer.settle(self._document)
             with self._document.lock:
                 if self._document.changed:
-                    self._make("before undo")
+                    self._make("unsaved changes")
                     writer.settle(self._document)
                 row = self._to_undo()
                 catalog = self._store._catalog
@@ -288,6 +311,8 @@ class Agent:
                 settled.setdefault(manifest.target, manifest.kind)
             elif settled.get(row.id) != "undo":
                 return row
+        if self.head is None:
+            raise NothingToUndo("this agent has no checkpoint yet")
         raise NothingToUndo("every checkpoint of this branch is undone already")
 
     def _to_redo(self) -> CheckpointRow:
@@ -387,7 +412,7 @@ class Agent:
         self._closed = True
         if self._lease is not None:
             try:
-                if not self._store.closed:
+                if not self._store.closed and self._store._durability == "batched":  # otherwise nothing is waiting
                     self._store.flush()
             finally:
                 self._lease.release()
@@ -413,6 +438,8 @@ class Agent:
         self.close()
 
     def __repr__(self) -> str:
+        if self.closed:
+            return f"<Agent {self.name!r} (closed)>"
         head = self.head
         at = f" at {_describe(head)} #{head.depth}" if head is not None else ", no checkpoint yet"
         return f"<Agent {self.name!r} on {self.branch_name}{at}>"
@@ -423,6 +450,25 @@ class Agent:
         from holdfast.agent.notebook import checkpoints_html
 
         return f"<b>{escape(self.name)}</b> on {escape(self.branch_name)}" + checkpoints_html(self.log(limit=10))
+
+
+def _required(revision: str | Checkpoint) -> str | Checkpoint:
+    """Going back must not happen by a forgotten argument."""
+    if not revision:
+        raise UnknownRevision("a rollback needs the checkpoint to go back to", hint="Name one: see agent.log().")
+    return revision
+
+
+def check_label(label: object) -> str:
+    """Labels are text that can be shown and found again."""
+    if not isinstance(label, str):
+        raise BadOption(f"a label is text, not {type(label).__name__}", hint='For example agent.checkpoint("asked").')
+    if len(label) > LABEL_MAX_CHARACTERS or any(0xD800 <= ord(character) < 0xE000 for character in label):
+        raise BadOption(
+            f"the label {label[:40]!r}... cannot be kept",
+            hint=f"At most {LABEL_MAX_CHARACTERS} characters, no lone surrogates. Put long texts into the state.",
+        )
+    return label
 
 
 def _describe(checkpoint: Checkpoint | None) -> str:

@@ -16,7 +16,7 @@ from holdfast.codec.compare import differences
 from holdfast.codec.document import MISSING, Document
 from holdfast.codec.nodes import Node
 from holdfast.codec.operations import Operation
-from holdfast.codec.values import decode
+from holdfast.codec.values import encode
 from holdfast.errors import format_path
 
 if TYPE_CHECKING:
@@ -137,8 +137,29 @@ class Diff:
 
 def diff(old: Document, new: Document, old_name: str, new_name: str) -> Diff:
     """What differs between two states."""
-    scratch = _Follower(old)
-    return Diff((c for operation in differences(old, new) for c in scratch.explain(operation)), old_name, new_name)
+    follower = _Follower(old)
+    script = list(differences(old, new))
+    back = {_place(operation) for operation in script if operation.code == op.SET}
+    moved: set[tuple[Any, ...]] = set()
+    changes: list[Change] = []
+    for operation in script:
+        if operation.code == op.DELETE and _place(operation) in back:
+            continue  # taken out only to stand elsewhere in the order: shown when it comes back
+        for change in follower.explain(operation):
+            if change.kind == "changed" and operation.code == op.SET and _same(change, old, new):
+                moved.add(change.path[:-1])
+            else:
+                changes.append(change)
+    changes += [Change(path, "reordered", MISSING, MISSING) for path in moved]
+    return Diff(changes, old_name, new_name)
+
+
+def _place(operation: Operation) -> bytes:
+    return encode(operation.path)
+
+
+def _same(change: Change, old: Document, new: Document) -> bool:
+    return encode(change.old, old.registry) == encode(change.new, new.registry)
 
 
 class _Follower:
@@ -204,9 +225,15 @@ def changes_of(
         for at, data in enumerate(values, start):
             yield change([*path, at], "added", MISSING, value(data))
     elif operation.code == op.ARRANGE:
-        kept = sum(piece[1] for piece in operation.args[0] if len(piece) > 1)
-        new = [value(piece[0]) for piece in operation.args[0] if len(piece) == 1]
-        yield change(path, f"rearranged ({kept} kept, {len(new)} new)", MISSING, MISSING)
+        before = _plain(old_at(path), document)
+        after: list[Any] = []
+        for piece in operation.args[0]:
+            if len(piece) == 1:
+                after.append(value(piece[0]))
+            else:
+                start, count, step = piece
+                after += [before[at] for at in range(start, start + count * step, step)]
+        yield change(path, "rearranged", before, after)
     elif operation.code == op.CLEAR:
         yield change(path, "cleared", old_at(path), MISSING)
     else:
@@ -234,6 +261,3 @@ def mutations(document: Document, operations: Iterable[Operation], label: str, c
 
         yield from changes_of(operation, old_at, document, label, checkpoint)
         document.change(operation)
-
-
-__all__ = ["Change", "Diff", "decode", "diff", "mutations"]

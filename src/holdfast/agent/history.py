@@ -6,9 +6,11 @@ the digests that its manifest recorded, or an error is raised.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.document import Document
+from holdfast.codec.document import Document, Section
 from holdfast.codec.operations import Operation, decode_operations
 from holdfast.codec.types import Registry
 from holdfast.errors import Damaged
@@ -102,6 +104,21 @@ class Stored(Blank):
         return rows
 
 
+class Live(Document):
+    """A document that knows what to say when a section turns out to be damaged at its first touch."""
+
+    explain: Callable[[Damaged], Damaged] | None = None
+
+    def _load(self, section: Section) -> None:
+        try:
+            super()._load(section)
+        except Damaged as error:
+            error.what = tuple(dict.fromkeys((*error.what, f"section {section.name}")))
+            if self.explain is not None:
+                self.explain(error)
+            raise
+
+
 def empty(catalog: Catalog, registry: Registry, *, inert: bool = False) -> Document:
     """The state before the first checkpoint."""
     return Document(registry, Blank(catalog), inert=inert)
@@ -111,4 +128,4 @@ def load(
     catalog: Catalog, row: CheckpointRow, registry: Registry, *, readonly: bool = True, inert: bool = False
 ) -> Document:
     """The state of a checkpoint. Sections are read when they are touched."""
-    return Document(registry, Stored(catalog, row), readonly=readonly, inert=inert)
+    return Live(registry, Stored(catalog, row), readonly=readonly, inert=inert)

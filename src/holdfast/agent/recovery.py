@@ -1,30 +1,58 @@
 """Recovery: from a damaged head to the newest valid ancestor, on a new branch, saying what is lost.
 
-Never removes or changes anything that is stored. Running it again finds the branch that it made before.
+Owns the search for that ancestor and the words for what lies after it; errors about damage are completed here, so that
+whoever meets one learns what would be left. Never removes or changes anything that is stored. Running it again finds
+the branch that it made before.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.agent import history
+from holdfast.agent.manifest import Manifest
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, checkpoint_id
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
+# How many of the checkpoints that are passed over are named one by one.
+_NAMED_MAX = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The newest checkpoint at or above a head that can be trusted, and those that were passed over on the way."""
+
+    valid: CheckpointRow | None
+    passed: list[str]
+
+    @property
+    def lost(self) -> str:
+        """In words what goes missing; empty when nothing does."""
+        if not self.passed:
+            return ""
+        named = "; ".join(self.passed[:_NAMED_MAX])
+        if len(self.passed) > _NAMED_MAX:
+            named += f"; and {len(self.passed) - _NAMED_MAX} more"
+        if self.valid is None:
+            return f"everything: no checkpoint can be trusted: {named}"
+        where = f"{self.valid.id.hex()[:12]} (#{self.valid.depth})"
+        return f"{len(self.passed)} checkpoint(s) after {where} cannot be trusted: {named}"
+
 
 def problem_with(store: Store, row: CheckpointRow) -> str:
     """Why a checkpoint's state cannot be trusted; empty when it can."""
-    validity = store._catalog.validity(row.n)
-    if validity is not None:
-        body = decode(validity.body)
-        return f"it is marked {body['validity']}: {body['reason']}".rstrip(": ")
     try:
-        history.Stored(store._catalog, row).since_base()
+        validity = store._catalog.validity(row.n)
+        if validity is not None:
+            body = decode(validity.body)
+            return f"it is marked {body['validity']}: {body['reason']}".removesuffix(": ")
         document = history.load(store._catalog, row, store._registry, inert=True)
+        history.Stored(store._catalog, row).since_base()
         for name in document:
             document.raw_section(name)
     except HoldfastError as error:
@@ -32,62 +60,103 @@ def problem_with(store: Store, row: CheckpointRow) -> str:
     return ""
 
 
-def newest_valid(store: Store, branch: BranchRow) -> tuple[CheckpointRow | None, list[str]]:
-    """The newest ancestor of a branch's head that can be trusted, and the checkpoints that are passed over."""
+def find(store: Store, branch: BranchRow) -> Finding:
+    """Walk from a branch's head towards its root until a checkpoint can be trusted."""
     passed: list[str] = []
     n, expected = branch.head, branch.head_id
     while n:
+        row: CheckpointRow | None
         try:
             row = store._catalog.checkpoint(n)
+            if row.a != branch.a or (expected and row.id != expected):
+                raise Damaged(f"checkpoint {n} is not the one that is named", what=(f"checkpoint {n}",))
+            expected = Manifest.decode(row.manifest).parent
+            reason = problem_with(store, row)
+            if not reason:
+                return Finding(row, passed)
+            passed.append(f"{row.id.hex()[:12]}: {reason}")
+            n = row.parent
         except HoldfastError as error:
             passed.append(f"{expected.hex()[:12] or n}: {error.message}")
-            below = _row_below(store, branch, n)
-            if below is None:
-                return None, passed
-            row = below
-        reason = problem_with(store, row)
-        if not reason:
-            return row, passed
-        passed.append(f"{row.id.hex()[:12]}: {reason}")
-        n = row.parent
-    return None, passed
+            row = _parent_of_unreadable(store, branch, n, expected)
+            if row is None:
+                break
+            n, expected = row.n, row.id
+    return Finding(None, passed)
 
 
-def _row_below(store: Store, branch: BranchRow, n: int) -> CheckpointRow | None:
-    """When a row cannot even be read, its parent is unknown: the newest readable row of the branch before it."""
-    for below in range(n - 1, 0, -1):
+def _parent_of_unreadable(store: Store, branch: BranchRow, n: int, expected: bytes) -> CheckpointRow | None:
+    """The parent of a checkpoint whose row is damaged.
+
+    Where the manifest is still what its id says, it names the parent, and that is proof. Otherwise the newest readable
+    checkpoint that was made on this branch before it, or the one that the branch began at, is as near as one can get.
+    """
+    try:
+        manifest = store._catalog.manifest_as_it_is(n)
+        if manifest is not None and checkpoint_id(manifest) == expected:
+            parent = Manifest.decode(manifest).parent
+            return next((row for row in _readable(store, n) if row.id == parent), None)
+    except HoldfastError:
+        pass
+    began = bytes(decode(branch.body)["from"])
+    return next((row for row in _readable(store, n) if row.b == branch.b or row.id == began), None)
+
+
+def _readable(store: Store, before: int) -> list[CheckpointRow]:
+    """Every row below a number that can be read, newest first."""
+    found = []
+    for n in range(before - 1, 0, -1):
         try:
-            row = store._catalog.checkpoint(below)
+            found.append(store._catalog.checkpoint(n))
         except HoldfastError:
             continue
-        if row.a == branch.a:
-            return row
-    return None
+    return found
+
+
+def explain(store: Store, name: str, branch: BranchRow, error: Damaged) -> Damaged:
+    """Complete an error that was met while reading the head of a branch: what would be left, and what lost."""
+    if error.newest_valid or error.lost:
+        return error
+    finding = find(store, branch)
+    if not finding.passed:
+        return error
+    error.lost = finding.lost
+    if finding.valid is None:
+        error.hint = "Run `holdfast verify` for the whole picture, and put the store back from a backup."
+        return error
+    error.newest_valid = finding.valid.id.hex()
+    error.hint = (
+        f"The newest valid checkpoint is {error.newest_valid[:12]} (#{finding.valid.depth}); "
+        f"store.agent({name!r}, recover=True) goes on from it on a new branch. Lost would be: {finding.lost}"
+    )
+    return error
 
 
 def recover(store: Store, name: str, agent: AgentRow, branch: BranchRow) -> tuple[BranchRow, str]:
     """The branch to go on with, and in words what is lost (empty when nothing is)."""
     if not branch.head:
         return branch, ""
-    valid, passed = newest_valid(store, branch)
-    if not passed:
+    finding = find(store, branch)
+    if not finding.passed:
         return branch, ""
-    if valid is None:
+    if finding.valid is None:
         raise Damaged(
             f"no checkpoint of {name!r} can be trusted",
-            what=tuple(passed),
-            lost="everything",
-            hint="Run `holdfast verify` for the whole picture.",
+            what=tuple(finding.passed),
+            lost=finding.lost,
+            hint="Run `holdfast verify` for the whole picture, and put the store back from a backup.",
         )
-    lost = f"{len(passed)} checkpoint(s) after {valid.id.hex()[:12]} (#{valid.depth}) cannot be trusted: " + "; ".join(
-        passed[:5]
-    )
+    branches = dict(store._branches(agent.a))
     number = 1
     while True:
         new = f"recovered-{number}"
-        existing = next((row for other, row in store._branches(agent.a) if other == new), None)
-        if existing is None:
-            return store._add_branch(agent, new, valid), lost
-        if decode(existing.body)["from"] == valid.id and not newest_valid(store, existing)[1]:
-            return existing, lost
+        existing = branches.get(new)
+        if existing is None and new not in store._tags(agent.a):
+            return store._add_branch(agent, new, finding.valid), finding.lost
+        if (
+            existing is not None
+            and decode(existing.body)["from"] == finding.valid.id
+            and not find(store, existing).passed
+        ):
+            return existing, finding.lost
         number += 1

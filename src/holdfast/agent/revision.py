@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
 _BACK = re.compile(r"^(.*)~(\d+)$", re.DOTALL)
+_ID = re.compile(r"^id:[0-9a-fA-F]*$")
 _ID_MIN = 4
 
 
@@ -49,7 +50,7 @@ def _named(store: Store, branch: BranchRow, name: str) -> CheckpointRow | None:
     tagged = store._tags(branch.a).get(name)
     if tagged is not None:
         return catalog.checkpoint(tagged)
-    if name.startswith("id:"):
+    if _ID.match(name):
         return _by_id(catalog, branch, name[3:])
     if name.startswith("#") and name[1:].isdigit():
         return _by_depth(catalog, branch, int(name[1:]))

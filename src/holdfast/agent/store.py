@@ -11,7 +11,6 @@ import os
 import sys
 import threading
 import uuid
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,6 +28,7 @@ from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, Damaged, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
 from holdfast.store.embedded import Embedded, open_embedded
+from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ MAIN = "main"
 # Long enough for any path or address that people use as a name.
 NAME_MAX_CHARACTERS = 1024
 
-_open: weakref.WeakValueDictionary[str, Store] = weakref.WeakValueDictionary()
+# Held for as long as they are open: a store that is merely forgotten still holds its branches.
+_open: dict[str, Store] = {}
 _open_lock = threading.Lock()
 
 
@@ -173,25 +174,35 @@ class Store:
                 known = ", ".join(other for other, _ in self._branches(row.a))
                 raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
             if readonly:
-                return Agent(self, name, row, branch_row, None)
+                return self._opened(name, row, branch_row, None, None)
             known_handle = self._handles.get(branch_row.b)
             if known_handle is not None and not known_handle.closed:
                 return known_handle
-            lost = ""
+            lost, damaged = "", branch_row.head_id
             if recover:
                 branch_row, lost = recovery.recover(self, name, row, branch_row)
                 known_handle = self._handles.get(branch_row.b)
                 if known_handle is not None and not known_handle.closed:
                     return known_handle
-            lease = self._catalog.lease(branch_row, wait_s=wait_s, takeover=takeover, who={"agent": name})
+            # An event of its own, so that a catalog that has lost this step is older than its witness says.
+            event = Event(now_us(), encode({"what": "open", "branch": self._name_of(branch_row)}))
+            who = {"agent": name}
+            lease = self._catalog.lease(branch_row, wait_s=wait_s, takeover=takeover, who=who, event=event)
             try:
-                handle = Agent(self, name, row, self._catalog.branch_row(branch_row.b), lease, config=config)
+                handle = self._opened(name, row, self._catalog.branch_row(branch_row.b), lease, config)
+                if lost:
+                    handle._say_recovered(damaged, lost)
             except BaseException:
                 lease.release()
                 raise
-            handle.recovery = lost or None
             self._handles[branch_row.b] = handle
             return handle
+
+    def _opened(self, name: str, row: AgentRow, branch: BranchRow, lease: Lease | None, config: Any) -> Agent:
+        try:
+            return Agent(self, name, row, branch, lease, config=config)
+        except Damaged as error:
+            raise recovery.explain(self, name, branch, error)  # noqa: B904 - the same error, completed
 
     def _add_agent(self, name: str) -> tuple[AgentRow, BranchRow]:
         now = now_us()
@@ -328,6 +339,10 @@ class Store:
             if at._row.a != branch.a:
                 raise UnknownRevision(f"{at!r} belongs to another agent")
             return at._row
+        if at is not None and not isinstance(at, str):
+            raise UnknownRevision(
+                f"a revision is text or a Checkpoint, not {type(at).__name__}", hint="A depth is written '#17'."
+            )
         return find(self, branch, at or "")
 
     def _agent_row(self, name: str) -> AgentRow:
@@ -364,17 +379,24 @@ class Store:
         self._catalog.flush()
 
     def close(self) -> None:
-        """Let go of everything. Changes since the last checkpoint are not saved."""
+        """Let go of everything. Changes since the last checkpoint are not saved.
+
+        With ``durability="batched"`` it raises when something that was accepted could not be written; if that was for
+        want of room, the store stays open and closing can be tried again.
+        """
         with self._lock:
             if self.closed:
                 return
-            for handle in list(self._handles.values()):
-                handle.close()
-            self._handles.clear()
-            self._catalog.close()
-            with _open_lock:
-                if _open.get(str(self.path)) is self:
-                    del _open[str(self.path)]
+            try:
+                self._catalog.close()
+            finally:
+                if self._catalog.closed:
+                    for handle in list(self._handles.values()):
+                        handle.close()
+                    self._handles.clear()
+                    with _open_lock:
+                        if _open.get(str(self.path)) is self:
+                            del _open[str(self.path)]
 
     @property
     def closed(self) -> bool:
@@ -418,7 +440,10 @@ class Store:
         return [(str(decode(row.body)["name"]), row) for row in self._catalog.branches(a)]
 
     def _branch_name(self, b: int) -> str:
-        return str(decode(self._catalog.branch_row(b).body)["name"])
+        return self._name_of(self._catalog.branch_row(b))
+
+    def _name_of(self, branch: BranchRow) -> str:
+        return str(decode(branch.body)["name"])
 
     def _tags(self, a: int) -> dict[str, int]:
         return {str(decode(row.body)["name"]): row.n for row in self._catalog.tags(a)}

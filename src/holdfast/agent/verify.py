@@ -108,6 +108,9 @@ class _Verification:
         self.catalog = store._catalog
         self.progress = progress
         self.report = VerifyReport()
+        self.judged: dict[bytes, dict[str, Any]] = {}  # checkpoint -> what its validity row says
+        self.walked: set[int] = set()  # agents whose checkpoints were all read
+        self.newest: dict[int, bytes] = {}  # branch -> the newest checkpoint that was made on it
 
     @contextmanager
     def finding(self, what: str, agent: str = "", affected: list[str] | None = None) -> Iterator[None]:
@@ -165,6 +168,9 @@ class _Verification:
             for table, newest in (("checkpoint", n), ("event", e)):
                 if counts.get(table, newest) != newest:
                     self.problem(f"table {table}", f"{newest - counts[table]} of {newest} rows are missing")
+            given = {name: number for name, number in (("checkpoint", n), ("event", e)) if number}
+            if self.catalog.sequences() != given:
+                self.problem("table sqlite_sequence", "the numbers given out so far are not those of the newest rows")
 
     def nodes(self) -> None:
         with self.finding("table node"):
@@ -192,10 +198,10 @@ class _Verification:
     # -- histories --------------------------------------------------------------------------------------
 
     def name_of(self, row: AgentRow) -> str:
-        name = f"agent {row.a}"
-        with self.finding(name):
-            name = str(decode(row.body)["name"])
-        return name
+        names = [f"agent {row.a}"]
+        with self.finding(names[0]):
+            names.append(str(decode(row.body)["name"]))
+        return names[-1]
 
     def agent(self, row: AgentRow, name: str) -> None:
         self.report.checked["agents"] += 1
@@ -203,6 +209,7 @@ class _Verification:
         with self.finding(f"agent {name}", name):
             for checkpoint in self.catalog.checkpoints(a=row.a):
                 rows[checkpoint.n] = checkpoint
+            self.walked.add(row.a)
         states: dict[int, Document] = {}
         broken: set[int] = set()
         resting: list[str] = []  # on a broken checkpoint, with no sealed state in between
@@ -210,6 +217,10 @@ class _Verification:
         for done, checkpoint in enumerate(rows.values(), 1):
             identity = checkpoint.id.hex()
             before = len(self.report.problems)
+            self.newest[checkpoint.b] = checkpoint.id
+            with self.finding(f"validity {checkpoint.n}", name, [identity]):
+                judged = self.catalog.validity(checkpoint.n)
+                self.judged[checkpoint.id] = decode(judged.body) if judged is not None else {}
             with self.finding(f"checkpoint {identity[:12]}", name, [identity]):
                 manifest = self._chain(row, checkpoint, rows)
                 if checkpoint.parent not in broken:
@@ -300,33 +311,68 @@ class _Verification:
                     self.problem(f"tag {body['name']}", "it does not lead to the checkpoint it names", name)
 
     def events(self) -> None:
-        """The catalog's names are what its events say, so that one that is gone shows."""
+        """The catalog's names are what its events say, so that one that is gone or was put back shows."""
         with self.finding("table event"):
-            agents: set[int] = set()
-            branches: dict[int, set[str]] = {}
-            tags: dict[int, dict[str, bytes]] = {}
+            told = _Told()
             for event in self.catalog.events():
-                body = decode(event.body)
-                what = body["what"]
-                if what == "agent":
-                    agents.add(event.a)
-                    branches[event.a] = {"main"}
-                elif what == "branch":
-                    branches.setdefault(event.a, set()).add(body["name"])
-                elif what == "tag":
-                    tags.setdefault(event.a, {})[body["name"]] = body["at"]
-                elif what == "untag":
-                    tags.get(event.a, {}).pop(body["name"], None)
+                told.add(event.a, decode(event.body))
             found = {row.a for row in self.catalog.agents()}
-            if found != agents:
-                self.problem("table agent", f"{len(agents - found)} agent(s) are missing")
+            if found != set(told.branches):
+                self.problem("table agent", f"{len(set(told.branches) - found)} agent(s) are missing")
             for a in found:
-                names = {decode(row.body)["name"] for row in self.catalog.branches(a)}
-                if names != branches.get(a, set()):
+                rows = {decode(row.body)["name"]: row for row in self.catalog.branches(a)}
+                if set(rows) != told.branches.get(a, set()):
                     self.problem("table branch", f"agent {a}: branches are missing or were never made")
+                for name, row in rows.items() if a in self.walked else ():
+                    newest = self.newest.get(row.b, decode(row.body)["from"])
+                    if row.head_id != told.head(a, name, newest):
+                        self.problem(f"branch {name}", f"agent {a}: its head is not where its history left it")
                 marked = {decode(row.body)["name"]: decode(row.body)["at"] for row in self.catalog.tags(a)}
-                if marked != tags.get(a, {}):
+                if marked != told.tags.get(a, {}):
                     self.problem("table tag", f"agent {a}: tags are missing or were moved behind the history's back")
+            for identity, body in self.judged.items():
+                if (body.get("validity", "good"), body.get("reason", "")) != told.validity.get(identity, ("good", "")):
+                    short = identity.hex()[:12]
+                    self.problem("table validity", f"checkpoint {short}: not what was said of it", "", [identity.hex()])
+
+
+class _Told:
+    """What the events say that the catalog should hold."""
+
+    def __init__(self) -> None:
+        self.branches: dict[int, set[str]] = {}
+        self.tags: dict[int, dict[str, bytes]] = {}
+        self.validity: dict[bytes, tuple[str, str]] = {}
+        self.rollbacks: dict[tuple[int, str], list[tuple[bytes, bytes]]] = {}
+
+    def add(self, a: int, body: dict[str, Any]) -> None:
+        match body["what"]:
+            case "agent":
+                self.branches[a] = {"main"}
+            case "branch":
+                self.branches.setdefault(a, set()).add(body["name"])
+            case "tag":
+                self.tags.setdefault(a, {})[body["name"]] = body["at"]
+            case "untag":
+                self.tags.get(a, {}).pop(body["name"], None)
+            case "validity":
+                judged = (body["validity"], body["reason"])
+                self.validity[body["at"]] = ("good", "") if judged[0] == "good" else judged
+            case "rollback":
+                self.rollbacks.setdefault((a, body["branch"]), []).append((body["from"], body["to"]))
+
+    def head(self, a: int, branch: str, newest: bytes) -> bytes:
+        """Where a branch stands whose newest checkpoint (or, before the first, its beginning) is ``newest``."""
+        rollbacks = self.rollbacks.get((a, branch), [])
+        # Going back over the rollbacks that followed each other: they came after ``newest`` if they started from it.
+        expected = b""
+        for start, end in reversed(rollbacks):
+            if expected and end != expected:
+                return newest
+            if start == newest:
+                return rollbacks[-1][1]
+            expected = start
+        return newest
 
 
 def _bad(row: CheckpointRow, detail: str) -> HoldfastError:

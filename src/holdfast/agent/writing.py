@@ -23,8 +23,8 @@ from holdfast.codec.values import decode
 from holdfast.errors import StoreClosed
 from holdfast.store import sealing
 from holdfast.store.catalog import AgentRow, CheckpointRow, Commit, metadata_digest
-from holdfast.store.opening import now_us
 from holdfast.store.locks import Lease
+from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

@@ -56,6 +56,7 @@ class _Demo:
     def __init__(self, out: Output, place: Path) -> None:
         self.out = out
         self.place = place
+        self.complaint = ""  # the last thing that the agent's process wrote to stderr
         # Nobody waits for a pipe to be read.
         self.pace = 1.0 if out.is_terminal else 0.0
 
@@ -97,7 +98,7 @@ class _Demo:
                     break
             code = process.wait(_PATIENCE_S)
         if code != -signal.SIGKILL or not saved:
-            raise StoreFailed(f"the demo's agent ended with {code} before it could be killed")
+            raise StoreFailed(f"the demo's agent ended with {code} before it could be killed", hint=self.complaint)
         self.out.say(
             Text(f"  kill -9 {process.pid}", style="bold red"), "   gone: no warning, no clean-up, no farewell."
         )
@@ -119,8 +120,9 @@ class _Demo:
             for report in reports:
                 if "saved" in report:
                     self._saved(report)
-            if process.wait(_PATIENCE_S) != 0:
-                raise StoreFailed(f"the demo's agent ended with {process.returncode}")
+            code = process.wait(_PATIENCE_S)
+        if code != 0:
+            raise StoreFailed(f"the demo's agent ended with {code}", hint=self.complaint)
         self._pause(1.0)
 
     def _look(self) -> None:
@@ -191,7 +193,7 @@ class _Demo:
             [sys.executable, "-m", demo_agent.__name__, str(self.place), str(think_s), hard],
             env=self._environment(),
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
             text=True,
         )
         with process:
@@ -199,6 +201,8 @@ class _Demo:
                 yield process, (json.loads(line) for line in process.stdout or ())
             finally:
                 process.kill()
+                said = process.stderr.read().splitlines() if process.stderr else []
+                self.complaint = said[-1] if said else ""
 
     def _environment(self) -> dict[str, str]:
         return os.environ | {"HOLDFAST_STORE": str(self.place)}

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.text import Text
 
+from holdfast import VerifyReport
 from holdfast.cli.exits import DAMAGED
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given, Json, Name
 from holdfast.cli.text import clean, count, size
+from holdfast.errors import Damaged
 
 SCHEMA = "holdfast.verify/1"
 # Ids that a problem lists; the JSON has all.
@@ -30,15 +31,23 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
     json
         Print JSON (schema holdfast.verify/1).
     """
-    with session.reading() as store:
-        names = [store.resolve(name)[0] for name in agents]
-        with _progress(session.err) as progress:
-            report = store.verify(progress, names)
-        found = report.to_json()
-        if json:
-            session.out.json({"schema": SCHEMA, "store": str(store.path), **found})
-        else:
-            _print(session.out, found)
+    try:
+        with session.reading() as store:
+            names = [store.resolve(name)[0] for name in agents]
+            with _progress(session.err) as progress:
+                report = store.verify(progress, names)
+            if json:
+                session.out.json({"schema": SCHEMA, "store": str(store.path), **report.to_json()})
+            else:
+                _print(session.out, report)
+    except Damaged as error:  # so badly that it cannot even be opened
+        if not json:
+            raise
+        problem = {"what": ", ".join(error.what) or "store", "detail": error.message, "agent": "", "affected": []}
+        place = str(session.path) if session.path else None
+        found = {"ok": False, "checked": {}, "problems": [problem], "affected": []}
+        session.out.json({"schema": SCHEMA, "store": place, **found})
+        return DAMAGED
     return 0 if report.ok else DAMAGED
 
 
@@ -70,23 +79,23 @@ def _progress(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
         yield report
 
 
-def _print(out: Output, report: dict[str, Any]) -> None:
+def _print(out: Output, report: VerifyReport) -> None:
     checked = [
         size(number) if what == "bytes" else count(number, what.removesuffix("s"))
-        for what, number in report["checked"].items()
+        for what, number in report.checked.items()
     ]
     out.say(f"Checked {', '.join(checked)}.")
-    if report["ok"]:
+    if report.ok:
         out.say(Text("Everything is as it was written.", style="bold green"))
         return
-    out.say(Text(f"{count(len(report['problems']), 'problem')} found.", style="bold red"))
-    for problem in report["problems"]:
-        whose = f" ({clean(problem['agent'])})" if problem["agent"] else ""
-        out.say(Text(f"  {clean(problem['what'])}{whose}: ", style="red"), clean(problem["detail"]))
-        if problem["affected"]:
-            ids = ", ".join(affected[:12] for affected in problem["affected"][:_LISTED])
-            more = len(problem["affected"]) - _LISTED
+    out.say(Text(f"{count(len(report.problems), 'problem')} found.", style="bold red"))
+    for problem in report.problems:
+        whose = f" ({clean(problem.agent)})" if problem.agent else ""
+        out.say(Text(f"  {clean(problem.what)}{whose}: ", style="red"), clean(problem.detail))
+        if problem.affected:
+            ids = ", ".join(affected[:12] for affected in problem.affected[:_LISTED])
+            more = len(problem.affected) - _LISTED
             out.say(Text(f"    checkpoints: {ids}{f' and {more} more' if more > 0 else ''}", style="yellow"))
-    if report["affected"]:
-        out.say(f"{count(len(report['affected']), 'checkpoint')} cannot be trusted; the others are proven.")
+    if report.affected:
+        out.say(f"{count(len(report.affected), 'checkpoint')} cannot be trusted; the others are proven.")
     out.say('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')

@@ -81,7 +81,13 @@ class WholeList(list[Any]):
 
 
 class WholeDict(dict[Any, Any]):
-    """A dict that a document keeps whole, as WholeList."""
+    """A dict that a document keeps whole, as WholeList, or because a key is mutable."""
+
+    __slots__ = ()
+
+
+class WholeSet(set[Any]):
+    """A set that a document keeps whole, because an item is mutable."""
 
     __slots__ = ()
 

@@ -2,12 +2,13 @@
 
 Owns the comparison of sections, containers and items; equal leaves are skipped by digest, so that the cost follows
 the difference. It reads documents without handing anything out and changes neither. What always holds: applying the
-operations to the first document gives the second, types and order included.
+operations to the first document gives the second, types and order included; an item that is in both stays the same
+item, even where its place is another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from typing import Any
 
@@ -16,39 +17,163 @@ from holdfast.codec.blocks import Leaf
 from holdfast.codec.document import Document
 from holdfast.codec.nodes import FLAT, Node
 from holdfast.codec.operations import Operation
-from holdfast.codec.values import encode
 
-# Aligning items is quadratic at worst: above this many differing items on both sides they are paired by place.
+# Aligning items is quadratic at worst: above this many differing items on either side they are paired by content alone.
 _ALIGN_MAX_ITEMS = 2_000
 
 
 def differences(old: Document, new: Document) -> Iterator[Operation]:
     """Operations that turn the state of ``old`` into that of ``new``, to be applied in order."""
-    yield from _sections(old, new)
+    yield from _Comparison(old, new).sections()
 
 
-def _sections(old: Document, new: Document) -> Iterator[Operation]:
-    kept = [name for name in old if name in new]
-    for name in old:
-        if name not in new:
-            yield Operation(0, op.DELETE, [name], ())
-    # A section that stands elsewhere in the order goes and comes back at the end, as in a dict.
-    for name in _out_of_order(kept, list(new)):
-        yield Operation(0, op.DELETE, [name], ())
-        kept.remove(name)
-    for name in new:
-        if name not in kept:
-            yield Operation(0, op.SET, [name], (encode(new.raw_section(name), new.registry),))
-        elif old.section_digest(name) != new.section_digest(name):
-            yield from _values(old.raw_section(name), new.raw_section(name), [name], old, new)
+class _Comparison:
+    """Two documents side by side."""
+
+    def __init__(self, old: Document, new: Document) -> None:
+        self._old = old
+        self._new = new
+
+    def sections(self) -> Iterator[Operation]:
+        old, new = self._old, self._new
+        for name in old:
+            if name not in new:
+                yield Operation(0, op.DELETE, [name], ())
+        kept = [name for name in old if name in new]
+        moved = set(_out_of_order(kept, list(new)))
+        for name in kept:
+            if old.section_digest(name) != new.section_digest(name):
+                yield from self._values(old.raw_section(name), new.raw_section(name), [name])
+        # A section that stands elsewhere in the order goes and comes back at the end, as in a dict.
+        for name in kept:
+            if name in moved:
+                yield Operation(0, op.DELETE, [name], ())
+        for name in new:
+            if name not in old or name in moved:
+                yield self._set([name], new.raw_section(name))
+
+    def _set(self, path: list[Any], value: Any) -> Operation:
+        return Operation(0, op.SET, path, (self._new.content(value),))
+
+    def _values(self, old: Any, new: Any, path: list[Any]) -> Iterator[Operation]:
+        kind = _kind(old)
+        if kind is None or kind is not _kind(new):
+            yield self._set(path, new)
+        elif kind is dict:
+            yield from self._dicts(old, new, path)
+        elif kind is list:
+            yield from self._lists(old, new, path)
+        else:
+            before = {self._old.pack(item) for item in set.__iter__(old)}
+            after = {self._new.pack(item) for item in set.__iter__(new)}
+            if before - after:
+                yield Operation(0, op.REMOVE, path, (sorted(before - after),))
+            if after - before:
+                yield Operation(0, op.ADD, path, (sorted(after - before),))
+
+    def _same(self, x: Any, y: Any) -> bool:
+        if x is y and type(x) in FLAT:
+            return True
+        return self._old.pack(x) == self._new.pack(y)
+
+    def _dicts(self, old: Any, new: Any, path: list[Any]) -> Iterator[Operation]:
+        old_keys = {self._old.pack_key(key): key for key in dict.keys(old)}
+        new_keys = {self._new.pack_key(key): key for key in dict.keys(new)}
+        for data, key in old_keys.items():
+            if data not in new_keys:
+                yield Operation(0, op.DELETE, [*path, key], ())
+        kept = [data for data in old_keys if data in new_keys]
+        moved = set(_out_of_order(kept, list(new_keys)))
+        for data in kept:
+            before, after = dict.__getitem__(old, old_keys[data]), dict.__getitem__(new, new_keys[data])
+            if not self._same(before, after):
+                yield from self._values(before, after, [*path, old_keys[data]])
+        for data in kept:
+            if data in moved:
+                yield Operation(0, op.DELETE, [*path, old_keys[data]], ())
+        for data, key in new_keys.items():
+            if data not in old_keys or data in moved:
+                yield self._set([*path, key], dict.__getitem__(new, key))
+
+    def _lists(self, old: Any, new: Any, path: list[Any]) -> Iterator[Operation]:
+        head, tail = _common_ends(old, new)
+        before = list.__getitem__(old, slice(head, len(old) - tail))
+        after = list.__getitem__(new, slice(head, len(new) - tail))
+        before_data = list(map(self._old.pack, before))
+        after_data = list(map(self._new.pack, after))
+        first, last = _equal_ends(before_data, after_data)
+        head, tail = head + first, tail + last
+        before, before_data = before[first : len(before) - last], before_data[first : len(before_data) - last]
+        after, after_data = after[first : len(after) - last], after_data[first : len(after_data) - last]
+        sources = _align(before_data, after_data)
+        if _moves(before, before_data, after_data, sources):
+            sources = _match(before_data, after_data)
+            yield from self._arrangement(before, after, sources, head, tail, len(old), path)
+        else:
+            yield from self._splices(before, after, sources, head, path)
+
+    def _splices(
+        self, before: list[Any], after: list[Any], sources: list[int | None], start: int, path: list[Any]
+    ) -> Iterator[Operation]:
+        """The matched items stay where they are; what lies between two of them gives way to what should."""
+        at, done = start, 0
+        place = 0
+        while place <= len(after):
+            end = place
+            while end < len(after) and sources[end] is None:
+                end += 1
+            stop = sources[end] if end < len(after) else len(before)
+            assert stop is not None  # noqa: S101 - a type narrowing
+            gone, come = before[done:stop], after[place:end]
+            paired = min(len(gone), len(come))
+            for offset in range(paired):
+                yield from self._values(gone[offset], come[offset], [*path, at + offset])
+            if len(gone) != len(come):
+                values = [self._new.content(item) for item in come[paired:]]
+                yield Operation(0, op.SPLICE, path, (at + paired, len(gone) - paired, values))
+            at += len(come) + 1
+            done, place = stop + 1, end + 1
+
+    def _arrangement(
+        self,
+        before: list[Any],
+        after: list[Any],
+        sources: list[int | None],
+        head: int,
+        tail: int,
+        size: int,
+        path: list[Any],
+    ) -> Iterator[Operation]:
+        """Items have changed places: say so, and then what is different inside those that are paired."""
+        used = {source for source in sources if source is not None}
+        free = [at for at in range(len(before)) if at not in used]
+        pieces: list[Any] = []
+        inside: list[tuple[int, int]] = []
+        for at in range(head):
+            op.add_piece(pieces, at)
+        for place, item in enumerate(after):
+            source = sources[place]
+            if source is None:
+                source = next((at for at in free if _kind(before[at]) is _kind(item) is not None), None)
+                if source is not None:
+                    free.remove(source)
+                    inside.append((source, place))
+            if source is None:
+                pieces.append([self._new.content(item)])
+            else:
+                op.add_piece(pieces, head + source)
+        for at in range(size - tail, size):
+            op.add_piece(pieces, at)
+        yield Operation(0, op.ARRANGE, path, (pieces,))
+        for source, place in inside:
+            yield from self._values(before[source], after[place], [*path, head + place])
 
 
-def _out_of_order(kept: list[Any], wanted: list[Any]) -> list[Any]:
-    """The kept keys that must be taken out and added again so that appending the rest gives the wanted order."""
+def _out_of_order(kept: Sequence[Any], wanted: Sequence[Any]) -> Sequence[Any]:
+    """The kept keys that must be taken out and added again, because a dict only grows at its end."""
     length = 0
     while length < len(kept) and kept[length] == wanted[length]:
         length += 1
-    # Whatever stands behind the first misplaced or missing key is added anew, unless nothing is missing before it.
     return kept[length:]
 
 
@@ -59,85 +184,45 @@ def _kind(value: Any) -> type | None:
     return None
 
 
-def _values(old: Any, new: Any, path: list[Any], a: Document, b: Document) -> Iterator[Operation]:
-    kind = _kind(old)
-    if kind is None or kind is not _kind(new):
-        yield Operation(0, op.SET, path, (encode(new, b.registry),))
-    elif kind is dict:
-        yield from _dicts(old, new, path, a, b)
-    elif kind is list:
-        yield from _lists(old, new, path, a, b)
-    else:
-        before = {a.pack(item) for item in set.__iter__(old)}
-        after = {b.pack(item) for item in set.__iter__(new)}
-        if before - after:
-            yield Operation(0, op.REMOVE, path, (sorted(before - after),))
-        if after - before:
-            yield Operation(0, op.ADD, path, (sorted(after - before),))
-
-
-def _same(x: Any, y: Any, a: Document, b: Document) -> bool:
-    if type(x) in FLAT and type(y) in FLAT and x is y:
-        return True
-    return a.pack(x) == b.pack(y)
-
-
-def _dicts(old: Any, new: Any, path: list[Any], a: Document, b: Document) -> Iterator[Operation]:
-    old_keys = {a.pack_key(key): key for key in dict.keys(old)}
-    new_keys = {b.pack_key(key): key for key in dict.keys(new)}
-    kept = [data for data in old_keys if data in new_keys]
-    for data, key in old_keys.items():
-        if data not in new_keys:
-            yield Operation(0, op.DELETE, [*path, key], ())
-    for data in _out_of_order(kept, list(new_keys)):
-        yield Operation(0, op.DELETE, [*path, old_keys[data]], ())
-        kept.remove(data)
-    staying = set(kept)
-    for data, key in new_keys.items():
-        value = dict.__getitem__(new, key)
-        if data not in staying:
-            yield Operation(0, op.SET, [*path, key], (encode(value, b.registry),))
-        else:
-            before = dict.__getitem__(old, old_keys[data])
-            if not _same(before, value, a, b):
-                yield from _values(before, value, [*path, key], a, b)
-
-
-def _lists(old: Any, new: Any, path: list[Any], a: Document, b: Document) -> Iterator[Operation]:
-    head, tail = _common_ends(old, new)
-    before = list.__getitem__(old, slice(head, len(old) - tail))
-    after = list.__getitem__(new, slice(head, len(new) - tail))
-    before_data = [a.pack(item) for item in before]
-    after_data = [b.pack(item) for item in after]
-    first = 0
-    while first < min(len(before), len(after)) and before_data[first] == after_data[first]:
+def _equal_ends(before: list[bytes], after: list[bytes]) -> tuple[int, int]:
+    shorter = min(len(before), len(after))
+    first = last = 0
+    while first < shorter and before[first] == after[first]:
         first += 1
-    last = 0
-    while last < min(len(before), len(after)) - first and before_data[-1 - last] == after_data[-1 - last]:
+    while last < shorter - first and before[-1 - last] == after[-1 - last]:
         last += 1
-    before, before_data = before[first : len(before) - last], before_data[first : len(before_data) - last]
-    after, after_data = after[first : len(after) - last], after_data[first : len(after_data) - last]
-    start = head + first
-    shift = 0
-    for tag, i1, i2, j1, j2 in _align(before_data, after_data):
-        if tag == "equal":
-            continue
-        paired = min(i2 - i1, j2 - j1)
-        for offset in range(paired):
-            x, y = before[i1 + offset], after[j1 + offset]
-            if before_data[i1 + offset] != after_data[j1 + offset]:
-                yield from _values(x, y, [*path, start + i1 + offset + shift], a, b)
-        rest_old, rest_new = i2 - i1 - paired, after[j1 + paired : j2]
-        if rest_old or rest_new:
-            at = start + i1 + paired + shift
-            yield Operation(0, op.SPLICE, path, (at, rest_old, [encode(item, b.registry) for item in rest_new]))
-        shift += len(rest_new) - rest_old
+    return first, last
 
 
-def _align(before: list[bytes], after: list[bytes]) -> list[tuple[str, int, int, int, int]]:
-    if len(before) > _ALIGN_MAX_ITEMS or len(after) > _ALIGN_MAX_ITEMS or not before or not after:
-        return [("replace", 0, len(before), 0, len(after))] if before or after else []
-    return list(SequenceMatcher(None, before, after, autojunk=False).get_opcodes())
+def _align(before: list[bytes], after: list[bytes]) -> list[int | None]:
+    """For each new item the old one that it is, in the same order; None when it is none of them."""
+    sources: list[int | None] = [None] * len(after)
+    if not before or not after:
+        return sources
+    if len(before) > _ALIGN_MAX_ITEMS or len(after) > _ALIGN_MAX_ITEMS:
+        newest = -1
+        for place, source in enumerate(_match(before, after)):
+            if source is not None and source > newest:
+                sources[place] = newest = source
+        return sources
+    for old, new, size in SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks():
+        sources[new : new + size] = range(old, old + size)
+    return sources
+
+
+def _match(before: list[bytes], after: list[bytes]) -> list[int | None]:
+    """For each new item an old one with the same content, wherever it stands."""
+    free: dict[bytes, list[int]] = {}
+    for at in range(len(before) - 1, -1, -1):
+        free.setdefault(before[at], []).append(at)
+    return [free[data].pop() if free.get(data) else None for data in after]
+
+
+def _moves(before: list[Any], before_data: list[bytes], after_data: list[bytes], sources: list[int | None]) -> bool:
+    """Whether a container that would be dropped here is wanted elsewhere."""
+    used = {source for source in sources if source is not None}
+    dropped = {before_data[at] for at in range(len(before)) if at not in used and _kind(before[at]) is not None}
+    return any(source is None and data in dropped for source, data in zip(sources, after_data, strict=True))
 
 
 def _common_ends(old: Any, new: Any) -> tuple[int, int]:

@@ -17,7 +17,7 @@ import msgspec
 from ormsgpack import unpackb
 
 from holdfast.codec import atoms, codes
-from holdfast.codec.codes import MAX_DEPTH, MAX_VALUE_BYTES, Record
+from holdfast.codec.codes import MAX_DEPTH, MAX_VALUE_BYTES, Record, WholeDict, WholeList
 from holdfast.codec.instances import read_enum, read_instance, read_reference, unknown_type
 from holdfast.codec.types import FACTORIES, REGISTRY
 from holdfast.codec.wire import corrupt, is_utf8, nested_too_deep, on_fresh_stack
@@ -289,15 +289,20 @@ def _read_defaultdict(reading: Reading, data: memoryview) -> Any:
 
 
 def _read_whole(reading: Reading, data: memoryview) -> Any:
-    size = len(data)
-    head = 2 if size in {1, 2, 4, 8, 16} else 3 if size < 2**8 else 4 if size < 2**16 else 6
-    if size + head != reading.size:
-        raise corrupt("a whole value inside another value")
+    if reading.instances is not None:
+        raise corrupt("a whole value inside a scope")
     reading.instances = []
     value = reading.decoder.decode(data)
     reading.check_depth(value)
     reading.close()
-    return value
+    kind = _WHOLE.get(type(value))
+    if kind is None:
+        raise corrupt(f"a {type(value).__name__} as a whole value")
+    # Whoever owns it must not take it apart, or the sharing would be lost.
+    return kind(value) if reading.owned else value
+
+
+_WHOLE: dict[type, type] = {list: codes.WholeList, dict: codes.WholeDict}
 
 
 # --- parts of other makers --------------------------------------------------------------------------------------

@@ -88,6 +88,8 @@ def _number(walk: Walk, value: Any) -> Ext | None:
         if buildable and _hashed_by_fields(value):
             # If the way back leads through a set or a key, its hash is needed before it is complete.
             walk.risky = True
+        if key in walk.tied and not walk.set_depth:
+            walk.first_references.setdefault(key, len(walk.first_references))
         return Ext(codes.REFERENCE, packb(number))
     if walk.met.setdefault(key, walk.scope) != walk.scope and not is_immutable(value):
         raise NeedsWhole
@@ -138,6 +140,7 @@ def lower_enum(walk: Walk, value: Any, depth: int, registration: Registration) -
     numbers = walk.numbers
     count = len(numbers or ())
     still_open = walk.open.copy()
+    set_depth = walk.set_depth
     try:
         content = walk.lower(value._value_, depth + 1)
     except Unencodable:
@@ -148,6 +151,7 @@ def lower_enum(walk: Walk, value: Any, depth: int, registration: Registration) -
         content = None
         walk.numbers = numbers
         walk.open = still_open
+        walk.set_depth = set_depth
         while numbers and len(numbers) > count:
             numbers.popitem()
     label = None if name is None else walk.lower(name, depth)

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import collections
 import sys
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from ormsgpack import Ext, packb
 
 from holdfast.codec import atoms, codes, refusals
-from holdfast.codec.codes import MAX_DEPTH, SCALARS, UNWRAP, Record
+from holdfast.codec.codes import MAX_DEPTH, SCALARS, UNWRAP, Record, WholeDict, WholeList
 from holdfast.codec.instances import lower_enum, lower_instance, lower_record
 from holdfast.codec.shapes import ENUM
 from holdfast.codec.types import FACTORIES
@@ -39,9 +40,14 @@ class Walk:
     numbers: dict[int, int] | None = None
     scope = 0
     risky = False
+    set_depth = 0
+    ranks: dict[int, int] = {}  # noqa: RUF012 - replaced, never changed
 
     def __init__(self, registry: Registry) -> None:
         self.registry = registry
+        # Instances of set items that look alike, and the order in which they are first referred to outside of sets.
+        self.tied: set[int] = set()
+        self.first_references: dict[int, int] = {}
         self.met: dict[int, int] = {}
         self.open: dict[int, bool] = {}
         self.keep: list[Any] = []
@@ -226,22 +232,28 @@ def _sorted_items(walk: Walk, value: Iterable[Any], depth: int) -> bytes:
     """The items in the order of their bytes.
 
     An item that brings new instances changes the numbers that later items see. So each is first encoded as if it
-    were the first one, which gives the order; only then are the numbers given for good.
+    were the first one, which gives the order; only then are the numbers given for good. Where items look alike,
+    the one that the rest of the value refers to first comes first; that is known in a second walk (see Walk.ranks).
     """
     numbers: dict[int, int] = walk.numbers  # type: ignore[assignment] # a set is always inside a scope
     start = len(numbers)
-    trials: list[tuple[bytes, list[int], Any]] = []
+    ranks = walk.ranks
+    trials: list[tuple[bytes, float, list[int], Any]] = []
     encodings: list[bytes] = []
     item: Any = None
+    walk.set_depth += 1
     try:
         for item in value:
             data = pack(walk.lower(item, depth + 1))
             brought: list[int] = []
             while len(numbers) > start:
                 brought.append(numbers.popitem()[0])
-            trials.append((data, brought[::-1], item))
-        trials.sort(key=_data_of)
-        for data, brought, item in trials:
+            rank = min((ranks[key] for key in brought if key in ranks), default=inf) if ranks else inf
+            trials.append((data, rank, brought[::-1], item))
+        trials.sort(key=_place)
+        for index, (data, _, brought, item) in enumerate(trials):
+            if brought and index and trials[index - 1][0] == data:
+                walk.tied.update(brought, trials[index - 1][2])
             if brought and len(numbers) > start:
                 encodings.append(pack(walk.lower(item, depth + 1)))
                 continue
@@ -250,11 +262,24 @@ def _sorted_items(walk: Walk, value: Iterable[Any], depth: int) -> bytes:
                 numbers[key] = len(numbers)
     except Unencodable as error:
         raise error.within(refusals.label(item)) from None
+    walk.set_depth -= 1
     return array_of(encodings)
 
 
-def _data_of(trial: tuple[bytes, list[int], Any]) -> bytes:
-    return trial[0]
+def _place(trial: tuple[bytes, float, list[int], Any]) -> tuple[bytes, float]:
+    return trial[:2]
+
+
+def lower_whole(walk: Walk, value: Any, depth: int) -> Any:
+    """A container that a document keeps whole stays whole."""
+    plain = list(value) if isinstance(value, list) else dict(value)
+    opened = walk.enter()
+    lowered = walk.lower(plain, depth)
+    if not opened:
+        return lowered
+    data = pack(lowered)
+    walk.leave(opened)
+    return Ext(codes.WHOLE, data)
 
 
 def lower_other(walk: Walk, value: Any, depth: int) -> Any:
@@ -290,6 +315,8 @@ HANDLERS: dict[type, Handler] = {
     set: lower_set,
     frozenset: lower_set,
     Record: lower_record,
+    WholeList: lower_whole,
+    WholeDict: lower_whole,
     collections.deque: lower_deque,
     collections.OrderedDict: lower_ordered_dict,
     collections.Counter: lower_counter,

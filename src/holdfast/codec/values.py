@@ -54,10 +54,7 @@ def encode(value: Any, registry: Registry = REGISTRY, *, depth: int = 0) -> byte
         if type(value) in SCALARS or (type(value) is dict and depth < MAX_DEPTH and _is_flat(value)):
             data = packb(value, big_int, OPTION)
         else:
-            walk = Walk(registry)
-            data = packb(walk.lower(value, depth), big_int, OPTION)
-            if walk.risky:
-                _check_readable(data, registry)
+            data = _walk(value, registry, depth)
     except NeedsWhole:
         whole = True
     except (TypeError, RecursionError):
@@ -98,7 +95,7 @@ def _encode_again(value: Any, registry: Registry, depth: int, *, whole: bool) ->
     try:
         if whole:
             with suppress(TypeError):
-                return _encode_whole(value, registry, depth, checked=False)
+                return _walk(value, registry, depth, whole=True)
         return _encode_checked(value, registry, depth)
     except RecursionError:
         pass
@@ -106,25 +103,35 @@ def _encode_again(value: Any, registry: Registry, depth: int, *, whole: bool) ->
 
 
 def _encode_checked(value: Any, registry: Registry, depth: int) -> bytes:
-    walk = Walk(registry)
-    walk.check()
     try:
-        data = pack(walk.lower(value, depth))
+        return _walk(value, registry, depth, checked=True)
     except NeedsWhole:
-        return _encode_whole(value, registry, depth, checked=True)
+        return _walk(value, registry, depth, checked=True, whole=True)
     except Unencodable as error:
         raise _cycle_in(value, error) from None
-    if walk.risky:
-        _check_readable(data, registry)
-    return data
 
 
-def _encode_whole(value: Any, registry: Registry, depth: int, *, checked: bool) -> bytes:
+def _walk(
+    value: Any,
+    registry: Registry,
+    depth: int,
+    *,
+    checked: bool = False,
+    whole: bool = False,
+    ranks: dict[int, int] | None = None,
+) -> bytes:
     walk = Walk(registry)
-    walk.numbers = {}
     if checked:
         walk.check()
-    data = packb(Ext(codes.WHOLE, pack(walk.lower(value, depth))))
+    if whole:
+        walk.numbers = {}
+    if ranks is not None:
+        walk.ranks = ranks
+    lowered = walk.lower(value, depth)
+    data = pack(Ext(codes.WHOLE, pack(lowered))) if whole else pack(lowered)
+    if walk.first_references and ranks is None:
+        # Items of a set look alike, but the rest of the value tells them apart: number them in its order.
+        return _walk(value, registry, depth, checked=checked, whole=whole, ranks=walk.first_references)
     if walk.risky:
         _check_readable(data, registry)
     return data

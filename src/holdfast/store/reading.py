@@ -182,6 +182,11 @@ class Reading:
             raise Damaged(f"table checkpoint, row {n}: missing", what=(f"checkpoint {n}",))
         return row
 
+    def manifest_as_it_is(self, n: int) -> bytes | None:
+        """The manifest column of a row, whether or not its sum fits. The checkpoint's id alone proves what it says."""
+        rows = self._select("SELECT manifest FROM checkpoint WHERE n = ?", (n,))
+        return _blob("checkpoint", n, rows[0][0]) if rows else None
+
     def checkpoints(
         self,
         *,
@@ -363,6 +368,10 @@ class Reading:
             "SELECT coalesce((SELECT max(n) FROM checkpoint), 0), coalesce((SELECT max(e) FROM event), 0)"
         )
         return n, e
+
+    def sequences(self) -> dict[str, int]:
+        """The highest numbers ever given out, as SQLite's own counters have them."""
+        return dict(self._select("SELECT name, seq FROM sqlite_sequence"))
 
     def checkpoint_count(self, a: int) -> int:
         """How many checkpoints an agent has."""

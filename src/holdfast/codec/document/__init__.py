@@ -1,0 +1,12 @@
+"""The document: an agent's state as sections of tracked values that know their own changes.
+
+``packing`` encodes what it holds, ``handouts`` and ``watches`` follow what user code may hold, ``intake`` takes values
+in, ``loading`` reads stored ones and does operations again, ``document`` is the mapping itself.
+"""
+
+from __future__ import annotations
+
+from holdfast.codec.document.document import Document
+from holdfast.codec.document.sections import MISSING, Capture, Encoded, Section, Source
+
+__all__ = ["MISSING", "Capture", "Document", "Encoded", "Section", "Source"]

@@ -1,0 +1,499 @@
+"""The document itself: a mapping of sections, its operations since the last capture, and its digests.
+
+Owns the lock, permission to change, and the order in which the parts are asked. It knows nothing of where nodes are
+kept: a ``Source`` gives them. What always holds: the digest of a section is that of its live content, and the recorded
+operations lead from the last capture to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, SupportsIndex, TypeVar
+
+from holdfast.codec import operations as op
+from holdfast.codec.document.handouts import Handouts
+from holdfast.codec.document.intake import Intake
+from holdfast.codec.document.loading import Loading, affected, parent_of, redo
+from holdfast.codec.document.packing import Moving, Packing
+from holdfast.codec.document.sections import MISSING, Capture, Encoded, Section, Source
+from holdfast.codec.document.watches import Watch, Watches
+from holdfast.codec.nodes import FLAT, Node, Path, make_stale
+from holdfast.codec.operations import Operation
+from holdfast.codec.types import Registry
+from holdfast.codec.values import decode
+from holdfast.errors import Damaged, ReadOnly, Unencodable, Untracked
+
+T = TypeVar("T")
+
+
+class Document(MutableMapping[str, Any]):
+    """A mapping of sections. Each loads when it is first touched."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        source: Source | None = None,
+        *,
+        readonly: bool = False,
+        inert: bool = False,
+        paranoid: bool = False,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.registry = registry
+        self.readonly = readonly
+        self.inert = inert
+        self.paranoid = paranoid
+        self.guard: Callable[[], None] | None = None  # called before every change; raises when the handle is not usable
+        self.met: list[Any] = []
+        self._dirty = False
+        self._source = source
+        self._replaying = False
+        self._sections: dict[str, Section] = {}
+        self._operations: list[Operation] = []
+        self._packing = Packing(registry, self)
+        self._loading = Loading(self, self._packing, source, inert=inert)
+        self._handouts = Handouts(self._packing, self._is_here, self.record, lambda: self.readonly)
+        self._watches = Watches(self._packing, self._is_attached)
+        self._intake = Intake(self, self._packing, self._handouts, self._watches, self._loading.decode)
+        # What nodes ask for all the time, without a detour.
+        self.unsaved = self._packing.unsaved
+        self.pack, self.pack_key = self._packing.pack, self._packing.pack_key
+        self.begin, self.take, self.commit = self._intake.begin, self._intake.take, self._intake.commit
+        self.take_key, self.take_item = self._intake.take_key, self._intake.take_item
+        self.settle, self.child = self._intake.settle, self._intake.child
+        for name, digest in source.sections if source is not None else ():
+            section = self._sections[name] = Section(name, digest)
+            section.stored = source is not None and source.base.get(name) == digest
+
+    # -- the mapping ----------------------------------------------------------------------------------
+
+    def __getitem__(self, name: str) -> Any:
+        section = self._sections.get(name)
+        if section is None:
+            raise KeyError(name)
+        if not section.loaded:
+            self._load(section)
+        value = section.value
+        if type(value) not in FLAT and not isinstance(value, Node) and not self.readonly:
+            with self.lock:
+                self._handouts.hand_out(value, section)
+        return value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.update({name: value})
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        """Set several sections, all or none."""
+        incoming = dict(*args, **kwargs)
+        with self.lock:
+            self._set(incoming)
+
+    def _set(self, incoming: dict[str, Any], gone: Sequence[str] = ()) -> None:
+        """The one way in which sections change; the caller holds the lock."""
+        self.check_writable()
+        for name in incoming:
+            if type(name) is not str:
+                raise Unencodable(
+                    f"a section's name is a {type(name).__name__}", hint="Top-level keys of a state are str."
+                )
+        leaving = [self._sections[name].value for name in (*incoming, *gone) if name in self._sections]
+        self._intake.begin()
+        plan = []
+        for name, value in incoming.items():
+            section = self._sections.get(name) if name not in gone else None
+            if section is not None and value is section.value and type(value) not in FLAT:
+                continue  # put back where it is, as after `state["x"] += [1]`
+            section = section or Section(name)
+            plan.append((section, *self._intake.take(value, section, name, [], leaving)))
+        self._intake.commit()
+        for name in gone:
+            self._remove(name)
+        for section, _, _ in plan:
+            if isinstance(section.value, Node) and section.value._parent is section:
+                section.value._parent = None
+        for section, taken, data in plan:
+            self._sections[section.name] = section
+            self._put(section, taken)
+            self.record(op.SET, [section.name], data)
+
+    def _put(self, section: Section, taken: Any) -> None:
+        section.loaded = True
+        section.value = self._intake.settle(taken, section, None, None)
+        section.changed()
+
+    def _remove(self, name: str) -> None:
+        section = self._sections.pop(name)
+        if isinstance(section.value, Node) and section.value._parent is section:
+            section.value._parent = None
+        self._dirty = True
+        self.record(op.DELETE, [name])
+
+    def __delitem__(self, name: str) -> None:
+        with self.lock:
+            self.check_writable()
+            if name not in self._sections:
+                raise KeyError(name)
+            self._remove(name)
+
+    def pop(self, name: str, *default: Any) -> Any:
+        """As dict.pop."""
+        with self.lock:
+            if name not in self._sections:
+                if default:
+                    return default[0]
+                raise KeyError(name)
+            value = self[name]
+            del self[name]
+            return value
+
+    def popitem(self) -> tuple[str, Any]:
+        """As dict.popitem: the newest section."""
+        with self.lock:
+            if not self._sections:
+                raise KeyError("popitem(): the state is empty")
+            name = next(reversed(self._sections))
+            return name, self.pop(name)
+
+    def clear(self) -> None:
+        """Remove all sections."""
+        self.replace({})
+
+    def replace(self, value: Any) -> None:
+        """Make these the sections, all or none of the change."""
+        incoming = dict(value)
+        with self.lock:
+            # Sections that do not stand where the new order wants them go and come back at the end, as in a dict.
+            staying = 0
+            for have, want in zip([name for name in self._sections if name in incoming], incoming, strict=False):
+                if have != want:
+                    break
+                staying += 1
+            kept = set(list(incoming)[:staying])
+            self._set(incoming, [name for name in self._sections if name not in kept])
+
+    def setdefault(self, name: str, default: Any = None) -> Any:
+        with self.lock:
+            if name not in self._sections:
+                self[name] = default
+            return self[name]
+
+    def __ior__(self, other: Any) -> Document:
+        self.update(other)
+        return self
+
+    def __or__(self, other: Any) -> dict[str, Any]:
+        return dict(self.items()) | dict(other)
+
+    def __ror__(self, other: Any) -> dict[str, Any]:
+        return dict(other) | dict(self.items())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(list(self._sections))
+
+    def __reversed__(self) -> Iterator[str]:
+        return reversed(list(self._sections))
+
+    def __len__(self) -> int:
+        return len(self._sections)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._sections
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Document):
+            other = dict(other.items())
+        return dict(self.items()) == other if isinstance(other, dict) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
+
+    def copy(self) -> dict[str, Any]:
+        """A plain dict of the sections, which stay live."""
+        return dict(self.items())
+
+    __copy__ = copy
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        return dict(self.plain(self))
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return dict, (self.plain(self),)
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return list(self._sections)
+
+    # -- permission and records -----------------------------------------------------------------------
+
+    def check_writable(self) -> None:
+        """Called before every change; loading is none."""
+        if self._replaying:
+            return
+        if self.readonly:
+            raise ReadOnly(
+                "this state is read-only",
+                hint="A past state cannot change. Use agent.rollback(...) or agent.branch(...) to go on from it.",
+            )
+        if self.guard is not None:
+            self.guard()
+
+    def record(self, code: int, path: Path, *args: Any) -> None:
+        """Write down a change that has been made."""
+        if not self._replaying:
+            self._operations.append(Operation(time.time_ns() // 1000, code, path, args))
+            if len(self._operations) > op.OPERATIONS_MAX:
+                self._fold()
+
+    def _fold(self) -> None:
+        """Too many operations: keep what they amount to."""
+        touched = dict.fromkeys(operation.path[0] for operation in self._operations)
+        self._operations = []
+        for name in touched:
+            section = self._sections.get(name)
+            if section is None:
+                self.record(op.DELETE, [name])
+            else:
+                data = self._settled(lambda value=section.value: self.pack(value))  # type: ignore[misc]
+                self._packing.keep(section.value)
+                self.record(op.SET, [name], data)
+
+    # -- sections -------------------------------------------------------------------------------------
+
+    def _load(self, section: Section) -> None:
+        with self.lock:
+            if section.loaded:
+                return
+            source, expected = self._source, section.digest
+            assert source is not None  # noqa: S101 - a type narrowing
+            base = source.base.get(section.name)
+            dirty = self._dirty
+            self._replaying = True
+            try:
+                if base is not None:
+                    section.value = self._intake.settle(self._loading.read_node(base), section, None, None)
+                if base != expected:
+                    for operation in source.operations(section.name):
+                        self._replay(section, operation)
+                    section.digest = None
+                    if section.value is MISSING or self._update(section) != expected:
+                        raise Damaged(
+                            f"section {section.name!r} does not have the digest that its checkpoint recorded",
+                            what=(f"section {section.name}",),
+                            hint="Run `holdfast verify` to see what is damaged.",
+                        )
+                section.loaded = True
+            except BaseException:
+                section.digest, section.value = expected, MISSING
+                raise
+            finally:
+                section.dirty = False
+                self._replaying = False
+                self._dirty = dirty
+
+    def _replay(self, section: Section, operation: Operation) -> None:
+        if len(operation.path) == 1 and operation.code == op.DELETE:
+            section.value = MISSING
+        elif len(operation.path) == 1 and operation.code == op.SET:
+            self._put(section, self._intake.take_encoded(operation.args[0])[0])
+        else:
+            redo(section.value, operation, self._loading.decode)
+
+    def _update(self, section: Section) -> bytes:
+        """The digest of a section's content."""
+        if section.digest is None:
+            section.digest = self._packing.root(section.value)[0]
+        return section.digest
+
+    def _settled(self, work: Callable[[], T]) -> T:
+        """Do something that packs handed-out values; if one is changed meanwhile, look at all of them first."""
+        try:
+            return work()
+        except Moving:
+            self._handouts.check(all_encoded=True)
+            return work()
+
+    def _is_here(self, section: Section) -> bool:
+        return self._sections.get(section.name) is section
+
+    def _is_attached(self, value: Any) -> bool:
+        if isinstance(value, Node):
+            return value._path() is not None
+        snapshot = self._packing.snapshots.get(id(value))
+        return snapshot is not None and self._handouts.place(value, snapshot.holder) is not None
+
+    def section_digest(self, name: str) -> bytes | None:
+        section = self._sections.get(name)
+        return self._settled(lambda: self._update(section)) if section is not None else None
+
+    def raw_section(self, name: str) -> Any:
+        """A section's content without handing it out: for comparing."""
+        section = self._sections[name]
+        if not section.loaded:
+            self._load(section)
+        return section.value
+
+    # -- capturing ------------------------------------------------------------------------------------
+
+    @property
+    def dirty(self) -> bool:
+        """Whether an operation was recorded or the order of sections changed since the last capture."""
+        return self._dirty or any(section.dirty for section in self._sections.values())
+
+    @property
+    def changed(self) -> bool:
+        """Whether a checkpoint would have something to write."""
+        with self.lock:
+            self._handouts.check()
+            return self.dirty or bool(self._operations)
+
+    def digests(self) -> list[tuple[str, bytes]]:
+        """Section digests of the live state."""
+        with self.lock:
+            self._handouts.check()
+            return self._settled(self._all_digests)
+
+    def _all_digests(self) -> list[tuple[str, bytes]]:
+        return [(name, section.digest or self._update(section)) for name, section in self._sections.items()]
+
+    def capture(self) -> Capture:
+        """Everything since the last capture, and the digests of the state as it is now."""
+        with self.lock:
+            sections = self.digests()
+            self._watches.check()
+            if self.paranoid:
+                self._recompute()
+            packing = self._packing
+            captured = Capture(sections, self._operations, packing.nodes, packing.chunks)
+            self._operations, packing.nodes, packing.chunks = [], {}, {}
+            self._clean()
+            return captured
+
+    def _clean(self) -> None:
+        self._dirty = False
+        for section in self._sections.values():
+            section.dirty = False
+
+    def restore(self, captured: Capture) -> None:
+        """A capture could not be written: everything in it is still to be written."""
+        with self.lock:
+            self._operations = captured.operations + self._operations
+            self._packing.nodes = {**captured.nodes, **self._packing.nodes}
+            self._packing.chunks = {**captured.chunks, **self._packing.chunks}
+            self._dirty = True
+
+    def unstored(self) -> tuple[dict[bytes, bytes], dict[bytes, tuple[bytes, int]]]:
+        """All nodes of the state that the catalog does not have; they count as stored from now on.
+
+        With them, where each item sits: its encoding -> node and offset, for values that can move there.
+        """
+        with self.lock:
+            found: dict[bytes, bytes] = {}
+            places: dict[bytes, tuple[bytes, int]] = {}
+            for section in self._sections.values():
+                if section.stored:
+                    continue
+                if not section.loaded:
+                    self._load(section)
+                digest, raw = self._packing.root(section.value)
+                if raw is not None:
+                    found[digest] = raw
+                section.digest, section.stored = digest, True
+            for digest, node, items in self._packing.unstored():
+                found[digest] = node
+                offset = 2
+                for item in items:
+                    places[item] = digest, offset
+                    offset += len(item)
+            return found, places
+
+    def _recompute(self) -> None:
+        """Paranoid mode: encode every loaded section from scratch and compare."""
+        for section in self._sections.values():
+            if section.loaded:
+                fresh = Document(self.registry, inert=self.inert)
+                fresh["check"] = Encoded(self._packing.content(section.value))
+                if fresh.section_digest("check") != section.digest:
+                    raise Untracked(
+                        f"section {section.name!r} has a change that was never recorded",
+                        what=(f"section {section.name}",),
+                        hint="C code such as heapq writes into lists behind their back: work on a plain copy.",
+                    )
+
+    # -- other states ---------------------------------------------------------------------------------
+
+    def change(self, operation: Operation) -> None:
+        """Apply an operation to the live state and record it."""
+        self.change_all((operation,))
+
+    def change_all(self, operations: Iterable[Operation]) -> None:
+        """Apply operations that lead to another state, and record them (undo, redo, rollback).
+
+        A container that one operation takes out and a later one puts back unchanged is the same node still; what is
+        left out at the end is stale.
+        """
+        with self.lock:
+            out: dict[bytes, list[Node]] = {}
+            for operation in operations:
+                self._change(operation, out)
+            for nodes in out.values():
+                for node in nodes:
+                    if node._parent is None:
+                        make_stale(node)
+
+    def _change(self, operation: Operation, out: dict[bytes, list[Node]]) -> None:
+        name = operation.path[0]
+        known = name in self._sections
+        held = self.raw_section(name) if known else MISSING
+        if len(operation.path) == 1 and operation.code in {op.SET, op.DELETE}:
+            if operation.code == op.SET:
+                self[name] = self._put_back(operation.args[0], out)
+            elif known:  # if not, it was made and removed between two checkpoints
+                del self[name]
+            leaving = [held]
+        else:
+            parent = parent_of(held, operation)
+            leaving = affected(parent, operation)
+            value = self._put_back(operation.args[0], out) if operation.code == op.SET else None
+            if isinstance(value, Node):
+                parent[operation.path[-1]] = value
+            else:
+                redo(held, operation, self._loading.decode)
+        for child in leaving:
+            if isinstance(child, Node):
+                if child._parent is None:
+                    out.setdefault(self._packing.content(child), []).append(child)
+                continue
+            orphan = self._handouts.orphaned(child)
+            if orphan is not None:
+                # It cannot say that it is stale, being an ordinary object; but a change to it will be noticed.
+                data = orphan.data or self._packing.live(child)
+                self._watches.add(Watch(child, data, lambda: list(operation.path), None))
+
+    def _put_back(self, data: bytes, out: dict[bytes, list[Node]]) -> Any:
+        """A node that was taken out and has this content, or the content."""
+        waiting = out.get(data)
+        return waiting.pop() if waiting else Encoded(data)
+
+    def content(self, value: Any) -> bytes:
+        """The whole encoding of something that this document holds."""
+        return self._packing.content(value)
+
+    def forget_changes(self) -> None:
+        """After a rollback: what was recorded on the way belongs to no checkpoint."""
+        with self.lock:
+            self._operations = []
+            self._watches.forget_gone()
+            self._clean()
+
+    def plain(self, value: Any) -> Any:
+        """Plain builtins, by value."""
+        with self.lock:
+            if isinstance(value, Document):
+                return {name: self.plain(value[name]) for name in value}
+            return decode(self._packing.live(value), self.registry, inert=self.inert)
+
+    def _decode(self, data: bytes) -> Any:
+        return self._loading.decode(data)

@@ -1,0 +1,74 @@
+"""What a document is made of: its sections, and what goes in and out of it as data.
+
+Owns the records that the other modules of the document share. Knows nothing of how values are encoded or changed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+from holdfast.codec.operations import Operation
+
+
+class _Missing:
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "MISSING"
+
+
+MISSING = _Missing()
+
+
+class Source(Protocol):
+    """Where a document's sections come from."""
+
+    base: dict[str, bytes]  # section digests of the sealed state below
+    sections: list[tuple[str, bytes]]  # section digests of the state itself, in order
+
+    def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
+        """Verified raw nodes."""
+
+    def bulk(self, digests: list[bytes]) -> bytes:
+        """The joined content of verified chunks."""
+
+    def operations(self, section: str) -> list[Operation]:
+        """What happened to a section between the base and the state, in order."""
+
+
+class Capture(NamedTuple):
+    """What one checkpoint has to write."""
+
+    sections: list[tuple[str, bytes]]
+    operations: list[Operation]
+    nodes: dict[bytes, bytes]
+    chunks: dict[bytes, bytes]
+
+
+class Encoded:
+    """A value that comes as its encoding: replayed, or taken from another document."""
+
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+class Section:
+    """One top-level key. ``digest`` is None while it is to be computed; ``stored``: its nodes are in the catalog."""
+
+    __slots__ = ("dirty", "digest", "loaded", "name", "stored", "value")
+
+    def __init__(self, name: str, digest: bytes | None = None) -> None:
+        self.name = name
+        self.digest = digest
+        self.stored = False
+        self.loaded = digest is None
+        self.dirty = False  # changed since the last capture
+        self.value: Any = MISSING
+
+    def changed(self) -> None:
+        """Something inside is about to be different."""
+        self.digest = None
+        self.stored = False
+        self.dirty = True

@@ -1,0 +1,183 @@
+"""What the three kinds of tracked container share: a place in the tree, a path, and a word upwards after a change.
+
+Owns the links between nodes. Must not know how values are taken in or encoded: the document (an ``Owner``) does both.
+What always holds: ``child._parent is node`` only while ``child`` is in the base storage of ``node``; a node is
+*attached* while a chain of parents leads to a section of its document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import RLock
+from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias
+
+from holdfast.codec.blocks import Leaf, Tree
+
+# Values that are their own and only representation: they need neither tracking nor a second look.
+FLAT: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes})
+ABSENT: Any = object()
+
+Path: TypeAlias = list[Any]
+
+
+class Place(Protocol):
+    """What stands above the outermost node: a section."""
+
+    name: str
+    value: Any
+
+    def changed(self) -> None: ...
+
+
+class Owner(Protocol):
+    """What a node asks of its document. Every call but ``pack`` is made with the lock held."""
+
+    lock: RLock
+    begin: Callable[[], None]
+    commit: Callable[[], None]
+    take: Callable[..., tuple[Any, bytes]]
+    take_key: Callable[[Any, Path | None], bytes]
+    take_item: Callable[[Any, Path | None], bytes]
+    settle: Callable[[Any, Any, Any, Leaf | None], Any]
+    child: Callable[[Any, Any, Any, Leaf | None], Any]
+    pack: Callable[[Any], bytes]
+    pack_key: Callable[[Any], bytes]
+    unsaved: dict[int, Any]
+    met: list[Any]  # nodes that encodings have come across; other threads may add to it, which only costs time
+
+    def check_writable(self) -> None: ...
+
+    def record(self, code: int, path: Path, *args: Any) -> None: ...
+
+    def plain(self, value: Any) -> Any: ...
+
+
+class Node:
+    """What the three kinds share. ``_parent`` is a node, a section, or None when detached."""
+
+    if not TYPE_CHECKING:
+        __slots__ = ()  # each kind has these as its own slots, next to those of dict, list or set
+    _kind: bytes
+    _doc: Owner
+    _parent: Node | Place | None
+    _key: Any  # in a dict: the key; in a list it is looked up
+    _leaf: Leaf | None  # in a list: a hint at the leaf of the parent's tree; never trusted unchecked
+    _tree: Tree | None
+    _where: dict[Any, Any] | None  # dict: key -> leaf, while there are several; set: item -> encoding, when known
+    _reads: int
+    _plain: Callable[[Any], Any]
+
+    if TYPE_CHECKING:  # what each kind provides in its own way
+
+        def __len__(self) -> int: ...
+
+        def _key_of(self, child: Node) -> Any:
+            """The key or index of a child."""
+
+        def _leaf_at(self, key: Any) -> Leaf:
+            """The leaf of this container's tree that holds the item at a key or index."""
+
+        def _run(self, leaf: Leaf) -> list[bytes]:
+            """The encodings of a leaf's items."""
+
+        def _peek(self) -> Any:
+            """A plain shallow copy of the base storage, children as they are."""
+
+        def _items(self) -> Sequence[tuple[Any, Any]]:
+            """Keys or indexes with what base storage holds; nothing for sets, whose items are immutable."""
+
+        def _swap(self, key: Any, child: Any) -> None:
+            """Put another object in a child's place; the value is the same."""
+
+    def _adopt(self, parent: Node | Place | None, key: Any = None, leaf: Leaf | None = None) -> None:
+        self._parent = parent
+        self._key = key
+        self._leaf = leaf
+
+    def _init(self, doc: Owner, parent: Node | Place | None, key: Any = None, leaf: Leaf | None = None) -> None:
+        self._doc = doc
+        self._parent = parent
+        self._key = key
+        self._leaf = leaf
+        self._tree = None
+        self._where = None
+        self._reads = 0
+
+    def _path(self) -> Path | None:
+        """Keys from the section down to this node, or None when it is detached."""
+        parts: Path = []
+        node: Node = self
+        while True:
+            parent = node._parent
+            if isinstance(parent, Node):
+                parts.append(parent._key_of(node))
+                node = parent
+                continue
+            if parent is None or parent.value is not node:
+                return None
+            parts.append(parent.name)
+            parts.reverse()
+            return parts
+
+    def _writable(self) -> Path | None:
+        """The path, before a change. Raises when nothing may change."""
+        self._doc.check_writable()
+        return self._path()
+
+    def _changed(self, path: Path | None) -> None:
+        """This node is about to change: every node above it has to be encoded again."""
+        node: Node = self
+        tree = node._tree
+        if tree is not None and tree.root is not None:
+            self._doc.unsaved[id(node)] = node
+        depth = len(path) if path is not None else 0
+        while True:
+            parent = node._parent
+            if not isinstance(parent, Node):
+                if parent is not None:
+                    parent.changed()
+                return
+            depth -= 1
+            tree = parent._tree
+            if tree is not None:
+                if tree.root is not None:
+                    self._doc.unsaved[id(parent)] = parent
+                # A detached node has no path, but the nodes above it may come back one day.
+                tree.spoil(parent._leaf_at(path[depth] if path is not None else parent._key_of(node)))
+            node = parent
+
+    def _regrouped(self, leaves: list[Leaf]) -> None:
+        """The tree made these leaves anew."""
+
+    def _plant(self) -> Tree:
+        """Give this container a tree of its own."""
+        tree = Tree(self._kind)
+        tree.reset(len(self))
+        self._tree = tree
+        self._forget_leaves()
+        self._doc.unsaved[id(self)] = self
+        return tree
+
+    def _forget_leaves(self) -> None:
+        """The tree was reset: what was known about its leaves does not hold any more."""
+
+    def _digest(self) -> bytes:
+        tree = self._tree or self._plant()
+        return tree.update(self._run, self._regrouped)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return self._doc.plain(self)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
+        return type(self)._plain, (self._doc.plain(self),)
+
+
+def release(child: Any, parent: Node) -> None:
+    """``child`` left ``parent``."""
+    if isinstance(child, Node) and child._parent is parent:
+        child._parent = None
+
+
+def put_back(value: Any, old: Any) -> bool:
+    """Whether a value is what stands there already, as after ``state["x"] += [1]``: nothing is to be done."""
+    return value is old and type(value) not in FLAT

@@ -1,0 +1,215 @@
+"""The tracked dict.
+
+Owns every way in which a dict changes, and which leaf of its tree holds which key.
+What always holds: a mutator takes in all its values before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any
+
+from holdfast.codec import operations as op
+from holdfast.codec.blocks import DICT, Leaf
+from holdfast.codec.nodes.base import ABSENT, Node, Path, put_back, release
+
+_get = dict.__getitem__
+
+
+class TrackedDict(dict[Any, Any], Node):
+    """A dict inside a state."""
+
+    __slots__ = ("_doc", "_key", "_leaf", "_parent", "_reads", "_tree", "_where")
+    _kind = DICT
+    _plain = dict
+
+    # -- its place in the tree ------------------------------------------------------------------------
+
+    def _key_of(self, child: Node) -> Any:
+        return child._key
+
+    def _leaf_at(self, key: Any) -> Leaf:
+        if self._where is not None:
+            leaf: Leaf = self._where[key]
+            return leaf
+        return self._tree.leaves[0]  # type: ignore[union-attr]
+
+    def _run(self, leaf: Leaf) -> list[bytes]:
+        pack, pack_key = self._doc.pack, self._doc.pack_key
+        keys: Iterable[Any] = dict.keys(self) if leaf.keys is None else leaf.keys
+        return [pack_key(key) + pack(_get(self, key)) for key in keys]
+
+    def _regrouped(self, leaves: list[Leaf]) -> None:
+        tree = self._tree
+        assert tree is not None  # noqa: S101 - a type narrowing
+        if len(tree.leaves) == 1:
+            self._where = tree.leaves[0].keys = None
+            return
+        keys: Iterable[Any]
+        if self._where is None:
+            self._where = {}
+            keys = dict.keys(self).__iter__()
+            leaves = tree.leaves
+        else:
+            keys = iter([key for leaf in leaves for key in leaf.keys or ()])
+        for leaf in leaves:
+            leaf.keys = dict.fromkeys(islice(keys, leaf.count))
+            self._where.update(dict.fromkeys(leaf.keys, leaf))
+
+    def _forget_leaves(self) -> None:
+        self._where = None
+
+    def _peek(self) -> dict[Any, Any]:
+        return dict.copy(self)
+
+    def _items(self) -> Sequence[tuple[Any, Any]]:
+        return list(dict.items(self))
+
+    def _swap(self, key: Any, child: Any) -> None:
+        dict.__setitem__(self, key, child)
+
+    def _child(self, key: Any) -> Any:
+        """The child under ``key``, wrapped, without wrapping its siblings."""
+        value = _get(self, key)
+        fresh = self._doc.child(value, self, key, None)
+        if fresh is not value:
+            dict.__setitem__(self, key, fresh)
+        return fresh
+
+    # -- changing ---------------------------------------------------------------------------------------
+
+    def _place(self, key: Any, value: Any) -> None:
+        """Set one item; the caller holds the lock."""
+        doc = self._doc
+        old = dict.get(self, key, ABSENT)
+        if put_back(value, old):
+            return
+        path = self._writable()
+        doc.begin()
+        key_data = doc.take_key(key, path) if old is ABSENT else b""
+        taken, data = doc.take(value, self, key, path, (old,))
+        self._changed(path)
+        doc.commit()
+        release(old, self)
+        self._store(key, key_data, taken, data, path)
+
+    def _store(self, key: Any, key_data: bytes, taken: Any, data: bytes, path: Path | None) -> None:
+        """Write down one item that was taken in; an empty ``key_data`` means that the key is there already."""
+        dict.__setitem__(self, key, self._doc.settle(taken, self, key, None))
+        if self._tree is not None:
+            if key_data:
+                self._tree_added(key, key_data + data)
+            else:
+                self._tree.spoil(self._leaf_at(key))
+        if path is not None:
+            self._doc.record(op.SET, [*path, key], data)
+
+    def _tree_added(self, key: Any, item: bytes) -> None:
+        tree = self._tree
+        assert tree is not None  # noqa: S101 - a type narrowing
+        leaf = tree.appended(item)
+        if self._where is None:
+            if len(tree.leaves) > 1:
+                self._regrouped(tree.leaves)
+            return
+        if leaf.keys is None:
+            leaf.keys = {}
+        leaf.keys[key] = None
+        self._where[key] = leaf
+
+    def _drop(self, key: Any) -> Any:
+        """Remove one item and return its value; the caller holds the lock."""
+        path = self._writable()
+        self._changed(path)
+        value = dict.pop(self, key)
+        release(value, self)
+        if self._tree is not None:
+            leaf = self._leaf_at(key)
+            self._tree.spoil(leaf)
+            leaf.count -= 1
+            if self._where is not None:
+                del self._where[key]
+                del leaf.keys[key]  # type: ignore[union-attr]
+        if path is not None:
+            self._doc.record(op.DELETE, [*path, key])
+        return value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        with self._doc.lock:
+            self._place(key, value)
+
+    def __delitem__(self, key: Any) -> None:
+        with self._doc.lock:
+            if key not in self:
+                raise KeyError(key)
+            self._drop(key)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        with self._doc.lock:
+            if key not in self:
+                return dict.pop(self, key, *default)
+            self._child(key)
+            return self._drop(key)
+
+    def popitem(self) -> tuple[Any, Any]:
+        with self._doc.lock:
+            if not self:
+                return dict.popitem(self)
+            key = next(dict.__reversed__(self))
+            return key, self.pop(key)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        with self._doc.lock:
+            if key not in self:
+                self._place(key, default)
+            return self._child(key)
+
+    def update(self, *args: Any, **kwargs: Any) -> None:
+        incoming = dict(*args, **kwargs)
+        doc = self._doc
+        with doc.lock:
+            old = {key: dict.get(self, key, ABSENT) for key in incoming}
+            for key in [key for key, value in incoming.items() if put_back(value, old[key])]:
+                del incoming[key], old[key]
+            if not incoming:
+                return
+            path = self._writable()
+            doc.begin()
+            leaving = tuple(old.values())
+            plan = []
+            for key, value in incoming.items():
+                key_data = doc.take_key(key, path) if old[key] is ABSENT else b""
+                plan.append((key, key_data, *doc.take(value, self, key, path, leaving)))
+            self._changed(path)
+            doc.commit()
+            for value in leaving:
+                release(value, self)
+            for key, key_data, taken, data in plan:
+                self._store(key, key_data, taken, data, path)
+
+    def __ior__(self, other: Any) -> TrackedDict:  # type: ignore[misc]
+        self.update(other)
+        return self
+
+    def clear(self) -> None:
+        with self._doc.lock:
+            if not self:
+                return
+            path = self._writable()
+            self._changed(path)
+            for value in dict.values(self):
+                release(value, self)
+            dict.clear(self)
+            if self._tree is not None:
+                self._tree.reset(0)
+                self._forget_leaves()
+            if path is not None:
+                self._doc.record(op.CLEAR, path)
+
+    def __copy__(self) -> dict[Any, Any]:
+        return self.copy()
+
+    @classmethod
+    def fromkeys(cls, keys: Iterable[Any], value: Any = None) -> dict[Any, Any]:
+        return dict.fromkeys(keys, value)

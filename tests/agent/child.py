@@ -1,0 +1,156 @@
+"""The other processes of this folder's tests. ``python -m tests.agent.child FUNCTION ARGUMENTS``."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import holdfast
+from holdfast.errors import ForkedHandle, HoldfastError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(*arguments: object) -> subprocess.Popen[str]:
+    """Run one of the functions below in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.agent.child", *map(str, arguments)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    return process.stdout.readline().strip()
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
+def say(*words: object) -> None:
+    print(*words, flush=True)
+
+
+def hold(path: str, name: str) -> None:
+    """Hold an agent; every line on the standard input is one checkpoint, and the answer what came of it."""
+    store = holdfast.open(path)
+    agent = store.agent(name)
+    agent.state["by"] = [os.getpid()]
+    agent.checkpoint("held")
+    say("ready")
+    for text in sys.stdin:
+        try:
+            agent.state["by"].append(text.strip())
+            say("made", agent.checkpoint(text.strip()).id)
+        except HoldfastError as error:
+            say(error.kind)
+
+
+def release_after(path: str, name: str, seconds: str) -> None:
+    store = holdfast.open(path)
+    agent = store.agent(name)
+    say("ready")
+    time.sleep(float(seconds))
+    agent.close()
+    say("released")
+    sys.stdin.readline()
+
+
+def write(path: str, name: str, count: str) -> None:
+    """Append many times; say the ids, then the slowest."""
+    store = holdfast.open(path)
+    agent = store.agent(name)
+    messages = agent.state.setdefault("messages", [])
+    say("ready")
+    sys.stdin.readline()
+    worst = 0.0
+    ids = []
+    for number in range(int(count)):
+        messages.append({"role": "user", "content": f"{name} {number} " * 40})
+        began = time.monotonic()
+        ids.append(agent.checkpoint(str(number)).id)
+        worst = max(worst, time.monotonic() - began)
+    say(worst, *ids)
+    store.close()
+
+
+def fork(path: str) -> None:
+    """A child that inherits handles is refused everywhere; the parent goes on as if nothing had happened."""
+    store = holdfast.open(path)
+    agent = store.agent("parent")
+    agent.state["messages"] = []
+    past = agent.checkpoint("before")
+    child = os.fork()
+    if child == 0:
+        os._exit(_forked(path, store, agent, past))
+    for number in range(100):
+        agent.state["messages"].append(number)
+        agent.checkpoint(str(number))
+    _, status = os.waitpid(child, 0)
+    agent.checkpoint("after")
+    say("child", os.waitstatus_to_exitcode(status))
+    store.close()
+
+
+def _forked(path: str, store: holdfast.Store, agent: holdfast.Agent, past: holdfast.Checkpoint) -> int:
+    calls = [
+        lambda: agent.state["messages"].append(1),
+        agent.checkpoint,
+        agent.log,
+        agent.undo,
+        lambda: agent.rollback(past),
+        lambda: agent.branch("b"),
+        lambda: agent.tag("t"),
+        store.agents,
+        lambda: store.agent("parent"),
+        lambda: store.agent("other"),
+        store.verify,
+        store.flush,
+        lambda: past.state["messages"],
+    ]
+    for number, call in enumerate(calls, 1):
+        try:
+            call()
+        except ForkedHandle:
+            continue
+        except BaseException as error:
+            print(f"call {number}: {error!r}", file=sys.stderr)
+        return number
+    agent.close()
+    store.close()
+    fresh = holdfast.open(path)
+    if fresh is store:
+        return 101
+    try:
+        fresh.agent("parent")
+        return 102  # the parent has it
+    except HoldfastError as error:
+        if error.kind != "agent-busy":
+            return 103
+    own = fresh.agent("child")
+    for number in range(100):
+        own.state["n"] = number
+        own.checkpoint()
+    fresh.close()
+    return 0
+
+
+def exit_batched(path: str) -> None:
+    """Ends without flush or close."""
+    agent = holdfast.open(path, durability="batched").agent("a")
+    for number in range(50):
+        agent.state["n"] = number
+        agent.checkpoint(str(number))
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,255 @@
+"""The program itself: exit codes, errors, where the store is found, completion."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast import errors
+from holdfast.cli.app import app
+from holdfast.cli.exits import exit_code
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
+VERBS = ["agents", "log", "show", "diff", "branch", "tag", "rollback", "undo", "redo", "verify", "doctor", "demo"]
+CODES = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6}
+
+
+def every_error():
+    return [cls for _, cls in inspect.getmembers(errors, inspect.isclass) if issubclass(cls, errors.HoldfastError)]
+
+
+def test_every_error_has_the_exit_code_of_its_group():
+    for cls in every_error():
+        groups = [name for name in CODES if issubclass(cls, getattr(errors, name))]
+        expected = CODES[groups[0]] if groups else 6
+        assert exit_code(cls.__new__(cls)) == expected, cls
+
+
+def test_help_lists_every_verb(cli):
+    out = cli("--help", store=None).out
+    for verb in VERBS:
+        assert re.search(rf"│ {verb} +\w", out), verb
+    for verb in VERBS:
+        ended = cli(verb, "--help", store=None)
+        assert ended.code == 0
+        assert "--store" in ended.out
+        assert ("--json" in ended.out) == (verb != "demo")
+
+
+def test_version(cli):
+    assert cli("--version", store=None).out.strip() == holdfast.__version__
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["lgo"], 'Did you mean "log"?'),
+        (["log"], "requires an argument"),
+        (["log", "a", "b"], "Too many arguments: b"),
+        (["log", "a", "--nope"], "Unknown option: --nope"),
+        (["log", "a", "-n", "many"], "unable to convert"),
+        (["rollback", "a"], "--to"),
+        (["--store"], "--store"),
+    ],
+)
+def test_a_wrong_call_gets_one_line_and_where_to_look(cli, words, said):
+    ended = cli(*words, store=None)
+    assert (ended.code, ended.out) == (2, "")
+    first, second = ended.err.splitlines()
+    assert first.startswith("holdfast: ")
+    assert said in first
+    assert second.startswith("See `holdfast")
+
+
+def test_an_error_is_one_line_and_a_hint(cli):
+    ended = cli("log", "trip-8")
+    assert ended.code == 2
+    assert ended.err.splitlines()[0].startswith("holdfast: no agent 'trip-8'")
+    assert "'trip-7'" in ended.err.splitlines()[1]
+    assert "Traceback" not in ended.err
+
+
+def test_errors_are_red_on_a_terminal_and_harmless(terminal, cli, harmless, evil):
+    assert "\x1b[1;31mholdfast: no agent" in terminal("log", "nobody", raw=True).out
+    harmless(cli("log", evil).err)
+    harmless(cli("show", "trip-7", "--section", evil).err)
+    harmless(cli(evil).err)
+
+
+def test_debug_shows_the_traceback(program):
+    ended = program("log", "nobody", env={"HOLDFAST_DEBUG": "1"})
+    assert ended.code == 1
+    assert "Traceback" in ended.err
+    assert "UnknownAgent" in ended.err
+
+
+def test_the_store_is_named_before_or_after_the_verb_or_by_the_environment_or_found_above(program, filled, tmp_path):
+    deep = tmp_path / "project" / "a" / "b"
+    deep.mkdir(parents=True)
+    nothing = {"HOLDFAST_STORE": ""}
+    for words, options in [
+        (("--store", str(filled), "agents"), {"env": nothing}),
+        (("agents", "--store", str(filled)), {"env": nothing}),
+        (("agents", f"--store={filled}"), {"env": nothing}),
+        (("agents",), {}),
+    ]:
+        assert "trip-7" in program(*words, cwd=deep, **options).out
+    assert program("agents", cwd=deep, env=nothing).code == 4
+    filled.rename(tmp_path / "project" / ".holdfast")
+    assert "trip-7" in program("agents", cwd=deep, env=nothing).out
+
+
+def test_a_reader_that_goes_away_is_no_error(filled):
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli", "--store", str(filled), "show", "trip-7", "--full", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        process.stdout.close()
+        assert process.wait(30) in {0, 141}
+        assert process.stderr.read() == ""
+
+
+def test_ctrl_c_ends_quietly(filled):
+    holder = (
+        "import sys, time, holdfast\n"
+        "store = holdfast.open(sys.argv[1], inert=True)\n"
+        "agent = store.agent('trip-7')\n"
+        "print(flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    waiting = (
+        "import os, signal, sys, threading, holdfast.cli.app\n"
+        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "sys.exit(holdfast.cli.app.run(sys.argv[1:]))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", holder, str(filled)], stdout=subprocess.PIPE) as other:
+        other.stdout.readline()
+        begun = time.monotonic()
+        done = subprocess.run(
+            [sys.executable, "-c", waiting, "--store", str(filled), "undo", "trip-7", "--wait", "50"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        other.kill()
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+    assert time.monotonic() - begun < 20
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_there_is_a_completion_script_for(shell):
+    script = app.generate_completion(shell=shell)
+    for word in (*VERBS, "dry-run", "__complete"):
+        assert word in script
+    if shell == "bash":
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def test_completion_is_installed_where_the_shell_looks(tmp_path, program):
+    ended = program("--install-completion", "--shell", "bash", env={"HOME": str(tmp_path)})
+    assert ended.code == 0, ended.err
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and "holdfast" in path.name]
+
+
+def complete(program, *words):
+    out = program("__complete", *words).out
+    return [line.partition("\t")[0] for line in out.partition("\x1fbegin\n")[2].splitlines()]
+
+
+def test_the_shell_completes_agents_branches_and_tags(program):
+    assert set(complete(program, "log", "")) == {"trip-7", "user@example.com", "tenant:42/a#b"}
+    assert complete(program, "show", "trip-7@") == ["trip-7@main", "trip-7@try-b", "trip-7@good"]
+    assert complete(program, "rollback", "trip-7", "--to", "") == ["main", "try-b", "good"]
+    assert complete(program, "verify", "") == complete(program, "log", "")
+
+
+def test_completion_never_complains(program, tmp_path):
+    ended = program("__complete", "log", "", store=tmp_path / "none")
+    assert (ended.code, ended.err) == (0, "")
+    assert not (tmp_path / "none").exists()
+
+
+def test_bash_itself_completes(filled, tmp_path):
+    (tmp_path / "holdfast").write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast.cli "$@"\n')
+    (tmp_path / "holdfast").chmod(0o755)
+    (tmp_path / "script").write_text(app.generate_completion(shell="bash"))
+    typing = (
+        f"source {tmp_path}/script; COMP_WORDS=(holdfast log tr); COMP_CWORD=2; COMP_LINE='holdfast log tr'; "
+        "COMP_POINT=${#COMP_LINE}; _holdfast; printf '%s\\n' \"${COMPREPLY[@]}\""
+    )
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HOLDFAST_STORE": str(filled)}
+    done = subprocess.run(["bash", "-c", typing], env=env, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["trip-7"], done.stderr
+
+
+def differences(example, real, where):
+    """Where the documented form and the real one disagree: keys, all the way down. ``{}`` stands for any value."""
+    if isinstance(example, dict) and isinstance(real, dict) and example and where.rpartition(".")[2] not in FREE:
+        if (set(example) ^ set(real)) - OPTIONAL:
+            return [f"{where}: {sorted(set(example) ^ set(real))}"]
+        return [
+            found
+            for key in set(real) & set(example)
+            for found in differences(example[key], real[key], f"{where}.{key}")
+        ]
+    if isinstance(example, list) and isinstance(real, list) and example and real:
+        return differences(example[0], real[0], f"{where}[]")
+    return []
+
+
+OPTIONAL = {"old", "new"}  # of a change: only where there are such values
+FREE = {"sections", "counts", "packages", "optional"}  # objects whose keys are not fixed
+DOCUMENTED = {
+    "agents": ["agents"],
+    "log": ["log", "trip-7@good"],
+    "show": ["show", "trip-7@good"],
+    "diff": ["diff", "trip-7@asked", "trip-7@try-b"],
+    "branches": ["branch", "trip-7"],
+    "branch": ["branch", "trip-7", "new"],
+    "tags": ["tag", "trip-7"],
+    "tag": ["tag", "trip-7", "newest"],
+    "rollback": ["rollback", "trip-7@try-b", "--to", "asked", "--dry-run"],
+    "undo": ["undo", "trip-7@try-b"],
+    "redo": ["redo", "trip-7@try-b"],
+    "verify": ["verify"],
+    "doctor": ["doctor"],
+}
+
+
+def test_the_documented_json_is_the_json(cli):
+    blocks = [
+        json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    shown = {block["schema"]: block for block in blocks if "schema" in block}
+    assert set(shown) == {f"holdfast.{name}/1" for name in DOCUMENTED}
+    for name, words in DOCUMENTED.items():
+        real = cli(*words, "--json").json
+        example = shown[f"holdfast.{name}/1"]
+        assert not differences(example, real, name)
+    documented = next(block for block in blocks if "schema" not in block)
+    real = cli("show", "trip-7@good", "--json").json["checkpoint"]
+    assert set(real) - set(documented) == {"validity_reason", "metadata"}
+    listed = cli("log", "trip-7", "--json").json["checkpoints"][0]
+    assert set(listed) - set(documented) == {"heads", "abandoned"}
+    assert set(cli("diff", "trip-7@asked", "--json").json["old"]) == set(documented)
+
+
+def test_the_page_documents_every_verb_option_and_exit_code(cli):
+    page = PAGE.read_text(encoding="utf-8")
+    for verb in VERBS:
+        assert f"## {verb}" in page or f"### {verb}" in page, verb
+        for option in set(re.findall(r"(--[a-z-]+)", cli(verb, "--help", store=None).out)):
+            assert option in page, (verb, option)
+    for name, code in CODES.items():
+        assert re.search(rf"\| {code} \|.*{name}", page), name

@@ -1,0 +1,140 @@
+"""verify, doctor: verbs that look after the store."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.cli import machine
+
+
+def test_verify_says_what_it_checked(cli):
+    ended = cli("verify")
+    assert ended.code == 0
+    assert "6 checkpoints" in ended.out
+    assert ended.out.endswith("Everything is as it was written.\n")
+    data = cli("verify", "--json").json
+    assert (data["ok"], data["problems"], data["affected"]) == (True, [], [])
+    assert data["checked"]["checkpoints"] == 6
+
+
+def test_verify_of_one_agent(cli):
+    assert cli("verify", "user@example.com", "--json").json["checked"]["checkpoints"] == 1
+    assert cli("verify", "nobody").code == 2
+
+
+def test_verify_ends_with_5_and_names_what_is_damaged(filled, program):
+    label = b"answered"
+    database = max(filled.rglob("*.db"), key=lambda path: path.stat().st_size)
+    data = bytearray(database.read_bytes())
+    at = data.find(label)
+    assert at > 0
+    while at != -1:
+        data[at] ^= 1
+        at = data.find(label, at + 1)
+    database.write_bytes(data)
+    ended = program("verify")
+    assert ended.code == 5
+    assert "found." in ended.out
+    report = program("verify", "--json")
+    assert report.code == 5
+    assert not report.json["ok"]
+    assert report.json["problems"]
+    assert set(report.json["problems"][0]) == {"what", "detail", "agent", "affected"}
+
+
+def test_verify_tells_of_a_store_that_has_lost_commits(filled, cli, capsys):
+    database = filled / "store.db"
+    before = database.read_bytes()
+    with holdfast.open(filled) as store, store.agent("user@example.com") as agent:
+        agent.state["x"] = 1
+        agent.checkpoint("later")
+    database.write_bytes(before)
+    capsys.readouterr()
+    for words in [("verify",), ("log", "user@example.com")]:
+        ended = cli(*words)
+        assert (ended.code, ended.out) == (5, "")
+        assert "lost acknowledged commits" in ended.err
+    report = cli("verify", "--json")
+    assert report.code == 5
+    assert "lost acknowledged commits" in report.json["problems"][0]["detail"]
+
+
+def test_verify_shows_progress_on_a_terminal_only(terminal, program, filled):
+    with holdfast.open(filled) as store:
+        agent = store.agent("busy")
+        for turn in range(40):
+            agent.state["turn"] = turn
+            agent.checkpoint()
+    assert "\x1b[?25l" in terminal("verify", raw=True).out
+    assert program("verify").err == ""
+
+
+def test_doctor_tells_about_the_machine_and_the_store(cli, filled):
+    ended = cli("doctor")
+    assert ended.code == 0
+    for text in (sys.version.split()[0], str(filled), "3 agents, 6 checkpoints", "free", "for 4 KiB", "none"):
+        assert text in ended.out
+    store = cli("doctor", "--json").json["store"]
+    assert store["path"] == str(filled)
+    assert store["error"] is None
+    assert store["space_bytes"] > 0
+    assert store["writers"] == []
+    assert {"catalog", "log", "packs"} <= set(store["bytes"])
+
+
+def test_doctor_names_who_writes(cli, filled, program):
+    with holdfast.open(filled, inert=True) as store, store.agent("trip-7"):
+        out = program("doctor").out
+        writers = program("doctor", "--json").json["store"]["writers"]
+    assert f"process {os.getpid()} on " in out
+    assert [(writer["agent"], writer["pid"]) for writer in writers] == [("trip-7", os.getpid())]
+
+
+def test_doctor_without_a_store_is_no_failure_unless_one_was_named(tmp_path, program):
+    ended = program("doctor", cwd=tmp_path, env={"HOLDFAST_STORE": ""})
+    assert ended.code == 0
+    assert "There is no store here" in ended.out
+    for words in [("doctor", "--store", "nowhere"), ("doctor", "--store", "nowhere", "--json")]:
+        assert program(*words, cwd=tmp_path).code == 4
+    assert program("doctor", store=tmp_path / "nowhere", cwd=tmp_path).code == 4
+    assert not (tmp_path / "nowhere").exists()
+
+
+def test_doctor_explains_what_is_not_a_store(tmp_path, cli):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    ended = cli("doctor", store=tmp_path / "other")
+    assert ended.code == 4
+    assert "error: " in ended.out
+    assert cli("doctor", "--json", store=tmp_path / "other").json["store"]["error"]["kind"] == "not-a-store"
+
+
+def test_the_filesystem_is_named(tmp_path):
+    assert machine.filesystem(tmp_path)
+    assert machine.filesystem(tmp_path / "nothing") == ""
+
+
+@pytest.mark.skipif(not os.access("/dev/shm", os.W_OK), reason="no /dev/shm")
+def test_doctor_warns_of_a_store_in_memory(cli, capsys):
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        holdfast.open(Path(folder) / "store").close()
+        capsys.readouterr()
+        data = cli("doctor", "--json", store=Path(folder) / "store").json
+    warned = any("gone when the machine restarts" in trouble["text"] for trouble in data["troubles"])
+    assert warned == (data["store"]["filesystem"] in machine.VOLATILE)
+
+
+def test_flush_time_where_nothing_can_be_written(tmp_path):
+    assert machine.flush_time(tmp_path / "nothing") is None
+    measured = machine.flush_time(tmp_path)
+    assert 0 < measured.median_s <= measured.worst_s
+
+
+def test_packages_are_found_without_importing_them():
+    assert machine.packages(("apsw", "no-such-package"))["no-such-package"] is None

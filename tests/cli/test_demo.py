@@ -1,0 +1,76 @@
+"""The demo does what it says, in time, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+
+import pytest
+
+import holdfast
+
+
+@pytest.fixture
+def room(tmp_path):
+    """Where the demo may put its temporary directory."""
+    (tmp_path / "tmp").mkdir()
+    return tmp_path / "tmp"
+
+
+def test_the_demo_kills_and_comes_back_in_a_pipe(program, room):
+    begun = time.monotonic()
+    ended = program("demo", env={"TMPDIR": str(room)})
+    assert (ended.code, ended.err) == (0, "")
+    assert time.monotonic() - begun < 30
+    assert "\x1b" not in ended.out
+    assert max(map(len, ended.out.splitlines())) <= 120
+    killed = re.search(r"kill -9 (\d+)", ended.out)[1]
+    assert f"started as process {killed}" in ended.out
+    before, after = re.findall(r"(?:before the kill|after it) +([0-9a-f]{48})…", ended.out)
+    assert before == after
+    for said in (
+        "$ holdfast log trip-7",
+        "$ holdfast diff 'trip-7@dinner planned' trip-7",
+        "+ state.money: -1480",
+        "$ holdfast rollback trip-7 --to 'dinner planned' --yes",
+        "(by-train) asked for trains",
+        "[abandoned]",
+        "Everything is as it was written.",
+        "What next",
+    ):
+        assert said in ended.out, said
+    assert not list(room.iterdir())
+    assert not alive(int(killed))
+
+
+@pytest.mark.slow
+def test_the_demo_in_a_terminal_has_colour_and_stays_under_half_a_minute(terminal, room):
+    begun = time.monotonic()
+    ended = terminal("demo", raw=True, env={"TMPDIR": str(room)})
+    assert ended.code == 0, ended.out
+    assert time.monotonic() - begun < 30
+    assert "\x1b[1;36m" in ended.out
+    assert "The same, bit for bit." in ended.out
+    assert not list(room.iterdir())
+
+
+def test_the_demos_store_can_be_kept_and_is_a_real_one(program, tmp_path, cli):
+    kept = tmp_path / "kept"
+    assert program("demo", "--keep", str(kept)).code == 0
+    with holdfast.open(kept, readonly=True) as store:
+        agent = store.agent("trip-7")
+        assert agent.state["money"] == 520
+        assert [c.label for c in agent.abandoned()] == ["upgraded"]
+    assert cli("log", "trip-7@by-train", "--json", store=kept).json["checkpoints"][0]["label"] == "asked for trains"
+    again = program("demo", "--keep", str(kept))
+    assert again.code == 2
+    assert "exists already" in again.err
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
