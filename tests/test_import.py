@@ -17,12 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Packages that only some programs need, and parts of the standard library that are slow to load.
-OPTIONAL = {"attr", "attrs", "click", "hypothesis", "langgraph", "matplotlib", "numpy", "pydantic", "rich", "typer"}
+OPTIONAL = {"attr", "attrs", "cyclopts", "hypothesis", "langgraph", "matplotlib", "numpy", "pydantic", "rich"}
 HEAVY = {"asyncio", "doctest", "email", "http", "importlib.metadata", "multiprocessing", "pdb", "sqlite3", "unittest"}
 
 
-def test_importing_loads_no_optional_package_and_nothing_heavy(tmp_path):
-    loaded = json.loads(run_fresh("import holdfast, json, sys; print(json.dumps(list(sys.modules)))", tmp_path))
+@pytest.mark.parametrize("use", ["0", "holdfast.open", "holdfast.open('store').agent('a').checkpoint()"])
+def test_importing_and_using_loads_no_optional_package_and_nothing_heavy(tmp_path, use):
+    code = f"import holdfast, io, json, sys; sys.stderr = io.StringIO(); {use}; print(json.dumps(list(sys.modules)))"
+    loaded = json.loads(run_fresh(code, tmp_path))
     bare = json.loads(run_fresh("import json, sys; print(json.dumps(list(sys.modules)))", tmp_path))
     added = set(loaded) - set(bare)
     assert "holdfast" in added
@@ -68,8 +70,8 @@ def test_every_public_name_is_documented(written):
 
 def test_the_documentation_names_nothing_that_does_not_exist(written):
     modules = {module.name for module in pkgutil.iter_modules(holdfast.__path__)}
-    named = set(re.findall(r"(?<![\w./-])holdfast\.([A-Za-z_]\w*)", written))
-    # Digest tags such as "holdfast.node" are words of the format, not of the library.
-    tags = set(re.findall(r'"holdfast\.(\w+)"', written))
+    named = set(re.findall(r"(?<![\w./-])holdfast\.([A-Za-z]\w*)", written))
+    # Digest tags ("holdfast.node") and schemas ("holdfast.log/1") are words of the formats, not of the library.
+    tags = set(re.findall(r'"holdfast\.(\w+)(?:/\d+)?"', written))
     known = set(holdfast.__all__) | modules | tags
     assert not named - known

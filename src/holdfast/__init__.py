@@ -6,8 +6,8 @@ loaded when the name is first used, so that a program pays for what it uses.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
 
 from holdfast import errors
 from holdfast.errors import (
@@ -83,7 +83,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "__version__":
         from importlib.metadata import version  # noqa: PLC0415 - reading metadata is slow, few ask
 
@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
         msg = f"module 'holdfast' has no attribute {name!r}"
         raise AttributeError(msg)
     module, attribute = _HOMES[name]
-    value = getattr(import_module(module), attribute)
+    value: object = getattr(_import_module(module), attribute)
     globals()[name] = value
     return value
 

@@ -12,7 +12,18 @@ import holdfast
 from holdfast.errors import BadName, BadOption, NothingToUndo, ReadOnly, Stale, UnknownAgent, UnknownRevision
 from holdfast.store import sealing
 
-NAMES = ["plain", "user@example.com", "tenant:42", "a#1", "path/to/agent", "~2", "id:abcd", "ünïcode 🙂", "a@b@c", "#17"]
+NAMES = [
+    "plain",
+    "user@example.com",
+    "tenant:42",
+    "a#1",
+    "path/to/agent",
+    "~2",
+    "id:abcd",
+    "ünïcode 🙂",
+    "a@b@c",
+    "#17",
+]
 
 
 @pytest.fixture

@@ -239,3 +239,24 @@ def test_verify_names_what_is_affected(store_path, made):
         report = store.verify()
     assert set(report.affected) == {made[8], made[9]}
     assert all(problem.agent == "a" for problem in report.problems if problem.affected)
+
+
+def test_a_rollback_to_what_is_damaged_moves_nothing(store_path, made):
+    with holdfast.open(store_path, readonly=True) as store:
+        root = bytes.fromhex(store.agent("a", readonly=True).at("#4").sections["log"])
+    data = rows(store_path, "SELECT data FROM node WHERE digest = ?", root)[0][0]
+    spoil(store_path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        for move in (
+            lambda: agent.rollback("#5"),
+            lambda: agent.diff("#4", "#10"),
+            lambda: agent.at("#4").state["log"],
+        ):
+            with pytest.raises(Damaged):
+                move()
+        assert agent.head.id == made[-1]
+        assert numbers(agent.state) == list(range(1, 11))
+        agent.state["log"].append("11: on")
+        agent.checkpoint("on")
+        assert agent.undo().kind == "undo"

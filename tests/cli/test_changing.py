@@ -117,7 +117,8 @@ def test_rollback_moves_back_and_says_the_way_forward(cli, labels):
 
 
 def test_rollback_of_another_branch(cli, labels):
-    assert cli("rollback", "trip-7@try-b", "--to", "~1", "--yes").code == 0
+    done = cli("rollback", "trip-7@try-b", "--to", "~1", "--yes")
+    assert "holdfast rollback trip-7@try-b --to id:" in done.out.splitlines()[-1]
     assert labels("trip-7@try-b") == ["asked"]
     assert labels()[0] == "cheaper"
 

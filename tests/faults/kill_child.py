@@ -15,7 +15,6 @@ import sys
 
 import holdfast
 from holdfast.errors import NothingToUndo
-
 from tests.faults.rich import limits
 
 # Seals, bulk values and foldings of the log happen often enough to be hit.

@@ -21,6 +21,7 @@ from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
+from holdfast.codec.operations import Operation
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
 from holdfast.store import sealing
@@ -255,54 +256,51 @@ class Agent:
     def rollback(self, revision: str | Checkpoint) -> Checkpoint:
         """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
         writer = self._check_writer()
-        with writer.writing:
-            writer.settle(self._document)
+        with writer.still(self._document):
             target = self._find(_required(revision))
-            with self._document.lock:
-                if self._document.changed:
-                    self._make(f"before rollback to {_describe(Checkpoint.of(self._store, target))}")
-                    writer.settle(self._document)
-                body = {"what": "rollback", "branch": self.branch_name, "from": writer.head_id, "to": target.id}
-                event = Event(now_us(), encode(body))
-                self._branch = self._store._catalog.set_head(
-                    self._branch.b,
-                    generation=writer.generation,
-                    expect_head_id=writer.head_id,
-                    head=target.n,
-                    head_id=target.id,
-                    event=event,
-                )
-                self._become(self._store._load(target))
-                self._document.forget_changes()
-                head = Checkpoint.of(self._store, target)
-                writer.start_from(head, history.Stored(self._store._catalog, target).since_base())
-                return head
+            if self._document.changed:
+                self._make(f"before rollback to {_describe(Checkpoint.of(self._store, target))}")
+                writer.settle(self._document)
+            wanted = self._store._load(target)
+            way = self._way_to(wanted)
+            since_base = history.Stored(self._store._catalog, target).since_base()
+            body = {"what": "rollback", "branch": self.branch_name, "from": writer.head_id, "to": target.id}
+            event = Event(now_us(), encode(body))
+            self._branch = self._store._catalog.set_head(
+                self._branch.b,
+                generation=writer.generation,
+                expect_head_id=writer.head_id,
+                head=target.n,
+                head_id=target.id,
+                event=event,
+            )
+            self._follow(way, wanted)
+            self._document.forget_changes()
+            head = Checkpoint.of(self._store, target)
+            writer.start_from(head, since_base)
+            return head
 
     def undo(self) -> Checkpoint:
         """Append a checkpoint that reverses the last one not yet undone."""
         writer = self._check_writer()
-        with writer.writing:
-            writer.settle(self._document)
-            with self._document.lock:
-                if self._document.changed:
-                    self._make("unsaved changes")
-                    writer.settle(self._document)
-                row = self._to_undo()
-                catalog = self._store._catalog
-                self._become(self._store._load(catalog.checkpoint(row.parent)) if row.parent else self._store._empty())
-                return self._make(f"undo {_describe(Checkpoint.of(self._store, row))}", "undo", row.id)
+        with writer.still(self._document):
+            if self._document.changed:
+                self._make("unsaved changes")
+                writer.settle(self._document)
+            row = self._to_undo()
+            catalog = self._store._catalog
+            self._become(self._store._load(catalog.checkpoint(row.parent)) if row.parent else self._store._empty())
+            return self._make(f"undo {_describe(Checkpoint.of(self._store, row))}", "undo", row.id)
 
     def redo(self) -> Checkpoint:
         """Append a checkpoint that does again what the last undo reversed."""
         writer = self._check_writer()
-        with writer.writing:
-            writer.settle(self._document)
-            with self._document.lock:
-                if self._document.changed:
-                    raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
-                row = self._to_redo()
-                self._become(self._store._load(row))
-                return self._make(f"redo {_describe(Checkpoint.of(self._store, row))}", "redo", row.id)
+        with writer.still(self._document):
+            if self._document.changed:
+                raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
+            row = self._to_redo()
+            self._become(self._store._load(row))
+            return self._make(f"redo {_describe(Checkpoint.of(self._store, row))}", "redo", row.id)
 
     def _to_undo(self) -> CheckpointRow:
         settled: dict[bytes, str] = {}
@@ -340,11 +338,17 @@ class Agent:
 
     def _become(self, wanted: Document) -> None:
         """Change the live state into another, in place, so that nodes that exist in both stay live."""
-        expected = wanted.digests()
+        self._follow(self._way_to(wanted), wanted)
+
+    def _way_to(self, wanted: Document) -> list[Operation]:
+        """What turns the live state into another. Reads all it takes, so that damage shows before anything moved."""
         self._document.digests()
-        for operation in list(differences(self._document, wanted)):
+        return list(differences(self._document, wanted))
+
+    def _follow(self, way: list[Operation], wanted: Document) -> None:
+        for operation in way:
             self._document.change(operation)
-        if self._document.digests() != expected:
+        if self._document.digests() != wanted.digests():
             raise Damaged("the state could not be brought back exactly", hint="Close the agent and open it again.")
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # How much of a value a line shows.
 _SHOWN_CHARACTERS = 120
+# Python refuses to print integers of more than 4,300 digits; beyond this they are given in hexadecimal.
+_JSON_INT_MAX_BITS = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +59,24 @@ class Change:
 
 def _json(value: Any) -> Any:
     """JSON's own types as they are, everything else as its text."""
-    if value is None or type(value) in {bool, int, str}:
+    if value is None or type(value) in {bool, str}:
         return value
+    if type(value) is int:
+        return value if value.bit_length() <= _JSON_INT_MAX_BITS else hex(value)
     if type(value) is float:
         return value if value == value and value not in {float("inf"), float("-inf")} else repr(value)  # noqa: PLR0124
     if isinstance(value, dict) and all(type(key) is str for key in value):
         return {key: _json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_json(item) for item in value]
-    return repr(value)
+    return _shorten(value)
 
 
 def _shorten(value: Any) -> str:
-    text = repr(value)
+    try:
+        text = repr(value)
+    except ValueError:  # an integer of more digits than Python wants to print
+        text = f"<{type(value).__name__} too long to print>"
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[: _SHOWN_CHARACTERS - 1]}…"
 
 

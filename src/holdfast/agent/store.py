@@ -30,6 +30,7 @@ from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, di
 from holdfast.store.embedded import Embedded, open_embedded
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
+from holdfast.store.upgrade import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from holdfast.agent.verify import VerifyReport
@@ -62,8 +63,8 @@ def name_key(name: str) -> bytes:
     return digest(b"holdfast.name", name.encode("utf-8"))
 
 
-def check_name(name: object, what: str) -> str:
-    """Refuse names that could not be found again."""
+def check_name(name: object, what: str, *, but: str = "") -> str:
+    """Refuse names that could not be found again. Branches and tags stand after an ``@``, so they have none."""
     if not isinstance(name, str) or not name.strip() or name != name.strip():
         raise BadName(
             f"{name!r} is not a name for {what}", hint="Use text that is not empty and has no space around it."
@@ -73,6 +74,8 @@ def check_name(name: object, what: str) -> str:
             f"{name[:40]!r} cannot be a name for {what}",
             hint=f"At most {NAME_MAX_CHARACTERS} characters, no control characters.",
         )
+    if but and but in name:
+        raise BadName(f"{name!r} cannot be a name for {what}", hint=f"It stands after {but!r} in NAME{but}REV.")
     return name
 
 
@@ -119,7 +122,7 @@ def open_store(
             catalog = open_embedded(
                 place, create=create and not readonly, readonly=readonly, durability=durability, accept_loss=recover
             )
-            if not existed:
+            if not existed and sys.stderr is not None:
                 print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
             store = Store(place, catalog, options)
             _open[str(place)] = store
@@ -186,7 +189,7 @@ class Store:
                     return known_handle
             # An event of its own, so that a catalog that has lost this step is older than its witness says.
             event = Event(now_us(), encode({"what": "open", "branch": self._name_of(branch_row)}))
-            who = {"agent": name}
+            who = {"agent": name, "branch": branch}
             lease = self._catalog.lease(branch_row, wait_s=wait_s, takeover=takeover, who=who, event=event)
             try:
                 handle = self._opened(name, row, self._catalog.branch_row(branch_row.b), lease, config)
@@ -263,7 +266,7 @@ class Store:
         self._add_branch(row, new, target)
 
     def _add_branch(self, agent: AgentRow, new: str, target: CheckpointRow) -> BranchRow:
-        check_name(new, "a branch")
+        check_name(new, "a branch", but="@")
         self._check_free(agent, new)
         now = now_us()
         body = encode({"name": new, "created": now, "from": target.id})
@@ -284,7 +287,7 @@ class Store:
         self._set_tag(row, tag, target)
 
     def _set_tag(self, agent: AgentRow, tag: str, target: CheckpointRow) -> None:
-        check_name(tag, "a tag")
+        check_name(tag, "a tag", but="@")
         if self._catalog.branch(agent.a, name_key(tag)) is not None:
             raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
         now = now_us()
@@ -368,6 +371,7 @@ class Store:
         self._check_open()
         return {
             "path": str(self.path),
+            "format": FORMAT_VERSION,
             "durability": self._durability,
             "bytes": self._catalog.sizes(),
             "counts": self._catalog.counts(),

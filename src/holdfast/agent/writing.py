@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import metadata
@@ -119,6 +121,21 @@ class Writing:
             while self._queue:
                 self.finish(document, self._queue[-1])
         self._store.flush()
+
+    @contextmanager
+    def still(self, document: Document) -> Iterator[None]:
+        """Inside, no capture is on its way, and no other thread changes or captures the state: history can be moved."""
+        with self.writing:
+            self.settle(document)
+            document.lock.acquire()
+            while self._queue:  # a capture slipped in between the two locks
+                document.lock.release()
+                self.settle(document)
+                document.lock.acquire()
+            try:
+                yield
+            finally:
+                document.lock.release()
 
     def _give_back(self, document: Document, error: BaseException) -> None:
         with document.lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Annotated
 
@@ -128,7 +129,8 @@ def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: Rollback)
         Text(head.short_id, style="yellow"), f" #{head.depth}, state {head.digest[:16]}.",
     )  # fmt: skip
     if plan.abandons:
-        back = f"holdfast rollback {name} --to id:{plan.abandons[0].short_id}"
+        where = name if branch == "main" else f"{name}@{branch}"
+        back = shlex.join(("holdfast", "rollback", where, "--to", f"id:{plan.abandons[0].short_id}"))
         out.say(Text(f"To go forward again: {clean(back)}", style="dim"))
 
 

@@ -26,6 +26,10 @@ class LazyDict(TrackedDict):
 
     __slots__ = ()
 
+    def _peek(self) -> dict[Any, Any]:
+        # dict.copy would ask the overrides below, and wrap every child.
+        return dict(zip(dict.keys(self), dict.values(self), strict=True))
+
     def _touch(self) -> None:
         doc = self._doc
         with doc.lock:

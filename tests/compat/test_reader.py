@@ -1,0 +1,117 @@
+"""The format page is enough to read a store: an independent reader and Holdfast agree on everything in it."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import enum
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.store import sealing
+from tests.compat import reader
+from tests.compat.make_store import TYPES, fill
+from tests.faults import rich
+
+
+def plain(value, store):
+    """What Holdfast loaded, in the reader's terms."""
+    if isinstance(value, enum.Enum):
+        registration = store._registry.by_type(type(value))
+        return reader.Member(registration.name, registration.version, value.name, value.value)
+    if dataclasses.is_dataclass(value):
+        registration = store._registry.by_type(type(value))
+        fields = {field.name: plain(getattr(value, field.name), store) for field in dataclasses.fields(value)}
+        return reader.Instance(registration.name, registration.version, "fields", fields)
+    if type(value).__module__ == "numpy":
+        shape = value.shape if (hasattr(value, "flags") and value.ndim) or value.shape else None
+        return reader.Numpy(value.dtype.str, shape, value.tobytes())
+    if isinstance(value, bytearray):
+        return bytearray(value)
+    if type(value) is dict:
+        return {key: plain(item, store) for key, item in value.items()}
+    if type(value) in {list, tuple}:
+        return type(value)(plain(item, store) for item in value)
+    return value
+
+
+def compare(path: Path, types) -> dict:
+    found = reader.read(path)
+    with holdfast.open(path, readonly=True, types=types) as store:
+        assert store.verify().ok
+        assert set(found["agents"]) == {info.name for info in store.agents()}
+        count = 0
+        for info in store.agents():
+            agent = store.agent(info.name)
+            assert set(found["agents"][info.name]["branches"]) == set(info.branches)
+            tags = {name: checkpoint.id for name, checkpoint in agent.tags().items()}
+            assert found["agents"][info.name]["tags"] == tags
+            for checkpoint in agent.log(all=True):
+                count += 1
+                theirs = found["checkpoints"][checkpoint.id]
+                assert theirs["label"] == checkpoint.label
+                assert theirs["depth"] == checkpoint.depth
+                assert theirs["kind"] == checkpoint.kind
+                assert theirs["parent"].hex() == checkpoint.parent_id
+                assert theirs["target"].hex() == checkpoint.target_id
+                assert theirs["metadata"] == checkpoint.metadata
+                ours = {name: plain(holdfast.plain(checkpoint.state[name]), store) for name in checkpoint.state}
+                assert repr(theirs["state"]) == repr(ours)
+                assert found["validity"].get(checkpoint.id, "good") == checkpoint.validity
+        assert count == len(found["checkpoints"])
+        assert found["events"]
+    return found
+
+
+def test_reads_every_kind_of_record(store_path):
+    with rich.small_limits():
+        rich.build(store_path)
+        found = compare(store_path, rich.TYPES)
+    assert any(checkpoint["sealed"] for checkpoint in found["checkpoints"].values())
+    assert any(not checkpoint["sealed"] for checkpoint in found["checkpoints"].values())
+
+
+def test_reads_every_type_of_value(store_path, monkeypatch):
+    monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
+    with holdfast.open(store_path, types=TYPES) as store:
+        fill(store)
+    compare(store_path, TYPES)
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE checkpoint SET depth = depth + 1 WHERE n = 3",
+        "UPDATE node SET data = x'006c0000000000' WHERE k = 1",
+        "UPDATE tail SET data = x'91c403616263'",
+        "DELETE FROM metadata",
+        "DELETE FROM checkpoint WHERE n = 2",
+        "DELETE FROM tail",
+        "DELETE FROM chunk",
+    ],
+)
+def test_refuses_what_does_not_fit(store_path, sql):
+    with rich.small_limits():
+        rich.build(store_path)
+    reader.read(store_path)
+    with closing(sqlite3.connect(store_path / "store.db")) as db, db:
+        assert db.execute(sql).rowcount > 0
+    with pytest.raises((reader.Broken, LookupError)):
+        reader.read(store_path)
+
+
+def test_is_short_and_knows_nothing_of_holdfast():
+    source = Path(reader.__file__).read_text(encoding="utf-8")
+    names = {
+        alias.name if isinstance(node, ast.Import) else node.module
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    assert not any(name.startswith(("holdfast", "tests")) for name in names)
+    code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
+    assert len(code) <= 210
