@@ -88,6 +88,7 @@ def fork(path: str) -> None:
     store = holdfast.open(path)
     agent = store.agent("parent")
     agent.state["messages"] = []
+    agent.state["bulk"] = os.urandom(3 << 20)  # hashing it must not need threads that a fork leaves behind
     past = agent.checkpoint("before")
     child = os.fork()
     if child == 0:
@@ -137,6 +138,7 @@ def _forked(path: str, store: holdfast.Store, agent: holdfast.Agent, past: holdf
         if error.kind != "agent-busy":
             return 103
     own = fresh.agent("child")
+    own.state["bulk"] = os.urandom(3 << 20)
     for number in range(100):
         own.state["n"] = number
         own.checkpoint()

@@ -568,6 +568,36 @@ def test_html_is_escaped(store):
         assert "&lt;script&gt;" in html
 
 
+def test_awkward_section_names_and_keys(store_path):
+    names = ["", " ", "a.b", "\ud800", "0", "ünï", "x" * 5_000]
+    keys = [None, 1, "1", (1, "x"), True + 1, b"k", "\udfff", 2.5, frozenset({1})]
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        for name in names:
+            agent.state[name] = {"name": name}
+        agent.checkpoint("names")
+        for name in names:
+            for key in keys:
+                agent.state[name][key] = [key]
+                agent.state[name][key].append({key: "inside"})
+        agent.checkpoint("keys")
+        for name in names:
+            for key in keys[::2]:
+                del agent.state[name][key]
+        agent.checkpoint("less")
+        assert store.verify().ok
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        assert list(agent.state) == names
+        assert list(agent.at("keys").state[""]) == ["name", *keys]
+        assert list(agent.state["\ud800"]) == ["name", *keys[1::2]]
+        agent.undo()
+        assert list(agent.state["\ud800"]) == ["name", *keys]
+        assert len(list(agent.changes())) > len(names) * len(keys)
+        assert agent.diff("names", "less")
+        assert store.verify().ok
+
+
 def test_empty_checkpoints_are_kept(agent):
     first = step(agent, "one")
     second = agent.checkpoint("nothing new")

@@ -111,7 +111,8 @@ class Values:
 # Sections 2, 4 and 5: nodes, rows, chunks
 
 TABLES = [
-    "store", "agent", "branch", "tag", "checkpoint", "validity", "tail", "seal", "node", "metadata", "event", "pack", "chunk",
+    "store", "agent", "branch", "tag", "checkpoint", "validity", "tail", "seal",
+    "node", "metadata", "event", "pack", "chunk",
 ]  # fmt: skip
 
 
@@ -185,7 +186,8 @@ class Store:
 # Section 3: checkpoints
 
 FIELDS = [
-    "version", "parent", "agent", "sections", "operations", "effects", "metadata", "label", "time", "nonce", "kind", "target",
+    "version", "parent", "agent", "sections", "operations", "effects", "metadata",
+    "label", "time", "nonce", "kind", "target",
 ]  # fmt: skip
 
 

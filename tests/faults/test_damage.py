@@ -256,7 +256,8 @@ def test_every_truncation_is_detected_or_harmless(tmp_path, rounds, killed):
             outcome = judged_copy(original, lambda path, file=file, length=length: os.truncate(path / file, length))
             rows.setdefault(file, Counter())[outcome] += 1
     table("truncated", rows)
-    for file in ("store.db", "witness", *(["store.db-wal"] if killed else [])):
+    # The last page of a killed store's database is in its log as well.
+    for file in ("witness", "store.db-wal" if killed else "store.db"):
         assert "harmless" not in rows[file], file
 
 

@@ -86,7 +86,7 @@ def same_limits():
 
 @pytest.mark.slow
 def test_acknowledged_checkpoints_survive_500_kills(store_path, rounds, same_limits):
-    kills = int(os.environ.get("KILLS", rounds(500, 10_000)))
+    kills = rounds(500, 10_000)
     chance = random.Random(20_240)
     holdfast.open(store_path).close()
     template = Template(store_path)

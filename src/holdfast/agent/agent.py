@@ -276,6 +276,7 @@ class Agent:
             )
             self._follow(way, wanted)
             self._document.forget_changes()
+            self._document.rebase(wanted.digests())
             head = Checkpoint.of(self._store, target)
             writer.start_from(head, since_base)
             return head
@@ -348,7 +349,7 @@ class Agent:
     def _follow(self, way: list[Operation], wanted: Document) -> None:
         for operation in way:
             self._document.change(operation)
-        if self._document.digests() != wanted.digests():
+        if self._document.content_digests() != wanted.content_digests():
             raise Damaged("the state could not be brought back exactly", hint="Close the agent and open it again.")
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:

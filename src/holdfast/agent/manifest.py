@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from holdfast.codec.values import decode, encode
+from ormsgpack import packb
+
+from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue
 from holdfast.store.catalog import checkpoint_id
 
@@ -30,9 +32,10 @@ class Manifest:
     nonce: bytes = field(default_factory=lambda: os.urandom(16))
 
     def encode(self) -> bytes:
+        """The manifest as bytes: numbers, texts and blobs only, so that the bare library writes it as the codec would."""
         flat = [part for pair in self.sections for part in pair]
-        return encode([
-            VERSION, self.parent, self.agent, flat, self.operations, list(self.effects), self.metadata,
+        return packb([
+            VERSION, self.parent, self.agent, flat, self.operations, self.effects, self.metadata,
             self.label, self.time_us, self.nonce, self.kind, self.target,
         ])  # fmt: skip
 

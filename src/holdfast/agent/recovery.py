@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from holdfast.agent import history
 from holdfast.agent.manifest import Manifest
+from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged, HoldfastError
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, checkpoint_id
@@ -51,7 +52,7 @@ def problem_with(store: Store, row: CheckpointRow) -> str:
         if validity is not None:
             body = decode(validity.body)
             return f"it is marked {body['validity']}: {body['reason']}".removesuffix(": ")
-        document = history.load(store._catalog, row, store._registry, inert=True)
+        document = history.load(store._catalog, row, Registry(), inert=True)
         history.Stored(store._catalog, row).since_base()
         for name in document:
             document.raw_section(name)

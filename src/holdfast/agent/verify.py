@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent import history
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.document import Document
+from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged, HoldfastError
 from holdfast.store.catalog import AgentRow, CheckpointRow
@@ -108,6 +109,9 @@ class _Verification:
         self.catalog = store._catalog
         self.progress = progress
         self.report = VerifyReport()
+        # No type is known here, so that every instance is read as the record that it is stored as: what is proven are
+        # the bytes, before any migration.
+        self.inert_registry = Registry()
         self.judged: dict[bytes, dict[str, Any]] = {}  # checkpoint -> what its validity row says
         self.walked: set[int] = set()  # agents whose checkpoints were all read
         self.newest: dict[int, bytes] = {}  # branch -> the newest checkpoint that was made on it
@@ -290,10 +294,10 @@ class _Verification:
         return stored
 
     def _scratch(self, row: CheckpointRow) -> Document:
-        return history.load(self.catalog, row, self.store._registry, readonly=False, inert=True)
+        return history.load(self.catalog, row, self.inert_registry, readonly=False, inert=True)
 
     def _empty(self) -> Document:
-        return history.empty(self.catalog, self.store._registry, inert=True)
+        return history.empty(self.catalog, self.inert_registry, inert=True)
 
     def _names(self, row: AgentRow, name: str, rows: dict[int, CheckpointRow]) -> None:
         """Branches and tags lead to the checkpoints that they name."""

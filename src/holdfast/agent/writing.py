@@ -89,13 +89,23 @@ class Writing:
             pending = Pending(document.capture(), label, kind, target)
             self._unsealed += 1
             self._unsealed_bytes += _ROW_BYTES + operations_size(pending.captured.operations)
-            if self._unsealed >= sealing.SEAL_CHECKPOINTS or self._unsealed_bytes >= sealing.SEAL_BYTES:
+            if self._seal_is_due(document):
                 nodes, pending.items = document.unstored()
                 pending.nodes = {**pending.captured.nodes, **nodes}
                 pending.sealed = True
                 self._unsealed = self._unsealed_bytes = 0
             self._queue.append(pending)
             return pending
+
+    def _seal_is_due(self, document: Document) -> bool:
+        """Whether replaying has become dear enough to pay for writing the nodes that changed.
+
+        Edits all over a large state touch most of its nodes: writing them anew at every checkpoint would cost the
+        size of the state, not of the change, so their operations first have to add up to as much.
+        """
+        if self._unsealed >= sealing.SEAL_CHECKPOINTS:
+            return True
+        return self._unsealed_bytes >= sealing.SEAL_BYTES and self._unsealed_bytes >= document.unstored_bytes()
 
     def finish(self, document: Document, pending: Pending) -> Checkpoint:
         """Write queued captures in their order until this one is done."""

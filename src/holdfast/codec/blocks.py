@@ -34,12 +34,17 @@ COUNT_BYTES = 4
 LIST, DICT, SET, VALUE = b"l", b"d", b"s", b"v"
 _NODE_TAG = b"holdfast.node\0"
 _ALL = 1 << 62
+# Joining tag and data is quicker than two calls as long as the copy is small; threads help from about a megabyte on.
+_JOINED_MAX_BYTES = 16_384
+_THREADED_MIN_BYTES = 1 << 20
 DEAD = -1  # the count of a leaf that is no longer part of its tree
 
 
 def digest_of(tag: str, data: bytes | memoryview) -> bytes:
     """``H(tag, data)`` of the format."""
-    hasher = blake3(tag.encode() + b"\0")
+    if len(data) < _JOINED_MAX_BYTES:
+        return blake3(tag.encode() + b"\0" + data).digest()
+    hasher = blake3(tag.encode() + b"\0", max_threads=blake3.AUTO if len(data) > _THREADED_MIN_BYTES else 1)
     hasher.update(data)
     return hasher.digest()
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from ormsgpack import packb
+
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import OPTION, decode, encode
 from holdfast.errors import CorruptValue
 
 SET, DELETE, SPLICE, ARRANGE, ADD, REMOVE, CLEAR = range(7)
@@ -85,7 +87,10 @@ def encode_operations(operations: list[Operation], time_us: int) -> tuple[bytes,
         [max(0, (time_us - at_us) // 1000), code, path, *_map_values(code, args, name)]
         for at_us, code, path, args in operations
     ]
-    return encode(rows), values
+    try:
+        return packb(rows, None, OPTION), values
+    except TypeError:  # a key that the library would not write as the codec does
+        return encode(rows), values
 
 
 def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:

@@ -30,6 +30,15 @@ _TYPING_LEFTOVER = "__orig_class__"
 ATTRS_HASH = "_attrs_cached_hash"
 
 
+class Adapted:
+    """Counts how often stored data was not what the class is now: migrated, or completed by a default.
+
+    A document compares the count before and after it reads, to know whether the bytes still speak for the objects.
+    """
+
+    count = 0
+
+
 BUILT_IN = frozenset(
     {
         "datetime.datetime",
@@ -226,6 +235,7 @@ class Shape:
     def _put_default(self, value: Any, name: str) -> None:
         default = self._default(name, value)
         if default is not _ABSENT:
+            Adapted.count += 1
             put = self._setters.get(name)
             if put is not None:
                 put(value, default)

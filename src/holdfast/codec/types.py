@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from holdfast.codec.shapes import BUILT_IN, OPAQUE, Shape, is_data_class, shape_of
+from holdfast.codec.shapes import Adapted, BUILT_IN, OPAQUE, Shape, is_data_class, shape_of
 from holdfast.errors import BadName, BadOption, SchemaMismatch
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ class Registration:
                 type_name=self.name,
                 hint="Run the newer program, or register the newer version of the class.",
             )
+        if version != self.version:
+            Adapted.count += 1
         for step in range(version, self.version):
             function = self.migrations.get(step)
             if function is None:

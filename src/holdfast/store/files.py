@@ -118,6 +118,10 @@ def _check_first_page(layout: Layout) -> None:
         f"{layout.catalog}: not a readable database", what=("store.db",), hint="Put it back from a backup."
     )
     is_ours = witness.witness_report(layout.path).newest is not None
+    # A process that was killed while it folded its log leaves a database that makes sense only together with the log.
+    # Opening it with the log will tell; whether it is ours, the witness has said.
+    if is_ours and _size(layout.wal):
+        return
     try:
         connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
         try:
@@ -134,6 +138,13 @@ def _check_first_page(layout: Layout) -> None:
         if is_ours:
             raise damaged
         raise NotAStore(f"{layout.catalog} is a database of another program, so {layout.path} is not a store")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def create(path: Path, build_catalog: BuildCatalog) -> None:

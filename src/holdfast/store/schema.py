@@ -64,7 +64,9 @@ def create(connection: apsw.Connection) -> None:
 
 
 def check(connection: apsw.Connection) -> None:
-    """Raise ``Damaged`` unless the database has exactly the tables of this version."""
+    """Raise ``Damaged`` unless the database says that it is ours and has exactly the tables of this version."""
+    if connection.execute("PRAGMA application_id").get != APPLICATION_ID:
+        raise Damaged("store.db: its header does not say that it is a store", what=("store.db header",))
     found = {sql for (sql,) in connection.execute("SELECT sql FROM sqlite_schema WHERE sql IS NOT NULL")}
     expected = set(TABLES) | _SQLITE_OWN
     if found != expected:

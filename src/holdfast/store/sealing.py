@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ormsgpack import packb
+
 from holdfast.codec.values import decode, encode
 from holdfast.errors import CorruptValue, Damaged
 from holdfast.store.catalog import Catalog, CheckpointRow, node_digest
 
 # A checkpoint is sealed when the way back to the last sealed one would get longer than this: loading any checkpoint
 # replays at most so many checkpoints and so many bytes.
-SEAL_CHECKPOINTS = 256
-SEAL_BYTES = 256 * 1024
+SEAL_CHECKPOINTS = 512
+SEAL_BYTES = 512 * 1024
 _LEFTOVER = b"x\0"
 # A leftover node is closed beyond this, so that reading one value never decompresses much more than it needs.
 LEFTOVER_MAX_BYTES = 256 * 1024
@@ -24,7 +26,7 @@ LEFTOVER_MAX_BYTES = 256 * 1024
 
 def tail_of(values: list[bytes]) -> bytes | None:
     """The tail row of a checkpoint, or None when it needs none."""
-    return encode(values) if values else None
+    return packb(values) if values else None
 
 
 def seal(

@@ -17,10 +17,11 @@ from holdfast.codec.document.handouts import Handouts
 from holdfast.codec.document.intake import Intake
 from holdfast.codec.document.loading import Loading, affected, parent_of, redo
 from holdfast.codec.document.packing import Moving, Packing
-from holdfast.codec.document.sections import MISSING, Capture, Encoded, Section, Source
+from holdfast.codec.document.sections import MISSING, Capture, Encoded, OneSection, Section, Source
 from holdfast.codec.document.watches import Watch, Watches
 from holdfast.codec.nodes import FLAT, Node, Path, make_stale
 from holdfast.codec.operations import Operation
+from holdfast.codec.shapes import Adapted
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged, ReadOnly, Unencodable, Untracked
@@ -52,6 +53,9 @@ class Document(MutableMapping[str, Any]):
         self._replaying = False
         self._sections: dict[str, Section] = {}
         self._operations: list[Operation] = []
+        # Sections whose types have changed since they were stored: what they are now, to be recorded whole before the
+        # first change, because operations must not be replayed on the old form.
+        self._adapted: dict[str, bytes] = {}
         self._packing = Packing(registry, self)
         self._loading = Loading(self, self._packing, source, inert=inert)
         self._handouts = Handouts(self._packing, self._is_here, self.record, lambda: self.readonly)
@@ -243,6 +247,10 @@ class Document(MutableMapping[str, Any]):
     def record(self, code: int, path: Path, *args: Any) -> None:
         """Write down a change that has been made."""
         if not self._replaying:
+            if self._adapted and path[0] in self._adapted:
+                data = self._adapted.pop(path[0])
+                if len(path) > 1 or code not in {op.SET, op.DELETE}:
+                    self._operations.append(Operation(time.time_ns() // 1000, op.SET, path[:1], (data,)))
             self._operations.append(Operation(time.time_ns() // 1000, code, path, args))
             if len(self._operations) > op.OPERATIONS_MAX:
                 self._fold()
@@ -256,9 +264,7 @@ class Document(MutableMapping[str, Any]):
             if section is None:
                 self.record(op.DELETE, [name])
             else:
-                data = self._settled(lambda value=section.value: self.pack(value))  # type: ignore[misc]
-                self._packing.keep(section.value)
-                self.record(op.SET, [name], data)
+                self.record(op.SET, [name], self._portable(section))
 
     # -- sections -------------------------------------------------------------------------------------
 
@@ -270,6 +276,7 @@ class Document(MutableMapping[str, Any]):
             assert source is not None  # noqa: S101 - a type narrowing
             base = source.base.get(section.name)
             dirty = self._dirty
+            adapted = Adapted.count
             self._replaying = True
             try:
                 if base is not None:
@@ -277,6 +284,9 @@ class Document(MutableMapping[str, Any]):
                 if base != expected:
                     for operation in source.operations(section.name):
                         self._replay(section, operation)
+                if Adapted.count != adapted:
+                    self._adapt(section, source)
+                elif base != expected:
                     section.digest = None
                     if section.value is MISSING or self._update(section) != expected:
                         raise Damaged(
@@ -284,14 +294,50 @@ class Document(MutableMapping[str, Any]):
                             what=(f"section {section.name}",),
                             hint="Run `holdfast verify` to see what is damaged.",
                         )
-                section.loaded = True
+                section.digest, section.loaded = expected, True
             except BaseException:
-                section.digest, section.value = expected, MISSING
+                section.digest, section.value, section.loaded = expected, MISSING, False
                 raise
             finally:
                 section.dirty = False
                 self._replaying = False
                 self._dirty = dirty
+
+    def _adapt(self, section: Section, source: Source) -> None:
+        """The section's types are not what they were: prove the digest on the stored form, then take in the new one."""
+        content = self._proof(section, source).raw_section(section.name)
+        data = self._packing.live(content)
+        section.value = MISSING
+        section.value = self._intake.settle(self._intake.take_encoded(data)[0], section, None, None)
+        if not self.readonly:
+            self._adapted[section.name] = self._portable(section)
+
+    def _proof(self, section: Section, source: Source) -> Document:
+        """A section as it is stored: every instance an inert record, which encodes to the very same bytes."""
+        return Document(Registry(), OneSection(source, section.name), readonly=True, inert=True)
+
+    def rebase(self, sections: list[tuple[str, bytes]]) -> None:
+        """After a rollback: the state counts as that of a checkpoint with these digests, whatever its types are now."""
+        with self.lock:
+            for name, digest in sections:
+                section = self._sections[name]
+                if self._update(section) != digest:
+                    self._adapted[name] = self._portable(section)
+                    section.digest = digest
+
+    def _portable(self, section: Section) -> bytes:
+        """A section's content for an operation: what it names by digest goes into the next commit."""
+        data = self._settled(lambda: self.pack(section.value))
+        self._packing.keep(section.value)
+        return data
+
+    def content_digests(self) -> list[tuple[str, bytes]]:
+        """Digests of what the sections hold now; they differ from the recorded ones where types have changed since."""
+        with self.lock:
+            self._handouts.check()
+            return self._settled(
+                lambda: [(name, self._packing.root(self.raw_section(name))[0]) for name in self._sections]
+            )
 
     def _replay(self, section: Section, operation: Operation) -> None:
         if len(operation.path) == 1 and operation.code == op.DELETE:
@@ -384,6 +430,10 @@ class Document(MutableMapping[str, Any]):
             self._packing.chunks = {**captured.chunks, **self._packing.chunks}
             self._dirty = True
 
+    def unstored_bytes(self) -> int:
+        """About how much ``unstored`` would have to write."""
+        return self._packing.unstored_bytes()
+
     def unstored(self) -> tuple[dict[bytes, bytes], dict[bytes, tuple[bytes, int]]]:
         """All nodes of the state that the catalog does not have; they count as stored from now on.
 
@@ -397,10 +447,14 @@ class Document(MutableMapping[str, Any]):
                     continue
                 if not section.loaded:
                     self._load(section)
+                section.stored = True
+                if section.name in self._adapted and self._source is not None:
+                    found.update(self._proof(section, self._source).unstored()[0])
+                    continue
                 digest, raw = self._packing.root(section.value)
                 if raw is not None:
                     found[digest] = raw
-                section.digest, section.stored = digest, True
+                section.digest = digest
             for digest, node, items in self._packing.unstored():
                 found[digest] = node
                 offset = 2

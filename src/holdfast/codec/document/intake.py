@@ -315,6 +315,8 @@ class Intake:
                 return wrap(value, self._owner, holder, key, leaf)
             value = whole(value)
         elif isinstance(value, Node):
+            if value._parent is not holder:  # it was read under its digest, inside a raw container
+                value._adopt(holder, key, leaf)
             return value
         if type(value) not in FLAT:
             self._handouts.hand_out(value, holder)

@@ -31,7 +31,6 @@ class Loading:
         self._packing = packing
         self._source = source
         self._inert = inert
-        self._nodes_read = 0
 
     def decode(self, data: bytes) -> Any:
         """A value of the document from its packed form."""
@@ -39,7 +38,6 @@ class Loading:
 
     def _read_big(self, code: int, payload: bytes) -> Any:
         if code == codes.BIG:
-            self._nodes_read += 1
             return self.read_node(bytes(payload))
         try:
             digest, length, chunks = decode(payload)
@@ -94,7 +92,6 @@ class Loading:
 
     def _assemble(self, kind: bytes, rows: list[bytes]) -> Any:
         parts: list[Any] = []
-        before = self._nodes_read
         for raw in rows:
             parts += self._items(raw, 2 if kind == DICT else 1)
         node: Any
@@ -120,10 +117,6 @@ class Loading:
         else:
             raise CorruptValue(f"a node of the unknown kind {kind!r}")
         node._init(self._owner, None)
-        if self._nodes_read != before:
-            for key, part in node._items():
-                if isinstance(part, Node):
-                    part._adopt(node, key if kind == DICT else None)
         return node
 
     def _items(self, raw: bytes, per_item: int) -> list[Any]:

@@ -338,6 +338,11 @@ class Packing:
             if isinstance(child, Node):
                 self.keep(child)
 
+    def unstored_bytes(self) -> int:
+        """The size of the leaves that ``unstored`` would give."""
+        trees = (node._tree for node in self.unsaved.values() if node._tree is not None)
+        return sum(leaf.size for tree in trees for leaf in tree.leaves if not leaf.stored)
+
     def unstored(self) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
         """Nodes of the attached containers that the catalog lacks; they count as stored from now on."""
         unsaved = list(self.unsaved.values())

@@ -36,6 +36,15 @@ class Source(Protocol):
         """What happened to a section between the base and the state, in order."""
 
 
+class OneSection:
+    """A source that has one section of another."""
+
+    def __init__(self, source: Source, name: str) -> None:
+        self.base = {key: digest for key, digest in source.base.items() if key == name}
+        self.sections = [pair for pair in source.sections if pair[0] == name]
+        self.nodes, self.bulk, self.operations = source.nodes, source.bulk, source.operations
+
+
 class Capture(NamedTuple):
     """What one checkpoint has to write."""
 
