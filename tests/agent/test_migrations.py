@@ -82,7 +82,8 @@ assert report.ok, report
         SECOND,
         """
 assert agent.state["plans"][-1] == Plan(3, 4, 5) and agent.state["one"] == Plan(7, 70, 5)
-assert agent.at("changed").state["plans"][0] == Plan(1, 99, 5)
+changed = next(c for c in agent.log(all=True) if c.label == "changed")
+assert changed.state["plans"][0] == Plan(1, 99, 5)
 assert store.verify().ok
 """,
     )

@@ -15,6 +15,7 @@ import pytest
 
 from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
+from holdfast.codec.document.packing import is_whole
 from holdfast.codec.nodes import STALE, Node
 from holdfast.codec.operations import Operation, decode_operations, encode_operations
 from holdfast.codec.plain import plain
@@ -557,6 +558,7 @@ class World:
     def reload(self) -> None:
         self.checkpoint()
         self.handles.clear()
+        self.model = _unshared(self.model)
         self.reopen()
 
     def rollback(self) -> None:
@@ -630,6 +632,15 @@ def _has_shared(value: Any) -> bool:
         return True
     inner = value.values() if type(value) is dict else value if type(value) is list else ()
     return any(map(_has_shared, inner))
+
+
+def _unshared(value: Any) -> Any:
+    """What is not shared any more comes back as an ordinary list."""
+    if type(value) is dict:
+        return {key: _unshared(item) for key, item in value.items()}
+    if type(value) is list or (type(value) is Shared and not is_whole(encode(list(value), TYPES))):
+        return [_unshared(item) for item in value]
+    return value
 
 
 def _builtin(value: Any) -> Any:

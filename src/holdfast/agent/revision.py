@@ -27,6 +27,12 @@ def find(store: Store, branch: BranchRow, revision: str) -> CheckpointRow:
             row = _back(catalog, row, int(match[2]), revision)
     if row is None:
         known = [name for name, _ in store._branches(branch.a)] + list(store._tags(branch.a))
+        elsewhere = [row for row in catalog.checkpoints(a=branch.a) if Manifest.decode(row.manifest).label == revision]
+        if elsewhere:
+            raise UnknownRevision(
+                f"no checkpoint on this line of history has the label {revision!r}",
+                hint=f"One that is not on it has: id:{elsewhere[-1].id.hex()[:12]}. See `holdfast log --all`.",
+            )
         raise UnknownRevision(
             f"{revision!r} names no checkpoint of this agent",
             hint=f"Branches and tags: {', '.join(known)}. Also a label, ~2, #17 or id:...; see `holdfast log`.",

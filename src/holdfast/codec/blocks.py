@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 from zlib import crc32
 
 from blake3 import blake3
@@ -37,6 +38,7 @@ _ALL = 1 << 62
 # Joining tag and data is quicker than two calls as long as the copy is small; threads help from about a megabyte on.
 _JOINED_MAX_BYTES = 16_384
 _THREADED_MIN_BYTES = 1 << 20
+Raw = TypeVar("Raw", bytes, memoryview)
 DEAD = -1  # the count of a leaf that is no longer part of its tree
 
 
@@ -59,7 +61,7 @@ def leaf_node(kind: bytes, items: list[bytes]) -> bytes:
     return b"".join((kind, b"\0", *items, len(items).to_bytes(COUNT_BYTES, "big")))
 
 
-def leaf_items(raw: bytes) -> tuple[int, bytes]:
+def leaf_items(raw: Raw) -> tuple[int, Raw]:
     """How many items a level-0 node has, and their encodings one after another."""
     return int.from_bytes(raw[-COUNT_BYTES:], "big"), raw[2:-COUNT_BYTES]
 

@@ -42,6 +42,9 @@ BATCH_ROWS = 256
 NODE_LIMIT_BYTES = 64 * 2**20
 """A node that claims to be larger is refused before memory is taken: the format's nodes are far smaller."""
 
+NODES_AT_ONCE = 32
+"""Nodes per read: one statement for each would cost as much as decompressing them."""
+
 _AGENT = "SELECT a, uuid, key, body, sum FROM agent"
 _BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
 _CHECKPOINT = "SELECT n, a, b, parent, depth, base, manifest, operations, sum FROM checkpoint"
@@ -283,11 +286,16 @@ class Reading:
 
     def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """Raw nodes, each proven by its digest. One that is not in the catalog is left out."""
+        wanted = list(dict.fromkeys(digests))
         found = {}
-        for digest in digests:
-            rows = self._select("SELECT data FROM node WHERE digest = ?", (digest,))
-            if rows:
-                found[digest] = unpack_node(digest, _blob("node", digest, rows[0][0]))
+        for start in range(0, len(wanted), NODES_AT_ONCE):
+            some = wanted[start : start + NODES_AT_ONCE]
+            # A full batch is always the same text, so that its statement is prepared once.
+            marks = ", ".join("?" * (NODES_AT_ONCE if len(some) > 1 else 1))
+            bindings = tuple(some) + (None,) * (NODES_AT_ONCE - len(some) if len(some) > 1 else 0)
+            for digest, data in self._select(f"SELECT digest, data FROM node WHERE digest IN ({marks})", bindings):
+                key = _blob("node", 0, digest)
+                found[key] = unpack_node(key, _blob("node", key, data))
         return found
 
     def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]:

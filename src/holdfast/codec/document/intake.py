@@ -62,7 +62,7 @@ class Intake:
 
     def _clear(self) -> None:
         self._moves: list[tuple[Any, Node, Any]] = []  # value, its new parent, its key
-        self._originals: list[tuple[Any, bytes, Any, Any, list[Any] | None]] = []
+        self._originals: list[tuple[Any, bytes, Any, Any, dict[int, Any] | None]] = []
         self._used: dict[int, Any] = {}  # what this operation has moved already
         self._clean = True
 
@@ -187,10 +187,10 @@ class Intake:
         # Trees keep digests of what they saw; what was changed in place meanwhile must be in them before they move.
         self._handouts.check(all_encoded=True)
         above = {id(node) for node in _upwards(holder)}
-        taken = self._build(value, holder, {id(item) for item in leaving}, above)
+        taken = self._build(value, holder, {id(item) for item in leaving if self._home_of(item) is holder}, above)
         if type(value) in RAW:
-            pins: list[Any] = []
-            shape = encode(sketch(value, self._stands_for_itself, pins), self._registry)
+            pins: dict[int, Any] = {}
+            shape = encode(sketch(value, self._stands_for_itself(value).__contains__, pins), self._registry)
             self._originals.append((value, shape, taken, holder, pins))
         try:
             packed = self._packing.pack(taken)
@@ -201,8 +201,13 @@ class Intake:
             self._packing.keep(taken)
         return taken, packed
 
-    def _stands_for_itself(self, value: Any) -> bool:
-        return isinstance(value, Node) or id(value) in self._packing.snapshots
+    def _stands_for_itself(self, value: Any) -> set[int]:
+        """The ids of what is tracked or handed out inside plain containers."""
+        if isinstance(value, Node) or id(value) in self._packing.snapshots:
+            return {id(value)}
+        kind = type(value)
+        inner = value if kind is list else value.values() if kind is dict else ()
+        return {found for item in inner if type(item) not in FLAT for found in self._stands_for_itself(item)}
 
     def _build(self, value: Any, holder: Any, leaving: set[int], above: set[int]) -> Any:
         kind = type(value)
@@ -245,6 +250,13 @@ class Intake:
         else:
             list.append(node, child)
 
+    def _home_of(self, value: Any) -> Any:
+        """Where a value really lives: a detached container may still hold what has found another home."""
+        if isinstance(value, Node):
+            return value._parent
+        snapshot = self._packing.snapshots.get(id(value))
+        return snapshot.holder if snapshot is not None else None
+
     def _leaves(self, holder: Any, value: Any, leaving: set[int]) -> bool:
         """Whether a handed-out value loses its place by this operation."""
         return id(value) in leaving or any(id(node) in leaving for node in _upwards(holder))
@@ -254,7 +266,8 @@ class Intake:
             raise Unencodable("the container would contain itself", hint="Put a copy there: holdfast.plain(...)")
         if value._doc is self._owner:
             chain = list(_upwards(value))
-            free = chain[-1]._parent is None
+            # Without a home, and not just in another place of the same detached container.
+            free = chain[-1]._parent is None and id(chain[-1]) not in above
             moves = free or any(id(node) in leaving for node in chain)
             if moves and not self._overlaps(value, chain):
                 self._used[id(value)] = value
@@ -315,7 +328,7 @@ class Intake:
                 return wrap(value, self._owner, holder, key, leaf)
             value = whole(value)
         elif isinstance(value, Node):
-            if value._parent is not holder:  # it was read under its digest, inside a raw container
+            if value._parent is None:  # it was read under its digest, inside a raw container
                 value._adopt(holder, key, leaf)
             return value
         if type(value) not in FLAT:

@@ -23,6 +23,9 @@ from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue, Damaged, format_path
 
 
+_NODE_TYPES = frozenset({TrackedDict, TrackedList, TrackedSet, LazyDict, LazyList})
+
+
 class Loading:
     """The reader of one document."""
 
@@ -84,9 +87,10 @@ class Loading:
             raise CorruptValue(f"node {root.hex()[:16]}: {error}", what=(f"node {root.hex()[:16]}",)) from error
         node = self._assemble(kind, rows)
         node._tree = tree
-        if len(tree.leaves) > 1 and kind == DICT:
-            node._regrouped(tree.leaves)
-        elif kind == LIST:
+        # A dict must know its keys' leaves; a list's children only get a hint, and raw ones get it when they are wrapped.
+        if (kind == DICT and len(tree.leaves) > 1) or (
+            kind == LIST and not _NODE_TYPES.isdisjoint(map(type, list.__iter__(node)))
+        ):
             node._regrouped(tree.leaves)
         return node
 
@@ -121,8 +125,8 @@ class Loading:
 
     def _items(self, raw: bytes, per_item: int) -> list[Any]:
         """The decoded parts of a leaf: an array header in front makes one value of them."""
-        count, payload = leaf_items(raw)
-        items = self.decode(b"\xdd" + (count * per_item).to_bytes(4, "big") + payload)
+        count, payload = leaf_items(memoryview(raw))
+        items = self.decode(b"".join((b"\xdd", (count * per_item).to_bytes(4, "big"), payload)))
         if type(items) is not list:
             raise CorruptValue("a leaf does not hold items")
         return items

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document.packing import Packing
-from holdfast.codec.nodes import FLAT, Node, Path
+from holdfast.codec.nodes import FLAT, STALE, Node, Path
 from holdfast.codec.values import encode, is_immutable
 from holdfast.errors import DetachedChange, HoldfastError, format_path
 
@@ -30,11 +30,13 @@ class Watch:
 
     __slots__ = ("age", "data", "due", "original", "parts", "pins", "place")
 
-    def __init__(self, original: Any, data: bytes, place: Callable[[], Path | None], pins: list[Any] | None) -> None:
+    def __init__(
+        self, original: Any, data: bytes, place: Callable[[], Path | None], pins: dict[int, Any] | None
+    ) -> None:
         self.original = original
         self.data = data  # its encoding when it was put in, or a digest of that
         self.place = place
-        self.pins = pins  # nodes inside it, which are live and stand for themselves; None when there are none
+        self.pins = pins  # by id, what is live inside it and stands for itself; None when nothing is
         self.age = 0
         self.due = 0
         self.parts = _parts(original)
@@ -47,10 +49,10 @@ def _parts(original: Any) -> tuple[list[Any], list[Any]] | None:
     return None
 
 
-def sketch(value: Any, live: Callable[[Any], bool], pins: list[Any]) -> Any:
-    """A plain container with the live values inside it replaced by their identity."""
-    if live(value):
-        pins.append(value)
+def sketch(value: Any, live: Callable[[int], bool], pins: dict[int, Any]) -> Any:
+    """A plain container with the live values inside it replaced by their identity; they are added to ``pins``."""
+    if live(id(value)):
+        pins[id(value)] = value
         return ("live", id(value))
     kind = type(value)
     if kind is list:
@@ -96,10 +98,10 @@ class Watches:
                 continue
             del self._watches[key]
             original, watch.original = watch.original, None
-            if self._live(original) and self._attached(original):
+            if isinstance(original, STALE) or (self._live(original) and self._attached(original)):
                 continue  # an alias: what changes it changes the state, and nothing is lost
             held = sys.getrefcount(original) > _UNHELD
-            inner = [] if held else _held_inside(original, ())
+            inner = [] if held else _held_inside(original, (), watch.pins)
             if not held and not inner:
                 continue
             watch.original = original
@@ -140,7 +142,7 @@ class Watches:
             return self._packing.live(watch.original)
         if watch.pins is None:
             return encode(watch.original, self._packing.registry)
-        return encode(sketch(watch.original, self._live, []), self._packing.registry)
+        return encode(sketch(watch.original, watch.pins.__contains__, {}), self._packing.registry)
 
     def _within(self, outer: Callable[[], Path | None], keys: tuple[Any, ...], child: Any) -> Watch:
         def place() -> Path | None:
@@ -178,29 +180,37 @@ _DIGEST_BYTES = 32
 _UNHELD = _UNHELD_VALUE = _UNHELD_ITEM = 1 << 60
 
 
-def _held_inside(original: Any, keys: tuple[Any, ...]) -> list[tuple[tuple[Any, ...], Any]]:
+def _held_inside(
+    original: Any, keys: tuple[Any, ...], pins: dict[int, Any] | None
+) -> list[tuple[tuple[Any, ...], Any]]:
     """Mutable values inside a plain container that somebody holds on their own, with the keys that lead there."""
     found: list[tuple[tuple[Any, ...], Any]] = []
     if type(original) is dict:
         at: Any = iter(original)
         for child in original.values():
             key = next(at)
-            if type(child) not in FLAT:
-                _look(child, sys.getrefcount(child) > _UNHELD_VALUE, (*keys, key), found)
+            if type(child) not in FLAT and (pins is None or id(child) not in pins):
+                _look(child, sys.getrefcount(child) > _UNHELD_VALUE, (*keys, key), pins, found)
     elif type(original) is list:
         index = 0
         for child in original:
-            if type(child) not in FLAT:
-                _look(child, sys.getrefcount(child) > _UNHELD_ITEM, (*keys, index), found)
+            if type(child) not in FLAT and (pins is None or id(child) not in pins):
+                _look(child, sys.getrefcount(child) > _UNHELD_ITEM, (*keys, index), pins, found)
             index += 1  # noqa: SIM113 - enumerate would hold the child, too
     return found
 
 
-def _look(child: Any, held: bool, keys: tuple[Any, ...], found: list[tuple[tuple[Any, ...], Any]]) -> None:
+def _look(
+    child: Any,
+    held: bool,
+    keys: tuple[Any, ...],
+    pins: dict[int, Any] | None,
+    found: list[tuple[tuple[Any, ...], Any]],
+) -> None:
     if isinstance(child, Node):
         return
     if not held:
-        found += _held_inside(child, keys)
+        found += _held_inside(child, keys, pins)
     elif not is_immutable(child):
         found.append((keys, child))
 

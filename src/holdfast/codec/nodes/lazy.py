@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, SupportsIndex
 
-from holdfast.codec.nodes.base import FLAT
+from holdfast.codec.nodes.base import FLAT, Node
 from holdfast.codec.nodes.dicts import TrackedDict
 from holdfast.codec.nodes.lists import TrackedList
 
-# A list longer than this is not wrapped whole for the sake of one element.
+# A container longer than this is not wrapped whole for the sake of one element.
 _WRAP_ALL_MAX = 64
-# ... until so large a share of it was read one by one.
+# ... a dict not until so large a share of it was read one by one.
 _READS_SHARE = 8
 
 
@@ -43,6 +43,14 @@ class LazyDict(TrackedDict):
                 self.__class__ = TrackedDict  # type: ignore[assignment]
 
     def __getitem__(self, key: Any) -> Any:
+        if len(self) > _WRAP_ALL_MAX:
+            value = dict.__getitem__(self, key)
+            if type(value) in FLAT or isinstance(value, Node):
+                return value
+            with self._doc.lock:
+                if type(self) is LazyDict and self._reads * _READS_SHARE < len(self):
+                    self._reads += 1
+                    return self._child(key)
         self._touch()
         return dict.__getitem__(self, key)
 
@@ -96,13 +104,31 @@ class LazyList(TrackedList):
                 self.__class__ = TrackedList  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Any:
-        if not isinstance(index, slice) and _WRAP_ALL_MAX < len(self) > self._reads * _READS_SHARE:
+        if len(self) > _WRAP_ALL_MAX and not isinstance(index, slice):
+            value = list.__getitem__(self, index)
+            if type(value) in FLAT or isinstance(value, Node):
+                return value
             with self._doc.lock:
-                if type(self) is LazyList:
-                    self._reads += 1
-                    return self._child(self._index(index, "list index out of range"))
+                if type(self) is LazyList and self._reads < len(self):
+                    self._touch_around(self._index(index, "list index out of range"))
+                    return list.__getitem__(self, index)
         self._touch()
         return list.__getitem__(self, index)
+
+    def _touch_around(self, at: int) -> None:
+        """Wrap the children of one leaf: neighbours are read together, and one by one would cost ten times as much."""
+        doc = self._doc
+        leaf = self._tree.leaf_at(at) if self._tree is not None else None
+        start = leaf.start if leaf is not None else at - at % _WRAP_ALL_MAX
+        stop = start + (leaf.count if leaf is not None else _WRAP_ALL_MAX)
+        for index, value in enumerate(list.__getitem__(self, slice(start, stop)), start):
+            if type(value) not in FLAT:
+                fresh = doc.child(value, self, None, leaf)
+                if fresh is not value:
+                    list.__setitem__(self, index, fresh)
+        self._reads += stop - start
+        if self._reads >= len(self):
+            self._touch()
 
     def __iter__(self) -> Iterator[Any]:
         self._touch()
