@@ -22,6 +22,7 @@ def start(*arguments: object) -> subprocess.Popen[str]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # so that what it forks can be ended with it
     )
 
 

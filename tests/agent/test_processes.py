@@ -149,7 +149,11 @@ def test_tags_and_branches_do_not_need_the_writer(store_path, holder):
 
 def test_forked_child_is_refused_and_harms_nothing(store_path):
     process = start("fork", store_path)
-    out, _ = process.communicate(timeout=120)
+    try:
+        out, _ = process.communicate(timeout=60)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     assert process.returncode == 0, out
     assert out.strip() == "child 0"
     with holdfast.open(store_path) as store:

@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.codec.codes import WholeList
 from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
 from holdfast.codec.document.packing import is_whole
-from holdfast.codec.nodes import STALE, Node
+from holdfast.codec.nodes import STALE, LazyDict, LazyList, Node
 from holdfast.codec.operations import Operation, decode_operations, encode_operations
 from holdfast.codec.plain import plain
 from holdfast.codec.values import encode
@@ -95,6 +96,21 @@ def normal(value: Any, memo: dict[int, Any] | None = None) -> Any:
             made.extend(normal(item, memo) for item in value)
         return made
     return copy.deepcopy(value, memo)
+
+
+def model_of(value: Any) -> Any:
+    """A model of what a document holds."""
+    if isinstance(value, Document):
+        return {name: model_of(value.raw_section(name)) for name in value}
+    if type(value) is WholeList:
+        return Shared(copy.deepcopy(list(value)))
+    if isinstance(value, dict):
+        return {key: model_of(item) for key, item in zip(dict.keys(value), dict.values(value), strict=True)}
+    if isinstance(value, list):
+        return [model_of(item) for item in list.__iter__(value)]
+    if isinstance(value, set):
+        return set(value)
+    return bytearray(value) if isinstance(value, bytearray) else copy.deepcopy(value)
 
 
 def fill(holder: Any, key: Any, value: Any) -> None:
@@ -240,7 +256,7 @@ class World:
 
     def container(self) -> tuple[Any, Any]:
         """A container on both sides: through a path, or through a handle that was kept."""
-        live = [pair for pair in self.handles if isinstance(pair[0], Node)]
+        live = [pair for pair in self.handles if type(pair[1]) in {dict, list, set}]
         if live and self.choose(3) == 0:
             return self.pick(live)
         path, value = self.pick(self.places())
@@ -445,7 +461,7 @@ class World:
         homeless = id(source_value) not in self.reachable() and not isinstance(source, Document)
         inside = _contains(source_value, target_value)
         replaced = target_value.get("d") if type(target_value) is dict else None
-        if inside or (homeless and self._shares_home(source_value)):
+        if inside or (homeless and (self._shares_home(source_value) or _contains(target_value, source_value))):
             if inside and source_value is target_value:
                 with pytest.raises(Unencodable):
                     _put(target, source)
@@ -592,6 +608,11 @@ class World:
             live = plain(node) if isinstance(node, Node) else normal(_builtin(node))
             assert same(live, normal(_builtin(value))), "a handle and what it stands for have parted"
 
+        for name in self.state:
+            top = self.state.raw_section(name)
+            assert not isinstance(top, Node) or top._path() == [name]
+            check_links(top)
+
     STEPS = (
         ("change", 10),
         ("alias", 2),
@@ -607,6 +628,17 @@ class World:
     def step(self, name: str) -> None:
         getattr(self, name)()
         self.check()
+
+
+def check_links(node: Any) -> None:
+    """Whoever can be reached by reading knows its parent."""
+    if isinstance(node, Node):
+        for key, child in node._items():
+            if isinstance(child, Node):
+                seen = not isinstance(node, LazyDict | LazyList)
+                assert child._parent is node or (child._parent is None and not seen), "a child does not know its parent"
+                assert child._parent is None or node._key_of(child) == key, "a child does not know its key"
+                check_links(child)
 
 
 def _weight(item: Any) -> int:

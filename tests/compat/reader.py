@@ -36,6 +36,15 @@ def digest(tag: str, data: bytes) -> bytes:
     return blake3(tag.encode() + b"\0" + data).digest()
 
 
+def shown(value: Any) -> str:
+    """Text that is equal exactly when values are, types and order included; the items of a set have none."""
+    if isinstance(value, set | frozenset):
+        return f"{type(value).__name__}{sorted(map(shown, value))}"
+    if isinstance(value, dict):
+        return f"{type(value).__name__}{[(shown(key), shown(item)) for key, item in value.items()]}"
+    return f"{type(value).__name__}{[*map(shown, value)]}" if isinstance(value, list | tuple | deque) else repr(value)
+
+
 def expect(condition: object, what: str) -> None:
     if not condition:
         raise Broken(what)
@@ -246,11 +255,11 @@ def read(path: Path) -> dict[str, Any]:
         expect(list(state) == known["sections"][::2], f"sections of {n}")
         if base == n:
             stored = {name: store.container(root) for name, root in pairs(known["sections"])}
-            expect(repr(stored) == repr(state), f"the operations of {n} lead to what its nodes hold")
+            expect(shown(stored) == shown(state), f"the operations of {n} lead to what its nodes hold")
         states[n] = state
         known |= {"depth": depth, "sealed": base == n, "state": state, "metadata": metadata[known["metadata"]]}
         checkpoints[ids[n].hex()] = known
-    found: dict[str, Any] = {"agents": {}, "checkpoints": checkpoints, "events": []}
+    found: dict[str, Any] = {"agents": {}, "checkpoints": checkpoints}
     for a, (_, name) in agents.items():
         branches = {decode(row[4])["name"]: row[6].hex() for row in store.rows["branch"] if row[1] == a}
         tags = {decode(row[2])["name"]: ids[row[3]].hex() for row in store.rows["tag"] if row[0] == a}

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from queue import Queue
 
@@ -59,7 +60,8 @@ class Template:
                 word, rest = self._next()
                 said.append([word, *rest.split()])
             time.sleep(life_s)
-        os.kill(int(pid), signal.SIGKILL)
+        with suppress(ProcessLookupError):  # it ended by itself, and its last line says why
+            os.kill(int(pid), signal.SIGKILL)
         while True:
             word, rest = self._next()
             if word == "gone":

@@ -17,6 +17,7 @@ from holdfast.agent import history, recovery
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.manifest import Manifest
+from holdfast.agent.names import check_label
 from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.compare import differences
@@ -31,10 +32,6 @@ from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
     from holdfast.agent.store import AgentInfo, Store
-
-
-# A label is read in lists, one line each.
-LABEL_MAX_CHARACTERS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +113,7 @@ class Agent:
             raise BadOption(
                 f"a state is a mapping of sections, not a {type(value).__name__}", hint="Assign a dict, or a section."
             )
-        with self._document.lock:
-            for name in list(self._document):
-                if name not in value:
-                    del self._document[name]
-            for name, item in value.items():
-                self._document[name] = item
+        self._document.replace(value)
 
     @property
     def branch_name(self) -> str:
@@ -347,8 +339,7 @@ class Agent:
         return list(differences(self._document, wanted))
 
     def _follow(self, way: list[Operation], wanted: Document) -> None:
-        for operation in way:
-            self._document.change(operation)
+        self._document.change_all(way)
         if self._document.content_digests() != wanted.content_digests():
             raise Damaged("the state could not be brought back exactly", hint="Close the agent and open it again.")
 
@@ -462,18 +453,6 @@ def _required(revision: str | Checkpoint) -> str | Checkpoint:
     if not revision:
         raise UnknownRevision("a rollback needs the checkpoint to go back to", hint="Name one: see agent.log().")
     return revision
-
-
-def check_label(label: object) -> str:
-    """Labels are text that can be shown and found again."""
-    if not isinstance(label, str):
-        raise BadOption(f"a label is text, not {type(label).__name__}", hint='For example agent.checkpoint("asked").')
-    if len(label) > LABEL_MAX_CHARACTERS or any(0xD800 <= ord(character) < 0xE000 for character in label):
-        raise BadOption(
-            f"the label {label[:40]!r}... cannot be kept",
-            hint=f"At most {LABEL_MAX_CHARACTERS} characters, no lone surrogates. Put long texts into the state.",
-        )
-    return label
 
 
 def _describe(checkpoint: Checkpoint | None) -> str:

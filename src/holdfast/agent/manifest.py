@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ormsgpack import packb
 
-from holdfast.codec.values import decode
+from holdfast.codec.values import decode, encode
 from holdfast.errors import CorruptValue
 from holdfast.store.catalog import checkpoint_id
 
@@ -32,12 +32,16 @@ class Manifest:
     nonce: bytes = field(default_factory=lambda: os.urandom(16))
 
     def encode(self) -> bytes:
-        """The manifest as bytes: numbers, texts and blobs only, so that the bare library writes it as the codec would."""
+        """The manifest as bytes. The bare library writes them as the codec would, unless a name has lone surrogates."""
         flat = [part for pair in self.sections for part in pair]
-        return packb([
-            VERSION, self.parent, self.agent, flat, self.operations, self.effects, self.metadata,
+        parts = [
+            VERSION, self.parent, self.agent, flat, self.operations, list(self.effects), self.metadata,
             self.label, self.time_us, self.nonce, self.kind, self.target,
-        ])  # fmt: skip
+        ]  # fmt: skip
+        try:
+            return packb(parts)
+        except TypeError:
+            return encode(parts)
 
     @classmethod
     def decode(cls, data: bytes) -> Manifest:

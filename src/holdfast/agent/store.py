@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from holdfast.agent import history, recovery
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.names import check_name, name_key
 from holdfast.agent.revision import find
 from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, Damaged, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event
 from holdfast.store.embedded import Embedded, open_embedded
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
-# Long enough for any path or address that people use as a name.
-NAME_MAX_CHARACTERS = 1024
 
 # Held for as long as they are open: a store that is merely forgotten still holds its branches.
 _open: dict[str, Store] = {}
@@ -56,27 +55,6 @@ class AgentInfo:
     created: datetime
     updated: datetime | None
     abandoned: int
-
-
-def name_key(name: str) -> bytes:
-    """What the catalog looks names up by."""
-    return digest(b"holdfast.name", name.encode("utf-8"))
-
-
-def check_name(name: object, what: str, *, but: str = "") -> str:
-    """Refuse names that could not be found again. Branches and tags stand after an ``@``, so they have none."""
-    if not isinstance(name, str) or not name.strip() or name != name.strip():
-        raise BadName(
-            f"{name!r} is not a name for {what}", hint="Use text that is not empty and has no space around it."
-        )
-    if len(name) > NAME_MAX_CHARACTERS or any(ord(c) < 32 or 0xD800 <= ord(c) < 0xE000 for c in name):
-        raise BadName(
-            f"{name[:40]!r} cannot be a name for {what}",
-            hint=f"At most {NAME_MAX_CHARACTERS} characters, no control characters.",
-        )
-    if but and but in name:
-        raise BadName(f"{name!r} cannot be a name for {what}", hint=f"It stands after {but!r} in NAME{but}REV.")
-    return name
 
 
 def find_store(start: Path | None = None) -> Path:

@@ -13,10 +13,10 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import Leaf
 from holdfast.codec.document import Document
 from holdfast.codec.nodes import FLAT, Node
 from holdfast.codec.operations import Operation
+from holdfast.codec.trees import Leaf
 
 # Aligning items is quadratic at worst: above this many differing items on either side they are paired by content alone.
 _ALIGN_MAX_ITEMS = 2_000

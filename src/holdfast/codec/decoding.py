@@ -17,7 +17,7 @@ import msgspec
 from ormsgpack import unpackb
 
 from holdfast.codec import atoms, codes
-from holdfast.codec.codes import MAX_DEPTH, MAX_VALUE_BYTES, Record, WholeDict, WholeList
+from holdfast.codec.codes import MAX_DEPTH, MAX_VALUE_BYTES, Record
 from holdfast.codec.instances import read_enum, read_instance, read_reference, unknown_type
 from holdfast.codec.types import FACTORIES, REGISTRY
 from holdfast.codec.wire import corrupt, is_utf8, nested_too_deep, on_fresh_stack

@@ -36,7 +36,7 @@ class Operation(NamedTuple):
 def add_piece(pieces: list[Any], index: int) -> None:
     """Add old index ``index`` to the pieces of an arrange operation, growing the last run when it fits."""
     last = pieces[-1] if pieces else None
-    if last is not None and len(last) == 3:  # noqa: PLR2004 - start, count, step
+    if last is not None and len(last) == 3:
         start, count, step = last
         if index == start + count * step:
             last[1] = count + 1

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from holdfast.codec.shapes import Adapted, BUILT_IN, OPAQUE, Shape, is_data_class, shape_of
+from holdfast.codec.shapes import BUILT_IN, OPAQUE, Adapted, Shape, is_data_class, shape_of
 from holdfast.errors import BadName, BadOption, SchemaMismatch
 
 if TYPE_CHECKING:

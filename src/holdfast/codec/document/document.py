@@ -510,6 +510,9 @@ class Document(MutableMapping[str, Any]):
         else:
             parent = parent_of(held, operation)
             leaving = affected(parent, operation)
+            for child in leaving:
+                if isinstance(child, Node) and child._parent is None:
+                    child._adopt(parent)  # nobody has looked at it yet; now it matters whether it stays
             value = self._put_back(operation.args[0], out) if operation.code == op.SET else None
             if isinstance(value, Node):
                 parent[operation.path[-1]] = value

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from holdfast.codec.blocks import INLINE_MAX_BYTES, Leaf
+from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.codec.codes import UNWRAP
 from holdfast.codec.document.handouts import Handouts
 from holdfast.codec.document.packing import RAW, Moving, Packing, has_nan, is_whole, trackable, whole
@@ -30,6 +30,7 @@ from holdfast.codec.nodes import (
     refuse,
     wrap,
 )
+from holdfast.codec.trees import Leaf
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode, is_immutable
 from holdfast.errors import Unencodable

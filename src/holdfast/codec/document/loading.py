@@ -14,14 +14,14 @@ from ormsgpack import Ext, packb
 
 from holdfast.codec import codes
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE, digest_of, leaf_items, read_tree
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, digest_of, leaf_items
 from holdfast.codec.document.packing import Packing, whole
 from holdfast.codec.document.sections import Encoded, Source
-from holdfast.codec.nodes import FLAT, LazyDict, LazyList, Node, Owner, TrackedDict, TrackedList, TrackedSet
+from holdfast.codec.nodes import FLAT, LazyDict, LazyList, Owner, TrackedDict, TrackedList, TrackedSet
 from holdfast.codec.operations import Operation
+from holdfast.codec.trees import read_tree
 from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue, Damaged, format_path
-
 
 _NODE_TYPES = frozenset({TrackedDict, TrackedList, TrackedSet, LazyDict, LazyList})
 

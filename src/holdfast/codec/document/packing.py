@@ -45,7 +45,7 @@ _PLAIN: dict[type, type] = {WholeList: list, WholeDict: dict, WholeSet: set}
 UNWRAP[WholeSet] = set
 
 
-class Moving(Exception):  # noqa: N818 - not an error: what was to be encoded has changed, try again
+class Moving(Exception):
     """A handed-out value is not what its snapshot says; take snapshots again."""
 
 
@@ -277,7 +277,7 @@ class Packing:
             return
         if len(self._bulk) >= self._bulk_limit:
             # Two references are the table's and getrefcount's own.
-            self._bulk = {key: kept for key, kept in self._bulk.items() if sys.getrefcount(kept[0]) > 2}  # noqa: PLR2004
+            self._bulk = {key: kept for key, kept in self._bulk.items() if sys.getrefcount(kept[0]) > 2}
             self._bulk_limit = max(_BULK_KNOWN, 2 * len(self._bulk))
         self._bulk[id(value)] = (value, packed)
 

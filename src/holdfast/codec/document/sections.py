@@ -66,7 +66,7 @@ class Encoded:
 class Section:
     """One top-level key. ``digest`` is None while it is to be computed; ``stored``: its nodes are in the catalog."""
 
-    __slots__ = ("dirty", "digest", "loaded", "name", "stored", "value")
+    __slots__ = ("digest", "dirty", "loaded", "name", "stored", "value")
 
     def __init__(self, name: str, digest: bytes | None = None) -> None:
         self.name = name

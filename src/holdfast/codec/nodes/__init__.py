@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.codec.blocks import Leaf
 from holdfast.codec.nodes.base import ABSENT, FLAT, Node, Owner, Path, Place, release
 from holdfast.codec.nodes.dicts import TrackedDict
 from holdfast.codec.nodes.lazy import LazyDict, LazyList
 from holdfast.codec.nodes.lists import TrackedList
 from holdfast.codec.nodes.sets import TrackedSet
 from holdfast.codec.nodes.stale import STALE, make_stale, refuse
+from holdfast.codec.trees import Leaf
 
 __all__ = [
     "ABSENT",

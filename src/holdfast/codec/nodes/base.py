@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias
 
-from holdfast.codec.blocks import Leaf, Tree
+from holdfast.codec.trees import Leaf, Tree
 
 # Values that are their own and only representation: they need neither tracking nor a second look.
 FLAT: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes})

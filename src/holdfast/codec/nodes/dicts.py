@@ -11,8 +11,9 @@ from itertools import islice
 from typing import Any
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, Leaf
+from holdfast.codec.blocks import DICT
 from holdfast.codec.nodes.base import ABSENT, Node, Path, put_back, release
+from holdfast.codec.trees import Leaf
 
 _get = dict.__getitem__
 

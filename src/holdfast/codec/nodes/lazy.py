@@ -45,7 +45,7 @@ class LazyDict(TrackedDict):
     def __getitem__(self, key: Any) -> Any:
         if len(self) > _WRAP_ALL_MAX:
             value = dict.__getitem__(self, key)
-            if type(value) in FLAT or isinstance(value, Node):
+            if type(value) in FLAT or (isinstance(value, Node) and value._parent is self):
                 return value
             with self._doc.lock:
                 if type(self) is LazyDict and self._reads * _READS_SHARE < len(self):
@@ -106,7 +106,7 @@ class LazyList(TrackedList):
     def __getitem__(self, index: Any) -> Any:
         if len(self) > _WRAP_ALL_MAX and not isinstance(index, slice):
             value = list.__getitem__(self, index)
-            if type(value) in FLAT or isinstance(value, Node):
+            if type(value) in FLAT or (isinstance(value, Node) and value._parent is self):
                 return value
             with self._doc.lock:
                 if type(self) is LazyList and self._reads < len(self):

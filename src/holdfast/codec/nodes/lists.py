@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import LIST, Leaf
+from holdfast.codec.blocks import LIST
 from holdfast.codec.nodes.base import FLAT, Node, put_back, release
+from holdfast.codec.trees import Leaf
 from holdfast.errors import Stale
 
 _get = list.__getitem__

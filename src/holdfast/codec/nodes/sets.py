@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import SET, Leaf
+from holdfast.codec.blocks import SET
 from holdfast.codec.nodes.base import Node
+from holdfast.codec.trees import Leaf
 
 
 class TrackedSet(set[Any], Node):
