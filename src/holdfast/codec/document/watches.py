@@ -190,12 +190,14 @@ def _held_inside(
         for child in original.values():
             key = next(at)
             if type(child) not in FLAT and (pins is None or id(child) not in pins):
-                _look(child, sys.getrefcount(child) > _UNHELD_VALUE, (*keys, key), pins, found)
+                held = sys.getrefcount(child) > _UNHELD_VALUE
+                _look(child, held, (*keys, key), pins, found)
     elif type(original) is list:
         index = 0
         for child in original:
             if type(child) not in FLAT and (pins is None or id(child) not in pins):
-                _look(child, sys.getrefcount(child) > _UNHELD_ITEM, (*keys, index), pins, found)
+                held = sys.getrefcount(child) > _UNHELD_ITEM
+                _look(child, held, (*keys, index), pins, found)
             index += 1  # noqa: SIM113 - enumerate would hold the child, too
     return found
 

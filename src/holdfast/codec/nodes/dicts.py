@@ -78,6 +78,9 @@ class TrackedDict(dict[Any, Any], Node):
             dict.__setitem__(self, key, fresh)
         return fresh
 
+    def _touch(self) -> None:
+        """Its children are wrapped. A method of the lazy class may still be on its way here."""
+
     # -- changing ---------------------------------------------------------------------------------------
 
     def _place(self, key: Any, value: Any) -> None:

@@ -74,6 +74,9 @@ class TrackedList(list[Any], Node):
             list.__setitem__(self, index, fresh)
         return fresh
 
+    def _touch(self) -> None:
+        """Its children are wrapped. A method of the lazy class may still be on its way here."""
+
     # -- the three ways in which a list changes ---------------------------------------------------------
 
     def append(self, value: Any) -> None:
