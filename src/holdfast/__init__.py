@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
     from holdfast.agent.store import AgentInfo, Store
-    from holdfast.agent.store import open_store as open  # noqa: A004 - holdfast.open() reads well
+    from holdfast.agent.store import open_store as open
     from holdfast.agent.verify import Problem, VerifyReport
     from holdfast.codec.codes import Record
     from holdfast.codec.document import MISSING, Document
@@ -85,7 +85,7 @@ _HOMES = {
 
 def __getattr__(name: str) -> object:
     if name == "__version__":
-        from importlib.metadata import version  # noqa: PLC0415 - reading metadata is slow, few ask
+        from importlib.metadata import version
 
         return version("holdfast")
     if name not in _HOMES:

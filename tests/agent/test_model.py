@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 import holdfast
-from holdfast.errors import DetachedChange, NothingToUndo
+from holdfast.errors import DetachedChange, DiskFull, NothingToUndo
 from holdfast.store import sealing
 from tests.codec import kinds, programs
 
@@ -86,6 +86,25 @@ class Stored(programs.World):
         self.agent.redo()
         self.after_rollback(programs._unshared(self.model))
 
+    def disk_full(self) -> None:
+        """A checkpoint that could not be written: nothing is lost, and the next one contains it."""
+        catalog = self.store._catalog
+        written = catalog.commit
+
+        def full(*_args):
+            raise DiskFull("no room")
+
+        catalog.commit = full
+        try:
+            with pytest.raises(DiskFull):
+                self.agent.checkpoint()
+        finally:
+            catalog.commit = written
+        if self.choose(2):
+            self.change()
+        if self.choose(2):
+            self.reload()
+
     def branch(self) -> None:
         if self.agent.head is None:
             return
@@ -96,8 +115,6 @@ class Stored(programs.World):
         other.checkpoint()
         assert "only here" not in self.state
         other.close()
-
-
 
 
 class Programs(RuleBasedStateMachine):
@@ -121,7 +138,7 @@ class Programs(RuleBasedStateMachine):
 
 
 for _name in ("change", "alias", "refuse", "mutate", "checkpoint", "look_back", "reload", "rollback", "undo", "redo",
-              "undo_and_redo", "branch"):  # fmt: skip
+              "undo_and_redo", "branch", "disk_full"):  # fmt: skip
 
     def _step(self, data, name=_name):
         self.do(name, data)
@@ -131,7 +148,7 @@ for _name in ("change", "alias", "refuse", "mutate", "checkpoint", "look_back", 
 
 
 TestPrograms = Programs.TestCase
-TestPrograms.settings = settings(max_examples=25, stateful_step_count=25)
+TestPrograms.settings = settings(max_examples=50, stateful_step_count=25)
 
 
 @pytest.mark.filterwarnings("ignore::holdfast.errors.DetachedChange")
@@ -139,8 +156,8 @@ TestPrograms.settings = settings(max_examples=25, stateful_step_count=25)
 def test_long_programs(rounds, seal_every, monkeypatch):
     monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", seal_every)
     names = [name for name, weight in Stored.STEPS for _ in range(weight)]
-    names += ["undo", "redo", "undo_and_redo", "branch"]
-    for seed in range(rounds(8, 500)):
+    names += ["undo", "redo", "undo_and_redo", "branch", "disk_full"]
+    for seed in range(rounds(12, 500)):
         source = random.Random(seed)
         world = Stored(source.randrange)
         for _ in range(60):

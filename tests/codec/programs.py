@@ -492,7 +492,7 @@ class World:
         node, value = self.container()
         before = self.state.digests()
         bad = self.pick((lambda: 0, object(), [1, {"f": print}], {"a": [1], "b": Note("x", [print])}))
-        with pytest.raises(Unencodable):
+        with pytest.raises(Unencodable):  # noqa: PT012
             if type(value) is dict:
                 if self.choose(2):
                     node["a"] = bad

@@ -48,7 +48,7 @@ def chunk_digest(chunk: Buffer) -> bytes:
 def row_sum(table: str, *columns: object) -> bytes:
     """The check that is stored with a row: over the table's name and the other columns, in their order.
 
-    Columns are numbers, texts and blobs, for which the bare library writes what the codec would, in a third of the time.
+    Columns are numbers, texts and blobs: for these the bare library writes what the codec would, three times as fast.
     """
     try:
         return blake3(b"holdfast.row\0" + packb((table, *columns))).digest(SUM_BYTES)

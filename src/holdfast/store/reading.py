@@ -293,7 +293,8 @@ class Reading:
             # A full batch is always the same text, so that its statement is prepared once.
             marks = ", ".join("?" * (NODES_AT_ONCE if len(some) > 1 else 1))
             bindings = tuple(some) + (None,) * (NODES_AT_ONCE - len(some) if len(some) > 1 else 0)
-            for digest, data in self._select(f"SELECT digest, data FROM node WHERE digest IN ({marks})", bindings):
+            sql = f"SELECT digest, data FROM node WHERE digest IN ({marks})"  # noqa: S608 - question marks alone
+            for digest, data in self._select(sql, bindings):
                 key = _blob("node", 0, digest)
                 found[key] = unpack_node(key, _blob("node", key, data))
         return found

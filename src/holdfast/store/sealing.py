@@ -97,7 +97,9 @@ class Values:
         if tail is not None:
             values = decode(tail)
             if not isinstance(values, list) or not all(type(value) is bytes for value in values):
-                raise CorruptValue(f"the tail of checkpoint {row.n} does not follow the format", what=(f"tail {row.n}",))
+                raise CorruptValue(
+                    f"the tail of checkpoint {row.n} does not follow the format", what=(f"tail {row.n}",)
+                )
             return values
         seal_row = self._catalog.covering_seal(row.b, row.n)
         if seal_row is None:

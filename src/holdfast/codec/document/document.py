@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, Self, SupportsIndex, TypeVar
 
 from holdfast.codec import operations as op
 from holdfast.codec.document.handouts import Handouts
@@ -59,7 +59,7 @@ class Document(MutableMapping[str, Any]):
         self._packing = Packing(registry, self)
         self._loading = Loading(self, self._packing, source, inert=inert)
         self._handouts = Handouts(self._packing, self._is_here, self.record, lambda: self.readonly)
-        self._watches = Watches(self._packing, self._is_attached)
+        self._watches = Watches(self._packing, self._is_attached, self._look)
         self._intake = Intake(self, self._packing, self._handouts, self._watches, self._loading.decode)
         # What nodes ask for all the time, without a detour.
         self.unsaved = self._packing.unsaved
@@ -183,7 +183,7 @@ class Document(MutableMapping[str, Any]):
                 self[name] = default
             return self[name]
 
-    def __ior__(self, other: Any) -> Document:
+    def __ior__(self, other: Any) -> Self:
         self.update(other)
         return self
 
@@ -369,6 +369,17 @@ class Document(MutableMapping[str, Any]):
             return value._path() is not None
         snapshot = self._packing.snapshots.get(id(value))
         return snapshot is not None and self._handouts.place(value, snapshot.holder) is not None
+
+    def _look(self, path: Path) -> Any:
+        """What base storage holds at a path; MISSING when it leads nowhere."""
+        section = self._sections.get(path[0])
+        value: Any = section.value if section is not None else MISSING
+        for key in path[1:]:
+            try:
+                value = dict.__getitem__(value, key) if isinstance(value, dict) else list.__getitem__(value, key)
+            except (KeyError, IndexError, TypeError):
+                return MISSING
+        return value
 
     def section_digest(self, name: str) -> bytes | None:
         section = self._sections.get(name)

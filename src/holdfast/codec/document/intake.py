@@ -188,7 +188,7 @@ class Intake:
         # Trees keep digests of what they saw; what was changed in place meanwhile must be in them before they move.
         self._handouts.check(all_encoded=True)
         above = {id(node) for node in _upwards(holder)}
-        taken = self._build(value, holder, {id(item) for item in leaving if self._home_of(item) is holder}, above)
+        taken = self._build(value, holder, {id(item) for item in leaving if self._lives_in(holder, item)}, above)
         if type(value) in RAW:
             pins: dict[int, Any] = {}
             shape = encode(sketch(value, self._stands_for_itself(value).__contains__, pins), self._registry)
@@ -251,12 +251,12 @@ class Intake:
         else:
             list.append(node, child)
 
-    def _home_of(self, value: Any) -> Any:
-        """Where a value really lives: a detached container may still hold what has found another home."""
-        if isinstance(value, Node):
-            return value._parent
+    def _lives_in(self, holder: Any, value: Any) -> bool:
+        """Whether a value has its home there: a detached container may still hold what has found another one."""
         snapshot = self._packing.snapshots.get(id(value))
-        return snapshot.holder if snapshot is not None else None
+        home = value._parent if isinstance(value, Node) else snapshot.holder if snapshot is not None else None
+        # Sections are all in one place: an operation may give one's value to another.
+        return home is holder or (isinstance(home, Section) and isinstance(holder, Section) and home.value is value)
 
     def _leaves(self, holder: Any, value: Any, leaving: set[int]) -> bool:
         """Whether a handed-out value loses its place by this operation."""

@@ -87,7 +87,7 @@ class Loading:
             raise CorruptValue(f"node {root.hex()[:16]}: {error}", what=(f"node {root.hex()[:16]}",)) from error
         node = self._assemble(kind, rows)
         node._tree = tree
-        # A dict must know its keys' leaves; a list's children only get a hint, and raw ones get it when they are wrapped.
+        # A dict must know its keys' leaves. A list's children get a hint; raw ones get it when they are wrapped.
         if (kind == DICT and len(tree.leaves) > 1) or (
             kind == LIST and not _NODE_TYPES.isdisjoint(map(type, list.__iter__(node)))
         ):
@@ -206,4 +206,7 @@ def _item(node: Any, data: bytes, decode_value: Callable[[bytes], Any]) -> Any:
     item = decode_value(data)
     if item in node:
         return item
-    return next(item for item, encoding in node._encodings().items() if encoding == data)
+    for item, encoding in node._encodings().items():
+        if encoding == data:
+            return item
+    raise KeyError(item)

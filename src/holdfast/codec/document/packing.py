@@ -1,9 +1,9 @@
 """Encoding what a document holds: small containers inline, big ones by digest, bulk by chunks.
 
 Owns the choice between the three (format.md section 2), and the nodes and chunks that the next commit must write.
-Must not know how values come in or where they are stored. What always holds: equal content packs to equal bytes, however
-it was reached; a mutable value that was handed out packs as its snapshot, so that digests, nodes and operations agree
-even while another thread changes it.
+Must not know how values come in or where they are stored. What always holds: equal content packs to equal bytes,
+however it was reached; a mutable value that was handed out packs as its snapshot, so that digests, nodes and
+operations agree even while another thread changes it.
 """
 
 from __future__ import annotations

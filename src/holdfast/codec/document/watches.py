@@ -65,9 +65,10 @@ def sketch(value: Any, live: Callable[[int], bool], pins: dict[int, Any]) -> Any
 class Watches:
     """The originals of one document."""
 
-    def __init__(self, packing: Packing, attached: Callable[[Any], bool]) -> None:
+    def __init__(self, packing: Packing, attached: Callable[[Any], bool], look: Callable[[Path], Any]) -> None:
         self._packing = packing
         self._attached = attached
+        self._look = look  # what base storage holds at a path
         self._watches: dict[int, Watch] = {}
         # Checkpoint number -> the originals to look at then. Looking at all of them each time would make every
         # checkpoint of a program that keeps its messages in a list of its own dearer than the last.
@@ -156,12 +157,22 @@ class Watches:
         if path is None:
             return
         keys, changed = inner[0] if len(inner) == 1 else ((), watch.original)
+        if not _alike(self._look([*path, *keys]), changed):
+            return  # something else stands there by now
         warnings.warn(
             f"the {type(changed).__name__} that was put into {format_path((*path, *keys))} has changed since, "
             f"outside the state; that change is not saved. Use the one in the state: read it back from agent.state.",
             DetachedChange,
             stacklevel=_levels_to_user_code(),
         )
+
+
+def _alike(copy: Any, original: Any) -> bool:
+    """Whether one can be the copy of the other, whatever they hold."""
+    for kind in (dict, list, set, bytearray):
+        if isinstance(original, kind):
+            return isinstance(copy, kind)
+    return type(copy) is type(original)
 
 
 def _levels_to_user_code() -> int:

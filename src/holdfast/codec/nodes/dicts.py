@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Self
 
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT
@@ -192,7 +192,7 @@ class TrackedDict(dict[Any, Any], Node):
             for key, key_data, taken, data in plan:
                 self._store(key, key_data, taken, data, path)
 
-    def __ior__(self, other: Any) -> TrackedDict:  # type: ignore[misc]
+    def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
         self.update(other)
         return self
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, SupportsIndex
+from typing import Any, Self, SupportsIndex
 
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import LIST
@@ -185,7 +185,7 @@ class TrackedList(list[Any], Node):
         with self._doc.lock:
             self._splice(len(self), 0, incoming)
 
-    def __iadd__(self, values: Iterable[Any]) -> TrackedList:  # type: ignore[misc]
+    def __iadd__(self, values: Iterable[Any]) -> Self:  # type: ignore[misc]
         self.extend(values)
         return self
 
@@ -267,7 +267,7 @@ class TrackedList(list[Any], Node):
                 gone = set(places)
                 self._rearrange([at for at in range(len(self)) if at not in gone])
 
-    def __imul__(self, times: SupportsIndex) -> TrackedList:
+    def __imul__(self, times: SupportsIndex) -> Self:
         count = operator.index(times)
         with self._doc.lock:
             if count <= 0:

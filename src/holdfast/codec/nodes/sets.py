@@ -1,8 +1,8 @@
 """The tracked set.
 
 Owns every way in which a set changes. Its items are immutable, so reading needs no care.
-What always holds: operations name the items that were in the set, not those that were asked for, because ``1``, ``True``
-and ``1.0`` are the same to a set and different to the format.
+What always holds: operations name the items that were in the set, not those that were asked for, because ``1``,
+``True`` and ``1.0`` are the same to a set and different to the format.
 """
 
 from __future__ import annotations
@@ -137,6 +137,9 @@ class TrackedSet(set[Any], Node):
 
     def __ixor__(self, other: Any) -> Any:  # type: ignore[misc]
         return self._in_place(self.symmetric_difference_update, other)
+
+    def __repr__(self) -> str:
+        return repr(set(self))
 
     def copy(self) -> set[Any]:
         return set(self)

@@ -14,7 +14,38 @@ from holdfast.codec.nodes.sets import TrackedSet
 from holdfast.errors import Stale
 
 _SPECIAL = frozenset(
-    ["__getitem__", "__setitem__", "__delitem__", "__iter__", "__len__", "__contains__", "__reversed__", "__add__", "__iadd__", "__mul__", "__imul__", "__rmul__", "__or__", "__ror__", "__ior__", "__and__", "__rand__", "__iand__", "__sub__", "__rsub__", "__isub__", "__xor__", "__rxor__", "__ixor__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__"]
+    [
+        "__getitem__",
+        "__setitem__",
+        "__delitem__",
+        "__iter__",
+        "__len__",
+        "__contains__",
+        "__reversed__",
+        "__add__",
+        "__iadd__",
+        "__mul__",
+        "__imul__",
+        "__rmul__",
+        "__or__",
+        "__ror__",
+        "__ior__",
+        "__and__",
+        "__rand__",
+        "__iand__",
+        "__sub__",
+        "__rsub__",
+        "__isub__",
+        "__xor__",
+        "__rxor__",
+        "__ixor__",
+        "__eq__",
+        "__ne__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+    ]
 )
 # Not attributes of list, but Python would ask for them before C code reads the storage.
 _ALWAYS = ("__radd__", "__copy__", "__deepcopy__", "__reduce_ex__")
