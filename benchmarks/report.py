@@ -65,7 +65,9 @@ def _targets(results: Figures) -> Iterator[Target]:
             ratio = sizes["holdfast"] / sizes["logical"]
             yield Target(f"bytes on disk, {kind}, {int(step):,} checkpoints, against logical", ratio, limit, "x")
     if "load" in results:
-        yield Target("cold load of 10 MB, against one msgpack decode", results["load"]["holdfast"]["ratio"], 2.5, "x")
+        ours = results["load"]["holdfast"]
+        yield Target("cold load of 10 MB, against one msgpack decode", ours["load_ratio"], 2.5, "x")
+        yield Target("... with opening the store and reading every field once", ours["ratio"], 2.5, "x")
     for case, figures in results.get("reading", {}).items():
         if case == "iteration":
             yield Target("iterating messages again, against a plain list", figures["second_ratio"], 2.0, "x")

@@ -271,6 +271,10 @@ def load(settings: Settings, policy: str) -> Figures:
         totals = [answer["total"] for answer in answers]
         figures[verb] = summary(totals)
         figures[verb]["ratio"] = median(total / one for total, one in zip(totals, base, strict=True))
+        if "load" in answers[0]:
+            figures[verb]["load_ratio"] = median(
+                answer["load"] / one for answer, one in zip(answers, base, strict=True)
+            )
         for part in ("open", "load", "read"):
             if part in answers[0]:
                 figures[verb][f"{part}_us"] = median(answer[part] for answer in answers) / 1e3

@@ -910,3 +910,16 @@ def test_first_touches_of_many_threads_agree(state, memory):
         for other in found[1:]:
             assert all(a is b for one, two in zip(found[0], other, strict=True) for a, b in zip(one, two, strict=True))
         assert all(isinstance(part, Node) for row in found[0] for part in row)
+
+
+def test_a_list_that_c_code_made_longer_is_saved_whole_and_loads_again(state, memory):
+    state["plan"] = {"queue": list(range(18_000)), "n": 0}
+    state["top"] = [5, 3, 9]
+    saved(state, memory)
+    heapq.heappush(state["top"], 1)
+    state["top"].append(7)
+    heapq.heappush(state["plan"]["queue"], 0)
+    state["plan"]["queue"].append(8)
+    loaded = saved(state, memory)
+    assert loaded["top"] == state["top"] == [1, 3, 9, 5, 7]
+    assert loaded["plan"] == state["plan"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.codec import operations as op
 from holdfast.codec.compare import differences
 from holdfast.codec.document import MISSING, Document
-from holdfast.codec.nodes import Node
+from holdfast.codec.nodes import FLAT
 from holdfast.codec.operations import Operation
 from holdfast.codec.values import encode
 from holdfast.errors import format_path
@@ -253,7 +253,7 @@ def changes_of(
 def _plain(value: Any, document: Document) -> Any:
     if value is MISSING:
         return value
-    return document.plain(value) if isinstance(value, Node | dict | list | set | tuple) else value
+    return value if type(value) in FLAT else document.plain(value)
 
 
 def mutations(document: Document, operations: Iterable[Operation], label: str, checkpoint: str) -> Iterator[Change]:

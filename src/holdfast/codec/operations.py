@@ -101,8 +101,13 @@ def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes
 
     def resolve(reference: Any) -> bytes:
         if len(reference) == 1:
-            return bytes(reference[0])
+            (data,) = reference
+            if type(data) is not bytes:
+                raise TypeError(reference)
+            return data
         digest, ordinal = reference
+        if type(digest) is not bytes:
+            raise TypeError(reference)
         if value_at is None:
             return b""
         value = value_at(ordinal)

@@ -1,7 +1,8 @@
 """The document: an agent's state as sections of tracked values that know their own changes.
 
 ``packing`` encodes what it holds, ``handouts`` and ``watches`` follow what user code may hold, ``intake`` takes values
-in, ``loading`` reads stored ones and does operations again, ``document`` is the mapping itself.
+in, ``loading`` reads stored ones and does operations again, ``following`` leads to another state, ``mapping`` is what a
+dict can do, and ``document`` puts them together.
 """
 
 from __future__ import annotations

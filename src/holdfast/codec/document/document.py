@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
-from typing import Any, Self, SupportsIndex, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from holdfast.codec import operations as op
+from holdfast.codec.document.following import follow
 from holdfast.codec.document.handouts import Handouts
 from holdfast.codec.document.intake import Intake
-from holdfast.codec.document.loading import Loading, affected, parent_of, redo
+from holdfast.codec.document.loading import Loading, redo
+from holdfast.codec.document.mapping import SectionMapping
 from holdfast.codec.document.packing import Moving, Packing
 from holdfast.codec.document.sections import MISSING, Capture, Encoded, OneSection, Section, Source
-from holdfast.codec.document.watches import Watch, Watches
-from holdfast.codec.nodes import FLAT, Node, Path, make_stale
+from holdfast.codec.document.watches import Watches
+from holdfast.codec.nodes import FLAT, Node, Path
 from holdfast.codec.operations import Operation
 from holdfast.codec.shapes import Adapted
 from holdfast.codec.types import Registry
@@ -29,7 +31,7 @@ from holdfast.errors import Damaged, ReadOnly, Unencodable, Untracked
 T = TypeVar("T")
 
 
-class Document(MutableMapping[str, Any]):
+class Document(SectionMapping):
     """A mapping of sections. Each loads when it is first touched."""
 
     def __init__(
@@ -48,6 +50,7 @@ class Document(MutableMapping[str, Any]):
         self.paranoid = paranoid
         self.guard: Callable[[], None] | None = None  # called before every change; raises when the handle is not usable
         self.met: list[Any] = []
+        self.surprises: set[str] = set()  # sections in which C code changed a list without telling
         self._dirty = False
         self._source = source
         self._replaying = False
@@ -141,29 +144,6 @@ class Document(MutableMapping[str, Any]):
                 raise KeyError(name)
             self._remove(name)
 
-    def pop(self, name: str, *default: Any) -> Any:
-        """As dict.pop."""
-        with self.lock:
-            if name not in self._sections:
-                if default:
-                    return default[0]
-                raise KeyError(name)
-            value = self[name]
-            del self[name]
-            return value
-
-    def popitem(self) -> tuple[str, Any]:
-        """As dict.popitem: the newest section."""
-        with self.lock:
-            if not self._sections:
-                raise KeyError("popitem(): the state is empty")
-            name = next(reversed(self._sections))
-            return name, self.pop(name)
-
-    def clear(self) -> None:
-        """Remove all sections."""
-        self.replace({})
-
     def replace(self, value: Any) -> None:
         """Make these the sections, all or none of the change."""
         incoming = dict(value)
@@ -177,58 +157,14 @@ class Document(MutableMapping[str, Any]):
             kept = set(list(incoming)[:staying])
             self._set(incoming, [name for name in self._sections if name not in kept])
 
-    def setdefault(self, name: str, default: Any = None) -> Any:
-        with self.lock:
-            if name not in self._sections:
-                self[name] = default
-            return self[name]
-
-    def __ior__(self, other: Any) -> Self:
-        self.update(other)
-        return self
-
-    def __or__(self, other: Any) -> dict[str, Any]:
-        return dict(self.items()) | dict(other)
-
-    def __ror__(self, other: Any) -> dict[str, Any]:
-        return dict(other) | dict(self.items())
-
     def __iter__(self) -> Iterator[str]:
         return iter(list(self._sections))
-
-    def __reversed__(self) -> Iterator[str]:
-        return reversed(list(self._sections))
 
     def __len__(self) -> int:
         return len(self._sections)
 
     def __contains__(self, name: object) -> bool:
         return name in self._sections
-
-    def __eq__(self, other: object) -> bool:
-        if isinstance(other, Document):
-            other = dict(other.items())
-        return dict(self.items()) == other if isinstance(other, dict) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        return repr(dict(self.items()))
-
-    def copy(self) -> dict[str, Any]:
-        """A plain dict of the sections, which stay live."""
-        return dict(self.items())
-
-    __copy__ = copy
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
-        return dict(self.plain(self))
-
-    def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        return dict, (self.plain(self),)
-
-    def _ipython_key_completions_(self) -> list[str]:
-        return list(self._sections)
 
     # -- permission and records -----------------------------------------------------------------------
 
@@ -413,7 +349,17 @@ class Document(MutableMapping[str, Any]):
             return self._settled(self._all_digests)
 
     def _all_digests(self) -> list[tuple[str, bytes]]:
-        return [(name, section.digest or self._update(section)) for name, section in self._sections.items()]
+        found = [(name, section.digest or self._update(section)) for name, section in self._sections.items()]
+        if not self.surprises or self._replaying:
+            return found
+        # A list has more or fewer items than it was told of, so the operations of its section no longer lead anywhere.
+        # What is there now is saved whole instead: the checkpoint is right all the same.
+        names, self.surprises = self.surprises, set()
+        self._operations = [operation for operation in self._operations if operation.path[0] not in names]
+        for name in names & self._sections.keys():
+            self._sections[name].changed()
+            self.record(op.SET, [name], self._portable(self._sections[name]))
+        return self._all_digests()
 
     def capture(self) -> Capture:
         """Everything since the last capture, and the digests of the state as it is now."""
@@ -494,56 +440,9 @@ class Document(MutableMapping[str, Any]):
         self.change_all((operation,))
 
     def change_all(self, operations: Iterable[Operation]) -> None:
-        """Apply operations that lead to another state, and record them (undo, redo, rollback).
-
-        A container that one operation takes out and a later one puts back unchanged is the same node still; what is
-        left out at the end is stale.
-        """
+        """Apply operations that lead to another state, and record them (undo, redo, rollback)."""
         with self.lock:
-            out: dict[bytes, list[Node]] = {}
-            for operation in operations:
-                self._change(operation, out)
-            for nodes in out.values():
-                for node in nodes:
-                    if node._parent is None:
-                        make_stale(node)
-
-    def _change(self, operation: Operation, out: dict[bytes, list[Node]]) -> None:
-        name = operation.path[0]
-        known = name in self._sections
-        held = self.raw_section(name) if known else MISSING
-        if len(operation.path) == 1 and operation.code in {op.SET, op.DELETE}:
-            if operation.code == op.SET:
-                self[name] = self._put_back(operation.args[0], out)
-            elif known:  # if not, it was made and removed between two checkpoints
-                del self[name]
-            leaving = [held]
-        else:
-            parent = parent_of(held, operation)
-            leaving = affected(parent, operation)
-            for child in leaving:
-                if isinstance(child, Node) and child._parent is None:
-                    child._adopt(parent)  # nobody has looked at it yet; now it matters whether it stays
-            value = self._put_back(operation.args[0], out) if operation.code == op.SET else None
-            if isinstance(value, Node):
-                parent[operation.path[-1]] = value
-            else:
-                redo(held, operation, self._loading.decode)
-        for child in leaving:
-            if isinstance(child, Node):
-                if child._parent is None:
-                    out.setdefault(self._packing.content(child), []).append(child)
-                continue
-            orphan = self._handouts.orphaned(child)
-            if orphan is not None:
-                # It cannot say that it is stale, being an ordinary object; but a change to it will be noticed.
-                data = orphan.data or self._packing.live(child)
-                self._watches.add(Watch(child, data, lambda: list(operation.path), None))
-
-    def _put_back(self, data: bytes, out: dict[bytes, list[Node]]) -> Any:
-        """A node that was taken out and has this content, or the content."""
-        waiting = out.get(data)
-        return waiting.pop() if waiting else Encoded(data)
+            follow(operations, self, self._packing, self._handouts, self._watches, self._loading.decode)
 
     def content(self, value: Any) -> bytes:
         """The whole encoding of something that this document holds."""

@@ -43,6 +43,7 @@ class Owner(Protocol):
     pack: Callable[[Any], bytes]
     pack_key: Callable[[Any], bytes]
     unsaved: dict[int, Any]
+    surprises: set[str]
     met: list[Any]  # nodes that encodings have come across; other threads may add to it, which only costs time
 
     def check_writable(self) -> None: ...

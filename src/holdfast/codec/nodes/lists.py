@@ -41,6 +41,17 @@ class TrackedList(list[Any], Node):
                 return index
         raise Stale("a list item is no longer where it was", hint="read it again from agent.state")
 
+    def _digest(self) -> bytes:
+        if self._tree is not None:
+            last = self._tree.leaves[-1]
+            if last.start + last.count != len(self):
+                # C code such as heapq wrote into the list behind its back.
+                self._tree.reset(len(self))
+                path = self._path()
+                if path is not None:
+                    self._doc.surprises.add(path[0])
+        return super()._digest()
+
     def _leaf_at(self, key: int) -> Leaf:
         return self._tree.leaf_at(key)  # type: ignore[union-attr]
 
