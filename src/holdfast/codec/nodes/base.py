@@ -61,7 +61,7 @@ class Node:
     _kind: bytes
     _doc: Owner
     _parent: Node | Place | None
-    _key: Any  # in a dict: the key; in a list it is looked up
+    _key: Any  # in a dict: the key; in a list: a hint at the index; never trusted unchecked
     _leaf: Leaf | None  # in a list: a hint at the leaf of the parent's tree; never trusted unchecked
     _tree: Tree | None
     _where: dict[Any, Any] | None  # dict: key -> leaf, while there are several; set: item -> encoding, when known

@@ -96,7 +96,7 @@ class LazyList(TrackedList):
                 child = doc.child
                 for at, value in enumerate(list.__iter__(self)):
                     if type(value) not in FLAT:
-                        fresh = child(value, self, None, None)
+                        fresh = child(value, self, at, None)
                         if fresh is not value:
                             list.__setitem__(self, at, fresh)
                 if self._tree is not None:
@@ -110,20 +110,24 @@ class LazyList(TrackedList):
                 return value
             with self._doc.lock:
                 if type(self) is LazyList and self._reads < len(self):
-                    self._touch_around(self._index(index, "list index out of range"))
-                    return list.__getitem__(self, index)
+                    at = self._index(index, "list index out of range")
+                    if at and isinstance(list.__getitem__(self, at - 1), Node):
+                        self._touch_around(at)
+                        return list.__getitem__(self, index)
+                    self._reads += 1
+                    return self._child(at)
         self._touch()
         return list.__getitem__(self, index)
 
     def _touch_around(self, at: int) -> None:
-        """Wrap the children of one leaf: neighbours are read together, and one by one would cost ten times as much."""
+        """Wrap the children of one leaf: whoever reads one after another pays less when neighbours come together."""
         doc = self._doc
         leaf = self._tree.leaf_at(at) if self._tree is not None else None
         start = leaf.start if leaf is not None else at - at % _WRAP_ALL_MAX
         stop = start + (leaf.count if leaf is not None else _WRAP_ALL_MAX)
         for index, value in enumerate(list.__getitem__(self, slice(start, stop)), start):
             if type(value) not in FLAT:
-                fresh = doc.child(value, self, None, leaf)
+                fresh = doc.child(value, self, index, leaf)
                 if fresh is not value:
                     list.__setitem__(self, index, fresh)
         self._reads += stop - start

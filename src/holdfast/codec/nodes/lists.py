@@ -30,14 +30,19 @@ class TrackedList(list[Any], Node):
     # -- its place in the tree ------------------------------------------------------------------------
 
     def _key_of(self, child: Node) -> int:
+        # The index where it was last is a hint, and so is the leaf: both are checked.
+        last = child._key
+        if type(last) is int and last < len(self) and _get(self, last) is child:
+            return last
         leaf = child._leaf
         if leaf is not None and self._tree is not None and leaf.count > 0:
             for index in range(leaf.start, min(leaf.start + leaf.count, len(self))):
                 if _get(self, index) is child:
+                    child._key = index
                     return index
-        # The leaf was a hint, and it did not help.
         for index, item in enumerate(list.__iter__(self)):
             if item is child:
+                child._key = index
                 return index
         raise Stale("a list item is no longer where it was", hint="read it again from agent.state")
 
@@ -80,7 +85,7 @@ class TrackedList(list[Any], Node):
         if type(value) in FLAT:
             return value
         leaf = self._tree.leaf_at(index) if self._tree is not None else None
-        fresh = self._doc.child(value, self, None, leaf)
+        fresh = self._doc.child(value, self, index, leaf)
         if fresh is not value:
             list.__setitem__(self, index, fresh)
         return fresh
