@@ -311,15 +311,6 @@ class Tree:
                     yield index.digest, index_raw(self.kind, level, children, index.start, index.span), []
             children = above
 
-    def forget_stored(self) -> None:
-        """A commit failed: nothing is known to be stored any more."""
-        self.known.clear()
-        for leaf in self.leaves:
-            leaf.stored = False
-        for level in self.levels:
-            for index in level:
-                index.stored = False
-
     def count(self) -> int:
         """How many items the tree holds."""
         return sum(leaf.count for leaf in self.leaves)

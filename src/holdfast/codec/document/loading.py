@@ -17,13 +17,13 @@ from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE, digest_of, leaf_items
 from holdfast.codec.document.packing import Packing, whole
 from holdfast.codec.document.sections import Encoded, Source
-from holdfast.codec.nodes import FLAT, LazyDict, LazyList, Owner, TrackedDict, TrackedList, TrackedSet
+from holdfast.codec.nodes import FLAT, LIVE, LazyDict, LazyList, Owner, TrackedDict, TrackedList, TrackedSet
 from holdfast.codec.operations import Operation
 from holdfast.codec.trees import read_tree
 from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue, Damaged, format_path
 
-_NODE_TYPES = frozenset({TrackedDict, TrackedList, TrackedSet, LazyDict, LazyList})
+_LIVE = frozenset(LIVE)
 
 
 class Loading:
@@ -89,7 +89,7 @@ class Loading:
         node._tree = tree
         # A dict must know its keys' leaves. A list's children get a hint; raw ones get it when they are wrapped.
         if (kind == DICT and len(tree.leaves) > 1) or (
-            kind == LIST and not _NODE_TYPES.isdisjoint(map(type, list.__iter__(node)))
+            kind == LIST and not _LIVE.isdisjoint(map(type, list.__iter__(node)))
         ):
             node._regrouped(tree.leaves)
         return node

@@ -50,6 +50,7 @@ def wrap(raw: Any, doc: Owner, parent: Node | Place | None, key: Any = None, lea
         node = TrackedList(raw) if FLAT.issuperset(map(type, raw)) else LazyList(raw)
     else:
         node = TrackedSet(raw)
+    # As Node._init, written out: this runs for every child of a container that is read for the first time.
     node._doc = doc
     node._parent = parent
     node._key = key
