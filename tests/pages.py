@@ -44,6 +44,7 @@ Step = dict[str, Any]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})\s*(?P<language>[\w+-]*)[^`]*$")
 COMMENT = re.compile(r"^\s*<!--\s*(?P<word>not run|exit|raises|file|output)\s*(?::\s*(?P<argument>.*?))?\s*-->\s*$")
+GAP = re.compile(r"(?:\\ ){2,}")  # two spaces or more, escaped: columns are as wide as what happens to be in them
 COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -126,13 +127,16 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 
 def same(expected: str, actual: str) -> bool:
-    """Whether the output is as shown. Colour and space at line ends do not count; ``…`` stands for anything."""
+    """Whether the output is as shown. Colour, space at line ends and the width of a column's gap do not count; ``…``
+    stands for anything.
+    """
     pattern = ""
     for line in _tidy(expected):
         if line.strip() == "…":
             pattern += r"(?:[^\n]*\n)*?"
         else:
-            pattern += "[^\n]*?".join(re.escape(part) for part in line.split("…")) + r"\n"
+            exact = "[^\n]*?".join(re.escape(part) for part in line.split("…"))
+            pattern += GAP.sub(" {2,}", exact) + r"\n"
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in _tidy(actual))) is not None
 
 
