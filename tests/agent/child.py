@@ -57,9 +57,11 @@ def hold(path: str, name: str) -> None:
 
 
 def release_after(path: str, name: str, seconds: str) -> None:
+    """Hold an agent until told to let go, and then that much longer."""
     store = holdfast.open(path)
     agent = store.agent(name)
     say("ready")
+    sys.stdin.readline()
     time.sleep(float(seconds))
     agent.close()
     say("released")

@@ -148,7 +148,7 @@ for _name in ("change", "alias", "refuse", "mutate", "checkpoint", "look_back", 
 
 
 TestPrograms = Programs.TestCase
-TestPrograms.settings = settings(max_examples=50, stateful_step_count=25)
+TestPrograms.settings = settings(max_examples=settings.default.max_examples // 2, stateful_step_count=25)
 
 
 @pytest.mark.filterwarnings("ignore::holdfast.errors.DetachedChange")

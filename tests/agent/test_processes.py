@@ -102,12 +102,14 @@ def test_a_fenced_handle_says_so_and_can_be_opened_again(store_path):
 
 
 def test_wait_s_waits_for_the_holder(store_path):
-    process = start("release_after", store_path, "a", 0.6)
+    process = start("release_after", store_path, "a", 0.5)
     try:
         assert line(process) == "ready"
         with holdfast.open(store_path) as store:
             with pytest.raises(AgentBusy):
                 store.agent("a", wait_s=0.1)
+            process.stdin.write("go\n")
+            process.stdin.flush()
             began = time.monotonic()
             store.agent("a", wait_s=20).checkpoint()
             assert time.monotonic() - began < 15

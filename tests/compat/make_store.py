@@ -26,6 +26,7 @@ import numpy as np
 
 import holdfast
 from holdfast.agent import metadata
+from holdfast.agent.names import name_key
 from holdfast.store import sealing
 from holdfast.store.upgrade import FORMAT_VERSION
 
@@ -65,7 +66,7 @@ VALUES = {
 
 
 def fill(store: holdfast.Store) -> None:
-    """Two agents with branches, tags, undo, a rollback, seals, big containers and a bulk value."""
+    """Agents with branches, tags, undo, a rollback, seals, big containers and a bulk value."""
     agent = store.agent("user@example.com")
     for name, value in VALUES.items():
         agent.state[f"value: {name}"] = value
@@ -100,6 +101,31 @@ def fill(store: holdfast.Store) -> None:
     second = store.agent("second")
     second.state["n"] = 1
     second.checkpoint("only")
+    second.close()
+
+
+def share(store: holdfast.Store) -> None:
+    """A clone, an agent that was removed, checkpoints that one of two forgot, others that both did."""
+    agent = store.agent("user@example.com")
+    agent.close()
+    side = store.agent("user@example.com", branch="try/b")
+    side.close()
+    store.clone("user@example.com", "clone")
+    with store.agent("clone") as clone:
+        clone.state["messages"].append("of the clone")
+        clone.checkpoint("of the clone")
+    numbers = {checkpoint.label: checkpoint._row.n for checkpoint in clone_log(store)}
+    rows = {info.name: store._catalog.agent(name_key(info.name)) for info in store.agents()}
+    store._forget(rows["clone"], {numbers["message 2"], numbers["changed"]})
+    store._forget(rows["user@example.com"], {numbers["changed"]})
+    gone = store.agent("gone")
+    gone.state["n"] = 2
+    gone.checkpoint("gone")
+    store.remove("gone")
+
+
+def clone_log(store: holdfast.Store) -> list[holdfast.Checkpoint]:
+    return store.agent("clone", readonly=True).log(all=True)
 
 
 # States whose section digests are golden: empty containers, order, types, leaves and index nodes of one and two levels.
@@ -172,6 +198,7 @@ def main() -> None:
         sealing.SEAL_CHECKPOINTS = 6
         with holdfast.open(path, types=TYPES) as store:
             fill(store)
+            share(store)
         with holdfast.open(path, readonly=True, types=TYPES) as store:
             target.with_suffix(".json").write_text(json.dumps(describe(store), indent=1, ensure_ascii=True) + "\n")
         with tarfile.open(target.with_suffix(".tar.xz"), "w:xz") as archive:

@@ -231,11 +231,16 @@ def read(path: Path) -> dict[str, Any]:
     ids: dict[int, bytes] = {0: b""}
     states: dict[int, dict[str, Any]] = {0: {}}
     checkpoints = {}
-    agents = {a: (name, decode(body)["name"]) for a, name, _, body, _ in store.rows["agent"]}
-    for n, a, b, parent, depth, base, manifest, operations, _ in store.rows["checkpoint"]:
+    agents = {a: (name, decode(body)) for a, name, _, body, _ in store.rows["agent"]}
+    events = [(a, decode(body)) for _, a, _, body, _, _ in store.rows["event"]]
+    forgotten = [(a, body) for a, body in events if body["what"] in {"forget", "remove"}]
+    cut = {name for _, body in forgotten for name in body["cut"]}
+    for n, a, b, parent, depth, base, manifest, operations, _, _ in store.rows["checkpoint"]:
         ids[n] = digest("holdfast.checkpoint", manifest)
         known = dict(zip(FIELDS, decode(manifest), strict=True))
-        expect(known["parent"] == ids[parent] and known["agent"] == agents[a][0], f"chain at {n}")
+        alone = parent == 0 and base == n and known["parent"] in cut
+        expect(alone or known["parent"] == ids[parent], f"chain at {n}")
+        expect(a not in agents or known["agent"] == agents[a][0], f"agent of {n}")
         expect(known["operations"] == digest("holdfast.operations", operations), f"operations of {n}")
         expect(known["metadata"] in metadata, f"metadata of {n}")
         named = store.operand_values(n, b)
@@ -246,24 +251,35 @@ def read(path: Path) -> dict[str, Any]:
             return decode(reference[0] if len(reference) == 1 else named[reference[1]])
 
         state = copy.deepcopy(states[parent])
-        for _, code, where, *args in decode(operations):
+        for _, code, where, *args in decode(operations) if not alone else ():
             if code in {0, 2, 4, 5}:
                 args[-1] = value(args[-1]) if code == 0 else [value(one) for one in args[-1]]
             elif code == 3:
                 args[0] = [[value(piece[0])] if len(piece) == 1 else piece for piece in args[0]]
             apply(state, code, where, args)
+        stored = {name: store.container(root) for name, root in pairs(known["sections"])} if base == n else state
+        state = stored if alone else state
         expect(list(state) == known["sections"][::2], f"sections of {n}")
         if base == n:
-            stored = {name: store.container(root) for name, root in pairs(known["sections"])}
             expect(shown(stored) == shown(state), f"the operations of {n} lead to what its nodes hold")
         states[n] = state
         known |= {"depth": depth, "sealed": base == n, "state": state, "metadata": metadata[known["metadata"]]}
         checkpoints[ids[n].hex()] = known
     found: dict[str, Any] = {"agents": {}, "checkpoints": checkpoints}
-    for a, (_, name) in agents.items():
+    for a, (_, body) in agents.items():
+        hidden = [*body.get("without", [[]])[0], *(pair for at, said in forgotten if at == a for pair in said["n"])]
+        upto = {a: 1 << 63} | {origin: most for origin, _, most, _ in body.get("origins", ())}
+        seen = [
+            ids[n].hex()
+            for n, of, *_ in store.rows["checkpoint"]
+            if n <= upto.get(of, 0) and not any(first <= n <= last for first, last in hidden)
+        ]
         branches = {decode(row[4])["name"]: row[6].hex() for row in store.rows["branch"] if row[1] == a}
         tags = {decode(row[2])["name"]: ids[row[3]].hex() for row in store.rows["tag"] if row[0] == a}
-        found["agents"][name] = {"branches": branches, "tags": tags}
-    found["events"] = [decode(body) for _, _, _, body, _ in store.rows["event"]]
-    found["validity"] = {ids[n].hex(): decode(body)["validity"] for n, body, _ in store.rows["validity"]}
+        doubts = {ids[n].hex(): decode(why)["validity"] for of, n, why, _ in store.rows["validity"] if of == a}
+        found["agents"][body["name"]] = {"branches": branches, "tags": tags, "seen": seen, "validity": doubts}
+    found["events"] = [body for _, body in events]
+    pairs_gone = [pair for _, said in forgotten for pair in said["n"]]
+    for n in set(range(1, max(ids))) - set(ids):
+        expect(any(first <= n <= last for first, last in pairs_gone), f"checkpoint {n}")
     return found

@@ -44,14 +44,15 @@ def compare(path: Path, types) -> dict:
     with holdfast.open(path, readonly=True, types=types) as store:
         assert store.verify().ok
         assert set(found["agents"]) == {info.name for info in store.agents()}
-        count = 0
+        met = set()
         for info in store.agents():
             agent = store.agent(info.name)
             assert set(found["agents"][info.name]["branches"]) == set(info.branches)
             tags = {name: checkpoint.id for name, checkpoint in agent.tags().items()}
             assert found["agents"][info.name]["tags"] == tags
+            assert found["agents"][info.name]["seen"] == [c.id for c in reversed(agent.log(all=True))]
             for checkpoint in agent.log(all=True):
-                count += 1
+                met.add(checkpoint.id)
                 theirs = found["checkpoints"][checkpoint.id]
                 assert theirs["label"] == checkpoint.label
                 assert theirs["depth"] == checkpoint.depth
@@ -61,8 +62,8 @@ def compare(path: Path, types) -> dict:
                 assert theirs["metadata"] == checkpoint.metadata
                 ours = {name: plain(holdfast.plain(checkpoint.state[name]), store) for name in checkpoint.state}
                 assert reader.shown(theirs["state"]) == reader.shown(ours)
-                assert found["validity"].get(checkpoint.id, "good") == checkpoint.validity
-        assert count == len(found["checkpoints"])
+                assert found["agents"][info.name]["validity"].get(checkpoint.id, "good") == checkpoint.validity
+        assert met == set(found["checkpoints"])
         assert found["events"]
     return found
 
@@ -79,6 +80,18 @@ def test_reads_every_type_of_value(store_path, monkeypatch):
     monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
     with holdfast.open(store_path, types=TYPES) as store:
         fill(store)
+        store.remove("second")
+        store.clone("user@example.com", "clone")
+        clone = store.agent("clone")
+        clone.state["messages"].append("of the clone")
+        clone.checkpoint("of the clone")
+        clone.mark("message 3", "good")
+        numbers = {c.label: c._row.n for c in clone.log(all=True)}
+        row = clone._row
+        clone.close()
+        store._forget(row, {numbers["message 2"], numbers["message 5"]})
+        store.agent("user@example.com").close()
+        store._forget(store._catalog.agents()[0], {numbers["message 5"], numbers["changed"]})
     compare(store_path, TYPES)
 
 
@@ -114,4 +127,4 @@ def test_is_short_and_knows_nothing_of_holdfast():
     }
     assert not any(name.startswith(("holdfast", "tests")) for name in names)
     code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
-    assert len(code) <= 220
+    assert len(code) <= 240

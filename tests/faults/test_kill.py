@@ -21,8 +21,11 @@ from tests.faults.kill_child import SMALL
 from tests.faults.rich import limits
 
 ROOT = Path(__file__).resolve().parents[2]
-# Longest life of a writer after it said that it is open.
+# Longest life of a writer after it said that it is open, on a machine that is not busy. Elsewhere it lives longer, so
+# that it gets as far: too short a life ends before the first checkpoint, and shows nothing.
 LIFE_S = 0.06
+ENOUGH_CHECKPOINTS = 3  # on average, in one life
+PACE_MAX = 20.0
 # A life ends in the middle of opening (recovery of the log, taking the lease) this often.
 KILLED_WHILE_OPENING = 0.15
 VERIFY_EVERY = 50
@@ -95,13 +98,16 @@ def test_acknowledged_checkpoints_survive_500_kills(store_path, rounds, same_lim
     acknowledged: dict[str, str] = {}  # every one ever, id -> digest
     unseen: dict[str, tuple[str, str]] = {}  # those since the last look
     opened = 0
+    pace = 1.0
     try:
         for kill in range(kills):
+            if kill and kill % 10 == 0 and len(acknowledged) < ENOUGH_CHECKPOINTS * kill:
+                pace = min(pace * 1.25, PACE_MAX)
             name = f"agent {kill // 125}".replace(" ", "-")  # a new one now and then, so that histories stay short
-            opening = chance.uniform(0, 0.02) if chance.random() < KILLED_WHILE_OPENING else None
+            opening = chance.uniform(0, 0.02 * pace) if chance.random() < KILLED_WHILE_OPENING else None
             durability = "batched" if kill % 5 == 4 else "commit"
             for word, *rest in template.run(
-                name, chance.getrandbits(40), durability, opening, chance.uniform(0, LIFE_S)
+                name, chance.getrandbits(40), durability, opening, chance.uniform(0, LIFE_S * pace)
             ):
                 assert word in {"open", "made", "moved"}, f"life {kill}: {word} {' '.join(rest)}"
                 opened += word == "open"

@@ -63,7 +63,8 @@ def test_reading_sees_what_was_accepted(batched):
         assert batched.branch_row(hand.row.b).head == number
 
 
-def test_fenced_writer_hears_of_it_at_its_next_call_and_others_do_not(batched):
+def test_fenced_writer_hears_of_it_at_its_next_call_and_others_do_not(batched, monkeypatch):
+    monkeypatch.setattr(commits, "BATCH_DELAY_S", 60)  # nothing is written before all of them are put
     branch = new_branch(batched, "fought-over")
     loser, bystander = Hand(batched, branch), Hand(batched, new_branch(batched, "other"))
     loser.commit()
@@ -72,7 +73,7 @@ def test_fenced_writer_hears_of_it_at_its_next_call_and_others_do_not(batched):
     for _ in range(5):
         loser.commit()
         bystander.commit()
-    time.sleep(0.2)
+    batched._batches.settle()
     with pytest.raises(Fenced):
         loser.commit()
     loser.commit()  # once told, a writer that goes on is refused again

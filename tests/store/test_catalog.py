@@ -155,10 +155,10 @@ def test_tags_validity_metadata_and_events(store):
     assert not store.drop_tag(a, b"t" * 32, event=event())
     assert store.newest()[1] == before
     store.set_validity(a, 1, body=b"bad", event=event())
-    assert store.validity(1).body == b"bad"
+    assert store.validity(a, 1).body == b"bad"
     store.set_validity(a, 1, body=None, event=event())
-    assert store.validity(1) is None
-    last = store.add_event(a, Event(7, b"seven"))
+    assert store.validity(a, 1) is None
+    (last,) = store.add_events(a, [Event(7, b"seven")])
     assert next(store.events(newest_first=True)).e == last
     assert [row.body for row in store.events(a=a, newest_first=True, limit=1)] == [b"seven"]
     assert list(store.events(a=a + 1)) == []
@@ -201,19 +201,21 @@ def test_every_column_of_every_row_is_checked(path, table):
     store.close()
     columns = _columns(path, table)
     for column, value in columns:
-        if isinstance(value, int):
+        if value is None:
+            worse = b"x"
+        elif isinstance(value, int):
             worse = value + 1
         elif isinstance(value, str):
             worse = value + "x"
         else:
             worse = bytes([value[0] ^ 1]) + value[1:] if value else b"x"
         with _outside(path) as connection:
-            connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (worse, value))
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} IS ?", (worse, value))
         with pytest.raises(Damaged) as caught:
             _read_everything(path)
         assert table in str(caught.value) or table in {"store", "node"}
         with _outside(path) as connection:
-            connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} = ?", (value, worse))
+            connection.execute(f"UPDATE {table} SET {column} = ? WHERE {column} IS ?", (value, worse))
     _read_everything(path)
 
 
@@ -256,7 +258,7 @@ def _read_everything(path):
                 assert [row.n for row in store.ancestry(branch.head)] == [2, 1]
             store.tags(agent.a)
         list(store.events())
-        store.validity(2)
+        store.validity(1, 2)
         if not store.nodes(list(store.node_digests())):
             raise Damaged("node")
         for (digest,) in store._select("SELECT digest FROM metadata"):
@@ -264,7 +266,7 @@ def _read_everything(path):
         for (digest,) in store._select("SELECT digest FROM chunk"):
             list(store.chunks([digest]))
         store.pack_rows()
-        if store.validity(2) is None or store.last_seal(1) is None or not store.tags(1):
+        if store.validity(1, 2) is None or store.last_seal(1) is None or not store.tags(1):
             raise Damaged("validity seal tag")
         if store.agent(b"one".ljust(32, b".")) is None or store.branch(1, b"main".ljust(32, b".")) is None:
             raise Damaged("agent branch")

@@ -61,7 +61,7 @@ def test_failed_flush_poisons_without_a_retry_and_reopening_goes_on(path, flush)
         hand.commit()
     flush.failing = None
     assert flush.failed == 1
-    for change in (hand.commit, lambda: store.add_event(1, event()), lambda: store.lease(hand.row), store.flush):
+    for change in (hand.commit, lambda: store.add_events(1, [event()]), lambda: store.lease(hand.row), store.flush):
         with pytest.raises(StorePoisoned):
             change()
     assert store.checkpoint(1).id == hand.ids[0]

@@ -183,7 +183,7 @@ def test_closed_handle_refuses_everything(path):
     hand = Hand(store, new_branch(store))
     store.close()
     store.close()
-    for call in (store.agents, hand.commit, store.flush, lambda: store.add_event(1, event()), store.counts):
+    for call in (store.agents, hand.commit, store.flush, lambda: store.add_events(1, [event()]), store.counts):
         with pytest.raises(StoreClosed):
             call()
     assert not hand.lease.held
@@ -200,7 +200,7 @@ def test_readonly_handle_reads_beside_a_writer(store, path):
     hand.commit()
     assert reader.readonly
     assert [row.n for row in reader.checkpoints()] == [1]
-    for change in (lambda: reader.add_event(1, event()), lambda: reader.lease(hand.row)):
+    for change in (lambda: reader.add_events(1, [event()]), lambda: reader.lease(hand.row)):
         with pytest.raises(ReadOnly):
             change()
     reader.close()
@@ -291,7 +291,7 @@ def test_read_only_file_system_can_be_read(path, read_only_mount, leave):
         assert store.readonly
         assert [row.n for row in store.checkpoints()] == [1]
         with pytest.raises(ReadOnly if asked else StoreReadOnly):
-            store.add_event(1, event())
+            store.add_events(1, [event()])
         with pytest.raises(ReadOnly if asked else StoreReadOnly):
             store.lease(hand.row)
         store.close()

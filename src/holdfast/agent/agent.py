@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from holdfast.agent import history, recovery
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import check_label
 from holdfast.agent.writing import Writing
@@ -74,7 +75,7 @@ class Agent:
             self._document = store._empty()
         else:
             head = store._catalog.checkpoint(branch.head)
-            if head.id != branch.head_id or Manifest.decode(head.manifest).agent != self._row.uuid:
+            if head.id != branch.head_id or Manifest.decode(head.manifest).agent not in self._line().uuids:
                 raise Damaged(
                     f"the head of {self.name!r} is not the checkpoint that its branch names",
                     what=(f"branch {self.branch_name}",),
@@ -85,7 +86,7 @@ class Agent:
             live = history.Live(store._registry, source, inert=store._inert)
             live.explain = lambda error: recovery.explain(store, self.name, self._fresh_branch(), error)
             self._document = live
-            self._read_head = Checkpoint.of(store, head)
+            self._read_head = Checkpoint.of(store, head, self._row)
             if self._writer is not None:
                 self._writer.start_from(self._read_head, since_base)
         self._document.readonly = self._lease is None
@@ -158,7 +159,7 @@ class Agent:
     def at(self, revision: str | Checkpoint | None = None) -> Checkpoint:
         """A checkpoint by name: branch, tag, label, ``~2``, ``#17``, ``id:...``. Its ``.state`` reads the past."""
         self._check_open()
-        return Checkpoint.of(self._store, self._find(revision))
+        return self._seen(self._find(revision))
 
     def log(self, limit: int | None = None, *, all: bool = False) -> list[Checkpoint]:
         """Checkpoints, newest first: of this branch, or with ``all`` everything that was ever made."""
@@ -166,20 +167,16 @@ class Agent:
         if limit is not None and limit < 1:
             return []
         self._store.flush()
-        catalog = self._store._catalog
-        if all:
-            rows = list(catalog.checkpoints(a=self._row.a, newest_first=True, limit=limit))
-        else:
-            branch = self._fresh_branch()
-            rows = catalog.ancestry(branch.head, limit=limit) if branch.head else []
-        return [Checkpoint.of(self._store, row) for row in rows]
+        line = self._line()
+        rows = list(line.rows(limit=limit)) if all else line.ancestry(self._fresh_branch().head, limit=limit)
+        return [self._seen(row) for row in rows]
 
     def abandoned(self) -> list[Checkpoint]:
         """The ends of lines that no branch reaches any more: what rollbacks left behind."""
         self._check_open()
         self._store.flush()
         heads = {row.head for _, row in self._store._branches(self._row.a)}
-        return [Checkpoint.of(self._store, row) for row in self._store._catalog.tips(self._row.a) if row.n not in heads]
+        return [self._seen(row) for row in self._line().tips() if row.n not in heads]
 
     def diff(self, old: str | Checkpoint | None = None, new: str | Checkpoint | None = None) -> Diff:
         """What changed from ``old`` (default: the head) to ``new`` (default: the live state)."""
@@ -195,15 +192,21 @@ class Agent:
         return diff(old_state, after.state, old_name, _describe(after))
 
     def changes(self, since: str | Checkpoint | None = None) -> Iterator[Change]:
-        """The mutation log: every change after ``since`` (default: from the beginning), oldest first."""
+        """The mutation log: every change after ``since`` (default: from the beginning), oldest first.
+
+        Where the beginning was forgotten, the oldest checkpoint that is left counts as one: with all that it holds.
+        """
         self._check_open()
         self._store.flush()
         catalog = self._store._catalog
         start = self._find(since) if since is not None else None
-        branch = self._fresh_branch()
-        rows = catalog.ancestry(branch.head, stop_at=start.n if start is not None else 0) if branch.head else []
+        line = self._line()
+        rows = line.ancestry(self._fresh_branch().head, stop_at=start.n if start is not None else 0)
+        if start is None and rows and line.cut(rows[-1]):
+            start = rows.pop()
+            yield from self._seen(start).changes()
         document = self._store._scratch(start) if start is not None else self._store._empty()
-        values = sealing.Values(catalog)
+        values = sealing.Values(catalog, rows[::-1])
         for row in reversed(rows):
             manifest = Manifest.decode(row.manifest)
             yield from mutations(document, history.operations_of(row, manifest, values), manifest.label, row.id.hex())
@@ -214,7 +217,7 @@ class Agent:
         found = []
         for row in self._store._catalog.events(a=self._row.a, newest_first=True, limit=limit):
             body = decode(row.body, inert=True)
-            named = {key: value.hex() if isinstance(value, bytes) else value for key, value in body.items()}
+            named = {key: _hex(value) for key, value in body.items()}
             found.append({"when": datetime.fromtimestamp(row.at / 1e6, UTC), **named})
         return found
 
@@ -235,10 +238,10 @@ class Agent:
         """What ``rollback`` would do, without doing it."""
         target = self.at(_required(revision))
         ahead = []
-        for row in self._store._catalog.ancestry(self._fresh_branch().head):
+        for row in self._line().up(self._fresh_branch().head):
             if row.n == target._row.n:
                 break
-            ahead.append(Checkpoint.of(self._store, row))
+            ahead.append(self._seen(row))
         else:
             ahead = ahead[:1]
         with self._document.lock:
@@ -251,7 +254,7 @@ class Agent:
         with writer.still(self._document):
             target = self._find(_required(revision))
             if self._document.changed:
-                self._make(f"before rollback to {_describe(Checkpoint.of(self._store, target))}")
+                self._make(f"before rollback to {_describe(self._seen(target))}")
                 writer.settle(self._document)
             wanted = self._store._load(target)
             way = self._way_to(wanted)
@@ -269,7 +272,7 @@ class Agent:
             self._follow(way, wanted)
             self._document.forget_changes()
             self._document.rebase(wanted.digests())
-            head = Checkpoint.of(self._store, target)
+            head = self._seen(target)
             writer.start_from(head, since_base)
             return head
 
@@ -281,9 +284,12 @@ class Agent:
                 self._make("unsaved changes")
                 writer.settle(self._document)
             row = self._to_undo()
-            catalog = self._store._catalog
-            self._become(self._store._load(catalog.checkpoint(row.parent)) if row.parent else self._store._empty())
-            return self._make(f"undo {_describe(Checkpoint.of(self._store, row))}", "undo", row.id)
+            line = self._line()
+            if line.cut(row):
+                raise NothingToUndo("the checkpoint before the last one was forgotten, so there is no way back to it")
+            parent = line.parent(row)
+            self._become(self._store._load(parent) if parent is not None else self._store._empty())
+            return self._make(f"undo {_describe(self._seen(row))}", "undo", row.id)
 
     def redo(self) -> Checkpoint:
         """Append a checkpoint that does again what the last undo reversed."""
@@ -293,7 +299,7 @@ class Agent:
                 raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
             row = self._to_redo()
             self._become(self._store._load(row))
-            return self._make(f"redo {_describe(Checkpoint.of(self._store, row))}", "redo", row.id)
+            return self._make(f"redo {_describe(self._seen(row))}", "redo", row.id)
 
     def _to_undo(self) -> CheckpointRow:
         settled: dict[bytes, str] = {}
@@ -322,12 +328,8 @@ class Agent:
     def _walk(self) -> Iterator[tuple[CheckpointRow, Manifest]]:
         """The branch's history, newest first, a few rows at a time."""
         self._store.flush()
-        n = self._fresh_branch().head
-        while n:
-            rows = self._store._catalog.ancestry(n, limit=64)
-            for row in rows:
-                yield row, Manifest.decode(row.manifest)
-            n = rows[-1].parent if rows else 0
+        for row in self._line().up(self._fresh_branch().head):
+            yield row, Manifest.decode(row.manifest)
 
     def _become(self, wanted: Document) -> None:
         """Change the live state into another, in place, so that nodes that exist in both stay live."""
@@ -370,7 +372,7 @@ class Agent:
         self._check_open()
         catalog = self._store._catalog
         return {
-            name: Checkpoint.of(self._store, catalog.checkpoint(n))
+            name: self._seen(catalog.checkpoint(n))
             for name, n in self._store._tags(self._row.a).items()
         }
 
@@ -386,6 +388,12 @@ class Agent:
     def _find(self, revision: str | Checkpoint | None) -> CheckpointRow:
         self._store.flush()
         return self._store._find(self._fresh_branch(), revision)
+
+    def _line(self) -> Line:
+        return Line(self._store, self._row)
+
+    def _seen(self, row: CheckpointRow) -> Checkpoint:
+        return Checkpoint.of(self._store, row, self._row)
 
     def _fresh_branch(self) -> BranchRow:
         if self._lease is None:
@@ -446,6 +454,13 @@ class Agent:
         from holdfast.agent.notebook import checkpoints_html
 
         return f"<b>{escape(self.name)}</b> on {escape(self.branch_name)}" + checkpoints_html(self.log(limit=10))
+
+
+def _hex(value: Any) -> Any:
+    """Events name things by ids; people read them as hexadecimal."""
+    if isinstance(value, list):
+        return [_hex(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
 
 
 def _required(revision: str | Checkpoint) -> str | Checkpoint:

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import history
 from holdfast.agent.changes import Change, mutations
+from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
+from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
 from holdfast.codec.values import decode, encode
-from holdfast.store.catalog import CheckpointRow, checkpoint_id
+from holdfast.errors import UnknownAgent
+from holdfast.store.catalog import AgentRow, CheckpointRow, checkpoint_id
 from holdfast.store.sealing import Values
 
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ class Checkpoint:
         *,
         row: CheckpointRow | None = None,
         manifest: Manifest | None = None,
+        agent: AgentRow | None = None,
     ) -> None:
         self._store = store
         self._manifest = manifest or Manifest.decode(raw)
@@ -39,12 +43,13 @@ class Checkpoint:
         self._id = checkpoint_id(raw)
         self._branch = branch
         self._row_known = row
+        self._agent = agent  # who looks at it; a clone looks at checkpoints that others made
         self.depth = depth
         self._state: Document | None = None
 
     @classmethod
-    def of(cls, store: Store, row: CheckpointRow) -> Checkpoint:
-        return cls(store, row.manifest, row.depth, row.b, row=row)
+    def of(cls, store: Store, row: CheckpointRow, agent: AgentRow | None = None) -> Checkpoint:
+        return cls(store, row.manifest, row.depth, row.b, row=row, agent=agent)
 
     @property
     def _row(self) -> CheckpointRow:
@@ -85,6 +90,8 @@ class Checkpoint:
     @property
     def branch(self) -> str:
         """The branch on which it was made."""
+        if self._agent is not None and self._row_known is not None and self._row.a != self._agent.a:
+            return Line(self._store, self._agent).branch_name(self._branch)
         return self._store._branch_name(self._branch)
 
     @property
@@ -120,12 +127,27 @@ class Checkpoint:
         return str(self._validity().get("reason", ""))
 
     def _validity(self) -> dict[str, Any]:
-        row = self._store._catalog.validity(self._row.n)
+        row = self._store._catalog.validity(self._a, self._row.n)
         return decode(row.body) if row is not None else {}
 
     @property
     def tags(self) -> list[str]:
-        return [name for name, n in self._store._tags(self._row.a).items() if n == self._row.n]
+        return [name for name, n in self._store._tags(self._a).items() if n == self._row.n]
+
+    @property
+    def cut(self) -> bool:
+        """Whether the checkpoint before it was forgotten: its history begins here."""
+        return self._line().cut(self._row)
+
+    @property
+    def _a(self) -> int:
+        return self._agent.a if self._agent is not None else self._row.a
+
+    def _line(self) -> Line:
+        agent = self._agent if self._agent is not None else self._store._catalog.agent_row(self._row.a)
+        if agent is None:
+            raise UnknownAgent("the agent of this checkpoint was removed")
+        return Line(self._store, agent)
 
     @property
     def operations(self) -> int:
@@ -138,12 +160,15 @@ class Checkpoint:
         return len(self._raw) + len(self._row.operations)
 
     def changes(self) -> list[Change]:
-        """What it changed, in order."""
-        row = self._row
-        catalog = self._store._catalog
-        parent = self._store._scratch(catalog.checkpoint(row.parent)) if row.parent else self._store._empty()
-        operations = history.operations_of(row, self._manifest, Values(catalog))
-        return list(mutations(parent, operations, self.label, self.id))
+        """What it changed, in order; all that it holds, where the checkpoint before it was forgotten."""
+        row, line = self._row, self._line()
+        parent = line.parent(row)
+        before = self._store._scratch(parent) if parent is not None else self._store._empty()
+        if line.cut(row):
+            operations = list(differences(before, self.state))
+        else:
+            operations = history.operations_of(row, self._manifest, Values(self._store._catalog))
+        return list(mutations(before, operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -78,8 +78,9 @@ class Stored(Blank):
     def operations(self, section: str) -> list[Operation]:
         if self._operations is None:
             by_section: dict[str, list[Operation]] = {}
-            values = Values(self._catalog)
-            for row in self.since_base():
+            rows = self.since_base()
+            values = Values(self._catalog, rows)
+            for row in rows:
                 for operation in operations_of(row, Manifest.decode(row.manifest), values):
                     by_section.setdefault(operation.path[0], []).append(operation)
             self._operations = by_section

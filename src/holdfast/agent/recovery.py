@@ -7,10 +7,12 @@ the branch that it made before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from holdfast.agent import history
+from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
@@ -45,10 +47,10 @@ class Finding:
         return f"{len(self.passed)} checkpoint(s) after {where} cannot be trusted: {named}"
 
 
-def problem_with(store: Store, row: CheckpointRow) -> str:
+def problem_with(store: Store, row: CheckpointRow, a: int) -> str:
     """Why a checkpoint's state cannot be trusted; empty when it can."""
     try:
-        validity = store._catalog.validity(row.n)
+        validity = store._catalog.validity(a, row.n)
         if validity is not None:
             body = decode(validity.body)
             return f"it is marked {body['validity']}: {body['reason']}".removesuffix(": ")
@@ -64,29 +66,30 @@ def problem_with(store: Store, row: CheckpointRow) -> str:
 def find(store: Store, branch: BranchRow) -> Finding:
     """Walk from a branch's head towards its root until a checkpoint can be trusted."""
     passed: list[str] = []
+    line = store._line(branch.a)
     n, expected = branch.head, branch.head_id
-    while n:
+    while n and n not in line.forgotten:
         row: CheckpointRow | None
         try:
             row = store._catalog.checkpoint(n)
-            if row.a != branch.a or (expected and row.id != expected):
+            if not line.owns(row.a, row.n) or (expected and row.id != expected):
                 raise Damaged(f"checkpoint {n} is not the one that is named", what=(f"checkpoint {n}",))
             expected = Manifest.decode(row.manifest).parent
-            reason = problem_with(store, row)
+            reason = problem_with(store, row, branch.a)
             if not reason:
                 return Finding(row, passed)
             passed.append(f"{row.id.hex()[:12]}: {reason}")
             n = row.parent
         except HoldfastError as error:
             passed.append(f"{expected.hex()[:12] or n}: {error.message}")
-            row = _parent_of_unreadable(store, branch, n, expected)
+            row = _parent_of_unreadable(store, branch, line, n, expected)
             if row is None:
                 break
             n, expected = row.n, row.id
     return Finding(None, passed)
 
 
-def _parent_of_unreadable(store: Store, branch: BranchRow, n: int, expected: bytes) -> CheckpointRow | None:
+def _parent_of_unreadable(store: Store, branch: BranchRow, line: Line, n: int, expected: bytes) -> CheckpointRow | None:
     """The parent of a checkpoint whose row is damaged.
 
     Where the manifest is still what its id says, it names the parent, and that is proof. Otherwise the newest readable
@@ -96,22 +99,23 @@ def _parent_of_unreadable(store: Store, branch: BranchRow, n: int, expected: byt
         manifest = store._catalog.manifest_as_it_is(n)
         if manifest is not None and checkpoint_id(manifest) == expected:
             parent = Manifest.decode(manifest).parent
-            return next((row for row in _readable(store, n) if row.id == parent), None)
+            return next((row for row in _readable(store, line, n) if row.id == parent), None)
     except HoldfastError:
         pass
     began = bytes(decode(branch.body)["from"])
-    return next((row for row in _readable(store, n) if row.b == branch.b or row.id == began), None)
+    on = {b for b, _ in Line(store, line.agent, branch).streams}
+    return next((row for row in _readable(store, line, n) if row.b in on or row.id == began), None)
 
 
-def _readable(store: Store, before: int) -> list[CheckpointRow]:
-    """Every row below a number that can be read, newest first."""
-    found = []
+def _readable(store: Store, line: Line, before: int) -> Iterator[CheckpointRow]:
+    """Every visible row below a number that can be read, newest first."""
     for n in range(before - 1, 0, -1):
         try:
-            found.append(store._catalog.checkpoint(n))
+            row = store._catalog.checkpoint(n)
         except HoldfastError:
             continue
-    return found
+        if line.sees(row):
+            yield row
 
 
 def explain(store: Store, name: str, branch: BranchRow, error: Damaged) -> Damaged:

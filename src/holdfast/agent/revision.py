@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.errors import UnknownRevision
 from holdfast.store.catalog import BranchRow, Catalog, CheckpointRow
@@ -19,19 +20,19 @@ _ID_MIN = 4
 
 def find(store: Store, branch: BranchRow, revision: str) -> CheckpointRow:
     """The checkpoint that ``revision`` names, seen from ``branch``."""
-    catalog = store._catalog
-    row = _named(store, branch, revision)
+    line = store._line(branch.a)
+    row = _named(store, line, branch, revision)
     if row is None and (match := _BACK.match(revision)):
-        row = _named(store, branch, match[1]) if match[1] else _head(catalog, branch)
+        row = _named(store, line, branch, match[1]) if match[1] else _head(store._catalog, branch)
         if row is not None:
-            row = _back(catalog, row, int(match[2]), revision)
+            row = _back(line, row, int(match[2]), revision)
     if row is None:
         known = [name for name, _ in store._branches(branch.a)] + list(store._tags(branch.a))
-        elsewhere = [row for row in catalog.checkpoints(a=branch.a) if Manifest.decode(row.manifest).label == revision]
-        if elsewhere:
+        elsewhere = next((row for row in line.rows() if Manifest.decode(row.manifest).label == revision), None)
+        if elsewhere is not None:
             raise UnknownRevision(
                 f"no checkpoint on this line of history has the label {revision!r}",
-                hint=f"One that is not on it has: id:{elsewhere[-1].id.hex()[:12]}. See `holdfast log --all`.",
+                hint=f"One that is not on it has: id:{elsewhere.id.hex()[:12]}. See `holdfast log --all`.",
             )
         raise UnknownRevision(
             f"{revision!r} names no checkpoint of this agent",
@@ -46,7 +47,7 @@ def _head(catalog: Catalog, branch: BranchRow) -> CheckpointRow:
     return catalog.checkpoint(branch.head)
 
 
-def _named(store: Store, branch: BranchRow, name: str) -> CheckpointRow | None:
+def _named(store: Store, line: Line, branch: BranchRow, name: str) -> CheckpointRow | None:
     catalog = store._catalog
     if not name:
         return _head(catalog, branch)
@@ -57,42 +58,33 @@ def _named(store: Store, branch: BranchRow, name: str) -> CheckpointRow | None:
     if tagged is not None:
         return catalog.checkpoint(tagged)
     if _ID.match(name):
-        return _by_id(catalog, branch, name[3:])
+        return _by_id(line, name[3:])
     if name.startswith("#") and name[1:].isdigit():
-        return _by_depth(catalog, branch, int(name[1:]))
-    return _by_label(catalog, branch, name)
+        return _by_depth(line, _head(catalog, branch), int(name[1:]))
+    return next((row for row in line.up(branch.head) if Manifest.decode(row.manifest).label == name), None)
 
 
-def _by_label(catalog: Catalog, branch: BranchRow, label: str) -> CheckpointRow | None:
-    n = branch.head
-    while n:  # newest first, a few at a time: labels that people look for are rarely far back
-        rows = catalog.ancestry(n, limit=64)
-        for row in rows:
-            if Manifest.decode(row.manifest).label == label:
-                return row
-        n = rows[-1].parent if rows else 0
-    return None
-
-
-def _by_id(catalog: Catalog, branch: BranchRow, prefix: str) -> CheckpointRow:
+def _by_id(line: Line, prefix: str) -> CheckpointRow:
     wanted = prefix.lower()
     if len(wanted) < _ID_MIN:
         raise UnknownRevision(f"id:{prefix} is too short", hint=f"Give at least {_ID_MIN} characters.")
-    found = [row for row in catalog.checkpoints(a=branch.a) if row.id.hex().startswith(wanted)]
+    found = [row for row in line.rows() if row.id.hex().startswith(wanted)]
     if len(found) != 1:
         what = "names no checkpoint" if not found else f"fits {len(found)} checkpoints"
         raise UnknownRevision(f"id:{prefix} {what} of this agent", hint="See `holdfast log --all` for ids.")
     return found[0]
 
 
-def _by_depth(catalog: Catalog, branch: BranchRow, depth: int) -> CheckpointRow:
-    head = _head(catalog, branch)
+def _by_depth(line: Line, head: CheckpointRow, depth: int) -> CheckpointRow:
     if not 1 <= depth <= head.depth:
         raise UnknownRevision(f"#{depth}: this branch has depths 1 to {head.depth}")
-    return _back(catalog, head, head.depth - depth, f"#{depth}")
+    return _back(line, head, head.depth - depth, f"#{depth}")
 
 
-def _back(catalog: Catalog, row: CheckpointRow, steps: int, revision: str) -> CheckpointRow:
+def _back(line: Line, row: CheckpointRow, steps: int, revision: str) -> CheckpointRow:
     if steps >= row.depth:
         raise UnknownRevision(f"{revision!r} goes back further than the history, which has {row.depth} checkpoints")
-    return catalog.ancestry(row.n, limit=steps + 1)[-1]
+    rows = line.ancestry(row.n, limit=steps + 1)
+    if len(rows) <= steps:
+        raise UnknownRevision(f"{revision!r} was forgotten; the history goes back to #{rows[-1].depth}")
+    return rows[-1]

@@ -11,17 +11,19 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agent import history, recovery
+from holdfast.agent import cloning, history, recovery, removal
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.line import Line
 from holdfast.agent.names import check_name, name_key
+from holdfast.agent.removal import Removal
 from holdfast.agent.revision import find
 from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY, Registry
@@ -214,17 +216,48 @@ class Store:
         branches = self._branches(row.a)
         heads = [self._catalog.checkpoint(branch.head) for _, branch in branches if branch.head]
         newest = max(heads, key=lambda head: head.n, default=None)
-        head = Checkpoint.of(self, newest) if newest is not None else None
+        head = Checkpoint.of(self, newest, row) if newest is not None else None
+        line = Line(self, row)
         reached = {branch.head for _, branch in branches}
         return AgentInfo(
             name=body["name"],
             branches=[name for name, _ in branches],
             head=head,
-            checkpoints=self._catalog.checkpoint_count(row.a),
+            checkpoints=line.count(),
             created=datetime.fromtimestamp(body["created"] / 1e6, UTC),
             updated=head.time if head is not None else None,
-            abandoned=sum(1 for tip in self._catalog.tips(row.a) if tip.n not in reached),
+            abandoned=sum(1 for tip in line.tips() if tip.n not in reached),
         )
+
+    def clone(self, name: str, new: str) -> None:
+        """Add an agent ``new`` that begins with the whole history of another; from then on they are independent.
+
+        Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied.
+        """
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        cloning.clone(self, self._agent_row(name), new)
+
+    def remove(self, name: str, *, dry_run: bool = False) -> Removal:
+        """Remove an agent with its whole history, and free the space that nothing else needs.
+
+        There is no way back. Clones keep what they see. Raises ``AgentBusy`` while another process writes the agent;
+        handles of this process on it are closed. ``dry_run`` only says what would go.
+        """
+        if self._readonly and not dry_run:
+            raise ReadOnly("this store was opened read-only")
+        with self._lock:
+            return removal.remove(self, self._agent_row(name), dry_run=dry_run)
+
+    def _forget(self, agent: AgentRow, numbers: set[int], *, guard: tuple[int, int] | None = None) -> Removal:
+        """Forget some checkpoints of an agent; a branch whose head goes moves to the nearest ancestor that stays.
+
+        With ``guard`` the caller holds the lease that it names and vouches that nobody else writes any branch of the
+        agent; otherwise the leases are taken here, except those that this process has. Whoever holds a document of
+        the agent must load it again: it may count nodes as stored that are gone.
+        """
+        with self._lock:
+            return removal.forget(self, agent, numbers, guard=guard)
 
     def resolve(self, text: str) -> tuple[str, str]:
         """Split ``NAME`` or ``NAME@REV`` at the last ``@``; an existing agent's full name wins. REV "" is the head."""
@@ -243,19 +276,23 @@ class Store:
         row, target = self._target(name, at, branch)
         self._add_branch(row, new, target)
 
-    def _add_branch(self, agent: AgentRow, new: str, target: CheckpointRow) -> BranchRow:
+    def _add_branch(
+        self, agent: AgentRow, new: str, target: CheckpointRow | None, more: Mapping[str, Any] | None = None
+    ) -> BranchRow:
+        """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body."""
         check_name(new, "a branch", but="@")
         self._check_free(agent, new)
         now = now_us()
-        body = encode({"name": new, "created": now, "from": target.id})
-        event = Event(now, encode({"what": "branch", "name": new, "at": target.id}))
+        at = target.id if target is not None else b""
+        body = encode({"name": new, "created": now, "from": at, **(more or {})})
+        event = Event(now, encode({"what": "branch", "name": new, "at": at}))
         return self._catalog.add_branch(
             agent.a,
             key=name_key(new),
             body=body,
             uuid=uuid.uuid4().bytes,
-            head=target.n,
-            head_id=target.id,
+            head=target.n if target is not None else 0,
+            head_id=at,
             event=event,
         )
 
@@ -317,7 +354,7 @@ class Store:
 
     def _find(self, branch: BranchRow, at: str | Checkpoint | None) -> CheckpointRow:
         if isinstance(at, Checkpoint):
-            if at._row.a != branch.a:
+            if not self._line(branch.a).sees(at._row):
                 raise UnknownRevision(f"{at!r} belongs to another agent")
             return at._row
         if at is not None and not isinstance(at, str):
@@ -420,6 +457,12 @@ class Store:
 
     def _branches(self, a: int) -> list[tuple[str, BranchRow]]:
         return [(str(decode(row.body)["name"]), row) for row in self._catalog.branches(a)]
+
+    def _line(self, a: int) -> Line:
+        agent = self._catalog.agent_row(a)
+        if agent is None:
+            raise UnknownAgent("the agent was removed", hint="See `holdfast agents` for what is there.")
+        return Line(self, agent)
 
     def _branch_name(self, b: int) -> str:
         return self._name_of(self._catalog.branch_row(b))

@@ -14,12 +14,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import history
+from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.document import Document
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged, HoldfastError
 from holdfast.store.catalog import AgentRow, CheckpointRow
+from holdfast.store.ranges import Ranges
 from holdfast.store.schema import SUMMED_TABLES
 from holdfast.store.sealing import Values
 from holdfast.store.witness import witness_report
@@ -112,9 +114,13 @@ class _Verification:
         # No type is known here, so that every instance is read as the record that it is stored as: what is proven are
         # the bytes, before any migration.
         self.inert_registry = Registry()
-        self.judged: dict[bytes, dict[str, Any]] = {}  # checkpoint -> what its validity row says
+        self.judged: dict[tuple[int, bytes], dict[str, Any]] = {}  # agent, checkpoint -> what its validity row says
         self.walked: set[int] = set()  # agents whose checkpoints were all read
-        self.newest: dict[int, bytes] = {}  # branch -> the newest checkpoint that was made on it
+        self.newest: dict[int, tuple[int, bytes]] = {}  # branch -> the newest checkpoint that was made on it
+        self.proven: set[int] = set()  # checkpoints that a clone need not prove again
+        self.present = {"checkpoint": Ranges(), "event": Ranges()}
+        self.forgotten: dict[int, Ranges] = {}  # agent -> the checkpoints that it said it forgot
+        self.forgotten_ids: set[bytes] = set()  # of these, the ones that had children which stayed
 
     @contextmanager
     def finding(self, what: str, agent: str = "", affected: list[str] | None = None) -> Iterator[None]:
@@ -153,27 +159,42 @@ class _Verification:
         total = sum(counts.values())
         for table in sorted(SUMMED_TABLES):
             with self.finding(f"table {table}"):
+                found: list[Any] = []
                 for key, fits in self.catalog.scan(table):
                     self.report.checked["rows"] += 1
+                    if table in self.present:
+                        found.append(key)
                     if not fits:
                         name = key.hex() if isinstance(key, bytes) else key
                         self.problem(f"{table} {name}", "its content does not match its sum")
+                if table in self.present:
+                    self.present[table] = Ranges.of(found)
                 self.progress("rows", self.report.checked["rows"], total)
-        self._dense(counts)
+        self._dense()
         with self.finding("table metadata"):
             for digest in self.catalog.metadata_digests():
                 with self.finding(f"metadata {digest.hex()[:16]}"):
                     decode(self.catalog.metadata(digest) or b"", inert=True)
 
-    def _dense(self, counts: dict[str, int]) -> None:
-        """Checkpoints and events are numbered without gaps, so that a row that is gone shows."""
+    def _dense(self) -> None:
+        """Checkpoints and events are numbered without gaps but those that were told of, so a row that is gone shows."""
         with self.finding("store.db"):
+            told = {"checkpoint": Ranges(), "event": Ranges()}
+            branch = 0
+            for row, body in self.catalog.forgotten():
+                numbers = Ranges(body["n"])
+                told = {"checkpoint": told["checkpoint"] | numbers, "event": told["event"] | Ranges(body["e"])}
+                self.forgotten[row.a] = self.forgotten.get(row.a, Ranges()) | numbers
+                self.forgotten_ids.update(body["cut"])
+                branch = max([branch, *body.get("branches", ())])
             n, e = self.catalog.newest()
             for table, newest in (("checkpoint", n), ("event", e)):
-                if counts.get(table, newest) != newest:
-                    self.problem(f"table {table}", f"{newest - counts[table]} of {newest} rows are missing")
-            given = {name: number for name, number in (("checkpoint", n), ("event", e)) if number}
-            if self.catalog.sequences() != given:
+                accounted = self.present[table] | told[table]
+                if len(accounted) != newest:
+                    self.problem(f"table {table}", f"{newest - len(accounted)} of {newest} rows are missing")
+            agent, last = self.catalog.newest_names()
+            numbered = (("checkpoint", n), ("event", e), ("agent", agent), ("branch", max(branch, last)))
+            if self.catalog.sequences() != {name: number for name, number in numbered if number}:
                 self.problem("table sqlite_sequence", "the numbers given out so far are not those of the newest rows")
 
     def nodes(self) -> None:
@@ -210,9 +231,16 @@ class _Verification:
     def agent(self, row: AgentRow, name: str) -> None:
         self.report.checked["agents"] += 1
         rows: dict[int, CheckpointRow] = {}
+        lines: list[Line] = []
         with self.finding(f"agent {name}", name):
-            for checkpoint in self.catalog.checkpoints(a=row.a):
+            lines.append(Line(self.store, row))
+        if not lines:
+            return
+        line = lines[0]
+        with self.finding(f"agent {name}", name):
+            for checkpoint in line.rows(newest_first=False):
                 rows[checkpoint.n] = checkpoint
+            self._shared(line, name)
             self.walked.add(row.a)
         states: dict[int, Document] = {}
         broken: set[int] = set()
@@ -221,13 +249,19 @@ class _Verification:
         for done, checkpoint in enumerate(rows.values(), 1):
             identity = checkpoint.id.hex()
             before = len(self.report.problems)
-            self.newest[checkpoint.b] = checkpoint.id
+            if checkpoint.a == row.a:
+                self.newest[checkpoint.b] = checkpoint.n, checkpoint.id
             with self.finding(f"validity {checkpoint.n}", name, [identity]):
-                judged = self.catalog.validity(checkpoint.n)
-                self.judged[checkpoint.id] = decode(judged.body) if judged is not None else {}
+                judged = self.catalog.validity(row.a, checkpoint.n)
+                self.judged[row.a, checkpoint.id] = decode(judged.body) if judged is not None else {}
             with self.finding(f"checkpoint {identity[:12]}", name, [identity]):
-                manifest = self._chain(row, checkpoint, rows)
-                if checkpoint.parent not in broken:
+                manifest = self._chain(line, checkpoint, rows)
+                if checkpoint.n in self.proven:
+                    pass
+                elif manifest.parent and checkpoint.parent not in rows:
+                    history.operations_of(checkpoint, manifest, values)
+                    states[checkpoint.n] = self._read(checkpoint)
+                elif checkpoint.parent not in broken:
                     self._state(checkpoint, manifest, rows, states, values)
                 elif checkpoint.sealed:
                     states[checkpoint.n] = self._read(checkpoint)
@@ -237,25 +271,39 @@ class _Verification:
             if len(self.report.problems) > before:
                 broken.add(checkpoint.n)
                 states.pop(checkpoint.n, None)
+            elif checkpoint.n not in broken:
+                self.proven.add(checkpoint.n)
             self.report.checked["checkpoints"] += 1
             self.progress(f"checkpoints of {name}", done, len(rows))
         if resting:
             self.problem("history", f"{len(resting)} later checkpoint(s) rest on damaged ones", name, resting)
         self._names(row, name, rows)
 
-    def _chain(self, agent: AgentRow, row: CheckpointRow, rows: dict[int, CheckpointRow]) -> Manifest:
+    def _shared(self, line: Line, name: str) -> None:
+        """What an origin has forgotten is still there for those who see it."""
+        for a, (most, _) in line.origins.items():
+            for n in self.forgotten.get(a, Ranges()).upto(most):
+                if n not in line.forgotten and n not in self.present["checkpoint"]:
+                    self.problem(f"checkpoint {n}", "it is missing from the history of a clone", name)
+
+    def _chain(self, line: Line, row: CheckpointRow, rows: dict[int, CheckpointRow]) -> Manifest:
         """The manifest, its parent, its place."""
         manifest = Manifest.decode(row.manifest)
         parent = rows.get(row.parent)
-        if row.parent and parent is None:
+        if parent is not None or not manifest.parent:
+            if row.parent and parent is None:
+                raise _bad(row, "its parent is missing")
+            if manifest.parent != (parent.id if parent is not None else b""):
+                raise _bad(row, "its parent is not the checkpoint that it names")
+            if row.depth != (parent.depth if parent is not None else 0) + 1:
+                raise _bad(row, "its depth is not its parent's plus one")
+            if row.base not in {row.n, parent.base if parent is not None else 0}:
+                raise _bad(row, "its base is neither itself nor its parent's")
+        elif row.parent not in line.forgotten and (row.parent or manifest.parent not in self.forgotten_ids):
             raise _bad(row, "its parent is missing")
-        if manifest.parent != (parent.id if parent is not None else b""):
-            raise _bad(row, "its parent is not the checkpoint that it names")
-        if row.depth != (parent.depth if parent is not None else 0) + 1:
-            raise _bad(row, "its depth is not its parent's plus one")
-        if row.base not in {row.n, parent.base if parent is not None else 0}:
-            raise _bad(row, "its base is neither itself nor its parent's")
-        if manifest.agent != agent.uuid or row.a != agent.a:
+        elif row.depth < 2 or (not row.parent and not row.sealed):
+            raise _bad(row, "its parent was forgotten, and it does not stand alone")
+        if manifest.agent not in line.uuids or not line.owns(row.a, row.n):
             raise _bad(row, "it belongs to another agent")
         if self.catalog.metadata(manifest.metadata) is None:
             raise _bad(row, "its metadata is missing")
@@ -319,7 +367,7 @@ class _Verification:
         with self.finding("table event"):
             told = _Told()
             for event in self.catalog.events():
-                told.add(event.a, decode(event.body))
+                told.add(event.a, decode(event.body, inert=True))
             found = {row.a for row in self.catalog.agents()}
             if found != set(told.branches):
                 self.problem("table agent", f"{len(set(told.branches) - found)} agent(s) are missing")
@@ -328,14 +376,15 @@ class _Verification:
                 if set(rows) != told.branches.get(a, set()):
                     self.problem("table branch", f"agent {a}: branches are missing or were never made")
                 for name, row in rows.items() if a in self.walked else ():
-                    newest = self.newest.get(row.b, decode(row.body)["from"])
-                    if row.head_id != told.head(a, name, newest):
+                    newest = self.newest.get(row.b, (0, decode(row.body)["from"]))
+                    if row.head_id != told.head(a, name, *newest):
                         self.problem(f"branch {name}", f"agent {a}: its head is not where its history left it")
                 marked = {decode(row.body)["name"]: decode(row.body)["at"] for row in self.catalog.tags(a)}
                 if marked != told.tags.get(a, {}):
                     self.problem("table tag", f"agent {a}: tags are missing or were moved behind the history's back")
-            for identity, body in self.judged.items():
-                if (body.get("validity", "good"), body.get("reason", "")) != told.validity.get(identity, ("good", "")):
+            for (a, identity), body in self.judged.items():
+                judged = body.get("validity", "good"), body.get("reason", "")
+                if judged != told.validity.get(a, {}).get(identity, ("good", "")):
                     short = identity.hex()[:12]
                     self.problem("table validity", f"checkpoint {short}: not what was said of it", "", [identity.hex()])
 
@@ -346,8 +395,10 @@ class _Told:
     def __init__(self) -> None:
         self.branches: dict[int, set[str]] = {}
         self.tags: dict[int, dict[str, bytes]] = {}
-        self.validity: dict[bytes, tuple[str, str]] = {}
+        self.validity: dict[int, dict[bytes, tuple[str, str]]] = {}
         self.rollbacks: dict[tuple[int, str], list[tuple[bytes, bytes]]] = {}
+        # Where branches stood when something was forgotten, and the newest number at that time.
+        self.stood: dict[tuple[int, str], tuple[int, bytes]] = {}
 
     def add(self, a: int, body: dict[str, Any]) -> None:
         match body["what"]:
@@ -361,12 +412,28 @@ class _Told:
                 self.tags.get(a, {}).pop(body["name"], None)
             case "validity":
                 judged = (body["validity"], body["reason"])
-                self.validity[body["at"]] = ("good", "") if judged[0] == "good" else judged
+                self.validity.setdefault(a, {})[body["at"]] = ("good", "") if judged[0] == "good" else judged
             case "rollback":
                 self.rollbacks.setdefault((a, body["branch"]), []).append((body["from"], body["to"]))
+            case "clone":
+                self.branches[a] = {name for name, _ in body["branches"]}
+                self.tags[a] = dict(body["tags"])
+                self.validity[a] = {identity: (validity, reason) for identity, validity, reason in body["validity"]}
+            case "forget":
+                for name in body["untag"]:
+                    self.tags.get(a, {}).pop(name, None)
+                for name, head in body["heads"]:
+                    self.stood[a, name] = body["newest"], head
+                    self.rollbacks.pop((a, name), None)
+            case "remove":
+                self.branches.pop(a, None)
+                self.tags.pop(a, None)
 
-    def head(self, a: int, branch: str, newest: bytes) -> bytes:
+    def head(self, a: int, branch: str, n: int, newest: bytes) -> bytes:
         """Where a branch stands whose newest checkpoint (or, before the first, its beginning) is ``newest``."""
+        then, stood = self.stood.get((a, branch), (-1, b""))
+        if n <= then:
+            newest = stood
         rollbacks = self.rollbacks.get((a, branch), [])
         # Going back over the rollbacks that followed each other: they came after ``newest`` if they started from it.
         expected = b""

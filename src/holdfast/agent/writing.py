@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,12 @@ from holdfast.agent import metadata
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.document import Capture, Document
+from holdfast.codec.document import Capture, Captured
 from holdfast.codec.operations import encode_operations, operations_size
-from holdfast.codec.values import decode
+from holdfast.codec.values import decode, encode
 from holdfast.errors import StoreClosed
 from holdfast.store import sealing
-from holdfast.store.catalog import AgentRow, CheckpointRow, Commit, metadata_digest
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Commit, Event, metadata_digest
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
 
@@ -38,11 +38,24 @@ _ROW_BYTES = 256
 class Pending:
     """A capture on its way to the catalog."""
 
-    def __init__(self, captured: Capture, label: str, kind: str, target: bytes) -> None:
+    def __init__(
+        self,
+        captured: Capture,
+        label: str,
+        kind: str,
+        target: bytes,
+        key: bytes | None,
+        events: Sequence[Event],
+        guard: tuple[int, int] | None,
+    ) -> None:
         self.captured = captured
         self.label = label
         self.kind = kind
         self.target = target
+        self.key = key
+        self.events = events
+        self.guard = guard
+        self.n = 0  # its number, once it is written; 0 when batched
         self.time_us = now_us()
         self.sealed = False
         self.nodes = captured.nodes
@@ -55,12 +68,17 @@ class Pending:
 class Writing:
     """The writer of one branch."""
 
-    def __init__(self, store: Store, agent: AgentRow, lease: Lease, config: Any) -> None:
+    def __init__(
+        self, store: Store, agent: AgentRow, lease: Lease, config: Any, *, branch: BranchRow | None = None
+    ) -> None:
+        """``branch``: another one than the lease's own, which the lease covers."""
         self.writing = threading.RLock()
         self.head: Checkpoint | None = None
+        self.branch_head = b""  # where the branch stands; the next checkpoint may be somebody else's child
         self._store = store
         self._agent = agent
-        self._lease = lease
+        self._branch = branch if branch is not None else lease.row
+        self.generation = branch.generation if branch is not None else lease.generation
         self._config = config
         self._queue: deque[Pending] = deque()
         self._metadata: tuple[int, bytes, bytes] | None = None
@@ -69,24 +87,34 @@ class Writing:
         self._unsealed_bytes = 0
 
     @property
-    def generation(self) -> int:
-        return self._lease.generation
-
-    @property
     def head_id(self) -> bytes:
         return self.head._id if self.head is not None else b""
 
     def start_from(self, head: Checkpoint | None, since_base: list[CheckpointRow]) -> None:
         """The branch stands at ``head``; ``since_base`` are the checkpoints that loading it replays."""
         self.head = head
+        self.branch_head = self.head_id
         self._unsealed = len(since_base)
-        tail = self._store._catalog.tail
-        self._unsealed_bytes = sum(len(row.operations) + len(tail(row.n) or b"") + _ROW_BYTES for row in since_base)
+        tails = self._store._catalog.tail_bytes(row.n for row in since_base)
+        self._unsealed_bytes = tails + sum(len(row.operations) + _ROW_BYTES for row in since_base)
 
-    def capture(self, document: Document, label: str, kind: str = "checkpoint", target: bytes = b"") -> Pending:
-        """Fix the content of a checkpoint. Nothing is written yet."""
+    def capture(
+        self,
+        document: Captured,
+        label: str,
+        kind: str = "checkpoint",
+        target: bytes = b"",
+        *,
+        key: bytes | None = None,
+        events: Sequence[Event] = (),
+        guard: tuple[int, int] | None = None,
+    ) -> Pending:
+        """Fix the content of a checkpoint. Nothing is written yet.
+
+        ``key`` is what it can be looked up by, ``events`` go to disk with it, ``guard`` is the covering lease.
+        """
         with document.lock:
-            pending = Pending(document.capture(), label, kind, target)
+            pending = Pending(document.capture(), label, kind, target, key, events, guard)
             self._unsealed += 1
             self._unsealed_bytes += _ROW_BYTES + operations_size(pending.captured.operations)
             if self._seal_is_due(document):
@@ -97,7 +125,7 @@ class Writing:
             self._queue.append(pending)
             return pending
 
-    def _seal_is_due(self, document: Document) -> bool:
+    def _seal_is_due(self, document: Captured) -> bool:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
 
         Edits all over a large state touch most of its nodes: writing them anew at every checkpoint would cost the
@@ -107,7 +135,7 @@ class Writing:
             return True
         return self._unsealed_bytes >= sealing.SEAL_BYTES and self._unsealed_bytes >= document.unstored_bytes()
 
-    def finish(self, document: Document, pending: Pending) -> Checkpoint:
+    def finish(self, document: Captured, pending: Pending) -> Checkpoint:
         """Write queued captures in their order until this one is done."""
         with self.writing:
             while not pending.done:
@@ -125,7 +153,7 @@ class Writing:
             raise StoreClosed("the checkpoint was not written")
         return pending.result
 
-    def settle(self, document: Document) -> None:
+    def settle(self, document: Captured) -> None:
         """Write everything that is queued, and make it durable."""
         with self.writing:
             while self._queue:
@@ -133,7 +161,7 @@ class Writing:
         self._store.flush()
 
     @contextmanager
-    def still(self, document: Document) -> Iterator[None]:
+    def still(self, document: Captured) -> Iterator[None]:
         """Inside, no capture is on its way, and no other thread changes or captures the state: history can be moved."""
         with self.writing:
             self.settle(document)
@@ -147,7 +175,7 @@ class Writing:
             finally:
                 document.lock.release()
 
-    def _give_back(self, document: Document, error: BaseException) -> None:
+    def _give_back(self, document: Captured, error: BaseException) -> None:
         with document.lock:
             while self._queue:
                 pending = self._queue.pop()
@@ -171,15 +199,19 @@ class Writing:
         )
         raw = manifest.encode()
         depth = self.head.depth + 1 if self.head is not None else 1
-        made = Checkpoint(self._store, raw, depth, self._lease.row.b, manifest=manifest)
+        made = Checkpoint(self._store, raw, depth, self._branch.b, manifest=manifest, agent=self._agent)
+        onto = None
+        if self.branch_head != self.head_id:
+            onto = (self.head._row.n, self.head._row.base) if self.head is not None else (0, 0)
         nodes = dict(pending.nodes)
         places = self._seal(pending, values, nodes) if pending.sealed else None
-        self._store._catalog.commit(
+        n = self._store._catalog.commit(
             Commit(
                 a=self._agent.a,
-                b=self._lease.row.b,
-                generation=self._lease.generation,
-                parent_id=self.head_id,
+                b=self._branch.b,
+                generation=self.generation,
+                parent_id=self.branch_head,
+                onto=onto,
                 id=made._id,
                 depth=depth,
                 manifest=raw,
@@ -190,15 +222,26 @@ class Writing:
                 places=places,
                 metadata=(described, description) if described != self._metadata_written else None,
                 chunks=list(pending.captured.chunks.items()),
+                key=pending.key,
+                events=[*self._fork_event(made), *pending.events] if onto is not None else pending.events,
+                guard=pending.guard,
             )
         )
+        pending.n = n or 0
         self._metadata_written = described
         self.head = made
+        self.branch_head = made._id
         return made
+
+    def _fork_event(self, made: Checkpoint) -> list[Event]:
+        """The branch leaves its line: said in the history, as a rollback is."""
+        name = decode(self._branch.body)["name"]
+        body = {"what": "rollback", "branch": name, "from": self.branch_head, "to": made._manifest.parent}
+        return [Event(now_us(), encode(body))]
 
     def _seal(self, pending: Pending, values: list[bytes], nodes: dict[bytes, bytes]) -> bytes:
         """Find places for the branch's tail, this checkpoint's own values included."""
-        catalog, b = self._store._catalog, self._lease.row.b
+        catalog, b = self._store._catalog, self._branch.b
         catalog.flush()
         last = catalog.last_seal(b)
         tails = [(n, decode(data)) for n, data in catalog.tails(b, after=last.n if last is not None else 0)]

@@ -45,6 +45,21 @@ def chunk_digest(chunk: Buffer) -> bytes:
     return digest(b"holdfast.chunk", chunk)
 
 
+def forgotten_key(a: int) -> bytes:
+    """The key of the events that say what an agent has forgotten."""
+    return b"forget" + a.to_bytes(8, "big")
+
+
+def clone_key(a: int) -> bytes:
+    """The key of the events that say which agents see the rows of this one."""
+    return b"clone" + a.to_bytes(8, "big")
+
+
+def bookkeeping(key: bytes) -> bool:
+    """Whether an event's key is one of the two above, and not one that the rooms above chose."""
+    return (key.startswith(b"forget") and len(key) == 14) or (key.startswith(b"clone") and len(key) == 13)
+
+
 def row_sum(table: str, *columns: object) -> bytes:
     """The check that is stored with a row: over the table's name and the other columns, in their order.
 
@@ -92,7 +107,10 @@ class TagRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """One checkpoint. ``parent`` is 0 at a root; ``base`` is the nearest sealed one at or above, 0 if none."""
+    """One checkpoint. ``parent`` is 0 at a root; ``base`` is the nearest sealed one at or above, 0 if none.
+
+    ``key`` is a name that whoever made it can find it by; the store gives it no meaning.
+    """
 
     n: int
     a: int
@@ -102,6 +120,7 @@ class CheckpointRow:
     base: int
     manifest: bytes
     operations: bytes
+    key: bytes | None = None
 
     @property
     def id(self) -> bytes:
@@ -115,8 +134,9 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class ValidityRow:
-    """A judgement on checkpoint ``n``. One without a row is good."""
+    """An agent's judgement on checkpoint ``n``. One without a row is good."""
 
+    a: int
     n: int
     body: bytes
 
@@ -132,12 +152,13 @@ class SealRow:
 
 @dataclass(frozen=True, slots=True)
 class EventRow:
-    """Something that changed and was no checkpoint. ``at`` is in microseconds."""
+    """Something that changed and was no checkpoint. ``at`` is in microseconds, ``key`` what it can be found by."""
 
     e: int
     a: int
     at: int
     body: bytes
+    key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +196,7 @@ class Event:
 
     at: int
     body: bytes
+    key: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +207,9 @@ class Commit:
     is ``Fenced``. ``n``, ``parent`` and, where ``base`` is None, ``base`` are worked out inside the transaction, so
     that they need not be known beforehand. ``nodes`` are raw nodes with their digests, ``places`` the body of a seal
     row (its writing deletes the branch's older tail rows), ``chunks`` digests with bytes that go to a pack first.
+    ``onto`` makes it the child of another checkpoint than the head that is compared: that one's number and base.
+    ``events`` are written with it. ``guard`` names the lease that covers this write when it is not the branch's own:
+    its branch and generation, compared as the rest is.
     """
 
     a: int
@@ -197,16 +222,21 @@ class Commit:
     operations: bytes
     sealed: bool = False
     base: int | None = None
+    onto: tuple[int, int] | None = None
     tail: bytes | None = None
     nodes: Sequence[tuple[bytes, bytes]] = ()
     places: bytes | None = None
     metadata: tuple[bytes, bytes] | None = None
     chunks: Sequence[tuple[bytes, Buffer]] = ()
+    key: bytes | None = None
+    events: Sequence[Event] = ()
+    guard: tuple[int, int] | None = None
 
     @property
     def size_bytes(self) -> int:
         """What the commit holds in memory while it waits, roughly."""
         size = len(self.manifest) + len(self.operations) + len(self.tail or b"") + len(self.places or b"")
+        size += sum(len(event.body) for event in self.events)
         return size + sum(len(node) + ID_BYTES for _, node in self.nodes)
 
 
@@ -215,6 +245,7 @@ class Catalog(Protocol):
 
     def agents(self) -> list[AgentRow]: ...
     def agent(self, key: bytes) -> AgentRow | None: ...
+    def agent_row(self, a: int) -> AgentRow | None: ...
     def branches(self, a: int) -> list[BranchRow]: ...
     def branch(self, a: int, key: bytes) -> BranchRow | None: ...
     def branch_row(self, b: int) -> BranchRow: ...
@@ -230,8 +261,11 @@ class Catalog(Protocol):
         limit: int | None = None,
     ) -> Iterator[CheckpointRow]: ...
     def ancestry(self, n: int, stop_at: int = 0, limit: int | None = None) -> list[CheckpointRow]: ...
+    def named(self, key: bytes) -> list[CheckpointRow]: ...
     def tips(self, a: int) -> list[CheckpointRow]: ...
     def tail(self, n: int) -> bytes | None: ...
+    def tail_bytes(self, numbers: Iterable[int]) -> int: ...
+    def tails_of(self, numbers: Iterable[int]) -> dict[int, bytes]: ...
     def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]: ...
     def covering_seal(self, b: int, n: int) -> SealRow | None: ...
     def last_seal(self, b: int) -> SealRow | None: ...
@@ -239,10 +273,12 @@ class Catalog(Protocol):
     def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]: ...
     def metadata(self, digest: bytes) -> bytes | None: ...
     def tags(self, a: int) -> list[TagRow]: ...
-    def validity(self, n: int) -> ValidityRow | None: ...
+    def validity(self, a: int, n: int) -> ValidityRow | None: ...
+    def validities(self, a: int) -> list[ValidityRow]: ...
     def events(
         self, *, a: int | None = None, after: int = 0, newest_first: bool = False, limit: int | None = None
     ) -> Iterator[EventRow]: ...
+    def events_named(self, keys: Iterable[bytes]) -> list[EventRow]: ...
     def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]: ...
 
     def add_agent(
@@ -265,7 +301,7 @@ class Catalog(Protocol):
     def set_tag(self, a: int, key: bytes, *, body: bytes, n: int, event: Event) -> TagRow: ...
     def drop_tag(self, a: int, key: bytes, *, event: Event) -> bool: ...
     def set_validity(self, a: int, n: int, *, body: bytes | None, event: Event) -> None: ...
-    def add_event(self, a: int, event: Event) -> int: ...
+    def add_events(self, a: int, events: Sequence[Event], *, guard: tuple[int, int] | None = None) -> list[int]: ...
     def commit(self, commit: Commit) -> int | None: ...
     def flush(self) -> None: ...
     def close(self) -> None: ...

@@ -11,8 +11,8 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -34,7 +34,8 @@ from holdfast.store.catalog import AgentRow, BranchRow, Commit, Event, PackRow, 
 from holdfast.store.commits import Batches
 from holdfast.store.files import Layout
 from holdfast.store.folding import LOG_KEEP_BYTES, Folding
-from holdfast.store.locks import Lease, Leases, StoreLock, describe_self
+from holdfast.store.forgetting import Forgetting
+from holdfast.store.locks import BUSY_WAIT_S, Lease, Leases, StoreLock, describe_self
 from holdfast.store.opening import Clock, check_facts, create_store, lost_commits, now_us, open_reader
 from holdfast.store.packs import Io, Packs
 from holdfast.store.reading import Reading, Row
@@ -283,8 +284,9 @@ class Embedded(Reading):
         """``None`` makes the checkpoint good again."""
         self._write(lambda writer: writer.set_validity(a, n, body, event))
 
-    def add_event(self, a: int, event: Event) -> int:
-        return self._write(lambda writer: writer.insert_event(a, event))
+    def add_events(self, a: int, events: Sequence[Event], *, guard: tuple[int, int] | None = None) -> list[int]:
+        """Several events at the price of one flush. ``guard`` is a branch and the generation it must still have."""
+        return self._write(lambda writer: writer.add_events(a, events, guard))
 
     def commit(self, commit: Commit) -> int | None:
         """Write one checkpoint. Returns its n, or None with ``durability="batched"``, where it is not known yet."""
@@ -325,17 +327,15 @@ class Embedded(Reading):
 
     def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]:
         """The chunks' bytes in the order asked for, each proven by its digest."""
-        uuid_of: dict[int, bytes] = {}
         for digest in digests:
-            row = self.chunk_row(digest)
-            if row is None:
-                raise Damaged(f"chunk {digest.hex()} is not in the catalog", what=(f"chunk {digest.hex()}",))
-            if row.p not in uuid_of:
+            with self.snapshot():  # a pack that is removed gives its number to the next one
+                row = self.chunk_row(digest)
+                if row is None:
+                    raise Damaged(f"chunk {digest.hex()} is not in the catalog", what=(f"chunk {digest.hex()}",))
                 pack = self.pack_row(row.p)
-                if pack is None:
-                    raise Damaged(f"table pack, row {row.p}: missing", what=(f"pack {row.p}",))
-                uuid_of[row.p] = pack.uuid
-            yield self._packs.read(uuid_of[row.p], row)
+            if pack is None:
+                raise Damaged(f"table pack, row {row.p}: missing", what=(f"pack {row.p}",))
+            yield self._packs.read(pack.uuid, row)
 
     def check_pack(self, pack: PackRow) -> None:
         """Prove the parts of a pack that no chunk covers."""
@@ -360,6 +360,37 @@ class Embedded(Reading):
         b = branch if isinstance(branch, int) else branch.b
         described = describe_self(self._clock()) | dict(who or {})
         return self._leases.take(b, described, event, wait_s=wait_s, takeover=takeover)
+
+    def held_lease(self, b: int) -> Lease | None:
+        """The lease that this handle has on a branch."""
+        return self._leases.held(b)
+
+    # Cloning and forgetting
+
+    @contextmanager
+    def forgetting(self, wait_s: float = BUSY_WAIT_S) -> Iterator[Forgetting]:
+        """The right to clone and to forget: one holder in all processes. Writers go on meanwhile."""
+        writer = self._writable()
+        self.flush()
+        lock = StoreLock(self._layout.forgetting_lock)
+        try:
+            lock.acquire(wait_s)
+            try:
+                # A connection of its own: waiting for queued commits inside a transaction would never end.
+                reader = open_reader(self._layout, self._vfs)
+                try:
+                    yield Forgetting(writer, Reading(reader), self._packs)
+                finally:
+                    reader.close(True)
+            finally:
+                lock.release()
+        finally:
+            lock.close()
+
+    def shrink(self) -> None:
+        """Fold the log and cut it, so that what was given back leaves the disk."""
+        self._usable()
+        self._folding.empty()
 
     def _raise_generation(self, b: int, generation: int, event: Event | None) -> BranchRow | None:
         return self._write(lambda writer: writer.raise_generation(b, generation, event))

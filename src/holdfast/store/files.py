@@ -60,6 +60,10 @@ class Layout:
         return self.locks / "store"
 
     @property
+    def forgetting_lock(self) -> Path:
+        return self.locks / "forgetting"
+
+    @property
     def witness(self) -> Path:
         return self.path / "witness"
 

@@ -68,7 +68,7 @@ class Folding:
         if self._thread is not None:
             self._thread.join()
         if fold:
-            self._attempt(self._empty)
+            self.empty()
         with self.lock:
             if self._connection is not None:
                 self._connection.close(True)
@@ -76,6 +76,10 @@ class Folding:
             if self._queue is not None:
                 self._queue.close()
                 self._queue = None
+
+    def empty(self) -> None:
+        """Fold all of the log and cut it, if nobody else is using it."""
+        self._attempt(self._empty)
 
     def abandon(self) -> None:
         """After fork, in the child."""

@@ -243,6 +243,10 @@ class Leases:
                 self._held = {held for held in self._held if held.held} | {lease}
                 return lease
 
+    def held(self, b: int) -> Lease | None:
+        """The lease that this process has on a branch."""
+        return next((lease for lease in self._held if lease.held and lease.row.b == b), None)
+
     def close(self) -> None:
         for lease in self._held:
             lease.release()

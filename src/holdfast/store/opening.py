@@ -52,7 +52,8 @@ def create_store(path: str | os.PathLike[str], clock: Clock = now_us) -> None:
 
 def _fill(connection: apsw.Connection, clock: Clock) -> None:
     settle(connection, readonly=False)
-    connection.execute("PRAGMA page_size=4096; PRAGMA journal_mode=WAL").fetchall()
+    # Incremental vacuum only keeps a note of who refers to each page; giving room back is done after a removal.
+    connection.execute("PRAGMA page_size=4096; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL").fetchall()
     connection.execute("BEGIN IMMEDIATE")
     connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={upgrade.FORMAT_VERSION}")

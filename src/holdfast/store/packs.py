@@ -119,6 +119,10 @@ class Packs:
         """Remove a pack whose transaction did not happen. One that stays behind is only waste."""
         self._remove(self.path(pack.uuid))
 
+    def remove(self, pack_uuid: bytes) -> None:
+        """Remove a pack that the catalog does not name any more."""
+        self._remove(self.path(pack_uuid))
+
     def read(self, pack_uuid: bytes, chunk: ChunkRow) -> bytes:
         """The chunk's bytes, proven by its digest."""
         path = self.path(pack_uuid)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import apsw
 import zstandard
 
+from holdfast.codec.values import decode
 from holdfast.errors import BadOption, Damaged, HoldfastError
 from holdfast.store import schema
 from holdfast.store.catalog import (
@@ -29,10 +30,12 @@ from holdfast.store.catalog import (
     SealRow,
     TagRow,
     ValidityRow,
+    forgotten_key,
     metadata_digest,
     node_digest,
     row_sum,
 )
+from holdfast.store.ranges import Ranges
 from holdfast.store.schema import SUMMED_TABLES, TABLE_NAMES
 from holdfast.store.sqlite import reading_error
 
@@ -47,11 +50,12 @@ NODES_AT_ONCE = 32
 
 _AGENT = "SELECT a, uuid, key, body, sum FROM agent"
 _BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
-_CHECKPOINT = "SELECT n, a, b, parent, depth, base, manifest, operations, sum FROM checkpoint"
-_CHECKPOINT_C = "SELECT c.n, c.a, c.b, c.parent, c.depth, c.base, c.manifest, c.operations, c.sum"
+CHECKPOINT = "SELECT n, a, b, parent, depth, base, manifest, operations, key, sum FROM checkpoint"
+_CHECKPOINT_C = "SELECT c.n, c.a, c.b, c.parent, c.depth, c.base, c.manifest, c.operations, c.key, c.sum"
+_VALIDITY = "SELECT a, n, body, sum FROM validity"
 _TAG = "SELECT a, key, body, n, sum FROM tag"
 _SEAL = "SELECT n, b, places, sum FROM seal"
-_EVENT = "SELECT e, a, at, body, sum FROM event"
+_EVENT = "SELECT e, a, at, body, key, sum FROM event"
 _CHUNK = "SELECT digest, p, offset, length, stored, sum FROM chunk"
 _PACK = "SELECT p, uuid, size, sum FROM pack"
 
@@ -64,8 +68,34 @@ WITH RECURSIVE up (n, steps) AS (
 {_CHECKPOINT_C} FROM up JOIN checkpoint c ON c.n = up.n ORDER BY up.steps
 """  # noqa: S608  constants only
 
+# What the rows of a table that has sums are ordered by.
+_KEYS = {
+    "store": ("name",),
+    "agent": ("a",),
+    "branch": ("b",),
+    "tag": ("a", "key"),
+    "checkpoint": ("n",),
+    "validity": ("a", "n"),
+    "seal": ("n",),
+    "event": ("e",),
+    "pack": ("p",),
+    "chunk": ("digest",),
+}
+
 Row = tuple[Any, ...]
 R = TypeVar("R")
+T = TypeVar("T")
+
+
+def _batches(items: Iterable[T]) -> Iterator[tuple[T, ...]]:
+    """Items without repetitions, as many at a time as one statement takes."""
+    left = iter(dict.fromkeys(items))
+    while some := tuple(islice(left, BATCH_ROWS)):
+        yield some
+
+
+def _marks(items: Sequence[object]) -> str:
+    return ", ".join("?" * len(items))
 
 
 def damaged_row(table: str, key: object) -> Damaged:
@@ -81,7 +111,7 @@ def checked(table: str, make: Callable[..., R], row: Row) -> R:
     """The record of a row, if its last column is the sum of the others."""
     columns = row[:-1]
     if row_sum(table, *columns) != row[-1]:
-        raise damaged_row(table, row[1] if table == "tag" else row[0])
+        raise damaged_row(table, row[1] if table in {"tag", "validity"} else row[0])
     return make(*columns)
 
 
@@ -162,6 +192,10 @@ class Reading:
     def agent(self, key: bytes) -> AgentRow | None:
         return self._one("agent", AgentRow, f"{_AGENT} WHERE key = ?", (key,))
 
+    def agent_row(self, a: int) -> AgentRow | None:
+        """None when it was removed."""
+        return self._one("agent", AgentRow, f"{_AGENT} WHERE a = ?", (a,))
+
     def branches(self, a: int) -> list[BranchRow]:
         return self._all("branch", BranchRow, f"{_BRANCH} WHERE a = ? ORDER BY b", (a,))
 
@@ -180,7 +214,7 @@ class Reading:
     # Checkpoints
 
     def checkpoint(self, n: int) -> CheckpointRow:
-        row = self._one("checkpoint", CheckpointRow, f"{_CHECKPOINT} WHERE n = ?", (n,))
+        row = self._one("checkpoint", CheckpointRow, f"{CHECKPOINT} WHERE n = ?", (n,))
         if row is None:
             raise Damaged(f"table checkpoint, row {n}: missing", what=(f"checkpoint {n}",))
         return row
@@ -214,7 +248,7 @@ class Reading:
     def _stream(self, b: int | None, low: int, high: int, newest_first: bool) -> Iterator[CheckpointRow]:
         which = "" if b is None else "b = ?3 AND "
         order = "DESC" if newest_first else "ASC"
-        sql = f"{_CHECKPOINT} WHERE {which}n > ?1 AND n < ?2 ORDER BY n {order} LIMIT {BATCH_ROWS}"
+        sql = f"{CHECKPOINT} WHERE {which}n > ?1 AND n < ?2 ORDER BY n {order} LIMIT {BATCH_ROWS}"
         while True:
             bindings = (low, high) if b is None else (low, high, b)
             batch = self._all("checkpoint", CheckpointRow, sql, bindings)
@@ -244,24 +278,50 @@ class Reading:
             )
         return rows
 
+    def named(self, key: bytes) -> list[CheckpointRow]:
+        """Every checkpoint with that key, of whatever agent, newest first."""
+        return self._all("checkpoint", CheckpointRow, f"{CHECKPOINT} WHERE key = ? ORDER BY n DESC", (key,))
+
+    def links(self, b: int, after: int = 0) -> list[tuple[int, int, int]]:
+        """Number, parent and base of every checkpoint of a branch with ``n > after``. Sums are not looked at."""
+        return self._select("SELECT n, parent, base FROM checkpoint WHERE b = ? AND n > ? ORDER BY n", (b, after))
+
+    def rows_as_they_are(self, b: int) -> Iterator[CheckpointRow]:
+        """The checkpoints of a branch, whether or not their sums fit."""
+        after = 0
+        while batch := self._select(f"{CHECKPOINT} WHERE b = ? AND n > ? ORDER BY n LIMIT {BATCH_ROWS}", (b, after)):
+            yield from (CheckpointRow(*row[:-1]) for row in batch)
+            after = batch[-1][0]
+
     def tips(self, a: int) -> list[CheckpointRow]:
         """The checkpoints of an agent that are nobody's parent."""
         return self._all(
             "checkpoint",
             CheckpointRow,
-            f"{_CHECKPOINT} WHERE b IN (SELECT b FROM branch WHERE a = ?1) AND n NOT IN"  # noqa: S608  constants only
+            f"{CHECKPOINT} WHERE b IN (SELECT b FROM branch WHERE a = ?1) AND n NOT IN"  # noqa: S608  constants only
             " (SELECT parent FROM checkpoint WHERE b IN (SELECT b FROM branch WHERE a = ?1)) ORDER BY n",
             (a,),
         )
 
-    def validity(self, n: int) -> ValidityRow | None:
-        return self._one("validity", ValidityRow, "SELECT n, body, sum FROM validity WHERE n = ?", (n,))
+    def validity(self, a: int, n: int) -> ValidityRow | None:
+        return self._one("validity", ValidityRow, f"{_VALIDITY} WHERE a = ? AND n = ?", (a, n))
+
+    def validities(self, a: int) -> list[ValidityRow]:
+        return self._all("validity", ValidityRow, f"{_VALIDITY} WHERE a = ? ORDER BY n", (a,))
 
     # Values
 
     def tail(self, n: int) -> bytes | None:
         rows = self._select("SELECT data FROM tail WHERE n = ?", (n,))
         return _blob("tail", n, rows[0][0]) if rows else None
+
+    def tails_of(self, numbers: Iterable[int]) -> dict[int, bytes]:
+        """The tail rows of these checkpoints, of those that have one."""
+        found: dict[int, bytes] = {}
+        for some in _batches(numbers):
+            sql = f"SELECT n, data FROM tail WHERE n IN ({_marks(some)})"  # noqa: S608  marks alone
+            found.update((n, _blob("tail", n, data)) for n, data in self._select(sql, some))
+        return found
 
     def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]:
         """Tail rows of a branch with ``n > after``, oldest first."""
@@ -277,9 +337,27 @@ class Reading:
                 return
             after = batch[-1][0]
 
+    def tail_bytes(self, numbers: Iterable[int]) -> int:
+        """How many bytes the tail rows of these checkpoints hold together. Does not read them."""
+        total = 0
+        for some in _batches(numbers):
+            sql = f"SELECT coalesce(sum(length(data)), 0) FROM tail WHERE n IN ({_marks(some)})"  # noqa: S608  marks alone
+            ((size,),) = self._select(sql, some)
+            total += int(size)
+        return total
+
     def covering_seal(self, b: int, n: int) -> SealRow | None:
         """The first seal of the branch at or after ``n``: it has the places of that checkpoint's values."""
         return self._one("seal", SealRow, f"{_SEAL} WHERE b = ? AND n >= ? ORDER BY n LIMIT 1", (b, n))
+
+    def seals(self, b: int) -> list[SealRow]:
+        return self._all("seal", SealRow, f"{_SEAL} WHERE b = ? ORDER BY n", (b,))
+
+    def all_seals(self, after: int = 0) -> Iterator[SealRow]:
+        """Seals of all branches with ``n > after``."""
+        while batch := self._all("seal", SealRow, f"{_SEAL} WHERE n > ? ORDER BY n LIMIT 16", (after,)):
+            yield from batch
+            after = batch[-1].n
 
     def last_seal(self, b: int) -> SealRow | None:
         return self._one("seal", SealRow, f"{_SEAL} WHERE b = ? ORDER BY n DESC LIMIT 1", (b,))
@@ -325,6 +403,21 @@ class Reading:
 
     # Events, packs, sizes
 
+    def rows_with_tails(self, after: int = 0) -> Iterator[tuple[CheckpointRow, bytes | None]]:
+        """Every checkpoint with ``n > after`` and its tail, oldest first."""
+        sql = (
+            f"{_CHECKPOINT_C}, t.data FROM checkpoint c LEFT JOIN tail t ON t.n = c.n"
+            f" WHERE c.n > ? ORDER BY c.n LIMIT {BATCH_ROWS}"
+        )
+        while True:
+            batch = self._select(sql, (after,))
+            for *columns, data in batch:
+                row = checked("checkpoint", CheckpointRow, tuple(columns))
+                yield row, _blob("tail", row.n, data) if data is not None else None
+            if len(batch) < BATCH_ROWS:
+                return
+            after = batch[-1][0]
+
     def events(
         self, *, a: int | None = None, after: int = 0, newest_first: bool = False, limit: int | None = None
     ) -> Iterator[EventRow]:
@@ -342,6 +435,13 @@ class Reading:
                 high = batch[-1].e
             else:
                 low = batch[-1].e
+
+    def events_named(self, keys: Iterable[bytes]) -> list[EventRow]:
+        """Every event with one of these keys, of whatever agent, oldest first."""
+        found: list[EventRow] = []
+        for some in _batches(keys):
+            found += self._all("event", EventRow, f"{_EVENT} WHERE key IN ({_marks(some)})", some)
+        return sorted(found, key=lambda row: row.e)
 
     def chunk_row(self, digest: bytes) -> ChunkRow | None:
         return self._one("chunk", ChunkRow, f"{_CHUNK} WHERE digest = ?", (digest,))
@@ -372,19 +472,39 @@ class Reading:
                 raise reading_error(error, "reading the schema") from error
 
     def newest(self) -> tuple[int, int]:
-        """The highest checkpoint and event numbers in the catalog."""
-        ((n, e),) = self._select(
-            "SELECT coalesce((SELECT max(n) FROM checkpoint), 0), coalesce((SELECT max(e) FROM event), 0)"
+        """The highest checkpoint and event numbers that the catalog knows: of rows, and of what was forgotten."""
+        ((n, e, given),) = self._select(
+            "SELECT coalesce((SELECT max(n) FROM checkpoint), 0), coalesce((SELECT max(e) FROM event), 0),"
+            " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'checkpoint'), 0)"
         )
+        if n < given:
+            n = max([n, *(Ranges(forgotten["n"]).last for _, forgotten in self.forgotten())])
         return n, e
+
+    def forgotten(self, a: int | None = None) -> Iterator[tuple[EventRow, dict[str, Any]]]:
+        """The events that say what agents (or one of them) have forgotten, with their bodies, oldest first."""
+        low, high = (b"forget", b"forgeu") if a is None else (forgotten_key(a), forgotten_key(a + 1))
+        sql = f"{_EVENT} WHERE key >= ? AND key < ? ORDER BY e"
+        for row in self._all("event", EventRow, sql, (low, high)):
+            body = decode(row.body, inert=True)
+            if isinstance(body, dict) and body.get("what") in {"forget", "remove"}:
+                yield row, body
+
+    def newest_names(self) -> tuple[int, int]:
+        """The highest number of an agent that an event tells of, and of a branch that is there."""
+        ((a, b),) = self._select(
+            "SELECT coalesce((SELECT max(a) FROM event), 0), coalesce((SELECT max(b) FROM branch), 0)"
+        )
+        return a, b
 
     def sequences(self) -> dict[str, int]:
         """The highest numbers ever given out, as SQLite's own counters have them."""
         return dict(self._select("SELECT name, seq FROM sqlite_sequence"))
 
-    def checkpoint_count(self, a: int) -> int:
-        """How many checkpoints an agent has."""
-        ((count,),) = self._select("SELECT count(*) FROM checkpoint WHERE a = ?", (a,))
+    def count_on(self, b: int, most: int | None = None) -> int:
+        """How many checkpoints were made on a branch, up to number ``most``."""
+        high = 2**63 - 1 if most is None else most
+        ((count,),) = self._select("SELECT count(*) FROM checkpoint WHERE b = ? AND n <= ?", (b, high))
         return int(count)
 
     def counts(self) -> dict[str, int]:
@@ -398,18 +518,29 @@ class Reading:
         """Every row of a table that has sums: its key, and whether the sum fits. For verifying."""
         if table not in SUMMED_TABLES:
             raise BadOption(f"table {table!r}")
-        start = 0
+        key = _KEYS[table]
+        order, width = ", ".join(key), len(key)
+        where = ""
+        last: tuple[Any, ...] = ()
         while True:
-            batch = self._select(f"SELECT * FROM {table} LIMIT {BATCH_ROWS} OFFSET {start}")  # noqa: S608  constants only
-            for row in batch:
+            sql = f"SELECT {order}, * FROM {table}{where} ORDER BY {order} LIMIT {BATCH_ROWS}"  # noqa: S608  constants only
+            batch = self._select(sql, last)
+            for found in batch:
+                row = found[width:]
                 try:
                     fits = row_sum(table, *row[:-1]) == row[-1]
                 except HoldfastError:  # a column holds what no row can hold
                     fits = False
-                yield row[1] if table == "tag" else row[0], fits
+                yield row[1] if table in {"tag", "validity"} else row[0], fits
             if len(batch) < BATCH_ROWS:
                 return
-            start += BATCH_ROWS
+            last = batch[-1][:width]
+            where = f" WHERE ({order}) > ({_marks(last)})"
+
+    def free_pages(self) -> int:
+        """Pages of the database that hold nothing."""
+        ((count,),) = self._select("PRAGMA freelist_count")
+        return int(count)
 
     def tail_numbers(self) -> list[int]:
         """The checkpoints that have a tail row."""

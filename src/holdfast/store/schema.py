@@ -15,13 +15,13 @@ APPLICATION_ID = 0x486F6C64
 TABLES = (
     "CREATE TABLE store (name TEXT PRIMARY KEY, value BLOB NOT NULL, sum BLOB NOT NULL) WITHOUT ROWID",
     (
-        "CREATE TABLE agent (a INTEGER PRIMARY KEY, uuid BLOB NOT NULL, key BLOB NOT NULL UNIQUE, body BLOB NOT NULL,"
-        " sum BLOB NOT NULL)"
+        "CREATE TABLE agent (a INTEGER PRIMARY KEY AUTOINCREMENT, uuid BLOB NOT NULL, key BLOB NOT NULL UNIQUE,"
+        " body BLOB NOT NULL, sum BLOB NOT NULL)"
     ),
     (
-        "CREATE TABLE branch (b INTEGER PRIMARY KEY, a INTEGER NOT NULL, uuid BLOB NOT NULL, key BLOB NOT NULL,"
-        " body BLOB NOT NULL, head INTEGER NOT NULL, head_id BLOB NOT NULL, generation INTEGER NOT NULL,"
-        " sum BLOB NOT NULL, UNIQUE (a, key))"
+        "CREATE TABLE branch (b INTEGER PRIMARY KEY AUTOINCREMENT, a INTEGER NOT NULL, uuid BLOB NOT NULL,"
+        " key BLOB NOT NULL, body BLOB NOT NULL, head INTEGER NOT NULL, head_id BLOB NOT NULL,"
+        " generation INTEGER NOT NULL, sum BLOB NOT NULL, UNIQUE (a, key))"
     ),
     (
         "CREATE TABLE tag (a INTEGER NOT NULL, key BLOB NOT NULL, body BLOB NOT NULL, n INTEGER NOT NULL,"
@@ -30,10 +30,14 @@ TABLES = (
     (
         "CREATE TABLE checkpoint (n INTEGER PRIMARY KEY AUTOINCREMENT, a INTEGER NOT NULL, b INTEGER NOT NULL,"
         " parent INTEGER NOT NULL, depth INTEGER NOT NULL, base INTEGER NOT NULL, manifest BLOB NOT NULL,"
-        " operations BLOB NOT NULL, sum BLOB NOT NULL)"
+        " operations BLOB NOT NULL, key BLOB, sum BLOB NOT NULL)"
     ),
     "CREATE INDEX checkpoint_branch ON checkpoint (b, n)",
-    "CREATE TABLE validity (n INTEGER PRIMARY KEY, body BLOB NOT NULL, sum BLOB NOT NULL)",
+    "CREATE INDEX checkpoint_key ON checkpoint (key) WHERE key IS NOT NULL",
+    (
+        "CREATE TABLE validity (a INTEGER NOT NULL, n INTEGER NOT NULL, body BLOB NOT NULL, sum BLOB NOT NULL,"
+        " PRIMARY KEY (a, n)) WITHOUT ROWID"
+    ),
     "CREATE TABLE tail (n INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     "CREATE TABLE seal (n INTEGER PRIMARY KEY, b INTEGER NOT NULL, places BLOB NOT NULL, sum BLOB NOT NULL)",
     "CREATE INDEX seal_branch ON seal (b, n)",
@@ -41,8 +45,10 @@ TABLES = (
     "CREATE TABLE metadata (digest BLOB PRIMARY KEY, data BLOB NOT NULL) WITHOUT ROWID",
     (
         "CREATE TABLE event (e INTEGER PRIMARY KEY AUTOINCREMENT, a INTEGER NOT NULL, at INTEGER NOT NULL,"
-        " body BLOB NOT NULL, sum BLOB NOT NULL)"
+        " body BLOB NOT NULL, key BLOB, sum BLOB NOT NULL)"
     ),
+    "CREATE INDEX event_agent ON event (a)",
+    "CREATE INDEX event_key ON event (key) WHERE key IS NOT NULL",
     "CREATE TABLE pack (p INTEGER PRIMARY KEY, uuid BLOB NOT NULL UNIQUE, size INTEGER NOT NULL, sum BLOB NOT NULL)",
     (
         "CREATE TABLE chunk (digest BLOB PRIMARY KEY, p INTEGER NOT NULL, offset INTEGER NOT NULL, "
@@ -51,6 +57,9 @@ TABLES = (
 )
 
 TABLE_NAMES = tuple(sql.split()[2] for sql in TABLES if sql.startswith("CREATE TABLE"))
+
+NUMBERED = {"agent": "a", "branch": "b", "checkpoint": "n", "event": "e"}
+"""Tables whose numbers are never given twice, with their columns: a row that outlives its agent must stay its own."""
 
 SUMMED_TABLES = frozenset(TABLE_NAMES) - {"tail", "node", "metadata"}
 

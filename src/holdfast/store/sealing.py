@@ -7,7 +7,7 @@ gives the bytes that were written; the digest in the operation proves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ormsgpack import packb
 
@@ -19,6 +19,8 @@ from holdfast.store.catalog import Catalog, CheckpointRow, node_digest
 # replays at most so many checkpoints and so many bytes.
 SEAL_CHECKPOINTS = 512
 SEAL_BYTES = 512 * 1024
+# Tail rows that are read together.
+TAILS_AT_ONCE = 128
 _LEFTOVER = b"x\0"
 # A leftover node is closed beyond this, so that reading one value never decompresses much more than it needs.
 LEFTOVER_MAX_BYTES = 256 * 1024
@@ -84,8 +86,11 @@ class _Leftover:
 class Values:
     """Reads the values of operations. Keeps the last seal and its nodes, since neighbours share them."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, rows: Sequence[CheckpointRow] = ()) -> None:
+        """``rows`` are those that will be asked for, in about this order: their tails are read many at a time."""
         self._catalog = catalog
+        self._expected = [row.n for row in rows if not row.sealed]
+        self._tails: dict[int, bytes] = {}
         self._key: tuple[int, int] | None = None
         self._nodes: list[bytes] = []
         self._entries: dict[int, list[list[int]]] = {}
@@ -93,7 +98,7 @@ class Values:
 
     def of(self, row: CheckpointRow) -> list[bytes]:
         """All values of a checkpoint's operations, in ordinal order."""
-        tail = self._catalog.tail(row.n)
+        tail = self._tail(row.n)
         if tail is not None:
             values = decode(tail)
             if not isinstance(values, list) or not all(type(value) is bytes for value in values):
@@ -108,6 +113,15 @@ class Values:
             self._open((seal_row.b, seal_row.n), seal_row.places)
         places = self._entries.get(0 if seal_row.n == row.n else row.n, [])
         return [self._value(place, row.n) for place in places]
+
+    def _tail(self, n: int) -> bytes | None:
+        if n in self._tails:
+            return self._tails.pop(n)
+        if n not in self._expected[:TAILS_AT_ONCE]:
+            return self._catalog.tail(n)
+        some, self._expected = self._expected[:TAILS_AT_ONCE], self._expected[TAILS_AT_ONCE:]
+        self._tails = self._catalog.tails_of(some)
+        return self._tails.pop(n, None)
 
     def _open(self, key: tuple[int, int], places: bytes) -> None:
         try:

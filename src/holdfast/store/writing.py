@@ -15,19 +15,33 @@ from typing import TypeVar
 import apsw
 import zstandard
 
-from holdfast.errors import BadName, Damaged, Fenced, HoldfastError, StoreBusy, StorePoisoned
+from holdfast.codec.values import decode
+from holdfast.errors import (
+    BadName,
+    Damaged,
+    Fenced,
+    HoldfastError,
+    StoreBusy,
+    StorePoisoned,
+    UnknownAgent,
+    UnknownRevision,
+)
 from holdfast.store.catalog import (
     AgentRow,
     BranchRow,
+    CheckpointRow,
     Commit,
     Event,
     NewPack,
     TagRow,
-    checkpoint_id,
+    ValidityRow,
+    forgotten_key,
     row_sum,
 )
 from holdfast.store.locks import BUSY_WAIT_S, StoreLock
-from holdfast.store.reading import checked
+from holdfast.store.ranges import Ranges
+from holdfast.store.reading import CHECKPOINT, checked
+from holdfast.store.schema import NUMBERED
 from holdfast.store.sqlite import reading_error, writing_error
 from holdfast.store.witness import WitnessFile
 
@@ -36,14 +50,12 @@ COMPRESS_FROM_BYTES = 256
 
 COMPRESS_LEVEL = 1
 
-_NEXT_N = (
-    "SELECT max(coalesce((SELECT max(n) FROM checkpoint), 0),"
-    " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'checkpoint'), 0)) + 1"
-)
-_NEXT_E = (
-    "SELECT max(coalesce((SELECT max(e) FROM event), 0),"
-    " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'event'), 0)) + 1"
-)
+_NEXT = {
+    table: f"SELECT max(coalesce((SELECT max({column}) FROM {table}), 0),"  # noqa: S608  constants only
+    f" coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{table}'), 0)) + 1"
+    for table, column in NUMBERED.items()
+}
+_NEXT_N, _NEXT_E = _NEXT["checkpoint"], _NEXT["event"]
 _BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
 
 T = TypeVar("T")
@@ -165,11 +177,27 @@ class Writer:
     def read_branch(self, b: int) -> BranchRow:
         row = self._run(f"{_BRANCH} WHERE b = ?", (b,)).fetchone()
         if row is None:
-            raise Damaged(f"table branch, row {b}: missing", what=(f"branch {b}",))
+            raise Fenced("the agent was removed; nothing was written", hint="Open the store's agents anew.")
         return checked("branch", BranchRow, row)
 
-    def _insert_branch(self, row: BranchRow) -> BranchRow:
-        b = self._run("SELECT coalesce(max(b), 0) + 1 FROM branch").get
+    def _check_there(self, a: int, n: int) -> None:
+        """Names are given without a lease, so the agent may have been removed, or the checkpoint forgotten, since."""
+        if self._run("SELECT 1 FROM agent WHERE a = ?", (a,)).fetchone() is None:
+            raise UnknownAgent("the agent was removed; nothing was changed")
+        if not n:
+            return
+        forgotten = self._run("SELECT body FROM event WHERE key = ?", (forgotten_key(a),)).fetchall()
+        if any(n in Ranges(decode(bytes(body), inert=True)["n"]) for (body,) in forgotten):  # type: ignore[arg-type]
+            raise UnknownRevision("the checkpoint was forgotten; nothing was changed")
+
+    def insert_agent(self, row: AgentRow) -> AgentRow:
+        row = replace(row, a=self._run(_NEXT["agent"]).get)
+        columns = (row.a, row.uuid, row.key, row.body)
+        self._run("INSERT INTO agent VALUES (?, ?, ?, ?, ?)", (*columns, row_sum("agent", *columns)))
+        return row
+
+    def insert_branch(self, row: BranchRow) -> BranchRow:
+        b = self._run(_NEXT["branch"]).get
         row = replace(row, b=b)
         self._run(
             "INSERT INTO branch VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -177,22 +205,39 @@ class Writer:
         )
         return row
 
-    def _update_branch(self, row: BranchRow) -> BranchRow:
+    def update_branch(self, row: BranchRow) -> BranchRow:
         self._heads.pop(row.b, None)
         self._run(
-            "UPDATE branch SET head = ?, head_id = ?, generation = ?, sum = ? WHERE b = ?",
-            (row.head, row.head_id, row.generation, branch_sum(row), row.b),
+            "UPDATE branch SET body = ?, head = ?, head_id = ?, generation = ?, sum = ? WHERE b = ?",
+            (row.body, row.head, row.head_id, row.generation, branch_sum(row), row.b),
         )
         return row
 
     def insert_event(self, a: int, event: Event) -> int:
         e = self._run(_NEXT_E).get
-        self._run(
-            "INSERT INTO event VALUES (?, ?, ?, ?, ?)",
-            (e, a, event.at, event.body, row_sum("event", e, a, event.at, event.body)),
-        )
+        row = (e, a, event.at, event.body, event.key)
+        self._run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", (*row, row_sum("event", *row)))
         self._e = e
         return int(e)
+
+    def check_guard(self, guard: tuple[int, int]) -> None:
+        b, generation = guard
+        row = self.read_branch(b)
+        if row.generation != generation:
+            raise self._fenced(row, generation)
+
+    def insert_nodes(self, nodes: Sequence[tuple[bytes, bytes]]) -> None:
+        """Nodes as they are stored, with their digests."""
+        for node in nodes:
+            self._run("INSERT INTO node (digest, data) VALUES (?, ?) ON CONFLICT DO NOTHING", node)
+
+    def next_number(self, table: str) -> int:
+        """The number that the next row of a numbered table gets."""
+        return int(self._run(_NEXT[table]).get)
+
+    def forget_heads(self) -> None:
+        """What is remembered of branches may be out of date."""
+        self._heads.clear()
 
     # Changes, each the body of one transaction
 
@@ -205,20 +250,16 @@ class Writer:
             if row is not None:
                 return known, checked("branch", BranchRow, row)
             return known, self.add_branch(replace(branch, a=known.a), event)
-        a = self._run("SELECT coalesce(max(a), 0) + 1 FROM agent").get
-        agent = replace(agent, a=a)
-        self._run(
-            "INSERT INTO agent VALUES (?, ?, ?, ?, ?)",
-            (a, agent.uuid, agent.key, agent.body, row_sum("agent", a, agent.uuid, agent.key, agent.body)),
-        )
-        made = self._insert_branch(replace(branch, a=a))
-        self.insert_event(a, event)
+        agent = self.insert_agent(agent)
+        made = self.insert_branch(replace(branch, a=agent.a))
+        self.insert_event(agent.a, event)
         return agent, made
 
     def add_branch(self, branch: BranchRow, event: Event) -> BranchRow:
         if self._run("SELECT 1 FROM branch WHERE a = ? AND key = ?", (branch.a, branch.key)).fetchone():
             raise BadName("a branch of that name exists already; nothing was changed")
-        made = self._insert_branch(branch)
+        self._check_there(branch.a, branch.head)
+        made = self.insert_branch(branch)
         self.insert_event(branch.a, event)
         return made
 
@@ -228,7 +269,7 @@ class Writer:
             return None
         if event is not None:
             self.insert_event(row.a, event)
-        return self._update_branch(replace(row, generation=generation + 1))
+        return self.update_branch(replace(row, generation=generation + 1))
 
     def set_head(
         self, b: int, generation: int, expect_head_id: bytes, head: int, head_id: bytes, event: Event
@@ -237,16 +278,21 @@ class Writer:
         if row.generation != generation or row.head_id != expect_head_id:
             raise self._fenced(row, generation)
         self.insert_event(row.a, event)
-        return self._update_branch(replace(row, head=head, head_id=head_id))
+        return self.update_branch(replace(row, head=head, head_id=head_id))
 
     def set_tag(self, tag: TagRow, event: Event) -> TagRow:
+        self._check_there(tag.a, tag.n)
+        self.insert_tag(tag)
+        self.insert_event(tag.a, event)
+        return tag
+
+    def insert_tag(self, tag: TagRow) -> None:
+        columns = (tag.a, tag.key, tag.body, tag.n)
         self._run(
             "INSERT INTO tag VALUES (?, ?, ?, ?, ?) ON CONFLICT (a, key) DO UPDATE"
             " SET body = excluded.body, n = excluded.n, sum = excluded.sum",
-            (tag.a, tag.key, tag.body, tag.n, row_sum("tag", tag.a, tag.key, tag.body, tag.n)),
+            (*columns, row_sum("tag", *columns)),
         )
-        self.insert_event(tag.a, event)
-        return tag
 
     def drop_tag(self, a: int, key: bytes, event: Event) -> bool:
         self._run("DELETE FROM tag WHERE a = ? AND key = ?", (a, key))
@@ -256,32 +302,47 @@ class Writer:
         return True
 
     def set_validity(self, a: int, n: int, body: bytes | None, event: Event) -> None:
+        self._check_there(a, n)
         if body is None:
-            self._run("DELETE FROM validity WHERE n = ?", (n,))
+            self._run("DELETE FROM validity WHERE a = ? AND n = ?", (a, n))
         else:
-            self._run("INSERT OR REPLACE INTO validity VALUES (?, ?, ?)", (n, body, row_sum("validity", n, body)))
+            self.insert_validity(ValidityRow(a, n, body))
         self.insert_event(a, event)
+
+    def insert_validity(self, row: ValidityRow) -> None:
+        total = row_sum("validity", row.a, row.n, row.body)
+        self._run("INSERT OR REPLACE INTO validity VALUES (?, ?, ?, ?)", (row.a, row.n, row.body, total))
+
+    def add_events(self, a: int, events: Sequence[Event], guard: tuple[int, int] | None) -> list[int]:
+        if guard is not None:
+            self.check_guard(guard)
+        self._check_there(a, 0)
+        return [self.insert_event(a, event) for event in events]
 
     # The commit of a checkpoint
 
     def apply(self, commit: Commit, nodes: Sequence[tuple[bytes, bytes]], pack: NewPack | None) -> int:
         """Write one checkpoint, if its branch is still where the writer believes it to be."""
         run = self._run
+        if commit.guard is not None:
+            self.check_guard(commit.guard)
         n = run(_NEXT_N).get
         head = self._move_head(commit, n)
-        row = (n, commit.a, commit.b, head.parent, commit.depth, head.base, commit.manifest, commit.operations)
-        run("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_sum("checkpoint", *row)))
+        a, b, depth, key = commit.a, commit.b, commit.depth, commit.key
+        row = (n, a, b, head.parent, depth, head.base, commit.manifest, commit.operations, key)
+        run("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_sum("checkpoint", *row)))
         if commit.tail is not None:
             run("INSERT INTO tail VALUES (?, ?)", (n, commit.tail))
         if nodes:
-            for node in nodes:
-                run("INSERT INTO node (digest, data) VALUES (?, ?) ON CONFLICT DO NOTHING", node)
+            self.insert_nodes(nodes)
         if commit.places is not None:
             self._seal(commit, n)
         if commit.metadata is not None:
             run("INSERT INTO metadata VALUES (?, ?) ON CONFLICT DO NOTHING", commit.metadata)
         if pack is not None or commit.chunks:
             self._insert_chunks(commit, pack)
+        for event in commit.events:
+            self.insert_event(a, event)
         self._n = n
         self._id = commit.id
         return int(n)
@@ -295,7 +356,12 @@ class Writer:
                 self._heads[commit.b] = head
             old = head.row
             if old.head_id == commit.parent_id and old.generation == commit.generation:
-                base = n if commit.sealed else head.base if commit.base is None else commit.base
+                parent, base = old.head, head.base
+                if commit.onto is not None:
+                    # Another process may have sealed that checkpoint since it was read, and forgotten what is below.
+                    parent = commit.onto[0]
+                    base = self._base_of(parent)
+                base = n if commit.sealed else base if commit.base is None else commit.base
                 new = BranchRow(old.b, old.a, old.uuid, old.key, old.body, n, commit.id, old.generation)
                 new_sum = branch_sum(new)
                 # The old sum covers the whole row, so comparing it proves that what we remember is what is there.
@@ -305,25 +371,25 @@ class Writer:
                 )
                 if self.connection.changes() == 1:
                     self._heads[commit.b] = Head(new, new_sum, base)
-                    return _Moved(old.head, base)
+                    return _Moved(parent, base)
             head = None  # what we remembered is out of date: look at the row itself, once
         raise self._fenced(self.read_branch(commit.b), commit.generation)
 
     def _load_head(self, b: int) -> Head:
         row = self.read_branch(b)
-        base = 0
-        if row.head:
-            found = self._run(
-                "SELECT base, sum, n, a, b, parent, depth, manifest, operations FROM checkpoint WHERE n = ?",
-                (row.head,),
-            ).fetchone()
-            if found is None:
-                raise Damaged(f"table checkpoint, row {row.head}: missing", what=(f"checkpoint {row.head}",))
-            base, total, number, a, of, parent, depth, manifest, operations = found
-            columns = (number, a, of, parent, depth, base, manifest, operations)
-            if row_sum("checkpoint", *columns) != total or checkpoint_id(manifest) != row.head_id:
-                raise Damaged(f"table checkpoint, row {row.head}: damaged", what=(f"checkpoint {row.head}",))
-        return Head(row, branch_sum(row), base)
+        return Head(row, branch_sum(row), self._base_of(row.head, row.head_id))
+
+    def _base_of(self, n: int, identity: bytes = b"") -> int:
+        """The base of a checkpoint, which must have this id if one is given."""
+        if not n:
+            return 0
+        found = self._run(f"{CHECKPOINT} WHERE n = ?", (n,)).fetchone()
+        if found is None:
+            raise Damaged(f"table checkpoint, row {n}: missing", what=(f"checkpoint {n}",))
+        row = checked("checkpoint", CheckpointRow, found)
+        if identity and row.id != identity:
+            raise Damaged(f"table checkpoint, row {n}: not the branch's head", what=(f"checkpoint {n}",))
+        return row.base
 
     def _fenced(self, row: BranchRow, generation: int) -> Fenced:
         if row.generation != generation:
@@ -363,11 +429,13 @@ class Writer:
 
     def savepoint(self, commit: Commit, nodes: Sequence[tuple[bytes, bytes]]) -> int | HoldfastError:
         """Apply one of many commits of a transaction; a typed error undoes this one alone and is returned."""
+        given = self._n, self._e, self._id
         self._run("SAVEPOINT one")
         try:
             result = self.apply(commit, nodes, None)
         except (Fenced, Damaged) as error:
             self._heads.clear()
+            self._n, self._e, self._id = given
             self._run("ROLLBACK TO one")
             self._run("RELEASE one")
             return error

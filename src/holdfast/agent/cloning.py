@@ -1,0 +1,61 @@
+"""Cloning: a new agent with the whole history of another.
+
+Owns what a clone's rows say about where it comes from. Copies no checkpoint: the clone sees its origin's rows up to
+the moment of cloning (agent/line.py), and from then on the two go their own ways.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import TYPE_CHECKING
+
+from holdfast.agent.line import Line
+from holdfast.agent.names import check_name, name_key
+from holdfast.codec.values import decode, encode
+from holdfast.errors import BadName
+from holdfast.store.catalog import AgentRow, BranchRow, Event, clone_key
+from holdfast.store.forgetting import Copy, Source
+from holdfast.store.opening import now_us
+from holdfast.store.reading import Reading
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+
+def clone(store: Store, source: AgentRow, new: str) -> AgentRow:
+    """Add the agent ``new`` with everything that ``source`` can see."""
+    check_name(new, "an agent")
+    with store._catalog.forgetting() as forgetting:
+        if store._catalog.agent(name_key(new)) is not None:
+            raise BadName(f"there is an agent {new!r} already", hint="Choose another name.")
+        line = Line(store, source)
+        without = [line.forgotten.pairs, line.forgotten_events.pairs]
+        return forgetting.clone(source, lambda found: _copy(line, without, new, found, forgetting.reading))
+
+
+def _copy(line: Line, without: list[list[list[int]]], new: str, found: Source, reading: Reading) -> Copy:
+    now = now_us()
+    agent, body = line.agent, line.body
+    # The nearest first. What an origin's own origins may show is fixed already.
+    origins = [[agent.a, agent.uuid, found.n, found.e], *body.get("origins", ())]
+    branches = []
+    for row in found.branches:
+        old = decode(row.body)
+        kept = {key: value for key, value in old.items() if key != "base"}
+        more = {"created": now, "from": row.head_id, "origins": [[row.b, found.n], *old.get("origins", ())]}
+        key = uuid.uuid4().bytes
+        branches.append(BranchRow(0, 0, key, row.key, encode({**kept, **more}), row.head, row.head_id, 0))
+    judged = [(reading.checkpoint(row.n).id, decode(row.body)) for row in found.validities]
+    said = {
+        "what": "clone",
+        "name": new,
+        "of": body["name"],
+        "branches": [[decode(row.body)["name"], row.head_id] for row in found.branches],
+        "tags": [[(tag := decode(row.body))["name"], tag["at"]] for row in found.tags],
+        "validity": [[identity, one["validity"], one["reason"]] for identity, one in judged],
+    }
+    events = [Event(now, encode(said), clone_key(agent.a))]
+    events += [Event(now, encode({"what": "origin"}), clone_key(a)) for a, *_ in body.get("origins", ())]
+    about = {"name": new, "created": now, "origins": origins, "without": without}
+    made = AgentRow(0, uuid.uuid4().bytes, name_key(new), encode(about))
+    return Copy(made, branches, found.tags, found.validities, events)

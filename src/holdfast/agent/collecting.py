@@ -1,0 +1,148 @@
+"""Which nodes and chunks are still needed.
+
+Owns the walk from checkpoints, tails and seals to everything that they name. Deletes nothing itself. What always
+holds: references are found by their bytes, wherever they stand, so that something may be taken for needed that is not,
+but never the other way round; a node or row that cannot be read ends the walk with an error, and nothing is deleted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Iterable, Iterator
+from itertools import islice
+
+from holdfast.agent.manifest import Manifest
+from holdfast.codec.values import decode
+from holdfast.errors import Damaged
+from holdfast.store.catalog import CheckpointRow, SealRow
+from holdfast.store.reading import Reading
+
+DIGEST_BYTES = 32
+_ENTRY_BYTES = 40
+_NODES_AT_ONCE = 64
+# Extension 40 with its 32 bytes, and the first bytes of extension 41's payload up to the value's digest. Looking ahead
+# finds those that overlap with what only looks like one.
+_BIG = re.compile(rb"(?=\xc7\x20\x28(.{32}))", re.DOTALL)
+_BULK = re.compile(rb"(?=\x29\x93\xc4\x20.{32})", re.DOTALL)
+# After the payload's first four bytes and the digest.
+_LENGTH_AT = 4 + DIGEST_BYTES
+_UINT_BYTES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
+_ARRAY_BYTES = {0xDC: 2, 0xDD: 4}
+_CHUNK_BYTES = 2 + DIGEST_BYTES
+
+
+def containers(data: bytes) -> list[bytes]:
+    """The digests of big containers that an encoding names."""
+    return [match[1] for match in _BIG.finditer(data)]
+
+
+def chunks(data: bytes) -> Iterator[bytes]:
+    """The digests of chunks that an encoding names."""
+    for match in _BULK.finditer(data):
+        at = match.start() + _LENGTH_AT
+        if at >= len(data):
+            continue
+        at += 1 + _UINT_BYTES.get(data[at], 0)
+        if at >= len(data):
+            continue
+        size = _ARRAY_BYTES.get(data[at], 0)
+        count = int.from_bytes(data[at + 1 : at + 1 + size], "big") if size else data[at] & 0x0F
+        at += 1 + size
+        for start in range(at, min(at + count * _CHUNK_BYTES, len(data)), _CHUNK_BYTES):
+            yield data[start + 2 : start + _CHUNK_BYTES]
+
+
+class Reached:
+    """Everything that was reached from some roots so far."""
+
+    def __init__(self, reading: Reading, *, tolerant: bool = False) -> None:
+        """``tolerant``: what is not there is passed over, because it was deleted before."""
+        self._reading = reading
+        self._tolerant = tolerant
+        self.nodes: set[bytes] = set()
+        self.chunks: set[bytes] = set()
+
+    def checkpoint(self, row: CheckpointRow, tail: bytes | None) -> None:
+        if row.sealed:
+            try:
+                sections = Manifest.decode(row.manifest).sections
+            except Damaged:
+                if not self._tolerant:
+                    raise
+                sections = []
+            self.add(digest for _, digest in sections)
+        for data in (row.operations, tail or b""):
+            self.value(data)
+
+    def seal(self, seal: SealRow) -> None:
+        self.add(decode(seal.places)[0])
+
+    def value(self, data: bytes) -> None:
+        self.chunks.update(chunks(data))
+        self.add(containers(data), certain=False)
+
+    def add(self, roots: Iterable[bytes], *, certain: bool = True) -> None:
+        """Walk from some nodes. What is not ``certain`` was found by its bytes: a text may look like a reference."""
+        waiting = [(digest, certain) for digest in roots]
+        while waiting:
+            some: dict[bytes, bool] = {}
+            while waiting and len(some) < _NODES_AT_ONCE:
+                digest, sure = waiting.pop()
+                if digest not in self.nodes:
+                    self.nodes.add(digest)
+                    some[digest] = sure
+            found = self._reading.nodes(some)
+            for digest, sure in some.items():
+                node = found.get(digest)
+                if node is not None:
+                    waiting.extend(self._below(node))
+                elif sure and not self._tolerant:
+                    short = digest.hex()[:16]
+                    raise Damaged(f"node {short} is missing, so nothing can be collected", what=(f"node {short}",))
+
+    def _below(self, node: bytes) -> Iterator[tuple[bytes, bool]]:
+        """The nodes that a node names."""
+        if node[1] > 0:
+            for at in range(2, len(node), _ENTRY_BYTES):
+                yield node[at : at + DIGEST_BYTES], True
+        else:
+            self.chunks.update(chunks(node))
+            for digest in containers(node):
+                yield digest, False
+
+
+class Collection:
+    """What of the doomed may be deleted: all that nothing else reaches."""
+
+    def __init__(self, reading: Reading, doomed: Reached, dead: Container[int]) -> None:
+        self._reading = reading
+        self._dead = dead
+        self._live = Reached(reading)
+        self._rows_seen = self._seals_seen = 0
+        self._nodes = doomed.nodes
+        self._chunks = doomed.chunks
+
+    @property
+    def empty(self) -> bool:
+        return not self._nodes and not self._chunks
+
+    def mark(self) -> None:
+        """Walk from every checkpoint and seal that was added since the last call."""
+        for row, tail in self._reading.rows_with_tails(after=self._rows_seen):
+            self._rows_seen = row.n
+            if row.n not in self._dead:
+                self._live.checkpoint(row, tail)
+        for seal in self._reading.all_seals(after=self._seals_seen):
+            self._seals_seen = seal.n
+            self._live.seal(seal)
+        self._nodes = self._nodes - self._live.nodes
+        self._chunks = self._chunks - self._live.chunks
+
+    def take(self, most: int) -> tuple[list[bytes], list[bytes]]:
+        """Mark what is new, and give some of what is left. To be called where nobody else can write."""
+        self.mark()
+        nodes = list(islice(self._nodes, most))
+        some = list(islice(self._chunks, most - len(nodes)))
+        self._nodes.difference_update(nodes)
+        self._chunks.difference_update(some)
+        return nodes, some

@@ -1,0 +1,222 @@
+"""Clones: the whole history of another agent at the price of a few names, and nothing in common afterwards."""
+
+from __future__ import annotations
+
+import pytest
+
+import holdfast
+from holdfast.agent.line import Line
+from holdfast.agent.names import name_key
+from holdfast.codec.values import encode
+from holdfast.errors import BadName, Damaged, UnknownAgent, UnknownRevision
+from holdfast.store.catalog import Event
+from tests.agent.damage import spoil
+
+
+@pytest.fixture
+def store(store_path):
+    with holdfast.open(store_path) as opened:
+        yield opened
+
+
+def grown(store, name="a", count=6):
+    """An agent with two branches, an abandoned line, a tag and a doubt."""
+    agent = store.agent(name)
+    agent.state["messages"] = []
+    for number in range(count):
+        agent.state["messages"].append(f"message {number} " * 20)
+        agent.checkpoint(f"m{number}")
+    agent.tag("kept", "m2")
+    agent.mark("m1", "suspect", "an example")
+    side = agent.branch("side", at="m3")
+    side.state["side"] = True
+    side.checkpoint("on the side")
+    side.close()
+    agent.rollback("m4")
+    agent.state["messages"].append("another way")
+    agent.checkpoint("other")
+    return agent
+
+
+def picture(store, name):
+    """All that can be seen of an agent but its events."""
+    agent = store.agent(name, readonly=True)
+    return {
+        "branches": {branch: _head(store, name, branch) for branch in agent.branches()},
+        "tags": {tag: checkpoint.id for tag, checkpoint in agent.tags().items()},
+        "abandoned": [checkpoint.id for checkpoint in agent.abandoned()],
+        "log": [checkpoint.id for checkpoint in agent.log()],
+        "all": [
+            {**checkpoint.to_json(), "state": holdfast.plain(checkpoint.state), "changes": str(checkpoint.changes())}
+            for checkpoint in agent.log(all=True)
+        ],
+        "changes": str(list(agent.changes())),
+    }
+
+
+def _head(store, name, branch):
+    head = store.agent(name, branch=branch, readonly=True).head
+    return head.id if head is not None else None
+
+
+def counts(store):
+    return store.stats()["counts"]
+
+
+def sound(store):
+    report = store.verify()
+    assert report.ok, [str(problem) for problem in report.problems]
+
+
+def test_a_clone_has_everything_and_copies_nothing(store):
+    grown(store).close()
+    before = counts(store)
+    store.clone("a", "b")
+    after = counts(store)
+    assert {table for table in after if after[table] != before[table]} == {
+        "agent",
+        "branch",
+        "tag",
+        "validity",
+        "event",
+    }
+    assert after["event"] == before["event"] + 1
+    assert picture(store, "b") == picture(store, "a")
+    info = next(info for info in store.agents() if info.name == "b")
+    assert (info.checkpoints, info.abandoned) == (8, 1)
+    sound(store)
+
+
+def test_the_two_go_their_own_ways(store):
+    grown(store).close()
+    store.clone("a", "b")
+    frozen = picture(store, "a")
+    b = store.agent("b")
+    assert holdfast.plain(b.state) == holdfast.plain(store.agent("a", readonly=True).state)
+    b.state["messages"].append("of b")
+    b.checkpoint("of b")
+    b.tag("mine")
+    b.untag("kept")
+    b.mark("m1", "good")
+    b.mark("m2", "corrupt", "b says so")
+    b.rollback("m1")
+    assert picture(store, "a") == frozen
+    now = picture(store, "b")
+    a = store.agent("a")
+    a.state["messages"].append("of a")
+    a.checkpoint("of a")
+    a.rollback("m0")
+    assert picture(store, "b") == now
+    with pytest.raises(UnknownRevision):
+        a.at("of b")
+    with pytest.raises(UnknownRevision):
+        a.rollback(b.at("id:" + b.abandoned()[-1].id))
+    sound(store)
+
+
+def test_a_clone_of_a_clone_outlives_both(store):
+    grown(store).close()
+    store.clone("a", "b")
+    with store.agent("b") as b:
+        b.state["messages"].append("of b")
+        b.checkpoint("of b")
+    store.clone("b", "c")
+    picture_of_c = picture(store, "c")
+    assert [c["label"] for c in picture_of_c["all"]][:2] == ["of b", "other"]
+    for name in ("b", "a"):
+        store.remove(name)
+        assert picture(store, "c") == picture_of_c
+        sound(store)
+    with store.agent("c") as c:
+        c.undo()
+        c.checkpoint("goes on")
+    sound(store)
+    store.remove("c")
+    assert counts(store)["checkpoint"] == counts(store)["node"] == 0
+    sound(store)
+
+
+def test_named_checkpoints_and_events_are_seen_up_to_the_parting(store):
+    agent = grown(store)
+    row, branch = agent._row, agent._branch
+    agent.close()
+    catalog = store._catalog
+    catalog.add_events(row.a, [Event(1, encode({"what": "x"}), b"k" * 16)])
+    store.clone("a", "b")
+    catalog.add_events(row.a, [Event(2, encode({"what": "x"}), b"k" * 16)])
+    clone = catalog.agent(name_key("b"))
+    catalog.add_events(clone.a, [Event(3, encode({"what": "x"}), b"k" * 16)])
+    one, two = Line(store, row, branch), Line(store, clone, catalog.branches(clone.a)[0])
+    assert [event.at for event in one.events_named([b"k" * 16])] == [1, 2]
+    assert [event.at for event in two.events_named([b"k" * 16])] == [1, 3]
+    assert [found.n for found in two.rows(before=4, limit=2)] == [3, 2]
+    assert all(map(two.sees, one.rows()))
+    assert one.named(b"none") is None
+    sound(store)
+
+
+def test_refused_names(store):
+    grown(store).close()
+    with pytest.raises(BadName):
+        store.clone("a", "a")
+    with pytest.raises(BadName):
+        store.clone("a", "")
+    with pytest.raises(UnknownAgent):
+        store.clone("none", "b")
+    sound(store)
+
+
+def test_cloning_while_the_source_is_written(store):
+    agent = grown(store)
+    store.clone("a", "b")
+    agent.state["messages"].append("later")
+    agent.checkpoint("later")
+    assert "later" not in [c.label for c in store.agent("b", readonly=True).log(all=True)]
+    sound(store)
+
+
+def test_sealing_on_either_side_leaves_the_other_readable(store, monkeypatch):
+    from holdfast.store import sealing
+
+    monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 4)
+    grown(store).close()
+    store.clone("a", "b")
+    frozen = picture(store, "b")
+    for name in ("a", "b"):
+        with store.agent(name) as agent:
+            for number in range(10):
+                agent.state["messages"].append(f"{name} {number} " * 30)
+                agent.checkpoint(f"{name}{number}")
+        sound(store)
+    shared = {c["id"]: c for c in frozen["all"]}
+    now = {c["id"]: c for c in picture(store, "b")["all"] if c["id"] in shared}
+    assert {i: c["state"] for i, c in now.items()} == {i: c["state"] for i, c in shared.items()}
+    assert {i: c["changes"] for i, c in now.items()} == {i: c["changes"] for i, c in shared.items()}
+
+
+def test_a_missing_row_of_the_origin_shows_in_the_clone(store, store_path):
+    grown(store).close()
+    store.clone("a", "b")
+    store.remove("a")
+    sound(store)
+    (tip,) = [c._row.n for c in store.agent("b", readonly=True).abandoned()]
+    store.close()
+    spoil(store_path, "DELETE FROM checkpoint WHERE n = ?", tip)
+    with holdfast.open(store_path) as again:
+        assert not again.verify().ok
+
+
+def test_recovery_of_a_clone_goes_back_into_its_origin(store, store_path):
+    grown(store).close()
+    store.clone("a", "b")
+    with store.agent("b") as b:
+        b.state["messages"].append("of b " * 40)
+        n = b.checkpoint("of b")._row.n
+    store.close()
+    spoil(store_path, "UPDATE tail SET data = x'91c403616263' WHERE n = ?", n)
+    with holdfast.open(store_path) as again:
+        with pytest.raises(Damaged) as caught:
+            again.agent("b", readonly=True).state["messages"]
+        assert again.agent("b", readonly=True).at("other").id == caught.value.newest_valid
+        handle = again.agent("b", recover=True)
+        assert holdfast.plain(handle.state) == holdfast.plain(again.agent("a").state)

@@ -1,0 +1,44 @@
+"""clone and remove: whole agents."""
+
+from __future__ import annotations
+
+
+def test_clone_begins_with_the_whole_history(cli):
+    before = cli("log", "trip-7", "--all", "--json").json["checkpoints"]
+    made = cli("clone", "trip-7", "copy")
+    assert made.code == 0
+    assert made.out.startswith("Agent copy begins with the history of trip-7: ")
+    assert cli("log", "copy", "--all", "--json").json["checkpoints"] == before
+    assert cli("clone", "trip-7", "copy").code == 2
+    assert cli("clone", "trip-7@good", "other").code == 2
+    assert cli("verify").code == 0
+
+
+def test_remove_needs_a_word_and_says_what_goes(cli):
+    assert cli("remove", "trip-7").code == 2
+    looked = cli("remove", "trip-7", "--dry-run")
+    assert "Dry run: nothing was changed." in looked.out
+    assert cli("show", "trip-7").code == 0
+    cli("clone", "trip-7", "copy")
+    done = cli("remove", "trip-7", "--yes", "--json").json
+    assert done["done"]
+    assert done["kept_for"] == ["copy"]
+    assert cli("show", "trip-7").code == 2
+    assert cli("show", "copy@good").code == 0
+    assert cli("remove", "copy", "--yes").out.splitlines()[-1].startswith("Removed. The store is ")
+    assert cli("verify").code == 0
+
+
+def test_remove_is_refused_while_another_process_writes(cli, filled):
+    import subprocess
+    import sys
+
+    code = "import sys, holdfast\nstore = holdfast.open(sys.argv[1], inert=True)\nagent = store.agent('trip-7')\n"
+    code += "print('ready', flush=True)\nsys.stdin.read()\n"
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(filled)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "ready\n"
+        assert cli("remove", "trip-7", "--yes").code == 3
+        assert cli("show", "trip-7").code == 0
+        process.kill()
