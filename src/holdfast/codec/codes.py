@@ -109,6 +109,14 @@ class Record:
         self.data = data
         self.code = code
 
+    @property
+    def fields(self) -> dict[str, Any] | None:
+        """The fields of an instance by name, extra ones included; None for what has no fields."""
+        data = self.data
+        if self.form == "pydantic" and type(data) is list and len(data) == 4 and type(data[0]) is dict:
+            return {**data[0], **(data[1] or {})}
+        return data if self.form == "fields" and type(data) is dict else None
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not Record:
             return NotImplemented

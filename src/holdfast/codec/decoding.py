@@ -31,6 +31,12 @@ if TYPE_CHECKING:
 _SAFE_RECURSION = 5000
 """Above this recursion limit the interpreter no longer protects the C stack; nesting is then checked beforehand."""
 
+_SCANNED_BYTES = 4096
+"""Up to this size it is cheaper to count the bytes that may open a container than to walk through them."""
+
+_OPENING = (*range(0x80, 0xA0), *range(0xDC, 0xE0))  # maps and arrays, short and long
+_NO_OPENING = bytes(byte for byte in range(256) if byte not in _OPENING)
+
 
 class Reading:
     """One decoding. Kept and used again, because making the library's decoder costs more than a small value."""
@@ -132,7 +138,10 @@ class Reading:
         """A value inside a payload."""
         result = self.decoder.decode(raw)
         kind = type(result)
-        if kind is list or kind is dict:
+        if (kind is list or kind is dict) and (
+            # Each level takes a byte that opens it, so few such bytes are proof enough.
+            len(raw) > _SCANNED_BYTES or len(bytes(raw).translate(None, _NO_OPENING)) > MAX_DEPTH - self.depth
+        ):
             # Instances keep their fields in a map, models in an array of maps, which are not levels of their own.
             self.check_depth(result, MAX_DEPTH - self.depth + 2)
         return result
@@ -281,7 +290,7 @@ def _read_defaultdict(reading: Reading, data: memoryview) -> Any:
             if registration is None:
                 if reading.inert:
                     return Record("defaultdict", 1, "items", items, code=codes.DEFAULTDICT)
-                raise unknown_type(name)
+                raise unknown_type(name, reading.registry)
             factory = registration.cls
         return collections.defaultdict(factory)
 

@@ -21,7 +21,7 @@ from holdfast.errors import Attribute, SchemaMismatch, Unencodable, UnknownType
 if TYPE_CHECKING:
     from holdfast.codec.decoding import Reading
     from holdfast.codec.lowering import Walk
-    from holdfast.codec.types import Registration
+    from holdfast.codec.types import Registration, Registry
 
 VALUE = "value"
 """The form of what a class's own save function returned."""
@@ -30,7 +30,9 @@ _HEAD = msgspec.msgpack.Decoder(tuple[str, int, str, msgspec.Raw])
 _RAW_FIELDS = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
 _NUMBER = msgspec.msgpack.Decoder(int)
 _PENDING = object()
-_REGISTER = "Register the class (@holdfast.register, or open(types=[...])); inert reading shows it without."
+_TEXT = frozenset({str})
+_PLAIN_CONTAINERS: frozenset[type] = frozenset({dict, list})
+_NONE: frozenset[type] = frozenset()
 
 
 class NeedsWhole(Exception):
@@ -59,9 +61,9 @@ def lower_instance(walk: Walk, value: Any, depth: int, registration: Registratio
         fields, extra, names, private = shape.take_pydantic(value)
         data = [
             _attributes(walk, fields, depth),
-            None if extra is None else _attributes(walk, extra, depth),
-            [walk.lower(name, depth) for name in names],
-            None if private is None else _attributes(walk, private, depth),
+            _attributes(walk, extra, depth) if extra else extra,
+            names if walk.plain is SCALARS else [walk.lower(name, depth) for name in names],
+            _attributes(walk, private, depth) if private else private,
         ]
     else:
         form = FIELDS
@@ -119,15 +121,31 @@ def _attributes(walk: Walk, fields: dict[str, Any], depth: int) -> Any:
     checked = plain is not SCALARS
     if not checked and plain.issuperset(map(type, fields.values())):
         return fields
-    out: dict[Any, Any] = {}
+    # Messages hold several dicts and lists that are small or empty; a walk for each would be most of the cost.
+    small = _PLAIN_CONTAINERS if not checked and depth + 1 < MAX_DEPTH else _NONE
+    out: dict[Any, Any] | None = None
     name: Any = ""
     try:
         for name, item in fields.items():
             if type(name) is not str:
                 raise Unencodable("an attribute whose name is not a plain text")
-            out[name] = item if type(item) in plain else walk.lower(item, depth + 1)
+            kind = type(item)
+            if kind in plain:
+                continue
+            if kind in small and (
+                not item
+                or (kind is dict and plain.issuperset(map(type, item.values())) and _TEXT.issuperset(map(type, item)))
+            ):
+                continue
+            lowered = walk.lower(item, depth + 1)
+            if lowered is not item:
+                if out is None:
+                    out = fields.copy()
+                out[name] = lowered
     except Unencodable as error:
         raise error.within(Attribute(name)) from None
+    if out is None:
+        out = fields
     if checked and not all(map(is_utf8, out)):
         return Ext(codes.DICT, pack([part for name, item in out.items() for part in (walk.lower(name, depth), item)]))
     return out
@@ -201,8 +219,12 @@ def read_reference(reading: Reading, data: memoryview) -> Any:
     return value
 
 
-def unknown_type(name: str) -> UnknownType:
-    return UnknownType(f"The type {name!r:.200} is not registered in this program", type_name=name, hint=_REGISTER)
+def unknown_type(name: str, registry: Registry) -> UnknownType:
+    return UnknownType(
+        f"The type {name!r:.200} is not registered in this program",
+        type_name=name,
+        hint=f"Register the class (@holdfast.register, or {registry.option}); inert reading shows it without.",
+    )
 
 
 def read_instance(reading: Reading, data: memoryview) -> Any:
@@ -213,7 +235,7 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
     registration = reading.registry.by_name(name)
     if registration is None or (reading.inert and version != registration.version):
         if not reading.inert:
-            raise unknown_type(name)
+            raise unknown_type(name, reading.registry)
         record = instances[number] = Record(name, version, form, None)
         record.data = reading.part(raw)
         return record
@@ -301,7 +323,7 @@ def _put(registration: Registration, version: int, form: str, value: Any, conten
 def _field_map(registration: Registration, migrated: Any) -> dict[str, Any]:
     if type(migrated) is not dict or not all(type(name) is str for name in migrated):
         raise mismatch(registration, "has a migration that did not return a field map")
-    return migrated
+    return migrated.copy()  # the instance may keep it, and a migration may return the same one twice
 
 
 def _parts(form: str, content: Any) -> tuple[dict[str, Any], dict[str, Any] | None, list[str], dict[str, Any] | None]:
@@ -311,19 +333,22 @@ def _parts(form: str, content: Any) -> tuple[dict[str, Any], dict[str, Any] | No
         if type(content) is not list or len(content) != 4:
             raise corrupt("a pydantic model has four parts")
         fields, extra, names, private = content
-        if type(names) is not list or not all(type(name) is str for name in names):
+        if type(names) is not list or not _TEXT.issuperset(map(type, names)):
             raise corrupt("the names of a model's fields are texts")
     elif form == FIELDS:
         fields = content
         names = list(content) if type(content) is dict else []
     else:
         raise corrupt(f"an instance of the unknown form {form!r:.80}")
-    for part in (fields, extra, private):
-        if not (part is None and part is not fields) and (
-            type(part) is not dict or not all(type(name) is str for name in part)
-        ):
-            raise corrupt("an instance's fields are a map of names")
+    if not _is_field_map(fields) or not (
+        (extra is None or _is_field_map(extra)) and (private is None or _is_field_map(private))
+    ):
+        raise corrupt("an instance's fields are a map of names")
     return fields, extra, names, private
+
+
+def _is_field_map(part: Any) -> bool:
+    return type(part) is dict and _TEXT.issuperset(map(type, part))
 
 
 def read_enum(reading: Reading, data: memoryview) -> Any:
@@ -334,7 +359,7 @@ def read_enum(reading: Reading, data: memoryview) -> Any:
     if registration is None or (reading.inert and version != registration.version):
         if reading.inert:
             return Record(type_name, version, "enum", [name, content], code=codes.ENUM)
-        raise unknown_type(type_name)
+        raise unknown_type(type_name, reading.registry)
     if registration.save is not None or registration.shape.form != ENUM:
         raise mismatch(registration, "was saved as an enum member, but is no enum now")
     if version != registration.version:

@@ -304,7 +304,7 @@ def lower_other(walk: Walk, value: Any, depth: int) -> Any:
         from holdfast.codec import arrays  # programs without NumPy never load it
 
         return arrays.lower(walk, value, depth)
-    raise refusals.unknown(value)
+    raise refusals.unknown(value, walk.registry.option)
 
 
 HANDLERS: dict[type, Handler] = {

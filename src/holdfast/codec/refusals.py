@@ -11,8 +11,6 @@ from typing import Any
 from holdfast.codec.codes import MAX_DEPTH, SCALARS
 from holdfast.errors import Unencodable
 
-_REGISTER = "Decorate the class with @holdfast.register, or pass open(types=[...])."
-
 _BUILTIN_SUBCLASS: tuple[tuple[type, str], ...] = (
     (bool, "bool"),
     (int, "int"),
@@ -132,10 +130,11 @@ def array(reason: str, hint: str) -> Unencodable:
     return Unencodable(reason, hint=hint)
 
 
-def unknown(value: Any) -> Unencodable:
-    """The refusal of a value whose type nobody knows."""
+def unknown(value: Any, option: str) -> Unencodable:
+    """The refusal of a value whose type nobody knows. ``option`` is what the program can pass to make it known."""
     kind = type(value)
     name = _qualified(kind)
+    register = f"Decorate the class with @holdfast.register, or pass {option}."
     if isinstance(value, type):
         return Unencodable(f"the class {_qualified(value)} itself", hint="Save its name, or an instance of it.")
     if kind.__module__ in {"builtins", "functools", "re", "types", "array", "weakref", "asyncio", "_asyncio"} or (
@@ -154,11 +153,11 @@ def unknown(value: Any) -> Unencodable:
         )
     enum = sys.modules.get("enum")
     if enum is not None and isinstance(value, enum.Enum):
-        return Unencodable(f"the enum {name} is not registered", hint=_REGISTER)
+        return Unencodable(f"the enum {name} is not registered", hint=register)
     for base, text in _BUILTIN_SUBCLASS:
         if isinstance(value, base):
             if hasattr(kind, "_fields") and base is tuple:
-                return Unencodable(f"the named tuple {name} is not registered", hint=_REGISTER)
+                return Unencodable(f"the named tuple {name} is not registered", hint=register)
             return Unencodable(
                 f"{name} is a subclass of {text}",
                 hint=f"Convert it with {text}(...), or register it with save= and load=.",
@@ -168,7 +167,7 @@ def unknown(value: Any) -> Unencodable:
         return Unencodable(f"{name} is a subclass of numpy.ndarray", hint="Convert it with numpy.asarray(...).")
     if isinstance(value, BaseException):
         return Unencodable(f"the exception {name}", hint="Save its text, or register the class with save= and load=.")
-    return Unencodable(f"the type {name} is not registered", hint=_REGISTER)
+    return Unencodable(f"the type {name} is not registered", hint=register)
 
 
 def _qualified(kind: type) -> str:

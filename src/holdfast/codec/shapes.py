@@ -70,6 +70,7 @@ class Shape:
     __slots__ = (
         "_default",
         "_getters",
+        "_model_setters",
         "_nameset",
         "_setters",
         "cls",
@@ -92,6 +93,7 @@ class Shape:
         ordered += sorted(set(slots).difference(ordered))
         self._getters: tuple[tuple[str, Any], ...] = tuple((name, slots[name].__get__) for name in ordered)
         self._setters: dict[str, Any] = {name: slots[name].__set__ for name in ordered}
+        self._model_setters = _model_setters(cls) if self.form == PYDANTIC else ()
         self.has_dict = bool(getattr(cls, "__dictoffset__", 0))
         self.skip = _skipped(cls)
 
@@ -122,6 +124,8 @@ class Shape:
             return cls._fields, _no_default, True
         if self.form == PYDANTIC:
             return tuple(cls.__pydantic_fields__), _pydantic_default, False
+        if self.form == FIELDS and _is_old_model(cls):
+            return tuple(cls.__fields__), _old_pydantic_default, False
         if self.form == FIELDS and "__attrs_attrs__" in vars(cls):
             frozen = getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
             return tuple(attribute.name for attribute in cls.__attrs_attrs__), _attrs_default, frozen
@@ -196,11 +200,13 @@ class Shape:
         if fields.keys() >= self._nameset:
             return None
         for name in self.names:
-            if name not in fields and self._default is not _pydantic_default and not self._optional(name):
+            if name not in fields and not self._optional(name):
                 return name
         return None
 
     def _optional(self, name: str) -> bool:
+        if self._default is _pydantic_default or self._default is _old_pydantic_default:
+            return True  # a model that was made without validation may lack any field
         # A field outside __init__ may be set late or never.
         if self._default is _dataclass_default:
             return not self.cls.__dataclass_fields__[name].init  # type: ignore[attr-defined]
@@ -233,6 +239,9 @@ class Shape:
                 self._put_default(value, name)
 
     def _put_default(self, value: Any, name: str) -> None:
+        by_class = self._default is _dataclass_default and name not in self._setters and hasattr(self.cls, name)
+        if by_class and self._optional(name):
+            return  # __init__ leaves such a field alone too: the class itself has the default
         default = self._default(name, value)
         if default is not _ABSENT:
             Adapted.count += 1
@@ -241,7 +250,7 @@ class Shape:
                 put(value, default)
             else:
                 value.__dict__[name] = default
-        elif self._default is not _pydantic_default and not self._optional(name):
+        elif not self._optional(name):
             raise KeyError(name)
 
     def put_one(self, value: Any, name: str, item: Any) -> None:
@@ -262,22 +271,37 @@ class Shape:
         names: list[str],
         private: dict[str, Any] | None,
     ) -> None:
-        """The reverse of take_pydantic."""
-        for name in fields:
-            if name not in self.names:
-                raise KeyError(name)
-        object.__setattr__(value, "__dict__", {})
-        for name, item in (
-            ("__pydantic_fields_set__", set(names)),
-            ("__pydantic_extra__", extra),
-            ("__pydantic_private__", private),
-        ):
-            slot = next(vars(base)[name] for base in self.cls.__mro__ if name in vars(base))
-            if type(slot) is MemberDescriptorType:
-                slot.__set__(value, item)
+        """The reverse of take_pydantic. The model keeps the given dicts."""
+        if not fields.keys() <= self._nameset or (extra and not self._nameset.isdisjoint(extra)):
+            fields, extra = self._redeclared(fields, extra)
+        for (name, put), item in zip(self._model_setters, (set(names), extra, private), strict=True):
+            if put is not None:
+                put(value, item)
             elif item is not None:
                 raise KeyError(name)  # a root model has neither; the class says so with a constant
-        self.put(value, fields)
+        _set_attribute(value, "__dict__", fields)
+        if len(fields) != len(self.names):
+            for name in self.names:
+                if name not in fields:
+                    self._put_default(value, name)
+
+    def _redeclared(
+        self, fields: dict[str, Any], extra: dict[str, Any] | None
+    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+        """Fields that the model has stopped declaring, or declares since it was saved: none may be lost.
+
+        Libraries change their models without a version; one that allows extra fields can still hold all of them.
+        """
+        gone = {name: item for name, item in fields.items() if name not in self._nameset}
+        if gone and self.cls.model_config.get("extra") != "allow":  # type: ignore[attr-defined]
+            raise KeyError(next(iter(gone)))
+        come = {name: item for name, item in (extra or {}).items() if name in self._nameset and name not in fields}
+        if not gone and not come:
+            return fields, extra
+        Adapted.count += 1
+        both = {**fields, **come}
+        kept = {name: item for name, item in (extra or {}).items() if name not in come}
+        return {name: both[name] for name in self.names if name in both}, {**kept, **gone}
 
     def make_tuple(self, fields: dict[str, Any]) -> Any:
         """A named tuple from its fields; a KeyError names one that is absent or unknown."""
@@ -293,6 +317,7 @@ class Shape:
 
 
 _ABSENT = object()
+_set_attribute = object.__setattr__
 _SHAPES: WeakKeyDictionary[type, Shape] = WeakKeyDictionary()
 
 
@@ -330,7 +355,7 @@ def is_data_class(cls: type) -> bool:
     if shape.form == ENUM:
         return bool(cls.__members__)  # type: ignore[attr-defined]
     if shape.form == FIELDS:
-        return "__dataclass_fields__" in vars(cls) or "__attrs_attrs__" in vars(cls)
+        return "__dataclass_fields__" in vars(cls) or "__attrs_attrs__" in vars(cls) or _is_old_model(cls)
     return shape.form in {PYDANTIC, TUPLE}
 
 
@@ -344,6 +369,12 @@ def _is_namedtuple(cls: type) -> bool:
     )
 
 
+def _is_old_model(cls: type) -> bool:
+    """Whether the class is a model of pydantic's version 1, which version 2 carries along."""
+    model = getattr(sys.modules.get("pydantic.v1.main"), "BaseModel", None)
+    return model is not None and issubclass(cls, model)
+
+
 def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     """Attribute name -> descriptor; where a subclass repeats a slot, its own counts, as in Python."""
     found: dict[str, MemberDescriptorType] = {}
@@ -352,6 +383,15 @@ def _slots(cls: type) -> dict[str, MemberDescriptorType]:
             own = vars(base).items()
             found |= {name: attribute for name, attribute in own if type(attribute) is MemberDescriptorType}
     return found
+
+
+def _model_setters(cls: type) -> tuple[tuple[str, Any], ...]:
+    """How a pydantic model's parts beside its fields are set, or None where the class has no place for them."""
+    found: list[tuple[str, Any]] = []
+    for name in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
+        slot = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+        found.append((name, slot.__set__ if type(slot) is MemberDescriptorType else None))
+    return tuple(found)
 
 
 def _skipped(cls: type) -> tuple[str, ...]:
@@ -390,3 +430,8 @@ def _pydantic_default(name: str, value: Any) -> Any:
     return (
         _ABSENT if field.is_required() else field.get_default(call_default_factory=True, validated_data=value.__dict__)
     )
+
+
+def _old_pydantic_default(name: str, value: Any) -> Any:
+    field = type(value).__fields__[name]
+    return _ABSENT if field.required else field.get_default()

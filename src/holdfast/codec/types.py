@@ -97,6 +97,8 @@ class Registry:
         self._parent = parent
         self._types: dict[type, Registration] = {}
         self._names: dict[str, Registration] = {}
+        self.option: str = "open(types=[...])" if parent is None else parent.option
+        """What a program passes so that its classes are known here; refusals name it."""
 
     def child(self) -> Registry:
         """A registry that sees this one and adds its own types."""
@@ -174,6 +176,8 @@ class Registry:
         if not isinstance(cls, type):
             raise BadOption(f"register takes a class, not {cls!r}")
         steps = dict(migrations or {})
+        if save is None and load is None:
+            save, load = self.conversion(cls)
         _check(cls, version, steps, save, load)
         registration = Registration(cls, _checked_name(cls, name), version, steps, save, load)
         self._add(registration)
@@ -181,7 +185,7 @@ class Registry:
 
     def _add(self, registration: Registration) -> None:
         cls, name = registration.cls, registration.name
-        other = self.by_name(name)
+        other = Registry.by_name(self, name)  # a subclass may find classes by registering them
         if other is not None and other.cls is not cls and _origin(other.cls) != _origin(cls):
             raise BadName(
                 f"{name!r} is already the name of {other.cls!r}",
@@ -189,6 +193,14 @@ class Registry:
             )
         self._names[name] = registration
         self._types[cls] = registration
+
+    def conversion(self, cls: type) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:  # noqa: ARG002
+        """What saves and loads a class that is registered without ``save`` and ``load``; None for its attributes."""
+        return None, None
+
+    def wants(self, cls: type) -> bool:
+        """Whether ``register_module`` takes this class."""
+        return is_data_class(cls)
 
     def register_module(self, module: ModuleType | str) -> list[type]:
         """Register every data class that the module and its submodules define; returns them.
@@ -202,7 +214,10 @@ class Registry:
         found: list[type] = []
         for part in _modules(module):
             for cls in _defined_in(part):
-                if self.by_type(cls) is None:
+                if not self.wants(cls):
+                    continue
+                known = self.by_type(cls)
+                if known is None or known.cls is not cls:
                     self.register(cls)
                 found.append(cls)
         return found
@@ -295,7 +310,7 @@ def _defined_in(module: ModuleType) -> list[type]:
         if isinstance(item, type) and item.__module__ == module.__name__ and item not in seen:
             seen[item] = None
             waiting += vars(item).values()
-    return [cls for cls in seen if is_data_class(cls)]
+    return list(seen)
 
 
 register = REGISTRY.register

@@ -8,6 +8,6 @@ dict can do, and ``document`` puts them together.
 from __future__ import annotations
 
 from holdfast.codec.document.document import Document
-from holdfast.codec.document.sections import MISSING, Capture, Encoded, Section, Source
+from holdfast.codec.document.sections import MISSING, Capture, Captured, Encoded, Section, Source
 
-__all__ = ["MISSING", "Capture", "Document", "Encoded", "Section", "Source"]
+__all__ = ["MISSING", "Capture", "Captured", "Document", "Encoded", "Section", "Source"]

@@ -5,6 +5,7 @@ Owns the records that the other modules of the document share. Knows nothing of 
 
 from __future__ import annotations
 
+import threading
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.codec.operations import Operation
@@ -52,6 +53,24 @@ class Capture(NamedTuple):
     operations: list[Operation]
     nodes: dict[bytes, bytes]
     chunks: dict[bytes, bytes]
+
+
+class Captured(Protocol):
+    """What checkpoints are made of: a document of live values, or one of values that are given whole."""
+
+    lock: threading.RLock
+
+    def capture(self) -> Capture:
+        """Everything since the last capture, and the digests of the state as it is now."""
+
+    def restore(self, captured: Capture) -> None:
+        """A capture could not be written: everything in it is still to be written."""
+
+    def unstored(self) -> tuple[dict[bytes, bytes], dict[bytes, tuple[bytes, int]]]:
+        """All nodes that the catalog does not have, and where each item sits; they count as stored from now on."""
+
+    def unstored_bytes(self) -> int:
+        """About how much ``unstored`` would have to write."""
 
 
 class Encoded:

@@ -1,0 +1,280 @@
+"""Proof that values which were encoded before would still encode to the same bytes, at the speed of C.
+
+Owns traces: for a run of items, every mutable object that their encoding depends on, and what each of them referred to.
+Must not know bytes, sections or storage. What always holds: a proof is made of identities of immutable objects and of
+the containers in between, never of equality (``1 == True``) and never of the identity of something mutable alone;
+what cannot be traced has no proof, and no code of the values' classes runs.
+
+The interpreter's own view of what an object refers to (``gc.get_referents``) goes through lists, dicts, sets and
+instances alike: a dict gives its values, an instance its ``__dict__``, its slots and its class. It gives no lengths, so
+those are compared beside it, and no keys where all of them are exact strings, so those are, too. A dict that gets a key
+of any other type from then on gives its keys as well, which shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from gc import get_referents
+from itertools import chain
+from operator import attrgetter, is_
+from typing import Any, NamedTuple
+
+from holdfast.codec.codes import SCALARS
+from holdfast.codec.immutable import is_immutable
+from holdfast.codec.shapes import FIELDS, PYDANTIC, Shape
+from holdfast.codec.types import Registry
+
+# Items that are traced together. When one of them has changed, all of them are encoded again, so a run is short; a
+# list of a thousand messages still takes few steps to check.
+RUN_ITEMS = 32
+# Runs are joined up to this many containers, so that appending item by item does not leave a thousand runs.
+RUN_HOLDERS = 384
+# Items without anything mutable in them cost next to nothing to encode again.
+FLAT_RUN_ITEMS = 4096
+_TEXT = frozenset({str})
+
+
+class Untraceable(Exception):
+    """Something in the value cannot be proven unchanged."""
+
+
+class Trace:
+    """A run of items, and what must be as it was for them to be unchanged."""
+
+    __slots__ = ("_dicts", "_empty", "_flat", "_holders", "_keys", "_lengths", "_sized", "instances", "items")
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+        self.instances: set[int] = set()  # ids of the mutable instances inside; they live as long as the trace
+        self._holders: list[Any] = []
+        self._flat: list[Any] = []  # what the holders refer to, one after another
+        self._sized: list[Any] = []
+        self._lengths: list[int] = []
+        self._dicts: list[dict[str, Any]] = []
+        self._keys: list[str] = []
+        self._empty: list[Any] = []
+
+    def unchanged(self) -> bool:
+        """Whether everything is as it was. False is only a doubt."""
+        if any(self._empty) or list(map(len, self._sized)) != self._lengths:
+            return False
+        now = get_referents(*self._holders)
+        if len(now) != len(self._flat) or not all(map(is_, now, self._flat)):
+            return False
+        try:
+            return list(chain.from_iterable(self._dicts)) == self._keys
+        except RuntimeError:  # another thread is changing one of them
+            return False
+
+    def fits(self, other: Trace) -> bool:
+        """Whether the two are short enough to be one."""
+        return (
+            len(self._holders) + len(other._holders) <= RUN_HOLDERS
+            and len(self.items) + len(other.items) <= FLAT_RUN_ITEMS
+        )
+
+    def join(self, other: Trace) -> Trace:
+        """One trace for the items of both."""
+        joined = Trace([*self.items, *other.items])
+        joined.instances = self.instances | other.instances
+        for name in ("_holders", "_flat", "_sized", "_lengths", "_dicts", "_keys", "_empty"):
+            setattr(joined, name, [*getattr(self, name), *getattr(other, name)])
+        return joined
+
+    # -- making one -----------------------------------------------------------------------------------------
+
+    def follow(self, registry: Registry) -> None:
+        """Go through everything that the items hold, a level at a time. Raises Untraceable."""
+        seen: set[int] = set()
+        level: Iterable[Any] = self.items
+        while True:
+            # Ids stay valid: what is traced is held, directly or by what holds it.
+            fresh = {id(value): value for value in level if type(value) not in SCALARS}
+            for known in seen & fresh.keys():
+                del fresh[known]
+            if not fresh:
+                return
+            seen |= fresh.keys()
+            kinds: dict[type, list[Any]] = {}
+            for value in fresh.values():
+                kinds.setdefault(type(value), []).append(value)
+            found: list[Any] = []
+            for kind, group in kinds.items():
+                found += self._group(kind, group, registry)
+            level = found
+
+    def _group(self, kind: type, group: list[Any], registry: Registry) -> Iterable[Any]:
+        """Trace values of one type; returns what they hold."""
+        if kind is dict:
+            return self._dicts_of(group)
+        if kind is list:
+            return self._sequences(group)
+        if kind is tuple:
+            return chain.from_iterable(group)
+        if kind is set:
+            if not all(type(item) in SCALARS or is_immutable(item) for item in self._sequences(group)):
+                raise Untraceable
+            return ()
+        registration = registry.by_type(kind)
+        if registration is not None and registration.cls is kind and registration.save is None:
+            shape = registration.shape
+            if shape.form in {FIELDS, PYDANTIC}:
+                mutable = [value for value in group if not is_immutable(value)] if shape.frozen else group
+                return self._instances(mutable, shape) if mutable else ()
+        if not all(map(is_immutable, group)):
+            raise Untraceable
+        return ()
+
+    def _sequences(self, group: list[Any]) -> list[Any]:
+        self._empty += [value for value in group if not value]
+        full = [value for value in group if value]
+        found = get_referents(*full)
+        lengths = list(map(len, full))
+        if sum(lengths) != len(found):
+            raise Untraceable  # another thread is changing one of them
+        self._sized += full
+        self._lengths += lengths
+        self._holders += full
+        self._flat += found
+        return found
+
+    def _dicts_of(self, group: list[dict[Any, Any]]) -> list[Any]:
+        self._empty += [value for value in group if not value]
+        full = [value for value in group if value]
+        keys = list(chain.from_iterable(full))
+        values = list(chain.from_iterable(map(dict.values, full)))
+        found = get_referents(*full)
+        lengths = list(map(len, full))
+        if len(found) == len(values) == len(keys) == sum(lengths) and all(map(is_, found, values)):
+            if not _TEXT.issuperset(map(type, keys)):
+                raise Untraceable  # an interpreter that works in another way
+            self._dicts += full
+            self._keys += keys
+        elif len(full) > 1:
+            # Some of them give their keys, too.
+            return list(chain.from_iterable([self._dicts_of([value]) for value in full]))
+        elif not (
+            len(found) == 2 * len(keys) == 2 * len(values)
+            and all(map(is_, found[::2], values))
+            and all(map(is_, found[1::2], keys))
+            and all(type(key) in SCALARS or is_immutable(key) for key in keys)
+        ):
+            raise Untraceable  # the interpreter keeps values in another order than keys, or another thread was here
+        self._sized += full
+        self._lengths += lengths
+        self._holders += full
+        self._flat += found
+        return values
+
+    def _instances(self, group: list[Any], shape: Shape) -> Iterable[Any]:
+        columns: list[list[Any]] = []
+        try:
+            if shape.form == PYDANTIC:
+                columns += [list(map(get, group)) for get in _MODEL_PARTS]
+            # A slot that is empty would not show, and neither would its content when it moves to another one.
+            columns += [list(map(get, group)) for _, get in shape._getters]
+            if shape.has_dict:
+                columns.append(list(map(_ATTRIBUTES, group)))
+        except AttributeError:
+            raise Untraceable from None
+        found = get_referents(*group)
+        width, rest = divmod(len(found), len(group))
+        if rest or not all(_is_column(column, found, width) for column in [[shape.cls] * len(group), *columns]):
+            if len(group) == 1:
+                raise Untraceable
+            return list(chain.from_iterable([self._instances([value], shape) for value in group]))
+        self.instances.update(map(id, group))
+        self._holders += group
+        self._flat += found
+        return chain.from_iterable(columns)
+
+
+_ATTRIBUTES = attrgetter("__dict__")
+_MODEL_PARTS = tuple(map(attrgetter, ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")))
+
+
+def _is_column(column: list[Any], found: list[Any], width: int) -> bool:
+    """Whether every instance refers to its part in this column. A root model has no place for some, and no part."""
+    first = column[0]
+    for at in range(width):
+        if found[at] is first and all(map(is_, found[at::width], column)):
+            return True
+    return all(part is None for part in column)
+
+
+def trace(items: list[Any], registry: Registry) -> Trace | None:
+    """A trace of the items as they are now, or None when some part of them cannot be followed."""
+    made = Trace(items)
+    try:
+        made.follow(registry)
+    except (Untraceable, RuntimeError):
+        return None
+    return made
+
+
+class Match(NamedTuple):
+    """Items that are proven to be what they were: where they stood, where they stand now, and their proof."""
+
+    before: int
+    now: int
+    trace: Trace
+
+
+class Evidence:
+    """What is known about the items of one sequence: traces of runs, and nothing about the items in between."""
+
+    __slots__ = ("instances", "loose", "size", "traces")
+
+    def __init__(self) -> None:
+        self.traces: list[tuple[int, Trace]] = []  # where each run begins, in order
+        self.size = 0
+        self.instances: set[int] = set()  # of all traces
+        self.loose: dict[int, Any] = {}  # items that could not be traced, so that nobody tries again
+
+    def matches(self, values: Sequence[Any]) -> list[Match]:
+        """The runs that are in ``values`` still, unchanged and in their order."""
+        found: list[Match] = []
+        at = 0
+        places: dict[int, int] | None = None
+        for before, run in self.traces:
+            items = run.items
+            now = at + before - (found[-1].before + len(found[-1].trace.items) if found else 0)
+            if not _stands(items, values, now):
+                if places is None:
+                    places = {id(value): index for index, value in enumerate(values)}
+                now = places.get(id(items[0]), -1)
+                if now < at or not _stands(items, values, now):
+                    continue
+            if run.unchanged():
+                found.append(Match(before, now, run))
+                at = now + len(items)
+        return found
+
+    def copy(self) -> Evidence:
+        """One that can go on, when all of this still holds."""
+        made = Evidence()
+        made.traces, made.size = self.traces.copy(), self.size
+        made.instances = self.instances.copy()
+        return made
+
+    def append(self, run: Trace | None, count: int) -> None:
+        """``count`` items come next, with their trace if there is one."""
+        if run is not None:
+            last = self.traces[-1] if self.traces else None
+            if last is not None and last[0] + len(last[1].items) == self.size and last[1].fits(run):
+                self.traces[-1] = (last[0], last[1].join(run))
+            else:
+                self.traces.append((self.size, run))
+            self.instances |= run.instances
+        self.size += count
+
+
+def _stands(items: list[Any], values: Sequence[Any], at: int) -> bool:
+    part = values[at : at + len(items)]
+    return len(part) == len(items) and all(map(is_, part, items))
+
+
+def runs(values: Sequence[Any]) -> Iterator[tuple[int, int]]:
+    """How items are cut into runs that are traced together: starts and stops."""
+    step = FLAT_RUN_ITEMS if SCALARS.issuperset(map(type, values)) else RUN_ITEMS
+    return ((start, min(start + step, len(values))) for start in range(0, len(values), step))
