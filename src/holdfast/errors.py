@@ -13,6 +13,18 @@ The second level groups errors by what a handler would do:
         ReadOnly          a change through a handle or a past state that only reads
         Stale             a node that rollback, undo or redo removed from the state
         NothingToUndo     undo or redo with nothing left to reverse
+        ThreadExists      a thread to be imported is there already, with other content (thread)
+        NoAgent           a tool was called where no agent is current, while one is active elsewhere
+        UnknownTool       a tool, probe or durable function that this program does not have
+        NotInDump         a thread, frame or value that the dump does not hold
+      Outcome           an outside call, or the run around it, did not go through
+        ToolFailed        the call failed and that is known (tool, error_type, path)
+        FailedBeforeEffect  raised by tools: nothing has happened outside, so the call may be repeated
+        ResultLost        the call was done, but what it returned cannot be saved
+        InDoubt           nobody can know whether an effect happened (effects)
+        MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
+        Diverged          the program does not do what it did when it was recorded (path, expected, actual)
+        RunUnfinished     another run of this agent has not ended (run)
       Contention        try later, or decide who may write
         AgentBusy         another process holds this branch (holder)
         StoreBusy         other writers kept the store for too long
@@ -22,6 +34,8 @@ The second level groups errors by what a handler would do:
         NewerFormat       written by a newer Holdfast
         UnknownType       a type that is not registered here
         SchemaMismatch    a type's stored version has no way to the registered one
+        SourceUnreadable  what is to be imported is not there, or not what it should be
+        NotADump          the file is not a dump
       Damaged           stored bytes are wrong (what, affected, newest_valid)
         CorruptValue      bytes that are not a value of the format
         Untracked         paranoid mode found a change that was never recorded
@@ -32,6 +46,7 @@ The second level groups errors by what a handler would do:
         StoreClosed       the handle was closed
         ForkedHandle      a handle from before fork, used in the child
         StoreFailed       any other failure of the disk or of SQLite
+        DumpFailed        a dump could not be written
 """
 
 from __future__ import annotations
@@ -77,9 +92,10 @@ class Attribute(str):
 
 
 class Unencodable(InputError, TypeError):
-    """A value that cannot be saved. ``path`` is where it sits, ``reason`` what is wrong with it."""
+    """A value that cannot be saved. ``path`` is where it sits below ``root``, ``reason`` what is wrong with it."""
 
     kind = "unencodable"
+    root = "state"
 
     def __init__(self, reason: str, *, path: tuple[object, ...] = (), hint: str = "") -> None:
         super().__init__(reason, hint=hint)
@@ -92,7 +108,7 @@ class Unencodable(InputError, TypeError):
         return self
 
     def __str__(self) -> str:
-        text = f"{format_path(self.path)}: {self.reason}"
+        text = f"{format_path(self.path, self.root)}: {self.reason}"
         return f"{text}\n{self.hint}" if self.hint else text
 
 
@@ -136,6 +152,111 @@ class NothingToUndo(InputError):
     """There is no checkpoint left to undo, or none to redo."""
 
     kind = "nothing-to-undo"
+
+
+class ThreadExists(InputError):
+    """The store has a thread of that name with other content; it was left as it is."""
+
+    kind = "thread-exists"
+
+    def __init__(self, message: str, *, thread: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.thread = thread
+
+
+class NoAgent(InputError):
+    """A tool was called in a thread or task that does not know which agent it works for; nothing was called."""
+
+    kind = "no-agent"
+
+
+class UnknownTool(InputError, LookupError):
+    """A tool, probe, compensation or durable function of that name is not loaded in this program."""
+
+    kind = "unknown-tool"
+
+
+class NotInDump(InputError, LookupError):
+    """The dump holds no such thread, task, frame or value."""
+
+    kind = "not-in-dump"
+
+
+class Outcome(HoldfastError):
+    """An outside call, or the run around it, did not go through."""
+
+    kind = "outcome"
+
+
+class ToolFailed(Outcome):
+    """The call failed, and it is recorded so. ``error_type`` and ``reason`` are those of the tool's own exception."""
+
+    kind = "tool-failed"
+
+    def __init__(self, message: str, *, tool: str, error_type: str = "", path: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.tool = tool
+        self.error_type = error_type
+        self.path = path
+
+
+class FailedBeforeEffect(Outcome):
+    """Raised by a tool that knows that nothing has happened outside. The call may then be repeated safely."""
+
+    kind = "failed-before-effect"
+
+
+class ResultLost(Outcome):
+    """The call was done and must not be repeated, but what it returned cannot be saved."""
+
+    kind = "result-lost"
+
+    def __init__(self, message: str, *, tool: str, path: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.tool = tool
+        self.path = path
+
+
+class InDoubt(Outcome):
+    """It is not known whether these effects happened. Nothing new starts until somebody decides."""
+
+    kind = "in-doubt"
+
+    def __init__(self, message: str, *, effects: tuple[object, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.effects = effects
+
+
+class MaybeRepeated(Outcome):
+    """The call was not made: it looks like one of ``unclaimed``, which happened before the state was restored."""
+
+    kind = "maybe-repeated"
+
+    def __init__(self, message: str, *, unclaimed: tuple[object, ...] = (), hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.unclaimed = unclaimed
+
+
+class Diverged(Outcome):
+    """The program does something else than what is recorded at ``path``."""
+
+    kind = "diverged"
+
+    def __init__(self, message: str, *, path: str = "", expected: str = "", actual: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.path = path
+        self.expected = expected
+        self.actual = actual
+
+
+class RunUnfinished(Outcome):
+    """The agent has a run that has not ended, with another function or other arguments. ``run`` is its id."""
+
+    kind = "run-unfinished"
+
+    def __init__(self, message: str, *, run: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.run = run
 
 
 class Contention(HoldfastError):
@@ -202,6 +323,18 @@ class SchemaMismatch(Incompatible):
     def __init__(self, message: str, *, type_name: str, hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.type_name = type_name
+
+
+class SourceUnreadable(Incompatible):
+    """What is to be imported cannot be read: it is not there, not what it should be, or a package is missing."""
+
+    kind = "source-unreadable"
+
+
+class NotADump(Incompatible):
+    """The file is not a dump, or cannot be read."""
+
+    kind = "not-a-dump"
 
 
 class Damaged(HoldfastError):
@@ -280,6 +413,12 @@ class StoreFailed(Unavailable):
     """Any other failure of the disk or of the database."""
 
     kind = "store-failed"
+
+
+class DumpFailed(Unavailable):
+    """A dump could not be written. The program is not touched by that."""
+
+    kind = "dump-failed"
 
 
 class DetachedChange(UserWarning):

@@ -6,17 +6,21 @@ import inspect
 import json
 import os
 import re
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+from langgraph.checkpoint.sqlite import SqliteSaver
 
 import holdfast
 from holdfast import errors
 from holdfast.cli.app import app
 from holdfast.cli.exits import exit_code
+from tests.contrib.graphs import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = ["agents", "log", "show", "diff", "branch", "tag", "rollback", "undo", "redo", "verify", "doctor", "demo"]
@@ -222,19 +226,30 @@ DOCUMENTED = {
     "rollback": ["rollback", "trip-7@try-b", "--to", "asked", "--dry-run"],
     "undo": ["undo", "trip-7@try-b"],
     "redo": ["redo", "trip-7@try-b"],
+    "clone": ["clone", "trip-7", "trip-8"],
+    "remove": ["remove", "trip-8", "--yes"],
     "verify": ["verify"],
     "doctor": ["doctor"],
+    "import": ["import", "langgraph", "sqlite:///{old}", "--dry-run"],
 }
 
 
-def test_the_documented_json_is_the_json(cli):
+@pytest.fixture
+def old(tmp_path):
+    """A database of LangGraph's, with one thread."""
+    with closing(sqlite3.connect(tmp_path / "old.db", check_same_thread=False)) as connection:
+        chain(SqliteSaver(connection), "trip-9", 3)
+    return tmp_path / "old.db"
+
+
+def test_the_documented_json_is_the_json(cli, old):
     blocks = [
         json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     ]
     shown = {block["schema"]: block for block in blocks if "schema" in block}
     assert set(shown) == {f"holdfast.{name}/1" for name in DOCUMENTED}
     for name, words in DOCUMENTED.items():
-        real = cli(*words, "--json").json
+        real = cli(*(word.format(old=old) for word in words), "--json").json
         example = shown[f"holdfast.{name}/1"]
         assert not differences(example, real, name)
     documented = next(block for block in blocks if "schema" not in block)
@@ -247,9 +262,10 @@ def test_the_documented_json_is_the_json(cli):
 
 def test_the_page_documents_every_verb_option_and_exit_code(cli):
     page = PAGE.read_text(encoding="utf-8")
-    for verb in VERBS:
-        assert f"## {verb}" in page or f"### {verb}" in page, verb
-        for option in set(re.findall(r"(--[a-z-]+)", cli(verb, "--help", store=None).out)):
+    for verb in [*VERBS, "import langgraph"]:
+        words = verb.split()
+        assert f"## {words[0]}" in page or f"### {words[0]}" in page, verb
+        for option in set(re.findall(r"(--[a-z-]+)", cli(*words, "--help", store=None).out)):
             assert option in page, (verb, option)
     for name, code in CODES.items():
         assert re.search(rf"\| {code} \|.*{name}", page), name

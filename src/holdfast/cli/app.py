@@ -16,14 +16,17 @@ from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 from holdfast.cli.agents import agents
 from holdfast.cli.branch import branch
+from holdfast.cli.clone import clone
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
 from holdfast.cli.doctor import doctor
 from holdfast.cli.exits import FAILED, INTERRUPTED, READER_GONE, USAGE, exit_code
+from holdfast.cli.import_ import import_
 from holdfast.cli.log import log
 from holdfast.cli.machine import holdfast_version
 from holdfast.cli.output import Output, ReaderGone
 from holdfast.cli.redo import redo
+from holdfast.cli.remove import remove
 from holdfast.cli.rollback import rollback
 from holdfast.cli.session import Session
 from holdfast.cli.show import show
@@ -45,7 +48,7 @@ _CARE = Group("Care", sort_key=3)
 _MORE = Group("More", sort_key=4)
 _VERBS = {
     _LOOK: (agents, log, show, diff),
-    _CHANGE: (branch, tag, rollback, undo, redo),
+    _CHANGE: (branch, tag, rollback, undo, redo, clone, remove),
     _CARE: (verify, doctor, demo),
 }
 _EVERYWHERE = Group("Everywhere", sort_key=9)
@@ -65,6 +68,8 @@ app = App(
 for _group, _verbs in _VERBS.items():
     for _order, _verb in enumerate(_verbs):
         app.command(_verb, group=_group, sort_key=_order)
+import_.group, import_.sort_key = (_CARE,), len(_VERBS[_CARE])
+app.command(import_)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 
 

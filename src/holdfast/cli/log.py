@@ -115,14 +115,14 @@ class _History:
 
 def _line(checkpoints: list[Checkpoint], start: str) -> Iterator[Checkpoint]:
     """From one checkpoint down to the first. Newest first, a parent always stands after its child."""
-    wanted = start
+    wanted, last = start, None
     for checkpoint in checkpoints:
         if checkpoint.id == wanted:
             yield checkpoint
-            wanted = checkpoint.parent_id
+            wanted, last = checkpoint.parent_id, checkpoint
             if not wanted:
                 return
-    if wanted:
+    if wanted and (last is None or not last.cut):
         raise UnknownRevision(f"checkpoint {wanted[:12]} is missing from the history", hint="Run `holdfast verify`.")
 
 

@@ -51,7 +51,9 @@ def _bracket(text: str, start: int) -> tuple[int, Any]:
 def follow(value: Any, parts: tuple[Any, ...], walked: tuple[Any, ...] = ()) -> Any:
     """The value at the end of the path."""
     for at, part in enumerate(parts):
-        inside = value.data if isinstance(value, Record) else value
+        inside = value
+        if isinstance(value, Record):
+            inside = value.fields if value.fields is not None else value.data
         try:
             value = inside[part]
         except (KeyError, IndexError, TypeError):

@@ -1,7 +1,7 @@
 """What one command has to work with: which store, and where its words go.
 
-Owns how the command line opens a store. Always holds: no command creates a store (the demo makes its own), and what a
-store holds is read as inert data, so no name in it leads to code.
+Owns how the command line opens a store. Always holds: only an import creates a store (the demo makes its own), and what
+a store holds is read as inert data, so no name in it leads to code; an import reads types that its user named.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ class Session:
     @contextmanager
     def writing(self) -> Iterator[Store]:
         with holdfast.open(self.path, create=False, inert=True) as store:
+            yield store
+
+    @contextmanager
+    def filling(self) -> Iterator[Store]:
+        """A store that takes in what can be read again from elsewhere, so that no checkpoint waits for the disk."""
+        with holdfast.open(self.path, durability="batched") as store:
             yield store
 
 

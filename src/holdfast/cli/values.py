@@ -95,8 +95,9 @@ class _Children:
 
 def _children(value: Any) -> _Children | None:
     if isinstance(value, Record):
-        if isinstance(value.data, dict) and value.form != "enum":
-            return _sequence(list(value.data.items()))
+        fields = value.fields if value.form == "pydantic" else value.data
+        if isinstance(fields, dict) and value.form != "enum":
+            return _sequence(list(fields.items()))
         return None if value.form == "enum" else _sequence([("data", value.data)])
     if isinstance(value, dict):
         return _sequence(list(value.items()))

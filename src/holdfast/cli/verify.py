@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 from rich.text import Text
 
 from holdfast import VerifyReport
 from holdfast.cli.exits import DAMAGED
 from holdfast.cli.output import Output
+from holdfast.cli.progress import bars
 from holdfast.cli.session import Given, Json, Name
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import Damaged
@@ -34,7 +32,7 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
     try:
         with session.reading() as store:
             names = [store.resolve(name)[0] for name in agents]
-            with _progress(session.err) as progress:
+            with bars(session.err) as progress:
                 report = store.verify(progress, names)
             if json:
                 session.out.json({"schema": SCHEMA, "store": str(store.path), **report.to_json()})
@@ -49,34 +47,6 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
         session.out.json({"schema": SCHEMA, "store": place, **found})
         return DAMAGED
     return 0 if report.ok else DAMAGED
-
-
-@contextmanager
-def _progress(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar for each thing that is checked, on a terminal only."""
-    if not err.is_terminal:
-        yield None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=err,
-        transient=True,
-    )
-    tasks: dict[str, object] = {}
-    with bars:
-
-        def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(clean(what), total=total)
-            bars.update(tasks[what], completed=done, total=total)  # type: ignore[arg-type]
-
-        yield report
 
 
 def _print(out: Output, report: VerifyReport) -> None:

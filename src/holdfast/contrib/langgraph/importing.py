@@ -1,0 +1,330 @@
+"""Bringing threads over from LangGraph's own savers: whole, verified, and again from where it stopped.
+
+Owns the order of an import and what is reported about it. The databases are ``sources``' business, comparing is
+``comparing``'s. What always holds: the source is only read; a thread counts as imported only after it was read back
+and found equal; what the store already has is never written again, and a thread with other content is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Literal
+
+from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
+from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
+
+from holdfast.agent.names import name_key
+from holdfast.codec.types import Registry
+from holdfast.codec.values import encode
+from holdfast.contrib.langgraph.comparing import Comparison, Survey, compare
+from holdfast.contrib.langgraph.revival import Revival
+from holdfast.contrib.langgraph.sources import Counts, Entry, Source, Write, open_source
+from holdfast.contrib.langgraph.thread import Thread, writes_event
+from holdfast.errors import (
+    AgentBusy,
+    BadOption,
+    Damaged,
+    Fenced,
+    HoldfastError,
+    Incompatible,
+    InputError,
+    ThreadExists,
+)
+from holdfast.store.catalog import Event
+
+if TYPE_CHECKING:
+    from holdfast.contrib.langgraph.saver import HoldfastSaver
+
+Progress = Callable[[str, int, int], None]
+Status = Literal["imported", "complete", "failed", "found"]
+
+# Errors that concern one thread; the others come over nevertheless. Anything else ends the import.
+_OF_ONE_THREAD = (InputError, Incompatible, Damaged, AgentBusy, Fenced)
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedThread:
+    """What became of one thread.
+
+    ``imported``: it is in the store now, and verified. ``complete``: it was there already, and is equal. ``failed``:
+    ``error`` says why. ``found``: a dry run counted it. ``written`` counts checkpoints that this import has added.
+    """
+
+    thread: str
+    status: Status
+    namespaces: int
+    checkpoints: int
+    writes: int
+    written: int = 0
+    error: HoldfastError | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As `holdfast import --json` shows it."""
+        error = self.error
+        return {
+            "thread": self.thread,
+            "status": self.status,
+            "namespaces": self.namespaces,
+            "checkpoints": self.checkpoints,
+            "writes": self.writes,
+            "written": self.written,
+            "error": {"kind": error.kind, "message": error.message, "hint": error.hint} if error else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """What an import did. ``source`` is without user and password."""
+
+    source: str
+    threads: list[ImportedThread] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether every thread came over."""
+        return not self.failed
+
+    @property
+    def failed(self) -> list[ImportedThread]:
+        """The threads that did not come over, each with its error."""
+        return [thread for thread in self.threads if thread.status == "failed"]
+
+    def to_json(self) -> dict[str, Any]:
+        """As `holdfast import --json` shows it."""
+        return {"source": self.source, "ok": self.ok, "threads": [thread.to_json() for thread in self.threads]}
+
+
+def import_threads(
+    source: str,
+    saver: HoldfastSaver | None,
+    *,
+    threads: Iterable[str] = (),
+    dry_run: bool = False,
+    cipher: CipherProtocol | None = None,
+    progress: Progress | None = None,
+) -> ImportReport:
+    """Bring LangGraph threads over into the saver's store: all, or those in ``threads``.
+
+    ``source`` is ``sqlite:///old.db`` or ``postgresql://...``; it is only read. ``dry_run`` counts and needs no saver.
+    ``cipher`` is that of LangGraph's EncryptedSerializer. ``progress(what, done, total)`` is called along the way.
+    An import that was interrupted goes on when it is called again. Threads that cannot come over are in the report.
+    """
+    if saver is None and not dry_run:
+        raise BadOption("an import needs a saver to import into", hint="Only dry_run=True does without.")
+    serde: SerializerProtocol = Revival(saver._registry if saver is not None else Registry())
+    if cipher is not None:
+        serde = EncryptedSerializer(cipher, serde)
+    with closing(open_source(source, serde)) as opened:
+        chosen = _chosen(opened, threads)
+        count = _Count(progress, *opened.totals(chosen))
+        report = ImportReport(opened.name)
+        for thread in chosen or opened.threads():
+            with opened.snapshot():
+                counts = opened.counts(thread)
+                if saver is None or dry_run:
+                    done = _record(thread, "found", counts)
+                else:
+                    done = _import(opened, saver, thread, counts, count)
+            opened.check_unchanged()
+            report.threads.append(done)
+            count.thread()
+        return report
+
+
+def check_source(source: str, threads: Iterable[str] = ()) -> None:
+    """Raise, as ``import_threads`` would, when the source cannot be read or has no such threads."""
+    with closing(open_source(source, Revival(Registry()))) as opened:
+        _chosen(opened, threads)
+
+
+def _chosen(source: Source, threads: Iterable[str]) -> list[str]:
+    chosen = list(dict.fromkeys(str(thread) for thread in threads))
+    unknown = [thread for thread in chosen if not source.namespaces(thread)]
+    if unknown:
+        raise BadOption(
+            f"no thread {', '.join(map(repr, unknown))} in {source.name}",
+            hint="Without naming threads, all of them are imported; a dry run lists them.",
+        )
+    return chosen
+
+
+def _record(thread: str, status: Status, counts: Counts, **more: Any) -> ImportedThread:
+    return ImportedThread(thread, status, counts.namespaces, counts.checkpoints, counts.writes, **more)
+
+
+class _Count:
+    """How far an import is."""
+
+    def __init__(self, progress: Progress | None, threads: int, checkpoints: int) -> None:
+        self._progress = progress
+        self._done = {"threads": 0, "checkpoints": 0, "verified": 0}
+        self._totals = {"threads": threads, "checkpoints": checkpoints, "verified": checkpoints}
+        for what in self._done:
+            self._step(what, 0)
+
+    def thread(self) -> None:
+        self._step("threads")
+
+    def checkpoint(self) -> None:
+        self._step("checkpoints")
+
+    def verified(self) -> None:
+        self._step("verified")
+
+    def skipped(self, number: int) -> None:
+        """Checkpoints that are there already."""
+        self._step("checkpoints", number)
+
+    def complete(self, number: int) -> None:
+        """Checkpoints of a thread that was there already, and is equal."""
+        self._step("checkpoints", number)
+        self._step("verified", number)
+
+    def _step(self, what: str, by: int = 1) -> None:
+        self._done[what] += by
+        if self._progress is not None:
+            self._progress(what, self._done[what], self._totals[what])
+
+
+def _import(source: Source, saver: HoldfastSaver, thread: str, counts: Counts, count: _Count) -> ImportedThread:
+    one = _Import(source, saver, thread, count)
+    try:
+        status: Status = "imported" if one.run() else "complete"
+    except _OF_ONE_THREAD as error:
+        if source.lost:
+            raise
+        return _record(thread, "failed", counts, written=one.written, error=error)
+    return _record(thread, status, counts, written=one.written)
+
+
+class _Import:
+    """One thread on its way."""
+
+    def __init__(self, source: Source, saver: HoldfastSaver, thread: str, count: _Count) -> None:
+        self.written = 0
+        self._source = source
+        self._saver = saver
+        self._thread = thread
+        self._count = count
+
+    def run(self) -> bool:
+        """Bring the thread over; returns whether there was anything to do."""
+        store = self._saver.store
+        lacking: Comparison | None = None
+        if store._catalog.agent(name_key(self._thread)) is not None:
+            surveys = self._surveys()
+            lacking = self._look(surveys)
+            if lacking.complete:
+                self._count.complete(sum(len(survey.present) for survey in surveys))
+                return False
+        writer = Thread(store, self._saver._registry, self._thread, self._saver._wait_s)
+        writer.ready()
+        try:
+            # Looked at again: another import may have been here before this process became the writer.
+            self._write_checkpoints(writer, self._surveys())
+            self._write_writes(writer, lacking)
+            store.flush()
+            self._verify()
+        finally:
+            writer.release()
+        return True
+
+    def _surveys(self) -> list[Survey]:
+        spaces = self._source.namespaces(self._thread)
+        return [Survey(self._saver, self._source, self._thread, ns) for ns in spaces]
+
+    def _look(self, surveys: list[Survey]) -> Comparison:
+        """Compare with what is there; raises where that is something else."""
+        found = Comparison()
+        foreign = any(survey.foreign for survey in surveys)
+        if not foreign:
+            found = compare(self._saver, self._source, self._thread, surveys)
+        both_went_on = not found.complete and (found.more or found.gone_on)
+        if foreign or found.different or both_went_on:
+            raise ThreadExists(
+                f"{self._thread!r} is in the store already and is "
+                + ("no LangGraph thread" if foreign else f"not the same: {found.summary}"),
+                thread=self._thread,
+                hint="It was left as it is. Import into another store, or delete that thread first.",
+            )
+        return found
+
+    def _verify(self) -> None:
+        found = compare(self._saver, self._source, self._thread, self._surveys(), self._count.verified)
+        if not found.exact:
+            raise Damaged(
+                f"thread {self._thread!r} is not in the store as it is in the source: {found.summary}",
+                what=(f"thread {self._thread!r}",),
+                hint="The source is untouched. Delete the thread from the store and import it again.",
+            )
+
+    # -- writing ---------------------------------------------------------------------------------------------
+
+    def _write_checkpoints(self, writer: Thread, surveys: Sequence[Survey]) -> None:
+        for survey in surveys:
+            self._count.skipped(len(survey.present))
+            for entry in self._missing(survey):
+                self._put(writer, survey.ns, entry)
+                self.written += 1
+                self._count.checkpoint()
+            newest = next(reversed(survey.parents), None)
+            if survey.missing and newest is not None and writer.space(survey.ns).id != newest:
+                # A clock that was behind gave a child a smaller id than its parent's. LangGraph goes on from the
+                # largest id, so that is where the branch has to stand.
+                self._put(writer, survey.ns, self._source.entry(self._thread, survey.ns, newest))
+
+    def _write_writes(self, writer: Thread, lacking: Comparison | None) -> None:
+        """Writes whose checkpoint is there already, or never came."""
+        if lacking is not None:
+            self._put_writes(writer, ((ns, name, writes) for (ns, name), writes in lacking.new_writes.items()))
+            return
+        for ns in self._source.namespaces(self._thread):
+            early = self._source.early_writes(self._thread, ns)
+            self._put_writes(writer, ((ns, name, writes) for name, writes in early))
+
+    def _missing(self, survey: Survey) -> Iterator[Entry]:
+        """What is to be written, parents before their children."""
+        order = parents_first(survey.parents)
+        if order == list(survey.parents):
+            yield from self._source.entries(self._thread, survey.ns, newest_first=False, skip=set(survey.present))
+            return
+        missing = set(survey.missing)
+        for name in order:
+            if name in missing:
+                yield self._source.entry(self._thread, survey.ns, name)
+
+    def _put(self, writer: Thread, ns: str, entry: Entry) -> None:
+        """One checkpoint with its writes, in one transaction."""
+        for event in self._events(ns, entry.id, entry.writes):
+            writer.queue(event)
+        writer.finish(*writer.capture(ns, entry.parent, entry.checkpoint, entry.metadata))
+
+    def _put_writes(self, writer: Thread, groups: Iterable[tuple[str, str, Sequence[Write]]]) -> None:
+        queued = None
+        for ns, name, writes in groups:
+            for event in self._events(ns, name, writes):
+                queued = writer.queue(event)
+        if queued is not None:
+            writer.wait(queued)
+
+    def _events(self, ns: str, checkpoint_id: str, writes: Sequence[Write]) -> Iterator[Event]:
+        for (task, path), group in groupby(writes, key=lambda write: (write.task, write.path)):
+            encoded = [(write.index, write.channel, encode(write.value, self._saver._registry)) for write in group]
+            replace = all(index < 0 for index, _, _ in encoded)
+            yield writes_event(ns, checkpoint_id, encoded, task, path, replace=replace)
+
+
+def parents_first(parents: Mapping[str, str | None]) -> list[str]:
+    """The checkpoints in their order, but each after its parent. Parents that are not there do not count."""
+    order: dict[str, None] = {}
+    for name in parents:
+        line: dict[str, None] = {}
+        at: str | None = name
+        while at is not None and at in parents and at not in order and at not in line:
+            line[at] = None
+            at = parents[at]
+        order.update(dict.fromkeys(reversed(line)))
+    return list(order)

@@ -1,0 +1,262 @@
+"""From the catalog back to LangGraph's tuples: one checkpoint, a history, and what a delta channel was made of.
+
+Owns the shape of what the saver returns. Writes nothing. What always holds: every value comes from bytes whose digest
+was proven, decoded anew for each tuple, so that whoever changes one changes nothing else; a history is read page by
+page, each page with one load and the operations that follow, never one load for each checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
+
+from holdfast.agent import history
+from holdfast.agent.line import Line
+from holdfast.agent.manifest import Manifest
+from holdfast.agent.names import check_name, name_key
+from holdfast.codec.assigned import Assigned, Copies, Still
+from holdfast.codec.types import Registry
+from holdfast.codec.values import decode
+from holdfast.contrib.langgraph.thread import ABOUT, branch_name, is_thread, key_of
+from holdfast.errors import Damaged
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow
+from holdfast.store.sealing import Values
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+# Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
+PAGE = 64
+# Ancestors looked at together when a delta channel's writes are gathered.
+ANCESTORS = 256
+
+
+class Reader:
+    """One namespace of a thread, as it is in the catalog."""
+
+    def __init__(self, store: Store, registry: Registry, thread: str, row: AgentRow, branch: BranchRow) -> None:
+        self._store = store
+        self._catalog = store._catalog
+        self._registry = registry
+        self.thread = thread
+        self.ns = str(decode(branch.body).get("ns", ""))
+        self.branch = branch
+        self.line = Line(store, row, branch)
+
+    @classmethod
+    def of(cls, store: Store, registry: Registry, thread: str, ns: str) -> Reader | None:
+        """The reader of a namespace; None when there is no such thread or namespace."""
+        row = store._catalog.agent(name_key(check_name(thread, "an agent")))
+        branch = store._catalog.branch(row.a, name_key(branch_name(ns))) if row is not None else None
+        return cls(store, registry, thread, row, branch) if row is not None and branch is not None else None
+
+    @classmethod
+    def all_of(cls, store: Store, registry: Registry, thread: str) -> list[Reader]:
+        """Readers of all namespaces of a thread."""
+        row = store._catalog.agent(name_key(check_name(thread, "an agent")))
+        if row is None:
+            return []
+        return [cls(store, registry, thread, row, branch) for branch in store._catalog.branches(row.a)]
+
+    # -- one checkpoint -------------------------------------------------------------------------------------
+
+    def find(self, checkpoint_id: str | None) -> CheckpointRow | None:
+        """The row of a checkpoint, or of the one where the branch stands."""
+        if checkpoint_id:
+            return self.line.named(key_of(self.ns, checkpoint_id))
+        if not self.branch.head:
+            return None
+        row = self._catalog.checkpoint(self.branch.head)
+        return row if is_thread(row) else None
+
+    def tuple_at(self, row: CheckpointRow) -> CheckpointTuple:
+        state = self.state_at(row).still()
+        about = state.value(ABOUT)
+        key = key_of(self.ns, about["id"])
+        return self._tuple(state, about, self.line.events_named([key]))
+
+    def state_at(self, row: CheckpointRow) -> Assigned:
+        return Assigned(self._registry, history.Stored(self._catalog, row))
+
+    def _tuple(self, state: Still, about: dict[str, Any], events: Iterable[EventRow]) -> CheckpointTuple:
+        checkpoint = {name: value for name, value in about.items() if name not in OURS}
+        checkpoint["channel_values"] = {name: state.value(name) for name in state.names if name != ABOUT}
+        parent = about.get("parent")
+        return CheckpointTuple(
+            self.config(about["id"]),
+            checkpoint,  # type: ignore[arg-type]
+            about["metadata"],
+            self.config(parent) if parent else None,
+            [(task, channel, value) for _, task, channel, value in self.writes(events)],
+        )
+
+    def config(self, checkpoint_id: str) -> Any:
+        return {"configurable": {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}}
+
+    def writes(self, events: Iterable[EventRow], only: str | None = None) -> list[tuple[str, str, str, Any]]:
+        """What tasks wrote, as (path, task, channel, value), in LangGraph's order; of one channel, or of all."""
+        ordered = sorted(placed(events).items(), key=lambda item: writes_sort_key(item[1][0], *item[0]))
+        return [
+            (path, task, channel, decode(data, self._registry))
+            for (task, _), (path, channel, data) in ordered
+            if only is None or channel == only
+        ]
+
+    # -- a history ------------------------------------------------------------------------------------------
+
+    def tuples(
+        self, before: str | None, accepts: Mapping[str, Any] | None, only: str | None = None
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first, from below ``before``; only those whose metadata has what ``accepts`` says."""
+        for state, about in self.states(before, only):
+            metadata = about["metadata"]
+            if accepts and any(metadata.get(name) != value for name, value in accepts.items()):
+                continue
+            yield self._tuple(state, about, self._page_events.get(key_of(self.ns, about["id"]), ()))
+
+    def states(self, before: str | None = None, only: str | None = None) -> Iterator[tuple[Still, dict[str, Any]]]:
+        """States and what LangGraph says about them, newest first, each id once."""
+        limit: int | None = None
+        if before is not None:
+            start = self.line.named(key_of(self.ns, before))
+            # Ids grow with time, as numbers do; an id that is not here is compared as text.
+            limit = start.n if start is not None else None
+        told: set[str] = set()
+        while True:
+            if only is not None:
+                row = self.line.named(key_of(self.ns, only))
+                page = [row] if row is not None else []
+            else:
+                page = [row for row in self.line.rows(before=limit, limit=PAGE) if is_thread(row)]
+            if not page:
+                return
+            found = self._page(page)
+            self._page_events = self._events_of([about["id"] for _, about in found])
+            for state, about in found:
+                name = about["id"]
+                if name not in told and (before is None or name < before):
+                    told.add(name)
+                    yield state, about
+            if only is not None:
+                return
+            limit = page[-1].n
+
+    def page_events(self, checkpoint_id: str) -> Sequence[EventRow]:
+        """What was written under the checkpoint that ``states`` has just given."""
+        return self._page_events.get(key_of(self.ns, checkpoint_id), ())
+
+    def _page(self, rows: Sequence[CheckpointRow]) -> list[tuple[Still, dict[str, Any]]]:
+        """The states of some rows, in their order. Neighbours follow from each other by their operations."""
+        values = Values(self._catalog, rows[::-1])
+        copies = Copies(self._registry)
+        found: list[tuple[Still, dict[str, Any]]] = []
+        state: Assigned | None = None
+        at = 0
+        for row in reversed(rows):
+            manifest = Manifest.decode(row.manifest)
+            if state is not None and row.parent == at:
+                state.follow(history.operations_of(row, manifest, values))
+                if state.digests() != manifest.sections:
+                    raise Damaged(
+                        f"the operations of checkpoint {row.id.hex()[:12]} do not lead to the state that it recorded",
+                        what=(f"checkpoint {row.id.hex()[:12]}",),
+                        hint="Run `holdfast verify` to see what is damaged.",
+                    )
+            else:
+                state = self.state_at(row)
+            at = row.n
+            still = state.still(copies)
+            found.append((still, still.value(ABOUT)))
+        found.reverse()
+        return found
+
+    def _events_of(self, ids: Sequence[str]) -> dict[bytes, list[EventRow]]:
+        found: dict[bytes, list[EventRow]] = {}
+        for event in self.line.events_named([key_of(self.ns, name) for name in ids]):
+            found.setdefault(event.key or b"", []).append(event)
+        return found
+
+    # -- delta channels ---------------------------------------------------------------------------------------
+
+    def deltas(self, row: CheckpointRow, channels: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Per channel, what was written to it since it was last stored whole, and that value, in one walk back.
+
+        Which ancestors hold the channel is known from their manifests, so that only the one that does is loaded.
+        """
+        missing = set(channels)
+        seeds: dict[str, Any] = {}
+        newest_first: dict[str, list[Any]] = {channel: [] for channel in channels}
+        n = row.parent
+        below = row
+        while missing:
+            page = [found for found in self._ancestors(n) if self.line.sees(found)] if n else []
+            if not page:
+                self._deltas_kept(below, missing, seeds, newest_first)
+                break
+            events: dict[bytes, list[EventRow]] = {}
+            for event in self.line.events_named([found.key for found in page if found.key is not None]):
+                events.setdefault(event.key or b"", []).append(event)
+            for found in page:
+                self._collect(events.get(found.key or b"", []), missing, newest_first)
+                held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
+                if held:
+                    state = self.state_at(found)
+                    seeds.update((channel, state.value(channel)) for channel in held)
+                    missing -= held
+                below, n = found, found.parent
+                if not missing:
+                    break
+        return {
+            channel: {
+                "writes": newest_first[channel][::-1],
+                **({"seed": seeds[channel]} if channel in seeds else {}),
+            }
+            for channel in channels
+        }
+
+    def _ancestors(self, n: int) -> list[CheckpointRow]:
+        return self._catalog.ancestry(n, limit=ANCESTORS)
+
+    def _collect(self, events: Sequence[EventRow], missing: set[str], newest_first: dict[str, list[Any]]) -> None:
+        for _, task, channel, value in reversed(self.writes(events) if events else []):
+            if channel in missing:
+                newest_first[channel].append((task, channel, value))
+
+    def _deltas_kept(
+        self, below: CheckpointRow, missing: set[str], seeds: dict[str, Any], newest_first: dict[str, list[Any]]
+    ) -> None:
+        """The ancestors of ``below`` were removed; what its delta channels need of them was kept with it."""
+        for event in reversed(self.line.events_named([below.key] if below.key is not None else [])):
+            body = decode(event.body)
+            if body["what"] != "deltas":
+                continue
+            for channel in missing & set(body["channels"]):
+                kept = body["channels"][channel]
+                for task, data in reversed(kept["writes"]):
+                    newest_first[channel].append((task, channel, decode(data, self._registry)))
+                if "seed" in kept:
+                    seeds[channel] = decode(kept["seed"], self._registry)
+            return
+
+
+# What the saver adds to LangGraph's own record of a checkpoint.
+OURS = frozenset({"checkpoint_ns", "parent", "metadata"})
+
+
+def placed(events: Iterable[EventRow]) -> dict[tuple[str, int], tuple[str, str, bytes]]:
+    """What tasks wrote, by task and index, as (path, channel, encoded value).
+
+    A write that is there already stays, unless it is of a kind that replaces: errors, interrupts, resumptions.
+    """
+    found: dict[tuple[str, int], tuple[str, str, bytes]] = {}
+    for event in events:
+        body = decode(event.body)
+        if body["what"] != "writes":
+            continue
+        for index, channel, data in body["writes"]:
+            place = (body["task"], index)
+            if body["replace"] or place not in found:
+                found[place] = (body["path"], channel, data)
+    return found

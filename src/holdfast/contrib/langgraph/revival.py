@@ -1,0 +1,211 @@
+"""From LangGraph's stored bytes back to values, for an import: nothing that the bytes name is imported.
+
+Owns which classes stored bytes may become: those of the saver's registry, and LangGraph's own list of harmless ones.
+Must not know databases. What always holds: what cannot be rebuilt exactly is an error with its name, never something
+similar; LangGraph itself would hand out the bare fields, which an import would make permanent.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+import ormsgpack
+from langchain_core.load.load import Reviver
+from langchain_core.load.serializable import Serializable
+from langgraph.checkpoint.serde import jsonplus
+from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from holdfast.codec.types import Registry
+from holdfast.errors import HoldfastError, SourceUnreadable, UnknownType
+
+_CONSTRUCTED = frozenset({1, 2})  # versions of LangChain's JSON envelope for objects
+
+
+class Revival(jsonplus.JsonPlusSerializer):
+    """LangGraph's serializer, strict: for reading what LangGraph's other savers wrote."""
+
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(__unpack_ext_hook__=self._extension)
+        self._registry = registry
+        self._classes = _classes(registry)
+        self._envelopes: Reviver | None = None
+        # The decoder replaces whatever a hook raises by an error of its own.
+        self._refusal: HoldfastError | None = None
+
+    def loads_typed(self, data: tuple[str, bytes]) -> Any:
+        kind, content = data
+        if kind == "pickle" or "+" in kind or kind not in {"null", "bytes", "bytearray", "json", "msgpack"}:
+            raise _unreadable_kind(kind)
+        try:
+            return super().loads_typed((kind, content))
+        except HoldfastError:
+            raise
+        except Exception as error:
+            refusal, self._refusal = self._refusal, None
+            if refusal is not None:
+                raise refusal from None
+            raise SourceUnreadable(f"a stored value cannot be decoded: {type(error).__name__}: {error}") from error
+
+    # -- MessagePack -------------------------------------------------------------------------------------------
+
+    def _extension(self, code: int, data: bytes) -> Any:
+        try:
+            content = ormsgpack.unpackb(data, ext_hook=self._extension, option=ormsgpack.OPT_NON_STR_KEYS)
+            return self._revive(code, content)
+        except HoldfastError as error:
+            self._refusal = self._refusal or error
+            raise
+
+    def _revive(self, code: int, content: Any) -> Any:
+        if code == jsonplus.EXT_DELTA_SNAPSHOT:
+            return _DeltaSnapshot(content)
+        if code == jsonplus.EXT_NUMPY_ARRAY:
+            return _array(*content)
+        module, name, given, *more = content
+        if code == jsonplus.EXT_METHOD_SINGLE_ARG and (module, name, *more) not in SAFE_MSGPACK_METHODS:
+            raise _refused(f"{module}.{name}")
+        cls = self._find(module, name)
+        if code in {jsonplus.EXT_PYDANTIC_V1, jsonplus.EXT_PYDANTIC_V2}:
+            return _model(cls, given)
+        try:
+            if code == jsonplus.EXT_CONSTRUCTOR_SINGLE_ARG:
+                return cls(given)
+            if code == jsonplus.EXT_CONSTRUCTOR_KW_ARGS:
+                return cls(**given)
+            if code == jsonplus.EXT_METHOD_SINGLE_ARG:
+                return getattr(cls, more[0])(given)
+            if code == jsonplus.EXT_CONSTRUCTOR_POS_ARGS:
+                if (module, name) == ("langgraph.types", "Send") and len(given) > 2:
+                    return cls(*given[:2], timeout=given[2])
+                return cls(*given)
+        except Exception as error:
+            raise _not_rebuilt(f"{module}.{name}", error) from error
+        raise SourceUnreadable(f"{module}.{name} was stored in a way that this version does not know: {code}")
+
+    # -- JSON, as older versions of LangGraph wrote ------------------------------------------------------------
+
+    def _reviver(self, value: dict[str, Any]) -> Any:
+        """Called by the decoder for each JSON object."""
+        names = value.get("id")
+        if value.get("lc") not in _CONSTRUCTED or not isinstance(names, list) or not names:
+            return value
+        full = ".".join(map(str, names))
+        if value["lc"] == 1:
+            if value.get("type") == "secret":  # LangChain would put nothing in its place, or look for it around us
+                raise SourceUnreadable(f"the secret {full} was left out when the value was stored")
+            try:
+                return self._unpack(value)
+            except (ValueError, NotImplementedError):
+                raise _refused(full) from None
+            except Exception as error:
+                raise _not_rebuilt(full, error) from error
+        if value.get("type") != "constructor":
+            return value
+        cls = self._find(".".join(map(str, names[:-1])), str(names[-1]))
+        positional, named = value.get("args") or (), value.get("kwargs") or {}
+        if not positional and hasattr(cls, "model_construct"):
+            return _model(cls, named)
+        try:
+            return cls(*positional, **named)
+        except Exception as error:
+            raise _not_rebuilt(full, error) from error
+
+    def _unpack(self, value: dict[str, Any]) -> Any:
+        if self._envelopes is None:
+            self._envelopes = Reviver(allowed_objects=_serializable(self._registry))
+        return self._envelopes(value)
+
+    def _find(self, module: object, name: object) -> Any:
+        """The class, or for regular expressions the function, of that name; nothing else is ever looked for."""
+        key = (str(module), str(name))
+        found = self._classes.get(key)
+        if found is not None:
+            return found
+        registration = self._registry.by_name(".".join(key))
+        if registration is not None and registration.cls.__name__ == name:
+            self._classes[key] = registration.cls
+            return registration.cls
+        if key in SAFE_MSGPACK_TYPES:
+            try:
+                return getattr(importlib.import_module(key[0]), key[1])
+            except (ImportError, AttributeError) as error:
+                raise _not_rebuilt(".".join(key), error) from error
+        raise _refused(".".join(key))
+
+
+def _classes(registry: Registry) -> dict[tuple[str, str], type]:
+    """Registered classes by the two names that LangGraph stores. A class inside another has no place of its own."""
+    found: dict[tuple[str, str], type] = {}
+    for name in registry.names():
+        registration = registry.by_name(name)
+        if registration is not None:
+            cls = registration.cls
+            key = (cls.__module__, cls.__name__)
+            if key not in found or cls.__qualname__ == cls.__name__:
+                found[key] = cls
+    return found
+
+
+def _serializable(registry: Registry) -> list[type[Serializable]]:
+    """The registered classes that LangChain's envelopes may name: its messages and documents, and the program's own."""
+    from langchain_core import documents, messages
+
+    known = [getattr(place, name) for place in (messages, documents) for name in place.__all__]
+    return [
+        cls
+        for cls in {*known, *_classes(registry).values()}
+        if isinstance(cls, type) and issubclass(cls, Serializable) and cls.is_lc_serializable() and cls in registry
+    ]
+
+
+def _model(cls: Any, fields: Mapping[str, Any]) -> Any:
+    """A pydantic model; data that its validators do not accept any more is taken as it is, as LangGraph does."""
+    try:
+        return cls(**fields)
+    except Exception:  # noqa: BLE001 - whatever a validator raises
+        try:
+            return (cls.model_construct if hasattr(cls, "model_construct") else cls.construct)(**fields)
+        except Exception as error:
+            raise _not_rebuilt(f"{cls.__module__}.{cls.__qualname__}", error) from error
+
+
+def _array(dtype: str, shape: list[int], order: Any, data: bytes) -> Any:
+    try:
+        import numpy as np
+
+        return np.frombuffer(data, dtype=np.dtype(dtype)).reshape(shape, order=order)
+    except Exception as error:
+        raise _not_rebuilt("numpy.ndarray", error) from error
+
+
+def _refused(name: str) -> UnknownType:
+    module = name.rpartition(".")[0]
+    return UnknownType(
+        f"the thread has values of the type {name}, which is not registered here",
+        type_name=name,
+        hint=f"Name its module: --types {module} on the command line, HoldfastSaver(types=[{module!r}]) in Python.",
+    )
+
+
+def _not_rebuilt(name: str, error: Exception) -> SourceUnreadable:
+    return SourceUnreadable(
+        f"a stored {name} cannot be rebuilt: {type(error).__name__}: {error}",
+        hint="The class has changed since. Run the import with one that accepts what was stored.",
+    )
+
+
+def _unreadable_kind(kind: str) -> SourceUnreadable:
+    if kind.startswith("pickle"):
+        return SourceUnreadable(
+            "a value was stored with pickle, which runs code when it is loaded",
+            hint="Store it anew with LangGraph, without pickle_fallback, and import again.",
+        )
+    if "+" in kind:
+        return SourceUnreadable(
+            f"the values are encrypted ({kind})",
+            hint="Import them in Python: import_threads(source, saver, cipher=...).",
+        )
+    return SourceUnreadable(f"a value was stored in a way that this version does not know: {kind!r}")
