@@ -1,18 +1,24 @@
-"""What every test may use: the store's path, how long a campaign runs, and the report on documentation blocks."""
+"""What every test may use: a store's path, a PostgreSQL database, how long a campaign runs, and the last report."""
 
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 
+from tests import postgres
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 SOAK = os.environ.get("HOLDFAST_SOAK", "") not in ("", "0")
+# Under python -O only asserts are gone: what needs one shows in the first examples, so there are fewer of them.
+OPTIMISED = bool(sys.flags.optimize)
+FEWER = 4
 
 # Continuous integration must give the same verdict twice, so its examples are fixed and bounded.
 # A soak looks for new ones. No deadline: a flush to a busy disk takes as long as it takes.
@@ -25,6 +31,7 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("optimised", settings.get_profile("ci"), max_examples=100 // FEWER)
 settings.register_profile(
     "soak",
     max_examples=10_000,
@@ -34,14 +41,28 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.load_profile("soak" if SOAK else "ci")
+settings.load_profile("soak" if SOAK else "optimised" if OPTIMISED else "ci")
 
-# Lines that tests/test_docs.py wants said at the end of a run.
-DOCS_REPORT = pytest.StashKey[list[str]]()
+# The property under which a test keeps lines for the end of the run. Properties travel with a test's report, also
+# from the worker processes of `pytest -n`.
+DOCS_REPORT = "documentation blocks"
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    config.stash[DOCS_REPORT] = []
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker process of ``pytest -n`` begins with its share of the slow tests, so that all end together."""
+    left = getattr(config, "workerinput", {}).get("workercount", 1)
+    if left == 1:
+        return
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    fast = [item for item in items if not item.get_closest_marker("slow")]
+    items.clear()
+    while left:  # xdist gives each worker an equal piece of the list
+        mine = slow[::left]
+        slow = [item for item in slow if item not in mine]
+        size = max(0, (len(slow) + len(mine) + len(fast)) // left - len(mine))
+        items += [*mine, *fast[:size]]
+        del fast[:size]
+        left -= 1
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -49,12 +70,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs root")
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    lines = config.stash[DOCS_REPORT]
-    if lines:
-        terminalreporter.section("documentation blocks", sep="-")
-        for line in lines:
-            terminalreporter.write_line(line)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    told = [
+        value
+        for report in terminalreporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == DOCS_REPORT
+    ]
+    if told:
+        terminalreporter.section(DOCS_REPORT, sep="-")
+        for lines in sorted(told):
+            for line in lines:
+                terminalreporter.write_line(line)
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +97,27 @@ def store_path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def postgres_server() -> Iterator[postgres.Server]:
+    """A PostgreSQL server, started when the first test asks for it; one for each worker process of `pytest -n`."""
+    try:
+        with postgres.server() as server:
+            yield server
+    except postgres.NoServer as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.fixture
+def postgres_url(postgres_server: postgres.Server) -> Iterator[str]:
+    """A new, empty PostgreSQL database, as ``postgresql://…`` for libpq; dropped after the test."""
+    with postgres_server.database(f"test_{os.urandom(6).hex()}") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
 def rounds() -> Callable[[int, int], int]:
     """``rounds(500, 10_000)``: how often a campaign repeats, in continuous integration and in ``make soak``."""
 
     def choose(ci: int, soak: int) -> int:
-        return soak if SOAK else ci
+        return soak if SOAK else max(1, ci // FEWER) if OPTIMISED else ci
 
     return choose

@@ -15,12 +15,12 @@ PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_the_page_runs(page, request):
+def test_every_block_of_the_page_runs(page, record_property):
     name = str(page.relative_to(ROOT))
     told = run_page(page, name=name)
-    report = request.config.stash[DOCS_REPORT]
-    report.append(f"{name}: {told.run} run, {len(told.not_run)} not run")
-    report += [f"  line {line}: {reason}" for line, reason in told.not_run if not reason.endswith("is shown, not run")]
+    lines = [f"{name}: {told.run} run, {len(told.not_run)} not run"]
+    lines += [f"  line {line}: {reason}" for line, reason in told.not_run if not reason.endswith("is shown, not run")]
+    record_property(DOCS_REPORT, lines)
 
 
 @pytest.fixture
