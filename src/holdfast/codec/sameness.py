@@ -41,11 +41,12 @@ class Untraceable(Exception):
 class Trace:
     """A run of items, and what must be as it was for them to be unchanged."""
 
-    __slots__ = ("_dicts", "_empty", "_flat", "_holders", "_keys", "_lengths", "_sized", "instances", "items")
+    __slots__ = ("_dicts", "_empty", "_flat", "_holders", "_keys", "_lengths", "_sized", "instances", "items", "spent")
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
         self.instances: set[int] = set()  # ids of the mutable instances inside; they live as long as the trace
+        self.spent = 0  # items that were replaced since; what they held is still compared, to no purpose
         self._holders: list[Any] = []
         self._flat: list[Any] = []  # what the holders refer to, one after another
         self._sized: list[Any] = []
@@ -76,10 +77,23 @@ class Trace:
     def join(self, other: Trace) -> Trace:
         """One trace for the items of both."""
         joined = Trace([*self.items, *other.items])
-        joined.instances = self.instances | other.instances
+        joined.spent = self.spent + other.spent
+        return joined._with(self, other)
+
+    def patched(self, holes: list[int], other: Trace) -> Trace:
+        """A trace of the same items, but with those of ``other`` in some places."""
+        items = self.items.copy()
+        for hole, item in zip(holes, other.items, strict=True):
+            items[hole] = item
+        made = Trace(items)
+        made.spent = self.spent + len(holes)
+        return made._with(self, other)
+
+    def _with(self, one: Trace, other: Trace) -> Trace:
+        self.instances = one.instances | other.instances
         for name in ("_holders", "_flat", "_sized", "_lengths", "_dicts", "_keys", "_empty"):
-            setattr(joined, name, [*getattr(self, name), *getattr(other, name)])
-        return joined
+            setattr(self, name, [*getattr(one, name), *getattr(other, name)])
+        return self
 
     # -- making one -----------------------------------------------------------------------------------------
 
@@ -213,11 +227,15 @@ def trace(items: list[Any], registry: Registry) -> Trace | None:
 
 
 class Match(NamedTuple):
-    """Items that are proven to be what they were: where they stood, where they stand now, and their proof."""
+    """Items that are proven to be what they were: where they stood, where they stand now, and their proof.
+
+    ``holes`` are places among them where another item stands now.
+    """
 
     before: int
     now: int
     trace: Trace
+    holes: list[int]
 
 
 class Evidence:
@@ -239,14 +257,16 @@ class Evidence:
         for before, run in self.traces:
             items = run.items
             now = at + before - (found[-1].before + len(found[-1].trace.items) if found else 0)
-            if not _stands(items, values, now):
+            holes = _holes(items, values, now)
+            if holes is None or run.spent + len(holes) > len(items) // 2:
+                holes = []
                 if places is None:
                     places = {id(value): index for index, value in enumerate(values)}
                 now = places.get(id(items[0]), -1)
                 if now < at or not _stands(items, values, now):
                     continue
             if run.unchanged():
-                found.append(Match(before, now, run))
+                found.append(Match(before, now, run, holes))
                 at = now + len(items)
         return found
 
@@ -267,6 +287,16 @@ class Evidence:
                 self.traces.append((self.size, run))
             self.instances |= run.instances
         self.size += count
+
+
+def _holes(items: list[Any], values: Sequence[Any], at: int) -> list[int] | None:
+    """Places where other items stand; None when these are not the same items, by and large."""
+    if _stands(items, values, at):
+        return []
+    part = values[at : at + len(items)]
+    if len(part) != len(items):
+        return None
+    return [place for place, same in enumerate(map(is_, part, items)) if not same]
 
 
 def _stands(items: list[Any], values: Sequence[Any], at: int) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from blake3 import blake3
 
+from holdfast.codec import blocks
 from holdfast.codec.blocks import (
     COUNT_BYTES,
     DIGEST_BYTES,
@@ -239,35 +240,42 @@ class Tree:
         """Cut the items anew from leaf ``position`` until a cut falls on an old boundary."""
         made: list[Leaf] = []
         used = 0
-        leaf: Leaf | None = None
-        hasher = self._hasher()
+        waiting: list[bytes] = []  # the items of the leaf that is being filled
+        names: dict[object, None] | None = None
+        size = 0
+        least, most = blocks.LEAF_MIN_BYTES, blocks.LEAF_MAX_ITEMS
         last = len(self.leaves)
         while position + used < last:
             old = self.leaves[position + used]
-            if used and leaf is None and old.digest is not None:
+            if used and not waiting and old.digest is not None:
                 break  # the last cut fell where an untouched leaf begins
             used += 1
             keys = iter(old.keys) if old.keys is not None else None
             for item in encode_run(old):
-                if leaf is None:
-                    leaf = Leaf()
-                    hasher = self._hasher()
-                    leaf.keys = {} if keys is not None else None
-                leaf.count += 1
-                leaf.size += len(item)
-                hasher.update(item)
-                if keys is not None and leaf.keys is not None:
-                    leaf.keys[next(keys)] = None
-                if closes(leaf.size, leaf.count, item):
-                    leaf.closed, leaf.digest = True, finish(hasher, leaf.count)
-                    made.append(leaf)
-                    leaf = None
-        if leaf is None and last <= 1 and not made:
-            leaf = Leaf()  # an empty container is one empty leaf
-        if leaf is not None:
-            leaf.closed, leaf.hasher, leaf.digest = False, hasher, finish(hasher, leaf.count)
-            made.append(leaf)
+                if keys is not None:
+                    if names is None:
+                        names = {}
+                    names[next(keys)] = None
+                waiting.append(item)
+                size += len(item)
+                # Most items are too early for a cut; the call is made for those that are not.
+                if (size >= least or len(waiting) >= most) and closes(size, len(waiting), item):
+                    made.append(self._leaf_of(waiting, size, names, closed=True))
+                    waiting, size, names = [], 0, None
+        # An empty container is one empty leaf.
+        if waiting or (last <= 1 and not made):
+            made.append(self._leaf_of(waiting, size, names, closed=False))
         return made, used
+
+    def _leaf_of(self, items: list[bytes], size: int, keys: dict[object, None] | None, *, closed: bool) -> Leaf:
+        leaf = Leaf(len(items))
+        hasher = self._hasher()
+        hasher.update(b"".join(items))
+        leaf.size, leaf.keys, leaf.closed = size, keys, closed
+        leaf.digest = finish(hasher, len(items))
+        if not closed:
+            leaf.hasher = hasher
+        return leaf
 
     def _index(self) -> None:
         """Rebuild the index levels where leaves changed."""

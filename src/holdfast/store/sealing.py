@@ -92,6 +92,7 @@ class Values:
         self._expected = [row.n for row in rows if not row.sealed]
         self._tails: dict[int, bytes] = {}
         self._key: tuple[int, int] | None = None
+        self._from = 0  # the oldest checkpoint that the open seal is known to cover
         self._nodes: list[bytes] = []
         self._entries: dict[int, list[list[int]]] = {}
         self._raw: dict[bytes, bytes] = {}
@@ -106,13 +107,19 @@ class Values:
                     f"the tail of checkpoint {row.n} does not follow the format", what=(f"tail {row.n}",)
                 )
             return values
-        seal_row = self._catalog.covering_seal(row.b, row.n)
-        if seal_row is None:
-            return []
-        if self._key != (seal_row.b, seal_row.n):
-            self._open((seal_row.b, seal_row.n), seal_row.places)
-        places = self._entries.get(0 if seal_row.n == row.n else row.n, [])
+        if not self._covers(row):
+            seal_row = self._catalog.covering_seal(row.b, row.n)
+            if seal_row is None:
+                return []
+            if self._key != (seal_row.b, seal_row.n):
+                self._open((seal_row.b, seal_row.n), seal_row.places)
+            self._from = row.n
+        places = self._entries.get(0 if self._key == (row.b, row.n) else row.n, [])
         return [self._value(place, row.n) for place in places]
+
+    def _covers(self, row: CheckpointRow) -> bool:
+        """Whether the open seal is the first at or after this row, as it is for one before it."""
+        return self._key is not None and self._key[0] == row.b and self._from <= row.n <= self._key[1]
 
     def _tail(self, n: int) -> bytes | None:
         if n in self._tails:

@@ -184,12 +184,10 @@ class Assigned:
             held.evidence, held.names = content.evidence, content.names
             return
         held = self._sections[name] = held.parted()
-        gone = [held.names[index] for index in _leaving(found)] if held.kind == DICT and held.names is not None else []
+        gone = [self._reader.names(held)[index] for index in _leaving(found)] if held.kind == DICT else []
         removed = [item for hunk in found for item in held.items[hunk.start : hunk.stop]]
         written = [item for hunk in found for item in items[hunk.at : hunk.to]]
         kept = len(held.items) - len(removed)
-        if held.kind == DICT and held.names is None:
-            gone = [self._reader.names(held)[index] for index in _leaving(found)]
         held.edit(found, items, keys)
         self._keep(held, content, written)
         if not kept or len(found) > _OPERATIONS_PER_SECTION or held.kind == VALUE:

@@ -118,7 +118,7 @@ class Taking:
             for match in () if at else matches:
                 work.encode(values, at, match.now)
                 at = match.now + len(match.trace.items)
-                work.reuse(known.items[match.before : match.before + at - match.now], match.trace)
+                work.reuse(known.items[match.before : match.before + at - match.now], match, values)
             work.encode(values, at, len(values))
         except (_Again, NeedsWhole):
             return None
@@ -201,14 +201,30 @@ class _Work:
     def go_on(self, known: Held, matches: list[Match]) -> int:
         """When all items are what and where they were, begin with them; returns how many."""
         size = sum(len(match.trace.items) for match in matches)
-        if not matches or size != len(known.items) or any(match.before != match.now for match in matches):
+        if (
+            not matches
+            or size != len(known.items)
+            or any(match.before != match.now or match.holes for match in matches)
+        ):
             return 0
         self.items += known.items
         self.evidence = known.evidence.copy()  # type: ignore[union-attr] # the matches are from there
         return size
 
-    def reuse(self, items: list[bytes], run: Trace) -> None:
-        """Items that are what they were."""
+    def reuse(self, items: list[bytes], match: Match, values: list[Any]) -> None:
+        """Items that are what they were, except in the match's holes."""
+        run = match.trace
+        if match.holes:
+            new = [values[match.now + hole] for hole in match.holes]
+            traced = self._trace(new)
+            if traced is None:
+                self.encode(values, match.now, match.now + len(items))
+                return
+            for hole, item in zip(match.holes, new, strict=True):
+                items[hole] = self._encodings([item], match.now + hole)[0][0]
+            if not traced.unchanged():
+                raise _Again
+            run = run.patched(match.holes, traced)
         self._add(run, run.instances, items)
 
     def encode(self, values: list[Any], start: int, stop: int) -> None:
@@ -234,6 +250,16 @@ class _Work:
         return trace(items, self._registry)
 
     def _encode(self, items: list[Any], run: Trace | None, offset: int) -> None:
+        made, walk = self._encodings(items, offset)
+        if run is not None and run.unchanged():
+            self._add(run, run.instances, made)
+            return
+        if run is None and self.traces:
+            self.evidence.loose[id(items[0])] = items[0]
+        self._walks.append(walk)
+        self._add(None, walk.met.keys(), made)
+
+    def _encodings(self, items: list[Any], offset: int) -> tuple[list[bytes], Walk]:
         walk = Walk(self._registry)
         made: list[bytes] = []
         try:
@@ -247,13 +273,7 @@ class _Work:
         if walk.risky or walk.first_references:
             raise _Again
         self.long = self.long or max(map(len, made)) > INLINE_MAX_BYTES
-        if run is not None and run.unchanged():
-            self._add(run, run.instances, made)
-            return
-        if run is None and self.traces:
-            self.evidence.loose[id(items[0])] = items[0]
-        self._walks.append(walk)
-        self._add(None, walk.met.keys(), made)
+        return made, walk
 
     def _add(self, run: Trace | None, instances: Any, items: list[bytes]) -> None:
         if not self.evidence.instances.isdisjoint(instances) or not self._met.isdisjoint(instances):

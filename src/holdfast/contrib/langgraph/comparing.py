@@ -17,7 +17,7 @@ from holdfast.agent.names import name_key
 from holdfast.codec.assigned import Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.contrib.langgraph.reading import OURS, Reader, placed
+from holdfast.contrib.langgraph.reading import OURS, Reader, channel_of, placed
 from holdfast.contrib.langgraph.sources import Entry, Source, Write
 from holdfast.contrib.langgraph.thread import ABOUT, is_thread, key_of
 from holdfast.store.catalog import EventRow
@@ -151,7 +151,7 @@ def _differences(entry: Entry, state: Still, about: Mapping[str, Any]) -> Iterat
     channels = entry.checkpoint["channel_values"]
     held = set(state.names) - {ABOUT}
     for name in {*channels, *held}:
-        if name not in channels or name not in held or not same(state.value(name), channels[name]):
+        if name not in channels or name not in held or not same(channel_of(state, about, name), channels[name]):
             yield f"channel {name!r}"
 
 

@@ -7,10 +7,11 @@ page, each page with one load and the operations that follow, never one load for
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from holdfast.agent import history
 from holdfast.agent.line import Line
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 # Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
 PAGE = 64
-# Ancestors looked at together when a delta channel's writes are gathered.
-ANCESTORS = 256
 
 
 class Reader:
@@ -82,7 +81,7 @@ class Reader:
 
     def _tuple(self, state: Still, about: dict[str, Any], events: Iterable[EventRow]) -> CheckpointTuple:
         checkpoint = {name: value for name, value in about.items() if name not in OURS}
-        checkpoint["channel_values"] = {name: state.value(name) for name in state.names if name != ABOUT}
+        checkpoint["channel_values"] = {name: channel_of(state, about, name) for name in state.names if name != ABOUT}
         parent = about.get("parent")
         return CheckpointTuple(
             self.config(about["id"]),
@@ -95,13 +94,15 @@ class Reader:
     def config(self, checkpoint_id: str) -> Any:
         return {"configurable": {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}}
 
-    def writes(self, events: Iterable[EventRow], only: str | None = None) -> list[tuple[str, str, str, Any]]:
-        """What tasks wrote, as (path, task, channel, value), in LangGraph's order; of one channel, or of all."""
+    def writes(
+        self, events: Iterable[EventRow], only: Collection[str] | None = None
+    ) -> list[tuple[str, str, str, Any]]:
+        """What tasks wrote, as (path, task, channel, value), in LangGraph's order; of some channels, or of all."""
         ordered = sorted(placed(events).items(), key=lambda item: writes_sort_key(item[1][0], *item[0]))
         return [
             (path, task, channel, decode(data, self._registry))
             for (task, _), (path, channel, data) in ordered
-            if only is None or channel == only
+            if only is None or channel in only
         ]
 
     # -- a history ------------------------------------------------------------------------------------------
@@ -133,7 +134,7 @@ class Reader:
             if not page:
                 return
             found = self._page(page)
-            self._page_events = self._events_of([about["id"] for _, about in found])
+            self._page_events = self._events_by_key([key_of(self.ns, about["id"]) for _, about in found])
             for state, about in found:
                 name = about["id"]
                 if name not in told and (before is None or name < before):
@@ -172,9 +173,9 @@ class Reader:
         found.reverse()
         return found
 
-    def _events_of(self, ids: Sequence[str]) -> dict[bytes, list[EventRow]]:
+    def _events_by_key(self, keys: Sequence[bytes]) -> dict[bytes, list[EventRow]]:
         found: dict[bytes, list[EventRow]] = {}
-        for event in self.line.events_named([key_of(self.ns, name) for name in ids]):
+        for event in self.line.events_named(keys):
             found.setdefault(event.key or b"", []).append(event)
         return found
 
@@ -187,42 +188,30 @@ class Reader:
         """
         missing = set(channels)
         seeds: dict[str, Any] = {}
-        newest_first: dict[str, list[Any]] = {channel: [] for channel in channels}
-        n = row.parent
+        rows: list[tuple[CheckpointRow, set[str]]] = []  # ancestors, each with the channels that its writes matter to
         below = row
-        while missing:
-            page = [found for found in self._ancestors(n) if self.line.sees(found)] if n else []
-            if not page:
-                self._deltas_kept(below, missing, seeds, newest_first)
-                break
-            events: dict[bytes, list[EventRow]] = {}
-            for event in self.line.events_named([found.key for found in page if found.key is not None]):
-                events.setdefault(event.key or b"", []).append(event)
-            for found in page:
-                self._collect(events.get(found.key or b"", []), missing, newest_first)
-                held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
-                if held:
-                    state = self.state_at(found)
-                    seeds.update((channel, state.value(channel)) for channel in held)
-                    missing -= held
-                below, n = found, found.parent
+        for found in self.line.up(row.parent) if row.parent else ():
+            rows.append((found, missing.copy()))
+            below = found
+            held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
+            if held:
+                state = self.state_at(found)
+                about = state.value(ABOUT)
+                seeds.update((name, channel_of(state, about, name)) for name in held)
+                missing -= held
                 if not missing:
                     break
+        newest_first: dict[str, list[Any]] = {name: [] for name in channels}
+        events = self._events_by_key([found.key for found, _ in rows if found.key is not None])
+        for found, wanted in rows:
+            for _, task, name, value in reversed(self.writes(events.get(found.key or b"", ()), wanted)):
+                newest_first[name].append((task, name, value))
+        if missing:
+            self._deltas_kept(below, missing, seeds, newest_first)
         return {
-            channel: {
-                "writes": newest_first[channel][::-1],
-                **({"seed": seeds[channel]} if channel in seeds else {}),
-            }
-            for channel in channels
+            name: {"writes": newest_first[name][::-1], **({"seed": seeds[name]} if name in seeds else {})}
+            for name in channels
         }
-
-    def _ancestors(self, n: int) -> list[CheckpointRow]:
-        return self._catalog.ancestry(n, limit=ANCESTORS)
-
-    def _collect(self, events: Sequence[EventRow], missing: set[str], newest_first: dict[str, list[Any]]) -> None:
-        for _, task, channel, value in reversed(self.writes(events) if events else []):
-            if channel in missing:
-                newest_first[channel].append((task, channel, value))
 
     def _deltas_kept(
         self, below: CheckpointRow, missing: set[str], seeds: dict[str, Any], newest_first: dict[str, list[Any]]
@@ -242,7 +231,13 @@ class Reader:
 
 
 # What the saver adds to LangGraph's own record of a checkpoint.
-OURS = frozenset({"checkpoint_ns", "parent", "metadata"})
+OURS = frozenset({"checkpoint_ns", "parent", "metadata", "wrapped"})
+
+
+def channel_of(state: Assigned | Still, about: Mapping[str, Any], name: str) -> Any:
+    """A channel's value as LangGraph gave it."""
+    value = state.value(name)
+    return _DeltaSnapshot(value) if name in about.get("wrapped", ()) else value
 
 
 def placed(events: Iterable[EventRow]) -> dict[tuple[str, int], tuple[str, str, bytes]]:

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -31,13 +32,14 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
-from holdfast.agent.store import Store, open_store
+from holdfast.agent.store import Store
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
 from holdfast.contrib.langgraph.reading import Reader
-from holdfast.contrib.langgraph.thread import Thread, writes_event
+from holdfast.contrib.langgraph.thread import SHARE_S, Thread, writes_event
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import BadOption
+from holdfast.run.store import open_store
 
 # How often a thread that this process writes is looked at: has its run ended, so that others may write it?
 WATCH_S = 0.05
@@ -72,6 +74,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self._threads: dict[str, Thread] = {}
         self._lock = threading.Lock()
         self._watcher: list[threading.Thread] = []
+        # Workers of its own for the disk: the event loop's may all be busy, with tasks that wait for these.
+        self._disk = ThreadPoolExecutor(2, thread_name_prefix="holdfast-langgraph")
 
     # -- its life -----------------------------------------------------------------------------------------
 
@@ -80,6 +84,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         with self._lock:
             threads = list(self._threads.values())
             self._threads.clear()
+        self._disk.shutdown()
         for thread in threads:
             thread.release()
         if self._own:
@@ -141,7 +146,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if not thread.standing(*where):
             await asyncio.to_thread(thread.prepare, *where)
         captured = self._capture(thread, config, checkpoint, metadata)
-        await asyncio.shield(asyncio.to_thread(thread.finish, *captured))
+        await asyncio.shield(asyncio.wrap_future(self._disk.submit(thread.finish, *captured)))
         return _config(thread.name, config, checkpoint["id"])
 
     def _capture(
@@ -168,7 +173,10 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if not thread.held:
             await asyncio.to_thread(thread.ready)
         queued = thread.queue(event)
-        await asyncio.shield(asyncio.to_thread(thread.wait, queued))
+        await asyncio.wait([asyncio.wrap_future(queued.done)], timeout=SHARE_S)
+        if not queued.done.done():
+            self._disk.submit(thread.flush, queued)
+        await asyncio.shield(asyncio.wrap_future(queued.done))
 
     def _event(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
@@ -187,6 +195,10 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """One checkpoint: the one that the config names, or where the thread stands."""
         conf = config["configurable"]
+        if _RUNTIME in conf:
+            # A run begins. It becomes the thread's writer before it reads, so that nobody goes on with the thread in
+            # between, and so that what it puts later is taken in at once.
+            self._thread(config).begin(conf.get("checkpoint_ns", ""))
         reader = self._reader(config)
         if reader is None:
             return None

@@ -13,7 +13,10 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
+
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from holdfast.agent import history
 from holdfast.agent.checkpoint import Checkpoint
@@ -101,17 +104,18 @@ class Namespace:
         self.writer.start_from(Checkpoint.of(store, row), source.since_base())
 
 
-class _Writes:
+class Writes:
     """Events on their way, and the answer that those who wait for them get."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self.done = threading.Event()
-        self.error: BaseException | None = None
+        self.done: Future[None] = Future()
 
     def settle(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self.done.set()
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
 
 
 class Thread:
@@ -129,7 +133,7 @@ class Thread:
         self._lease: Lease | None = None
         self._spaces: dict[str, Namespace] = {}
         self._heads: dict[str, int] = {}  # where this process last saw each namespace's branch stand
-        self._writes = _Writes()
+        self._writes = Writes()
         self._collecting = threading.Lock()
         self.inflight = 0  # checkpoints on their way
 
@@ -222,18 +226,23 @@ class Thread:
         """Whether a child of ``parent`` can be captured without reading or waiting."""
         return self.held and ns in self._spaces and self._spaces[ns].id == (parent or "")
 
-    def prepare(self, ns: str, parent: str | None) -> Namespace:
-        """Become the writer if need be, and have the parent's state at hand."""
+    def begin(self, ns: str) -> Namespace:
+        """Become the writer if need be, and have the newest state at hand."""
         with self.lock:
             self.ready()
-            space = self.space(ns)
+            return self.space(ns)
+
+    def prepare(self, ns: str, parent: str | None) -> Namespace:
+        """As begin(), with the parent's state."""
+        with self.lock:
+            space = self.begin(ns)
             if space.id != (parent or ""):
                 self._fork(space, parent)
             return space
 
     def capture(
         self, ns: str, parent: str | None, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]
-    ) -> tuple[Namespace, Pending, _Writes]:
+    ) -> tuple[Namespace, Pending, Writes]:
         """Fix a checkpoint's content, with the writes that wait. ``finish`` takes it to disk."""
         with self.lock:
             space = self.prepare(ns, parent)
@@ -241,11 +250,16 @@ class Thread:
             if ABOUT in values:
                 raise BadName(f"a channel is named {ABOUT!r}, which is where the saver keeps its own record")
             label = _label(metadata, checkpoint, space.seen)
+            # What a delta channel stores now and then is a whole value in a wrapper. Without it, the value is cut into
+            # blocks as any other, and has most of them in common with the time before.
+            wrapped = [name for name, value in values.items() if type(value) is _DeltaSnapshot]
+            values.update((name, values[name].value) for name in wrapped)
             values[ABOUT] = {
                 **{name: value for name, value in checkpoint.items() if name != "channel_values"},
                 "checkpoint_ns": ns,
                 "parent": parent,
                 "metadata": dict(metadata),
+                **({"wrapped": wrapped} if wrapped else {}),
             }
             document = space.document
             document.assign(values, [name for name in document.names() if name not in values])
@@ -258,7 +272,7 @@ class Thread:
             self.inflight += 1
             return space, pending, writes
 
-    def finish(self, space: Namespace, pending: Pending, writes: _Writes) -> None:
+    def finish(self, space: Namespace, pending: Pending, writes: Writes) -> None:
         try:
             space.writer.finish(space.document, pending)
             if pending.n:
@@ -295,45 +309,46 @@ class Thread:
 
     # -- writes -----------------------------------------------------------------------------------------
 
-    def queue(self, event: Event) -> _Writes:
+    def queue(self, event: Event) -> Writes:
         """Let an event wait for the next flush of this thread."""
         with self._collecting:
             self._writes.events.append(event)
             return self._writes
 
-    def _take_writes(self) -> _Writes:
+    def _take_writes(self) -> Writes:
         with self._collecting:
-            taken, self._writes = self._writes, _Writes()
+            taken, self._writes = self._writes, Writes()
             return taken
 
-    def wait(self, writes: _Writes) -> None:
+    def wait(self, writes: Writes) -> None:
         """Return when a queued event is on disk: taken along by a checkpoint, or written now."""
-        if not writes.done.wait(SHARE_S):
-            with self._collecting:
-                mine = self._writes is writes
-                if mine:
-                    self._writes = _Writes()
-            if mine:
-                self._flush(writes)
-            writes.done.wait()
-        if writes.error is not None:
-            raise writes.error
-        self.used = time.monotonic()
+        try:
+            writes.done.result(SHARE_S)
+        except TimeoutError:
+            self.flush(writes)
+            writes.done.result()
 
-    def _flush(self, writes: _Writes) -> None:
+    def flush(self, writes: Writes) -> None:
+        """Write queued events now, unless a checkpoint has taken them along."""
         with self.lock:
             self.inflight += 1
         try:
             # Without the lock: an event loop may be waiting for it to capture the next checkpoint.
-            self.ready()
-            self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
-            writes.settle()
-        except BaseException as error:
-            writes.settle(error)
-            raise
+            with self._collecting:
+                if self._writes is not writes:
+                    return
+                self._writes = Writes()
+            try:
+                self.ready()
+                self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
+            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+                writes.settle(error)
+            else:
+                writes.settle()
         finally:
             with self.lock:
                 self.inflight -= 1
+                self.used = time.monotonic()
 
 
 def writes_event(
@@ -364,8 +379,7 @@ def _label(metadata: Mapping[str, Any], checkpoint: Mapping[str, Any], before: M
         for name, seen in (checkpoint.get("versions_seen") or {}).items()
         if not name.startswith("__") and before.get(name) != seen
     ]
-    if source == "loop":
-        what = ", ".join(ran) or "start"  # the first one only distributes the input
-    else:
-        what = f"{source} ({', '.join(ran)})" if ran else source
+    nodes = ", ".join(ran)
+    # The first step of a run only hands the input on.
+    what = nodes or "start" if source == "loop" else f"{source} ({nodes})" if nodes else source
     return f"step {step}: {what}"[:LABEL_MAX_CHARACTERS].encode("utf-8", "replace").decode("utf-8")
