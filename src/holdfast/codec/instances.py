@@ -212,6 +212,7 @@ def read_reference(reading: Reading, data: memoryview) -> Any:
         raise corrupt("a reference to no instance")
     value = instances[number]
     if value is _PENDING:
+        reading.risk_seen = True  # reading in order makes the instance before its content
         raise corrupt("a reference to an instance that is built only when its content is complete")
     if number in reading.unfinished and _hashed_by_fields(value):
         reading.hash_risks += 1
@@ -228,6 +229,37 @@ def unknown_type(name: str, registry: Registry) -> UnknownType:
 
 
 def read_instance(reading: Reading, data: memoryview) -> Any:
+    """An instance from its payload, which is decoded at once. One that is referred to from inside is read in order."""
+    if reading.stepwise or reading.inert:
+        return _read_in_order(reading, data)
+    instances: list[Any] = reading.instances  # type: ignore[assignment] # code 20 opens a scope
+    number = len(instances)
+    instances.append(_PENDING)
+    parts = reading.decoder.decode(data)
+    if type(parts) is not list or len(parts) != 4:
+        raise corrupt("an instance has a name, a version, a form and content")
+    name, version, form, content = parts
+    if type(name) is not str or type(version) is not int or type(form) is not str:
+        raise corrupt("an instance has a name, a version, a form and content")
+    if len(data) > MAX_DEPTH - reading.depth and (type(content) is list or type(content) is dict):
+        # Instances keep their fields in a map, models in an array of maps, which are not levels of their own.
+        reading.check_depth(content, MAX_DEPTH - reading.depth + 2)
+    registration = reading.registry.by_name(name)
+    if registration is None:
+        raise unknown_type(name, reading.registry)
+    shape = registration.shape
+    if registration.save is not None or shape.form == TUPLE:
+        value = _build(registration, version, form, registration.migrate(version, content))
+    elif shape.form == ENUM:
+        raise mismatch(registration, "was saved as an instance, but is an enum now")
+    else:
+        value = shape.make()
+        _put(registration, version, form, value, content)
+    instances[number] = value
+    return value
+
+
+def _read_in_order(reading: Reading, data: memoryview) -> Any:
     name, version, form, raw = _HEAD.decode(data)
     instances: list[Any] = reading.instances  # type: ignore[assignment] # code 20 opens a scope
     number = len(instances)
