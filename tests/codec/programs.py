@@ -326,8 +326,10 @@ class World:
             value.clear()
         else:
             key = self.pick(self._keys(value))
-            node[key] = {"w": node[key], "x": 1}
-            value[key] = {"w": value[key], "x": 1}
+            moved = self._moved(value, [value[key]])
+            if moved is not None:
+                node[key] = {"w": node[key], "x": 1}
+                value[key] = {"w": moved[0], "x": 1}
 
     def change_list(self, node: Any, value: list[Any]) -> None:
         what = self.choose(20)
@@ -395,8 +397,10 @@ class World:
             inside = {id(item) for item in value[:half]}
             value[:half] = [item if id(item) in inside else copy.deepcopy(item) for item in moved]
         elif what == 15 and size:
-            node[:] = [{"wrapped": item} for item in node]
-            value[:] = [{"wrapped": item} for item in value]
+            moved = self._moved(value, value)
+            if moved is not None:
+                node[:] = [{"wrapped": item} for item in node]
+                value[:] = [{"wrapped": item} for item in moved]
         elif what == 16 and size:
             node[::-1] = list(node)
             value[::-1] = list(value)
@@ -405,8 +409,10 @@ class World:
             value.clear()
         elif size:
             at = self.choose(size)
-            node[at] = [node[at]]
-            value[at] = [value[at]]
+            moved = self._moved(value, [value[at]])
+            if moved is not None:
+                node[at] = [node[at]]
+                value[at] = moved
 
     def slice_of(self, size: int) -> tuple[int, int, int]:
         return self.choose(size + 2), self.choose(size + 2), self.pick((1, 1, 2, 3, -1, -2))
@@ -467,25 +473,73 @@ class World:
                     _put(target, source)
             return
         _put(target, source)
+        if homeless:
+            _part(source_value, self.reachable())
         # What loses its place by this very operation is moved, too.
         moves = homeless or (replaced is not None and _contains(replaced, source_value))
         _put(target_value, source_value if moves else copy.deepcopy(source_value))
 
     def _shares_home(self, value: Any) -> bool:
-        """Whether a homeless container has parts that live elsewhere by now; those become copies, which is too hard
-        to say in the model."""
+        """Whether a homeless container shares parts with another one, or is in one: whose they are is too hard to say
+        in the model. Parts that live in the state are copied."""
         reachable = self.reachable()
         others = [known for _, known in self.handles if known is not value]
 
         def walk(item: Any) -> bool:
-            if id(item) in reachable or any(item is other for other in others):
-                return True
-            inner = item.values() if type(item) is dict else item if type(item) is list else ()
-            return any(walk(child) for child in inner)
+            if type(item) not in _LIVING or id(item) in reachable:
+                return False
+            return any(_contains(other, item) for other in others) or any(map(walk, _inner(item)))
 
-        inner = value.values() if type(value) is dict else value if type(value) is list else ()
-        above = any(_contains(other, value) for other in others)
-        return above or any(walk(child) for child in inner)
+        return any(_contains(other, value) for other in others) or any(map(walk, _inner(value)))
+
+    def unpack(self) -> None:
+        """Put a part of a container in its place; perhaps the container itself goes elsewhere by the same operation."""
+        node, value = self.container()
+        keys = list(value) if type(value) is dict else list(range(len(value))) if type(value) is list else []
+        keys = [key for key in keys[:6] if type(value[key]) in {dict, list} and len(value[key])]
+        if not keys:
+            return
+        key = self.pick(keys)
+        box, box_value = node[key], value[key]
+        inner = self.pick(list(box_value)[:6] if type(box_value) is dict else range(min(6, len(box_value))))
+        part, part_value = box[inner], box_value[inner]
+        if not self._owns(value, box_value) or not self._owns(box_value, part_value):
+            return
+        if self.choose(2):
+            self.keep(box, box_value)
+        if type(part_value) in _LIVING and self.choose(2):
+            self.keep(part, part_value)
+        what = self.choose(3) if type(value) is dict and key != "e" and type(part_value) in _LIVING else 0
+        if what == 0:
+            node[key] = {"part": part}
+            value[key] = {"part": part_value}
+        elif what == 1:
+            node.update({key: {"part": part}, "e": box})
+            # The part was moved first, so the container that had it is copied.
+            value.update({key: {"part": part_value}, "e": copy.deepcopy(box_value)})
+        else:
+            node.update({"e": box, key: {"part": part}})
+            value.update({"e": box_value, key: {"part": copy.deepcopy(part_value)}})
+
+    def _owns(self, holder: Any, part: Any) -> bool | None:
+        """Whether a container is the home of what is in it; None where the model cannot say."""
+        if type(part) not in _LIVING:
+            return True
+        reachable = self.reachable()
+        if id(holder) in reachable:
+            return True
+        if id(part) in reachable:
+            return False
+        others = [known for _, known in self.handles if known is not part and _contains(known, part)]
+        return True if all(_contains(known, holder) for known in others) else None
+
+    def _moved(self, holder: Any, items: list[Any]) -> list[Any] | None:
+        """What becomes of items that an operation takes out of a container and puts back inside something: those that
+        live elsewhere are copied. None where the model cannot say."""
+        owned = [self._owns(holder, item) for item in items]
+        if None in owned:
+            return None
+        return [item if own else copy.deepcopy(item) for item, own in zip(items, owned, strict=True)]
 
     def refuse(self) -> None:
         """A value that cannot be saved, anywhere in an operation, changes nothing."""
@@ -616,6 +670,7 @@ class World:
     STEPS = (
         ("change", 10),
         ("alias", 2),
+        ("unpack", 2),
         ("refuse", 1),
         ("mutate", 3),
         ("touch", 1),
@@ -645,11 +700,21 @@ def _weight(item: Any) -> int:
     return len(item) if hasattr(item, "__len__") else 0
 
 
+def _inner(value: Any) -> Any:
+    return value.values() if type(value) is dict else value if type(value) is list else ()
+
+
 def _contains(one: Any, other: Any) -> bool:
-    if one is other:
-        return True
-    inner = one.values() if type(one) is dict else one if type(one) is list else ()
-    return any(_contains(item, other) for item in inner)
+    return one is other or any(_contains(item, other) for item in _inner(one))
+
+
+def _part(value: Any, reachable: set[int]) -> None:
+    """What lives in the state is copied where a homeless container has it, too."""
+    for key, item in list(value.items() if type(value) is dict else enumerate(value) if type(value) is list else ()):
+        if type(item) in _LIVING and id(item) in reachable:
+            value[key] = copy.deepcopy(item)
+        else:
+            _part(item, reachable)
 
 
 def _put(target: Any, value: Any) -> None:
@@ -682,3 +747,4 @@ def _builtin(value: Any) -> Any:
 
 
 _MUTABLE = (Note, Model, bytearray, collections.deque, Shared)
+_LIVING = (*_MUTABLE, dict, list, set)  # what has one place in the state

@@ -46,6 +46,10 @@ class Programs(RuleBasedStateMachine):
         self.do("alias", data)
 
     @rule(data=st.data())
+    def unpack(self, data):
+        self.do("unpack", data)
+
+    @rule(data=st.data())
     def refuse(self, data):
         self.do("refuse", data)
 

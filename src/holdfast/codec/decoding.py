@@ -8,7 +8,6 @@ memory stays in proportion to the input.
 from __future__ import annotations
 
 import collections
-import gc
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from holdfast.codec import atoms, codes
 from holdfast.codec.codes import MAX_DEPTH, MAX_VALUE_BYTES, Record
 from holdfast.codec.instances import read_enum, read_instance, read_reference, unknown_type
 from holdfast.codec.types import FACTORIES, REGISTRY
-from holdfast.codec.wire import corrupt, is_utf8, nested_too_deep, on_fresh_stack
+from holdfast.codec.wire import check_plain_depth, corrupt, is_utf8, nested_too_deep, on_fresh_stack
 from holdfast.errors import HoldfastError, UnknownType
 
 if TYPE_CHECKING:
@@ -92,7 +91,7 @@ class Reading:
             if self.extended:
                 self.check_depth(result)
             else:
-                _check_plain_depth(result)
+                check_plain_depth(result)
         return result
 
     def extension(self, code: int, data: memoryview) -> Any:
@@ -167,16 +166,6 @@ class Reading:
 
 def _nothing(code: int, data: Any) -> None:
     """Stands in for extensions while only nesting is looked at."""
-
-
-def _check_plain_depth(value: Any) -> None:
-    # The collector's view of what an object refers to goes through a level at C speed.
-    level = [value]
-    for _ in range(MAX_DEPTH + 1):
-        level = gc.get_referents(*level)
-        if not level:
-            return
-    raise nested_too_deep()
 
 
 # --- containers -------------------------------------------------------------------------------------------------
@@ -393,8 +382,9 @@ def decode(
     try:
         value = reading.value(data)
     except Exception as error:
-        # A reading that failed is in an unknown state: it is not used again.
-        if not reading.risk_seen and not isinstance(error, RecursionError):
+        # A reading that failed is in an unknown state: it is not used again. Of types that are not known, the outermost
+        # is to be named, which is met first when everything is read in order.
+        if not reading.risk_seen and not isinstance(error, RecursionError | UnknownType):
             raise _typed(error) from error
     else:
         if not reading.risk_seen:

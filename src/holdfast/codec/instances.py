@@ -15,7 +15,7 @@ from holdfast.codec import codes, refusals
 from holdfast.codec.codes import MAX_DEPTH, SCALARS, Record
 from holdfast.codec.immutable import is_immutable
 from holdfast.codec.shapes import ENUM, FIELDS, PYDANTIC, TUPLE
-from holdfast.codec.wire import corrupt, is_utf8, pack
+from holdfast.codec.wire import check_plain_depth, corrupt, is_utf8, pack
 from holdfast.errors import Attribute, SchemaMismatch, Unencodable, UnknownType
 
 if TYPE_CHECKING:
@@ -235,7 +235,9 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
     instances: list[Any] = reading.instances  # type: ignore[assignment] # code 20 opens a scope
     number = len(instances)
     instances.append(_PENDING)
+    reading.extended = False
     parts = reading.decoder.decode(data)
+    plain, reading.extended = not reading.extended, True
     if type(parts) is not list or len(parts) != 4:
         raise corrupt("an instance has a name, a version, a form and content")
     name, version, form, content = parts
@@ -243,7 +245,7 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
         raise corrupt("an instance has a name, a version, a form and content")
     if len(data) > MAX_DEPTH - reading.depth and (type(content) is list or type(content) is dict):
         # Instances keep their fields in a map, models in an array of maps, which are not levels of their own.
-        reading.check_depth(content, MAX_DEPTH - reading.depth + 2)
+        (check_plain_depth if plain else reading.check_depth)(content, MAX_DEPTH - reading.depth + 2)
     registration = reading.registry.by_name(name)
     if registration is None:
         raise unknown_type(name, reading.registry)
@@ -254,9 +256,30 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
         raise mismatch(registration, "was saved as an instance, but is an enum now")
     else:
         value = shape.make()
-        _put(registration, version, form, value, content)
+        if form == PYDANTIC == shape.form and version == registration.version and _is_model(content):
+            try:
+                shape.put_pydantic(value, *content)
+            except KeyError as error:
+                raise other_fields(registration, error) from error
+        else:
+            _put(registration, version, form, value, content)
     instances[number] = value
     return value
+
+
+def _is_model(content: Any) -> bool:
+    """The common case of what ``_parts`` looks at: a model of declared fields. Their names prove to be texts later."""
+    if type(content) is not list or len(content) != 4:
+        return False
+    fields, extra, names, private = content
+    return (
+        extra is None
+        and private is None
+        and type(fields) is dict
+        and type(names) is list
+        and fields.keys() >= set(names)
+        and _TEXT.issuperset(map(type, fields))
+    )
 
 
 def _read_in_order(reading: Reading, data: memoryview) -> Any:
@@ -322,7 +345,7 @@ def _build(registration: Registration, version: int, form: str, content: Any) ->
     try:
         return registration.shape.make_tuple(content)
     except KeyError as error:
-        raise mismatch(registration, f"was saved with other fields; see {error.args[0]!r:.80}") from error
+        raise other_fields(registration, error) from error
 
 
 def _put(registration: Registration, version: int, form: str, value: Any, content: Any) -> None:
@@ -349,7 +372,11 @@ def _put(registration: Registration, version: int, form: str, value: Any, conten
         else:
             shape.put(value, fields)
     except KeyError as error:
-        raise mismatch(registration, f"was saved with other fields; see {error.args[0]!r:.80}") from error
+        raise other_fields(registration, error) from error
+
+
+def other_fields(registration: Registration, error: KeyError) -> SchemaMismatch:
+    return mismatch(registration, f"was saved with other fields; see {error.args[0]!r:.80}")
 
 
 def _field_map(registration: Registration, migrated: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ ideas; whatever it does not know natively is either an extension already or an e
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -108,3 +109,14 @@ def corrupt(text: str) -> CorruptValue:
 
 def nested_too_deep() -> CorruptValue:
     return corrupt(f"nested more than {MAX_DEPTH} levels deep")
+
+
+def check_plain_depth(value: Any, left: int = MAX_DEPTH) -> None:
+    """Refuse what is nested too deep, of values without extensions."""
+    # The collector's view of what an object refers to goes through a level at C speed.
+    level = [value]
+    for _ in range(left + 1):
+        level = gc.get_referents(*level)
+        if not level:
+            return
+    raise nested_too_deep()

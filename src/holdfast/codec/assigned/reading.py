@@ -14,6 +14,7 @@ from holdfast.codec.assigned.held import Held
 from holdfast.codec.assigned.parts import BigReader, Opened, Parts, closed, opened, split
 from holdfast.codec.blocks import DICT, DIGEST_BYTES, LIST, SET, VALUE, digest_of, leaf_items
 from holdfast.codec.document.sections import Source
+from holdfast.codec.pause import collector_paused
 from holdfast.codec.trees import Tree, read_tree
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
@@ -85,6 +86,12 @@ class Reader:
     def value(self, held: Held, copies: Copies | None = None) -> Any:
         """What the section holds, as plain values that nobody else has."""
         near = held.near() if held.big else NOTHING
+        if len(held.items) < _MANY_ITEMS:
+            return self._made(held, near, copies)
+        with collector_paused:
+            return self._made(held, near, copies)
+
+    def _made(self, held: Held, near: Parts, copies: Copies | None) -> Any:
         if copies is not None and held.kind == LIST:
             return copies.list_of(held.items, lambda data: self._decode(data, near))
         return self._value(held, near)
@@ -140,5 +147,6 @@ class Reader:
 
 
 _PLAIN: frozenset[type] = frozenset({list, dict, set})
+_MANY_ITEMS = 64
 _BIG_HEAD = bytes((0xC7, DIGEST_BYTES, codes.BIG))
 _BIG_BYTES = len(_BIG_HEAD) + DIGEST_BYTES

@@ -61,10 +61,6 @@ class Handouts:
         snapshot = self._snapshots.get(id(value))
         return snapshot if snapshot is not None and self.place(value, snapshot.holder) is None else None
 
-    def moved(self, value: Any, holder: Node | Section) -> None:
-        """A handed-out value has another place now."""
-        self._snapshots[id(value)].holder = holder
-
     def check(self, *, all_encoded: bool = False) -> None:
         """Find what was changed in place and record it. With ``all_encoded`` no snapshot is left to its fields."""
         if self._fixed() or not self._snapshots:

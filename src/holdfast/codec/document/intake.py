@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.codec.codes import UNWRAP
 from holdfast.codec.document.handouts import Handouts
+from holdfast.codec.document.homes import Homes, may_be_handed_out
 from holdfast.codec.document.packing import RAW, Moving, Packing, has_nan, is_whole, trackable, whole
 from holdfast.codec.document.sections import Encoded, Section
 from holdfast.codec.document.watches import Watch, Watches, sketch
@@ -59,12 +60,16 @@ class Intake:
         self._handouts = handouts
         self._watches = watches
         self._decode = decode
+        self._homes = Homes(packing, handouts)
         self._clear()
 
     def _clear(self) -> None:
         self._moves: list[tuple[Any, Node, Any]] = []  # value, its new parent, its key
         self._originals: list[tuple[Any, bytes, Any, Any, dict[int, Any] | None]] = []
-        self._used: dict[int, Any] = {}  # what this operation has moved already
+        # What this operation has moved already (its place is the same until the commit), and all nodes above that.
+        self._used: dict[int, Any] = {}
+        self._around: set[int] = set()
+        self._homes.forget()
         self._clean = True
 
     # -- one operation ----------------------------------------------------------------------------------
@@ -88,7 +93,7 @@ class Intake:
                 if isinstance(value, Node):
                     value._adopt(parent, key)
                 else:
-                    self._handouts.moved(value, parent)
+                    self._handouts.hand_out(value, parent)
             self._clear()
 
     def _place_of(self, taken: Any, holder: Node | Section) -> Callable[[], Path | None]:
@@ -110,7 +115,10 @@ class Intake:
             if met:
                 met.clear()
             data = encode(value, self._registry, depth=len(path) + 1 if path is not None else 1)
-            if met or (self._packing.snapshots and leaving and self._holds_handout(value)):
+            if leaving and path is None:
+                self._clean = False
+                self._homes.search(leaving, holder)
+            if met or (leaving and self._homes and self._holds_handout(value)):
                 return self._take_parts(value, data, holder, leaving)
             if kind not in RAW and is_immutable(value):
                 return value, self._packing.leaf_data(value, data)
@@ -169,7 +177,7 @@ class Intake:
 
     def _holds_handout(self, value: Any) -> bool:
         """Whether a plain container has values in it that this document handed out."""
-        if id(value) in self._packing.snapshots:
+        if value in self._homes:
             return True
         kind = type(value)
         if kind is list:
@@ -204,7 +212,7 @@ class Intake:
 
     def _stands_for_itself(self, value: Any) -> set[int]:
         """The ids of what is tracked or handed out inside plain containers."""
-        if isinstance(value, Node) or id(value) in self._packing.snapshots:
+        if isinstance(value, Node) or value in self._homes:
             return {id(value)}
         kind = type(value)
         inner = value if kind is list else value.values() if kind is dict else ()
@@ -224,9 +232,9 @@ class Intake:
             return node
         if is_immutable(value):
             return value
-        snapshot = self._packing.snapshots.get(id(value))
-        if snapshot is not None and id(value) not in self._used and self._leaves(snapshot.holder, value, leaving):
-            self._used[id(value)] = value
+        home = self._homes.of(value)
+        if home is not None and self._leaves(home, value, leaving) and not self._overlaps(value, _upwards(home)):
+            self._use(value, home)
             return value
         data = encode(value, self._registry)
         taken = self.take_encoded(data)[0]
@@ -253,8 +261,7 @@ class Intake:
 
     def _lives_in(self, holder: Any, value: Any) -> bool:
         """Whether a value has its home there: a detached container may still hold what has found another one."""
-        snapshot = self._packing.snapshots.get(id(value))
-        home = value._parent if isinstance(value, Node) else snapshot.holder if snapshot is not None else None
+        home = value._parent if isinstance(value, Node) else self._homes.of(value)
         # Sections are all in one place: an operation may give one's value to another.
         return home is holder or (isinstance(home, Section) and isinstance(holder, Section) and home.value is value)
 
@@ -271,7 +278,7 @@ class Intake:
             free = chain[-1]._parent is None and id(chain[-1]) not in above
             moves = free or any(id(node) in leaving for node in chain)
             if moves and not self._overlaps(value, chain):
-                self._used[id(value)] = value
+                self._use(value, value)
                 if free:
                     self._reclaim(value)
                 return value
@@ -280,11 +287,13 @@ class Intake:
         self._originals.append((value, data, taken, holder, None))
         return taken
 
-    def _overlaps(self, value: Any, chain: list[Any]) -> bool:
-        """Whether this operation has moved the node, one above it or one inside it already."""
-        return any(id(node) in self._used for node in chain) or any(
-            node is value for moved in self._used.values() for node in _upwards(moved)
-        )
+    def _use(self, value: Any, home: Any) -> None:
+        self._used[id(value)] = value
+        self._around.update(id(node) for node in _upwards(home))
+
+    def _overlaps(self, value: Any, chain: Iterable[Any]) -> bool:
+        """Whether this operation has moved the value, one above it or one inside it already."""
+        return id(value) in self._used or id(value) in self._around or any(id(node) in self._used for node in chain)
 
     def _reclaim(self, node: Any) -> bool:
         """A detached node comes back. Children that found another home are copied; returns whether its tree is void."""
@@ -292,16 +301,17 @@ class Intake:
         for key, child in node._items():
             if isinstance(child, Node):
                 if child._parent is not node or isinstance(child, STALE):
-                    copy = self.take_encoded(self._packing.live(child))[0]
-                    copy._adopt(node, key if isinstance(node, dict) else None)
-                    node._swap(key, copy)
+                    self._replace_by_copy(child, node, key)
                     doubtful = True
                 elif self._reclaim(child):
                     doubtful = True
-            elif type(child) not in FLAT and type(child) not in RAW and not is_immutable(child):
-                # It may have been changed while nobody looked.
-                self._packing.snapshots.pop(id(child), None)
-                self._handouts.hand_out(child, node)
+            elif may_be_handed_out(child):
+                if self._homes.elsewhere(child, node):
+                    self._replace_by_copy(child, node, key)
+                else:
+                    # It may have been changed while nobody looked.
+                    self._packing.snapshots.pop(id(child), None)
+                    self._handouts.hand_out(child, node)
                 doubtful = True
         if node._tree is not None:
             if doubtful:
@@ -309,6 +319,14 @@ class Intake:
                 node._forget_leaves()
             self._packing.unsaved[id(node)] = node
         return doubtful
+
+    def _replace_by_copy(self, child: Any, node: Any, key: Any) -> None:
+        copy = self.take_encoded(self._packing.live(child))[0]
+        if isinstance(copy, Node):
+            copy._adopt(node, key if isinstance(node, dict) else None)
+        else:
+            self._handouts.hand_out(copy, node)
+        node._swap(key, copy)
 
     # -- children -----------------------------------------------------------------------------------------
 
