@@ -14,30 +14,46 @@ from holdfast.errors import (
     AgentBusy,
     Damaged,
     DetachedChange,
+    Diverged,
+    FailedBeforeEffect,
     Fenced,
     HoldfastError,
+    InDoubt,
+    MaybeRepeated,
+    NoAgent,
+    RunUnfinished,
     Stale,
+    ToolFailed,
     Unencodable,
     UnknownRevision,
     UnknownType,
+    Waiting,
 )
 
 if TYPE_CHECKING:
-    from holdfast.agent.agent import Agent, Rollback
+    from holdfast.agent.agent import Rollback
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
-    from holdfast.agent.store import AgentInfo, Store
-    from holdfast.agent.store import open_store as open
+    from holdfast.agent.store import AgentInfo
     from holdfast.agent.verify import Problem, VerifyReport
     from holdfast.codec.codes import Record
     from holdfast.codec.document import MISSING, Document
     from holdfast.codec.plain import plain
     from holdfast.codec.types import register
+    from holdfast.run.context import current, effect
+    from holdfast.run.effects import Absent, Effect, Found, Unknown
+    from holdfast.run.handle import Agent
+    from holdfast.run.listing import RunInfo
+    from holdfast.run.runs import durable
+    from holdfast.run.store import Store
+    from holdfast.run.store import open_store as open
+    from holdfast.run.tools import tool
 
     __version__: str
 
 __all__ = [
     "MISSING",
+    "Absent",
     "Agent",
     "AgentBusy",
     "AgentInfo",
@@ -46,40 +62,65 @@ __all__ = [
     "Damaged",
     "DetachedChange",
     "Diff",
+    "Diverged",
     "Document",
+    "Effect",
+    "FailedBeforeEffect",
     "Fenced",
+    "Found",
     "HoldfastError",
+    "InDoubt",
+    "MaybeRepeated",
+    "NoAgent",
     "Problem",
     "Record",
     "Rollback",
+    "RunInfo",
+    "RunUnfinished",
     "Stale",
     "Store",
+    "ToolFailed",
     "Unencodable",
+    "Unknown",
     "UnknownRevision",
     "UnknownType",
     "VerifyReport",
+    "Waiting",
+    "current",
+    "durable",
+    "effect",
     "errors",
     "open",
     "plain",
     "register",
+    "tool",
 ]
 
 _HOMES = {
     "MISSING": ("holdfast.codec.document", "MISSING"),
-    "Agent": ("holdfast.agent.agent", "Agent"),
+    "Absent": ("holdfast.run.effects", "Absent"),
+    "Agent": ("holdfast.run.handle", "Agent"),
     "AgentInfo": ("holdfast.agent.store", "AgentInfo"),
     "Change": ("holdfast.agent.changes", "Change"),
     "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
     "Diff": ("holdfast.agent.changes", "Diff"),
     "Document": ("holdfast.codec.document", "Document"),
+    "Effect": ("holdfast.run.effects", "Effect"),
+    "Found": ("holdfast.run.effects", "Found"),
     "Problem": ("holdfast.agent.verify", "Problem"),
     "Record": ("holdfast.codec.codes", "Record"),
     "Rollback": ("holdfast.agent.agent", "Rollback"),
-    "Store": ("holdfast.agent.store", "Store"),
+    "RunInfo": ("holdfast.run.listing", "RunInfo"),
+    "Store": ("holdfast.run.store", "Store"),
+    "Unknown": ("holdfast.run.effects", "Unknown"),
     "VerifyReport": ("holdfast.agent.verify", "VerifyReport"),
-    "open": ("holdfast.agent.store", "open_store"),
+    "current": ("holdfast.run.context", "current"),
+    "durable": ("holdfast.run.runs", "durable"),
+    "effect": ("holdfast.run.context", "effect"),
+    "open": ("holdfast.run.store", "open_store"),
     "plain": ("holdfast.codec.plain", "plain"),
     "register": ("holdfast.codec.types", "register"),
+    "tool": ("holdfast.run.tools", "tool"),
 }
 
 

@@ -16,6 +16,7 @@ The second level groups errors by what a handler would do:
         ThreadExists      a thread to be imported is there already, with other content (thread)
         NoAgent           a tool was called where no agent is current, while one is active elsewhere
         UnknownTool       a tool, probe or durable function that this program does not have
+        UnknownSecret     a secret that nobody gave to this process
         NotInDump         a thread, frame or value that the dump does not hold
       Outcome           an outside call, or the run around it, did not go through
         ToolFailed        the call failed and that is known (tool, error_type, path)
@@ -25,6 +26,11 @@ The second level groups errors by what a handler would do:
         MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
         Diverged          the program does not do what it did when it was recorded (path, expected, actual)
         RunUnfinished     another run of this agent has not ended (run)
+        RollbackBlocked   effects stand in the way of a rollback, or could not be undone (blocked, remaining)
+        RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
+        Cancelled         a run was cancelled
+        Waiting           the run sleeps or waits for a signal, and was not to block (run, until, signal)
+        BreakerOpen       the tool failed too often lately; it was not called (tool, breaker, until)
       Contention        try later, or decide who may write
         AgentBusy         another process holds this branch (holder)
         StoreBusy         other writers kept the store for too long
@@ -176,6 +182,12 @@ class UnknownTool(InputError, LookupError):
     kind = "unknown-tool"
 
 
+class UnknownSecret(InputError, LookupError):
+    """Nobody has given this secret to this process. Secrets are not stored: each process gets them anew."""
+
+    kind = "unknown-secret"
+
+
 class NotInDump(InputError, LookupError):
     """The dump holds no such thread, task, frame or value."""
 
@@ -257,6 +269,65 @@ class RunUnfinished(Outcome):
     def __init__(self, message: str, *, run: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.run = run
+
+
+class Waiting(Outcome):
+    """The run is put off: until ``until`` (microseconds, 0: no limit), or until ``signal`` is sent."""
+
+    kind = "waiting"
+
+    def __init__(self, message: str, *, run: str = "", until: int = 0, signal: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.run = run
+        self.until = until
+        self.signal = signal
+
+
+class BreakerOpen(Outcome):
+    """The tool was not called: it has failed too often lately. It is tried again after ``until`` (microseconds)."""
+
+    kind = "breaker-open"
+
+    def __init__(self, message: str, *, tool: str = "", breaker: str = "", until: int = 0, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.tool = tool
+        self.breaker = breaker
+        self.until = until
+
+
+class RollbackBlocked(Outcome):
+    """A rollback cannot be done, or not to its end. Nothing was skipped, and the state has not moved.
+
+    ``blocked`` are the effects that stand in the way, ``remaining`` those that are still to be undone, newest first.
+    """
+
+    kind = "rollback-blocked"
+
+    def __init__(
+        self, message: str, *, blocked: tuple[object, ...] = (), remaining: tuple[object, ...] = (), hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.blocked = blocked
+        self.remaining = remaining
+
+
+class RunRolledBack(Outcome):
+    """The run called ``rollback``: its state is that of ``checkpoint`` now, and ``undone`` was undone."""
+
+    kind = "run-rolled-back"
+
+    def __init__(
+        self, message: str, *, checkpoint: object = None, undone: tuple[object, ...] = (), hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.checkpoint = checkpoint
+        self.undone = undone
+
+
+class Cancelled(Outcome):
+    """The run was cancelled by whoever began it. What it had done before stands."""
+
+    kind = "cancelled"
 
 
 class Contention(HoldfastError):

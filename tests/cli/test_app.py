@@ -20,7 +20,7 @@ import holdfast
 from holdfast import errors
 from holdfast.cli.app import app
 from holdfast.cli.exits import exit_code
-from tests.contrib.graphs import chain
+from tests.contrib.threads import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = ["agents", "log", "show", "diff", "branch", "tag", "rollback", "undo", "redo", "verify", "doctor", "demo"]

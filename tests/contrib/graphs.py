@@ -18,8 +18,6 @@ from typing import Annotated, Any, Self, TypedDict
 import aiosqlite
 from langchain_core.messages import AIMessage, RemoveMessage
 from langgraph.channels import DeltaChannel
-from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint
-from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
@@ -293,6 +291,7 @@ class Session:
             self.saver = self._run(_async_sqlite(self._connection))
         elif self._kind == "sqlite":
             self._connection = sqlite3.connect(self._path / "sync.sqlite", check_same_thread=False)
+            self._connection.execute("PRAGMA synchronous=OFF")  # it is here for its answers
             self.saver = SqliteSaver(self._connection)
         else:
             from holdfast.contrib.langgraph import HoldfastSaver
@@ -362,7 +361,9 @@ class Session:
 
 
 async def _connect(path: Path) -> Any:
-    return await aiosqlite.connect(path)
+    connection = await aiosqlite.connect(path)
+    await connection.execute("PRAGMA synchronous=OFF")
+    return connection
 
 
 async def _async_sqlite(connection: Any) -> Any:
@@ -411,58 +412,3 @@ def _told(result: Any) -> Any:
     if isinstance(result, dict) and "__interrupt__" in result:
         return {**result, "__interrupt__": [stop.value for stop in result["__interrupt__"]]}
     return result
-
-
-# -- checkpoints without a graph ---------------------------------------------------------------------------------
-
-
-def checkpoint(values: dict[str, Any] | None = None, **more: Any) -> Checkpoint:
-    """A well-formed checkpoint with a new id, whose channels are all at version 1."""
-    made: Any = {
-        "v": 4,
-        "id": str(uuid6(clock_seq=-2)),
-        "ts": "2026-01-01T00:00:00+00:00",
-        "channel_values": dict(values or {}),
-        "channel_versions": dict.fromkeys(values or {}, 1),
-        "versions_seen": {},
-        "updated_channels": None,
-    }
-    made.update(more)
-    return made
-
-
-def config(thread: Any, ns: str = "", checkpoint_id: str | None = None) -> Any:
-    configurable: dict[str, Any] = {"thread_id": thread, "checkpoint_ns": ns}
-    if checkpoint_id is not None:
-        configurable["checkpoint_id"] = checkpoint_id
-    return {"configurable": configurable}
-
-
-def chain(saver: BaseCheckpointSaver[Any], thread: Any, count: int, *, ns: str = "", start: Any = None) -> list[Any]:
-    """Checkpoints in a row, each with what its predecessor had and one message more. Returns their configs."""
-    made = []
-    at = start or config(thread, ns)
-    held = saver.get_tuple(at) if start else None
-    messages = list(held.checkpoint["channel_values"]["messages"]) if held else []
-    first = len(messages)
-    for number in range(first, first + count):
-        messages.append(f"{thread} {ns} {number}")
-        one = checkpoint({"messages": list(messages), "number": number}, channel_versions={"messages": 1, "number": 1})
-        one["channel_versions"] = {"messages": number + 1, "number": number + 1}
-        metadata: Any = {"source": "loop" if number else "input", "step": number, "parents": {}}
-        at = saver.put(at, one, metadata, one["channel_versions"])
-        made.append(at)
-    return made
-
-
-def told(found: Any) -> Any:
-    """A checkpoint tuple as plain values that can be compared, with everything that a reader may rely on."""
-    if found is None:
-        return None
-    return {
-        "config": found.config["configurable"],
-        "checkpoint": found.checkpoint,
-        "metadata": found.metadata,
-        "parent": found.parent_config["configurable"] if found.parent_config else None,
-        "writes": found.pending_writes,
-    }

@@ -32,7 +32,8 @@ from holdfast.contrib.langgraph.comparing import same
 from holdfast.contrib.langgraph.importing import parents_first
 from holdfast.contrib.langgraph.thread import writes_event
 from tests.contrib import graphs
-from tests.contrib.graphs import chain, checkpoint, config, seen, told
+from tests.contrib.graphs import seen
+from tests.contrib.threads import chain, checkpoint, config, told
 
 META = {"source": "loop", "step": 0, "parents": {}}
 

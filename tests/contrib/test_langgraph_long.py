@@ -14,8 +14,9 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.contrib.langgraph.reading import PAGE
+from holdfast.store.reading import BATCH_ROWS
 from holdfast.store.sealing import SEAL_BYTES, SEAL_CHECKPOINTS
-from tests.contrib.graphs import checkpoint, config
+from tests.contrib.threads import checkpoint, config
 
 TURNS = 2_000
 DELTAS = 1_000
@@ -143,7 +144,7 @@ def test_listing_fifty_is_not_fifty_reads(path):
     print(f"\nlist 5: {dict(few)}\nlist 50: {dict(fifty)}")
     assert fifty.statements <= 60
     assert fifty.statements - few.statements <= 5, "one more listed is not one more statement"
-    assert fifty["checkpoint"] <= REPLAYED + 2 * PAGE
+    assert fifty["checkpoint"] <= REPLAYED + PAGE + BATCH_ROWS
     assert fifty["event"] <= 2 * PAGE
     state = TURNS * (MESSAGE_BYTES + 400)
     assert fifty["bytes"] <= state + 2 * TAIL_BYTES + PAGE * 4096, "one state and what changed, not fifty states"
@@ -155,7 +156,7 @@ def test_listing_from_the_middle_reads_what_is_there(path):
     reads = listing(path, limit=50, before=middle[0].config)
     print(f"\nlist 50 from the middle: {dict(reads)}")
     assert reads.statements <= 70
-    assert reads["checkpoint"] <= 2 * REPLAYED + 2 * PAGE
+    assert reads["checkpoint"] <= REPLAYED + PAGE + BATCH_ROWS
 
 
 def test_an_old_checkpoint_is_read_by_its_id_alone(path):

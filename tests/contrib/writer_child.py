@@ -13,7 +13,8 @@ from langgraph.graph import START, StateGraph
 
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import ForkedHandle, HoldfastError
-from tests.contrib.graphs import Trail, chain, checkpoint, config
+from tests.contrib.graphs import Trail
+from tests.contrib.threads import chain, checkpoint, config
 
 ROOT = Path(__file__).resolve().parents[2]
 

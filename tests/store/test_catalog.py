@@ -9,7 +9,15 @@ import pytest
 
 from holdfast.codec.values import encode
 from holdfast.errors import BadName, Damaged, Fenced
-from holdfast.store.catalog import Event, chunk_digest, metadata_digest, node_digest, row_sum
+from holdfast.store.catalog import (
+    Append,
+    Event,
+    NewRecord,
+    chunk_digest,
+    metadata_digest,
+    node_digest,
+    row_sum,
+)
 from holdfast.store.embedded import open_embedded
 from holdfast.store.reading import BATCH_ROWS
 from holdfast.store.schema import TABLE_NAMES
@@ -233,6 +241,8 @@ def _fill(store):
     )
     store.set_tag(hand.row.a, b"t" * 32, body=b"tag", n=2, event=event())
     store.set_validity(hand.row.a, 2, body=b"validity", event=event())
+    record = NewRecord(1, node_digest(node), b"\x80")
+    store.append(Append(hand.row.a, hand.row.b, hand.lease.generation, 0, b"", [record], b"c" * 32), flush=True)
 
 
 def _columns(path, table):
@@ -258,6 +268,9 @@ def _read_everything(path):
                 assert [row.n for row in store.ancestry(branch.head)] == [2, 1]
             store.tags(agent.a)
         list(store.events())
+        for line in store.lines():
+            assert [row.i for row in store.effects(line.b)] == [1]
+        assert len(list(store.all_effects())) == 1
         store.validity(1, 2)
         if not store.nodes(list(store.node_digests())):
             raise Damaged("node")

@@ -86,8 +86,14 @@ def test_takeover_fences_a_stopped_holder(store, path):
     with pytest.raises(AgentBusy):
         store.lease(branch)
     assert hand.commit() == 3
+    # The one that was passed over keeps its file, so that whoever asks can see that it lives.
+    assert store.holder_alive(branch.b, 1)
     end(child)
+    assert not store.holder_alive(branch.b, 1)
+    assert store.holder_alive(branch.b, 2)
     assert [name for name in names(path / "locks") if name != "store"] == [f"{branch.uuid.hex()}-2"]
+    hand.lease.release()
+    assert not store.holder_alive(branch.b, 2)
 
 
 def test_takeover_within_one_process_fences_the_first_handle(store):

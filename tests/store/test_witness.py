@@ -13,12 +13,12 @@ from tests.store.support import Hand, new_branch, start
 
 
 def test_slots_are_as_the_format_page_says():
-    slot = pack_slot(Witness(1, 2, 3, b"i" * 24))
+    slot = pack_slot(Witness(1, 2, 3, 4, b"i" * 16))
     assert len(slot) == 64
     assert slot[:8] == b"HFWT\0\0\0\0"
-    assert [int.from_bytes(slot[start : start + 8], "big") for start in (8, 16, 24)] == [1, 2, 3]
-    assert slot[32:56] == b"i" * 24
-    assert unpack_slot(slot) == Witness(1, 2, 3, b"i" * 24)
+    assert [int.from_bytes(slot[start : start + 8], "big") for start in (8, 16, 24, 32)] == [1, 2, 3, 4]
+    assert slot[40:56] == b"i" * 16
+    assert unpack_slot(slot) == Witness(1, 2, 3, 4, b"i" * 16)
     for position in range(64):
         assert unpack_slot(slot[:position] + bytes([slot[position] ^ 1]) + slot[position + 1 :]) is None
     assert newest(initial()) == EMPTY
@@ -29,7 +29,7 @@ def test_witness_follows_every_commit(store, path):
     for _ in range(5):
         n = hand.commit()
         noted = witness_report(path).newest
-        assert (noted.n, noted.e, noted.id_prefix) == (n, store.newest()[1], hand.head[:24])
+        assert (noted.n, noted.e, noted.id_prefix) == (n, store.newest()[1], hand.head[:16])
     assert witness_report(path).problems == ()
 
 

@@ -416,7 +416,8 @@ class Agent:
         self._closed = True
         if self._lease is not None:
             try:
-                if not self._store.closed and self._store._durability == "batched":  # otherwise nothing is waiting
+                batched = self._store._durability == "batched"
+                if not self._store.closed and (batched or self._store._catalog.pending):
                     self._store.flush()
             finally:
                 self._lease.release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import uuid
 from typing import TYPE_CHECKING
 
+from holdfast.agent.journal import inherited
 from holdfast.agent.line import Line
 from holdfast.agent.names import check_name, name_key
 from holdfast.codec.values import decode, encode
@@ -38,13 +39,17 @@ def _copy(line: Line, without: list[list[list[int]]], new: str, found: Source, r
     agent, body = line.agent, line.body
     # The nearest first. What an origin's own origins may show is fixed already.
     origins = [[agent.a, agent.uuid, found.n, found.e], *body.get("origins", ())]
-    branches = []
+    branches, lines, named = [], [], []
     for row in found.branches:
         old = decode(row.body)
         kept = {key: value for key, value in old.items() if key != "base"}
         more = {"created": now, "from": row.head_id, "origins": [[row.b, found.n], *old.get("origins", ())]}
         key = uuid.uuid4().bytes
         branches.append(BranchRow(0, 0, key, row.key, encode({**kept, **more}), row.head, row.head_id, 0))
+        start = inherited(reading.checkpoint(row.head)) if row.head else None
+        lines.append(start)
+        if start is not None:
+            named.append([old["name"], start.origin, start.start])
     judged = [(reading.checkpoint(row.n).id, decode(row.body)) for row in found.validities]
     said = {
         "what": "clone",
@@ -54,8 +59,10 @@ def _copy(line: Line, without: list[list[list[int]]], new: str, found: Source, r
         "tags": [[(tag := decode(row.body))["name"], tag["at"]] for row in found.tags],
         "validity": [[identity, one["validity"], one["reason"]] for identity, one in judged],
     }
+    if named:
+        said["lines"] = named
     events = [Event(now, encode(said), clone_key(agent.a))]
     events += [Event(now, encode({"what": "origin"}), clone_key(a)) for a, *_ in body.get("origins", ())]
     about = {"name": new, "created": now, "origins": origins, "without": without}
     made = AgentRow(0, uuid.uuid4().bytes, name_key(new), encode(about))
-    return Copy(made, branches, found.tags, found.validities, events)
+    return Copy(made, branches, lines, found.tags, found.validities, events)

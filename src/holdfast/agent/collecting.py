@@ -1,6 +1,6 @@
 """Which nodes and chunks are still needed.
 
-Owns the walk from checkpoints, tails and seals to everything that they name. Deletes nothing itself. What always
+Owns the walk from checkpoints, tails, seals and records to everything that they name. Deletes nothing itself. What always
 holds: references are found by their bytes, wherever they stand, so that something may be taken for needed that is not,
 but never the other way round; a node or row that cannot be read ends the walk with an error, and nothing is deleted.
 """
@@ -14,7 +14,7 @@ from itertools import islice
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged
-from holdfast.store.catalog import CheckpointRow, SealRow
+from holdfast.store.catalog import CheckpointRow, EffectRow, SealRow
 from holdfast.store.reading import Reading
 
 DIGEST_BYTES = 32
@@ -77,6 +77,11 @@ class Reached:
     def seal(self, seal: SealRow) -> None:
         self.add(decode(seal.places)[0])
 
+    def effect(self, row: EffectRow) -> None:
+        """What a record names: the nodes of its long values, and whatever its body's bytes look like."""
+        self.add(row.refs[at : at + DIGEST_BYTES] for at in range(0, len(row.refs), DIGEST_BYTES))
+        self.value(row.body)
+
     def value(self, data: bytes) -> None:
         self.chunks.update(chunks(data))
         self.add(containers(data), certain=False)
@@ -114,11 +119,14 @@ class Reached:
 class Collection:
     """What of the doomed may be deleted: all that nothing else reaches."""
 
-    def __init__(self, reading: Reading, doomed: Reached, dead: Container[int]) -> None:
+    def __init__(
+        self, reading: Reading, doomed: Reached, dead: Container[int], dead_effects: Container[int] = ()
+    ) -> None:
         self._reading = reading
         self._dead = dead
+        self._dead_effects = dead_effects
         self._live = Reached(reading)
-        self._rows_seen = self._seals_seen = 0
+        self._rows_seen = self._seals_seen = self._effects_seen = 0
         self._nodes = doomed.nodes
         self._chunks = doomed.chunks
 
@@ -127,7 +135,7 @@ class Collection:
         return not self._nodes and not self._chunks
 
     def mark(self) -> None:
-        """Walk from every checkpoint and seal that was added since the last call."""
+        """Walk from every checkpoint, seal and record that was added since the last call."""
         for row, tail in self._reading.rows_with_tails(after=self._rows_seen):
             self._rows_seen = row.n
             if row.n not in self._dead:
@@ -135,6 +143,10 @@ class Collection:
         for seal in self._reading.all_seals(after=self._seals_seen):
             self._seals_seen = seal.n
             self._live.seal(seal)
+        for effect in self._reading.all_effects(after=self._effects_seen):
+            self._effects_seen = effect.r
+            if effect.r not in self._dead_effects:
+                self._live.effect(effect)
         self._nodes = self._nodes - self._live.nodes
         self._chunks = self._chunks - self._live.chunks
 

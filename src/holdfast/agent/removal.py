@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import history
 from holdfast.agent.collecting import Collection, Reached
+from holdfast.agent.journal import chain
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
@@ -121,7 +122,10 @@ def remove(store: Store, agent: AgentRow, *, dry_run: bool = False) -> Removal:
         events = [e for e in _named_elsewhere(forgetting, line) if line.sees_event(e)]
         if dry_run:
             own = sum(1 for event in forgetting.reading.events(a=agent.a))
-            return Removal(name, len(going), own + len(events), shared, _size(store, family, dead), done=False)
+            size = _size(store, family, dead)
+            if not shared:
+                size += sum(forgetting.reading.effect_bytes(b) for b, _ in line.streams)
+            return Removal(name, len(going), own + len(events), shared, size, done=False)
         before = _bytes(store)
         body = {
             "name": name,
@@ -252,19 +256,64 @@ def _clear(store: Store, forgetting: Forgetting, a: int) -> int:
             nodes, _ = document.unstored()
             forgetting.write_nodes(nodes)
         forgetting.stand_alone(row.n, family.branches, sorted(family.living))
-    if dead:
-        _collect(forgetting, family, dead)
+    ends = _cut_lines(forgetting, family, dead)
+    records = _collect(forgetting, family, dead, ends) if dead or ends else Ranges()
     events = family.dead_events()
-    forgetting.delete(sorted(dead), events)
+    forgetting.delete(sorted(dead), events, list(records))
     return len(events)
 
 
-def _collect(forgetting: Forgetting, family: Family, dead: set[int]) -> None:
-    """Delete the nodes and chunks that only the dead checkpoints needed."""
+def _cut_lines(forgetting: Forgetting, family: Family, dead: set[int]) -> dict[int, int]:
+    """Let the lines of branches that are gone end where nobody needs them any more; where that is, for each of these.
+
+    A line is needed as far as a checkpoint that stays speaks of it, and as far as a line that stays inherits from it.
+    """
+    reading = forgetting.reading
+    own = {branch.b for a in family.living for branch in reading.branches(a)}
+    lines = {b: reading.line(b) for b in family.branches}
+    needed = {b: line.count if b in own else 0 for b, line in lines.items()}
+    for n, row in family.rows.items():
+        if n not in dead and row.b not in own and lines[row.b].count > needed[row.b]:
+            needed[row.b] = max(needed[row.b], _position(row, lines[row.b].count))
+    for b in sorted(lines, reverse=True):
+        if lines[b].origin in needed:
+            needed[lines[b].origin] = max(needed[lines[b].origin], min(lines[b].start, needed[b]))
+    gone = {b: needed[b] for b in lines if b not in own}
+    for b, count in gone.items():
+        if count < lines[b].count:
+            try:
+                end = b""
+                for record in reading.effects(b, before=count + 1):
+                    end = chain(end, record.body)
+                forgetting.cut_line(lines[b], count, end)
+            except Damaged:
+                gone[b] = lines[b].count
+    return gone
+
+
+def _position(row: CheckpointRow, most: int) -> int:
+    """Of how many records a checkpoint speaks; of all, where that cannot be read."""
+    try:
+        return Manifest.decode(row.manifest).effects[0]
+    except Damaged:
+        return most
+
+
+def _collect(forgetting: Forgetting, family: Family, dead: set[int], ends: dict[int, int]) -> Ranges:
+    """Delete the nodes and chunks that only the dead checkpoints needed, and the records after these ends.
+
+    Returns the numbers of these records.
+    """
     reading = forgetting.reading
     doomed = Reached(reading, tolerant=True)
     for n in dead:
         doomed.checkpoint(family.rows[n], reading.tail(n))
+    numbers = []
+    for b, count in ends.items():
+        for record in reading.records_as_they_are(b, count):
+            doomed.effect(record)
+            numbers.append(record.r)
+    records = Ranges.of(numbers)
     for b in family.branches:
         for seal in reading.seals(b):
             nodes, entries = decode(seal.places)
@@ -274,15 +323,15 @@ def _collect(forgetting: Forgetting, family: Family, dead: set[int]) -> None:
                 continue
             doomed.add(nodes)
             forgetting.replace_seal(seal, _places(nodes, kept) if needed else None)
-    collection = Collection(reading, doomed, dead)
-    if collection.empty:
-        return
+    collection = Collection(reading, doomed, dead, records)
     try:
-        collection.mark()
-        while forgetting.sweep(lambda: collection.take(ROWS_AT_ONCE)):
-            pass
+        if not collection.empty:
+            collection.mark()
+            while forgetting.sweep(lambda: collection.take(ROWS_AT_ONCE)):
+                pass
     except Damaged:
-        return  # what cannot be read might name anything: then nothing is known to be waste
+        pass  # what cannot be read might name anything: then nothing is known to be waste
+    return records
 
 
 def _places(nodes: list[bytes], entries: list[Any]) -> bytes:

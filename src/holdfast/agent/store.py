@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 from holdfast.agent import cloning, history, recovery, removal
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.journal import inherited
 from holdfast.agent.line import Line
 from holdfast.agent.names import check_name, name_key
 from holdfast.agent.removal import Removal
@@ -29,7 +30,7 @@ from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, Damaged, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, LineStart
 from holdfast.store.embedded import Embedded, open_embedded
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
+
+S = TypeVar("S", bound="Store")
 
 # Held for as long as they are open: a store that is merely forgotten still holds its branches.
 _open: dict[str, Store] = {}
@@ -71,7 +74,8 @@ def find_store(start: Path | None = None) -> Path:
     return here / DEFAULT_DIRECTORY
 
 
-def open_store(
+def open_as(
+    kind: type[S],
     path: str | os.PathLike[str] | None = None,
     *,
     create: bool = True,
@@ -81,22 +85,19 @@ def open_store(
     paranoid: bool = False,
     recover: bool = False,
     inert: bool = False,
-) -> Store:
-    """Open a store, making it first if there is none.
-
-    ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover`` accepts
-    that acknowledged commits are missing from a damaged catalog, and goes on with what is there.
-    """
+) -> S:
+    """Open a store, making it first if there is none. ``kind`` is its class: the rooms above add to what it can do."""
     place = Path(os.path.realpath(path if path is not None else find_store()))
     options = (readonly, durability, paranoid, inert)
     with _open_lock:
-        store = _open.get(str(place))
-        if store is not None and not store.closed:
-            if store._options != options:
+        known = _open.get(str(place))
+        if known is not None and not known.closed:
+            if known._options != options or not isinstance(known, kind):
                 raise BadOption(
                     f"{place} is open in this process already, with other options",
                     hint="Close that store first, or open it with the same options.",
                 )
+            store = known
         else:
             existed = place.exists()
             catalog = open_embedded(
@@ -104,7 +105,7 @@ def open_store(
             )
             if not existed and sys.stderr is not None:
                 print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
-            store = Store(place, catalog, options)
+            store = kind(place, catalog, options)
             _open[str(place)] = store
         store._register(types)
         return store
@@ -112,6 +113,9 @@ def open_store(
 
 class Store:
     """A place where agents' states are kept. Open one with ``holdfast.open()``."""
+
+    _handle: ClassVar[type[Agent]] = Agent
+    """What ``agent()`` gives."""
 
     def __init__(self, path: Path, catalog: Embedded, options: tuple[Any, ...]) -> None:
         self.path = path
@@ -183,7 +187,7 @@ class Store:
 
     def _opened(self, name: str, row: AgentRow, branch: BranchRow, lease: Lease | None, config: Any) -> Agent:
         try:
-            return Agent(self, name, row, branch, lease, config=config)
+            return self._handle(self, name, row, branch, lease, config=config)
         except Damaged as error:
             raise recovery.explain(self, name, branch, error)  # noqa: B904 - the same error, completed
 
@@ -277,15 +281,27 @@ class Store:
         self._add_branch(row, new, target)
 
     def _add_branch(
-        self, agent: AgentRow, new: str, target: CheckpointRow | None, more: Mapping[str, Any] | None = None
+        self,
+        agent: AgentRow,
+        new: str,
+        target: CheckpointRow | None,
+        more: Mapping[str, Any] | None = None,
+        *,
+        line: LineStart | None = None,
     ) -> BranchRow:
-        """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body."""
+        """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body.
+
+        It inherits the records before ``target``, or ``line``.
+        """
         check_name(new, "a branch", but="@")
         self._check_free(agent, new)
         now = now_us()
         at = target.id if target is not None else b""
         body = encode({"name": new, "created": now, "from": at, **(more or {})})
-        event = Event(now, encode({"what": "branch", "name": new, "at": at}))
+        inherits = line if line is not None else inherited(target)
+        said = {"what": "branch", "name": new, "at": at}
+        if inherits is not None:
+            said["line"] = [inherits.origin, inherits.start]
         return self._catalog.add_branch(
             agent.a,
             key=name_key(new),
@@ -293,7 +309,8 @@ class Store:
             uuid=uuid.uuid4().bytes,
             head=target.n if target is not None else 0,
             head_id=at,
-            event=event,
+            event=Event(now, encode(said)),
+            line=inherits if inherits is not None and inherits.start else None,
         )
 
     def tag(self, name: str, tag: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:

@@ -118,7 +118,7 @@ class _Verification:
         self.walked: set[int] = set()  # agents whose checkpoints were all read
         self.newest: dict[int, tuple[int, bytes]] = {}  # branch -> the newest checkpoint that was made on it
         self.proven: set[int] = set()  # checkpoints that a clone need not prove again
-        self.present = {"checkpoint": Ranges(), "event": Ranges()}
+        self.present = {"checkpoint": Ranges(), "event": Ranges(), "effect": Ranges()}
         self.forgotten: dict[int, Ranges] = {}  # agent -> the checkpoints that it said it forgot
         self.forgotten_ids: set[bytes] = set()  # of these, the ones that had children which stayed
 
@@ -147,8 +147,9 @@ class _Verification:
         for text in witness.problems:
             self.problem("witness", text)
         with self.finding("witness"):
-            n, e = self.catalog.newest()
-            if witness.newest is not None and (n < witness.newest.n or e < witness.newest.e):
+            n, e, r = self.catalog.newest()
+            noted = witness.newest
+            if noted is not None and (n < noted.n or e < noted.e or r < noted.r):
                 self.problem("witness", "the catalog is older than the newest commit that was acknowledged")
         self.progress("database structure", 1, 1)
 
@@ -179,21 +180,24 @@ class _Verification:
     def _dense(self) -> None:
         """Checkpoints and events are numbered without gaps but those that were told of, so a row that is gone shows."""
         with self.finding("store.db"):
-            told = {"checkpoint": Ranges(), "event": Ranges()}
+            told = {"checkpoint": Ranges(), "event": Ranges(), "effect": Ranges()}
             branch = 0
             for row, body in self.catalog.forgotten():
                 numbers = Ranges(body["n"])
-                told = {"checkpoint": told["checkpoint"] | numbers, "event": told["event"] | Ranges(body["e"])}
+                for table, gone in (("checkpoint", "n"), ("event", "e"), ("effect", "r")):
+                    told[table] |= Ranges(body.get(gone, ()))
                 self.forgotten[row.a] = self.forgotten.get(row.a, Ranges()) | numbers
                 self.forgotten_ids.update(body["cut"])
                 branch = max([branch, *body.get("branches", ())])
-            n, e = self.catalog.newest()
-            for table, newest in (("checkpoint", n), ("event", e)):
+            n, e, r = self.catalog.newest()
+            for table, newest in (("checkpoint", n), ("event", e), ("effect", r)):
                 accounted = self.present[table] | told[table]
                 if len(accounted) != newest:
                     self.problem(f"table {table}", f"{newest - len(accounted)} of {newest} rows are missing")
             agent, last = self.catalog.newest_names()
-            numbered = (("checkpoint", n), ("event", e), ("agent", agent), ("branch", max(branch, last)))
+            numbered = (
+                ("checkpoint", n), ("event", e), ("effect", r), ("agent", agent), ("branch", max(branch, last)),
+            )  # fmt: skip
             if self.catalog.sequences() != {name: number for name, number in numbered if number}:
                 self.problem("table sqlite_sequence", "the numbers given out so far are not those of the newest rows")
 

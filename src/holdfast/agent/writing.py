@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import metadata
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.journal import Entry, Journal, Position
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Capture, Captured
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 # What a checkpoint costs a reader besides its values, counted towards sealing.SEAL_BYTES.
 _ROW_BYTES = 256
 
+Note = Callable[[Checkpoint], Sequence[Entry]]
+"""Makes the records that go to disk with a checkpoint; they may name it. Nothing is written if it raises."""
+
 
 class Pending:
     """A capture on its way to the catalog."""
@@ -47,6 +52,7 @@ class Pending:
         key: bytes | None,
         events: Sequence[Event],
         guard: tuple[int, int] | None,
+        position: Position,
     ) -> None:
         self.captured = captured
         self.label = label
@@ -55,6 +61,10 @@ class Pending:
         self.key = key
         self.events = events
         self.guard = guard
+        self.position = position
+        self.note: Note | None = None
+        self.note_nodes: Mapping[bytes, bytes] = {}
+        self.note_chunks: Mapping[bytes, bytes] = {}
         self.n = 0  # its number, once it is written; 0 when batched
         self.time_us = now_us()
         self.sealed = False
@@ -80,6 +90,7 @@ class Writing:
         self._branch = branch if branch is not None else lease.row
         self.generation = branch.generation if branch is not None else lease.generation
         self._config = config
+        self.journal = Journal(store._catalog, agent.a, self._branch.b, self.generation)
         self._queue: deque[Pending] = deque()
         self._metadata: tuple[int, bytes, bytes] | None = None
         self._metadata_written = b""
@@ -108,13 +119,19 @@ class Writing:
         key: bytes | None = None,
         events: Sequence[Event] = (),
         guard: tuple[int, int] | None = None,
+        note: Note | None = None,
+        nodes: Mapping[bytes, bytes] | None = None,
+        chunks: Mapping[bytes, bytes] | None = None,
     ) -> Pending:
         """Fix the content of a checkpoint. Nothing is written yet.
 
         ``key`` is what it can be looked up by, ``events`` go to disk with it, ``guard`` is the covering lease.
+        ``note`` makes records that go to disk with it, ``nodes`` and ``chunks`` are what these name.
         """
         with document.lock:
-            pending = Pending(document.capture(), label, kind, target, key, events, guard)
+            position = self.journal.position  # before the state: what it follows from has been recorded
+            pending = Pending(document.capture(), label, kind, target, key, events, guard, position)
+            pending.note, pending.note_nodes, pending.note_chunks = note, nodes or {}, chunks or {}
             self._unsealed += 1
             self._unsealed_bytes += _ROW_BYTES + operations_size(pending.captured.operations)
             if self._seal_is_due(document):
@@ -196,6 +213,7 @@ class Writing:
             time_us=pending.time_us,
             kind=pending.kind,
             target=pending.target,
+            effects=pending.position,
         )
         raw = manifest.encode()
         depth = self.head.depth + 1 if self.head is not None else 1
@@ -203,31 +221,33 @@ class Writing:
         onto = None
         if self.branch_head != self.head_id:
             onto = (self.head._row.n, self.head._row.base) if self.head is not None else (0, 0)
-        nodes = dict(pending.nodes)
+        nodes = {**pending.nodes, **pending.note_nodes}
         places = self._seal(pending, values, nodes) if pending.sealed else None
-        n = self._store._catalog.commit(
-            Commit(
-                a=self._agent.a,
-                b=self._branch.b,
-                generation=self.generation,
-                parent_id=self.branch_head,
-                onto=onto,
-                id=made._id,
-                depth=depth,
-                manifest=raw,
-                operations=operations,
-                sealed=pending.sealed,
-                tail=None if pending.sealed else sealing.tail_of(values),
-                nodes=list(nodes.items()),
-                places=places,
-                metadata=(described, description) if described != self._metadata_written else None,
-                chunks=list(pending.captured.chunks.items()),
-                key=pending.key,
-                events=[*self._fork_event(made), *pending.events] if onto is not None else pending.events,
-                guard=pending.guard,
-            )
+        commit = Commit(
+            a=self._agent.a,
+            b=self._branch.b,
+            generation=self.generation,
+            parent_id=self.branch_head,
+            onto=onto,
+            id=made._id,
+            depth=depth,
+            manifest=raw,
+            operations=operations,
+            sealed=pending.sealed,
+            tail=None if pending.sealed else sealing.tail_of(values),
+            nodes=list(nodes.items()),
+            places=places,
+            metadata=(described, description) if described != self._metadata_written else None,
+            chunks=[*pending.captured.chunks.items(), *pending.note_chunks.items()],
+            key=pending.key,
+            events=[*self._fork_event(made), *pending.events] if onto is not None else pending.events,
+            guard=pending.guard,
         )
-        pending.n = n or 0
+        if pending.note is None:
+            pending.n = self._store._catalog.commit(commit) or 0
+        else:
+            with self.journal.carrying(pending.note(made)) as append:
+                pending.n = self._store._catalog.commit(replace(commit, append=append)) or 0
         self._metadata_written = described
         self.head = made
         self.branch_head = made._id

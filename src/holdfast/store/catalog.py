@@ -200,6 +200,84 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
+class LineRow:
+    """The ledger of one branch: ``count`` records, of which the first ``start`` are those of branch ``origin``'s line.
+
+    ``chain`` is the digest after the last of them. A branch without records has no row, and counts as this with zeros.
+    """
+
+    b: int
+    origin: int = 0
+    start: int = 0
+    count: int = 0
+    chain: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class EffectRow:
+    """Record ``i`` of the line of branch ``b``; ``r`` counts the records of the whole store.
+
+    ``mark`` is 1 where summaries need it, ``refs`` are the digests of the nodes that ``body`` names, one after another.
+    """
+
+    r: int
+    b: int
+    i: int
+    mark: int
+    refs: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class NewRecord:
+    """A record still to be written."""
+
+    mark: int
+    refs: bytes
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class LineStart:
+    """What a new branch inherits: the first ``start`` records of a line, and the chain digest after them."""
+
+    origin: int
+    start: int
+    chain: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    """Records ready to be written at the end of a line.
+
+    ``generation`` is compared with the branch, ``count`` and ``chain`` with the line; if anything differs nothing is
+    written and the writer is ``Fenced``. ``end`` is the chain after them. ``nodes``, ``chunks`` and ``guard`` are as
+    in ``Commit``.
+    """
+
+    a: int
+    b: int
+    generation: int
+    count: int
+    chain: bytes
+    records: Sequence[NewRecord]
+    end: bytes
+    nodes: Sequence[tuple[bytes, bytes]] = ()
+    chunks: Sequence[tuple[bytes, Buffer]] = ()
+    guard: tuple[int, int] | None = None
+
+    @property
+    def append(self) -> Append:
+        return self
+
+    @property
+    def size_bytes(self) -> int:
+        """What it holds in memory while it waits, roughly."""
+        size = sum(len(record.body) + len(record.refs) for record in self.records)
+        return size + sum(len(node) + ID_BYTES for _, node in self.nodes)
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One checkpoint, ready to be written.
 
@@ -209,7 +287,7 @@ class Commit:
     row (its writing deletes the branch's older tail rows), ``chunks`` digests with bytes that go to a pack first.
     ``onto`` makes it the child of another checkpoint than the head that is compared: that one's number and base.
     ``events`` are written with it. ``guard`` names the lease that covers this write when it is not the branch's own:
-    its branch and generation, compared as the rest is.
+    its branch and generation, compared as the rest is. ``append`` are records that are written with it.
     """
 
     a: int
@@ -231,13 +309,24 @@ class Commit:
     key: bytes | None = None
     events: Sequence[Event] = ()
     guard: tuple[int, int] | None = None
+    append: Append | None = None
 
     @property
     def size_bytes(self) -> int:
         """What the commit holds in memory while it waits, roughly."""
         size = len(self.manifest) + len(self.operations) + len(self.tail or b"") + len(self.places or b"")
         size += sum(len(event.body) for event in self.events)
+        size += self.append.size_bytes if self.append is not None else 0
         return size + sum(len(node) + ID_BYTES for _, node in self.nodes)
+
+
+class Queued(Protocol):
+    """Something that was accepted and is on its way to the disk. ``done``: it is ``written``, or never will be."""
+
+    @property
+    def done(self) -> bool: ...
+    @property
+    def written(self) -> bool: ...
 
 
 class Catalog(Protocol):
@@ -280,6 +369,19 @@ class Catalog(Protocol):
     ) -> Iterator[EventRow]: ...
     def events_named(self, keys: Iterable[bytes]) -> list[EventRow]: ...
     def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]: ...
+    def line(self, b: int) -> LineRow: ...
+    def effects(
+        self,
+        b: int,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        marked: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[EffectRow]: ...
+    def newest(self) -> tuple[int, int, int]: ...
+    def holder_alive(self, b: int, generation: int) -> bool: ...
 
     def add_agent(
         self,
@@ -293,15 +395,37 @@ class Catalog(Protocol):
         event: Event,
     ) -> tuple[AgentRow, BranchRow]: ...
     def add_branch(
-        self, a: int, *, key: bytes, body: bytes, uuid: bytes, head: int, head_id: bytes, event: Event
+        self,
+        a: int,
+        *,
+        key: bytes,
+        body: bytes,
+        uuid: bytes,
+        head: int,
+        head_id: bytes,
+        event: Event,
+        line: LineStart | None = None,
     ) -> BranchRow: ...
     def set_head(
-        self, b: int, *, generation: int, expect_head_id: bytes, head: int, head_id: bytes, event: Event
+        self,
+        b: int,
+        *,
+        generation: int,
+        expect_head_id: bytes,
+        head: int,
+        head_id: bytes,
+        event: Event,
+        append: Append | None = None,
     ) -> BranchRow: ...
     def set_tag(self, a: int, key: bytes, *, body: bytes, n: int, event: Event) -> TagRow: ...
     def drop_tag(self, a: int, key: bytes, *, event: Event) -> bool: ...
     def set_validity(self, a: int, n: int, *, body: bytes | None, event: Event) -> None: ...
     def add_events(self, a: int, events: Sequence[Event], *, guard: tuple[int, int] | None = None) -> list[int]: ...
     def commit(self, commit: Commit) -> int | None: ...
-    def flush(self) -> None: ...
+    def append(self, append: Append, *, flush: bool) -> None: ...
+    def enqueue(self, append: Append, *, soon: bool) -> Queued: ...
+    def complete(self, queued: Queued) -> None: ...
+    def withdraw(self, queued: Queued) -> bool: ...
+    def flush(self, b: int | None = None) -> None: ...
+    def check_usable(self) -> None: ...
     def close(self) -> None: ...

@@ -1,31 +1,32 @@
-"""When a commit is durable: at once, or in groups.
+"""When a change is durable: at once, or in groups.
 
-Owns the queue of ``durability="batched"``. ``put`` returns before the commit is durable; a background thread writes
-what has gathered as one transaction with one flush. Always true: commits of a branch are written in the order in which
-they came; the queue is bounded in number, bytes and time; ``flush`` returns only when everything put before it is
-durable, and raises if something put before it never will be.
+Owns the queue of checkpoints (``durability="batched"``) and of records. ``put`` returns before an item is durable;
+whoever needs it durable writes everything that has gathered as one transaction with one flush, and a background thread
+does the same for what nobody waits for. Always true: the items of a branch are written in the order in which they
+came; the queue is bounded in number, bytes and time; ``flush`` returns only when everything put before it is durable,
+and raises if something put before it never will be.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from holdfast.errors import DiskFull, HoldfastError, StoreBusy, StoreFailed, StorePoisoned
-from holdfast.store.catalog import Commit
+from holdfast.errors import Damaged, DiskFull, Fenced, HoldfastError, StoreBusy, StoreFailed, StorePoisoned
+from holdfast.store.catalog import Append, Commit
 from holdfast.store.writing import Writer
 
 BATCH_DELAY_S = 0.01
-"""The longest that a commit waits for company: well above one flush, so that flushes are shared."""
+"""The longest that an item waits for company: well above one flush, so that flushes are shared."""
 
 QUEUE_COMMITS = 4_096
-"""How many commits may wait. More than a disk writes in the delay; a caller that is faster is slowed down to it."""
+"""How many items may wait. More than a disk writes in the delay; a caller that is faster is slowed down to it."""
 
 QUEUE_BYTES = 64 * 2**20
-"""How much memory waiting commits may take before their callers have to wait."""
+"""How much memory waiting items may take before their callers have to wait."""
 
 RETRY_S = 1.0
 """How often a full disk is tried again while nobody calls."""
@@ -33,68 +34,127 @@ RETRY_S = 1.0
 _PASSING = (DiskFull, StoreBusy)
 
 
-@dataclass(frozen=True, slots=True)
 class Waiting:
-    """A commit in the queue, its nodes as they will be stored."""
+    """An item in the queue, its nodes as they will be stored. ``result`` and ``error`` say what became of it."""
 
-    commit: Commit
-    nodes: Sequence[tuple[bytes, bytes]]
-    size_bytes: int
+    __slots__ = ("done", "error", "item", "nodes", "number", "result", "size_bytes")
+
+    def __init__(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]], size_bytes: int) -> None:
+        self.item = item
+        self.nodes = nodes
+        self.size_bytes = size_bytes
+        self.number = 0
+        self.done = False
+        self.result = 0
+        self.error: HoldfastError | None = None
+
+    @property
+    def written(self) -> bool:
+        return self.done and self.error is None and self.result > 0
+
+    def stands_on(self, other: Waiting) -> bool:
+        """Whether this item can only be written after the other one."""
+        if self.item.b != other.item.b:
+            return False
+        both_commits = isinstance(self.item, Commit) and isinstance(other.item, Commit)
+        return both_commits or (self.item.append is not None and other.item.append is not None)
 
 
 class Batches:
-    """The queue and the thread that empties it."""
+    """The queue, and the thread that empties it when nobody else does."""
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._changed = threading.Condition()
-        self._queue: deque[Waiting] = deque()
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)  # for callers
+        self._work = threading.Condition(self._lock)  # for the thread
+        self._queue: deque[Waiting] = deque()  # in the order of numbers, those being written included
         self._queue_bytes = 0
-        self._put = 0  # commits ever put
-        self._done = 0  # of these, how many are durable or dropped
-        self._attempts = 0
-        self._hurry = False
+        self._commits = 0  # of the items in the queue, how many are checkpoints
+        self._put = 0  # items ever put: the number of the newest
+        self._writing = False
         self._stopping = False
         self._failure: HoldfastError | None = None
-        self._lost: dict[int, HoldfastError] = {}  # branches whose commits were dropped, until their next call
+        self._lost: dict[int, HoldfastError] = {}  # branches whose items were dropped, until their next call
         self._untold: list[HoldfastError] = []  # the same, until the next flush of the whole store
         self._thread: threading.Thread | None = None
+        self._idle = False
 
     @property
     def pending(self) -> bool:
-        return self._put != self._done
+        return bool(self._queue)
 
-    def put(self, commit: Commit, nodes: Sequence[tuple[bytes, bytes]]) -> None:
-        """Accept a commit. Raises, without accepting it, what became of earlier ones of its branch."""
-        waiting = Waiting(commit, nodes, commit.size_bytes)
+    @property
+    def commits_pending(self) -> bool:
+        """Whether a checkpoint waits: only then is what can be read of states out of date."""
+        return self._commits > 0
+
+    def put(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]], *, soon: bool = False) -> Waiting:
+        """Accept an item. Raises, without accepting it, what became of earlier ones of its branch.
+
+        ``soon``: the caller will make it durable itself, so nobody else need be woken for it.
+        """
+        waiting = Waiting(item, nodes, item.size_bytes)
         deadline = time.monotonic() + self._writer.busy_wait_s
-        with self._changed:
+        with self._lock:
             if self._failure is not None:
                 self._retry()
-            self._raise_lost(commit.b)
+            self._raise_lost(item.b)
             while self._queue and (
                 len(self._queue) >= QUEUE_COMMITS or self._queue_bytes + waiting.size_bytes > QUEUE_BYTES
             ):
-                self._hurry = True
-                self._changed.notify_all()
                 left = deadline - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    raise StoreBusy("too many commits are waiting to be written; this one was not accepted")
+                if left <= 0:
+                    raise StoreBusy("too many changes are waiting to be written; this one was not accepted")
+                self._push(left)
                 self._raise_failure()
-                self._raise_lost(commit.b)
+                self._raise_lost(item.b)
+            self._put += 1
+            waiting.number = self._put
             self._queue.append(waiting)
             self._queue_bytes += waiting.size_bytes
-            self._put += 1
-            self._start()
-            if len(self._queue) == 1:
-                self._changed.notify_all()
+            self._commits += isinstance(item, Commit)
+            if not soon:
+                self._start()
+                if self._idle:
+                    self._work.notify()
+        return waiting
+
+    def complete(self, waiting: Waiting) -> None:
+        """Return when this item is durable. When it raises, it may still be in the queue: see ``withdraw``."""
+        with self._lock:
+            if self._failure is not None and not waiting.done:
+                self._retry()
+            self._drive(waiting.number)
+            if not waiting.done:
+                self._raise_failure()
+            self._raise_lost(waiting.item.b)
+            if waiting.error is not None:
+                raise _again(waiting.error)
+
+    def withdraw(self, waiting: Waiting) -> bool:
+        """Take an item out of the queue, so that it will never be written. False when it is too late.
+
+        That is when it is done, one way or the other, or when something else that was accepted stands on it.
+        """
+        with self._lock:
+            while self._writing and not waiting.done:
+                self._changed.wait()
+            later = (other for other in self._queue if other.number > waiting.number)
+            if waiting.done or any(other.stands_on(waiting) for other in later):
+                return False
+            self._remove([waiting])
+            if not self._queue:
+                self._failure = None if isinstance(self._failure, _PASSING) else self._failure
+            self._changed.notify_all()
+            return True
 
     def flush(self, b: int | None = None) -> None:
         """Wait until everything put so far is durable. Raises if it is not: of one branch, or of any."""
-        with self._changed:
+        with self._lock:
             if self._failure is not None:
                 self._retry()
-            self._wait_for(self._put)
+            self._drive(self._put)
             self._raise_failure()
             if b is not None:
                 self._raise_lost(b)
@@ -105,21 +165,22 @@ class Batches:
 
     def settle(self) -> None:
         """Wait as ``flush`` does, for the sake of a reader: raises nothing."""
-        with self._changed:
+        with self._lock:
             if self._failure is None:
-                self._wait_for(self._put)
+                self._drive(self._put)
 
     def stop(self) -> None:
         """End the thread. Whatever could not be written by then is dropped; ``flush`` first."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
+            self._work.notify()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
 
     def _raise_failure(self) -> None:
         if self._failure is not None:
-            raise type(self._failure)(self._failure.message, hint=self._failure.hint)
+            raise _again(self._failure)
 
     def _raise_lost(self, b: int) -> None:
         error = self._lost.pop(b, None)
@@ -127,21 +188,124 @@ class Batches:
             self._untold = [untold for untold in self._untold if untold is not error]
             raise error
 
-    def _wait_for(self, number: int) -> None:
-        self._hurry = True
-        self._changed.notify_all()
-        while self._done < number and self._failure is None:
-            self._changed.wait()
+    # Writing: with the lock held, which is let go while the disk works
+
+    def _drive(self, number: int) -> None:
+        """See to it that everything up to a number is written, or that something failed."""
+        while self._queue and self._queue[0].number <= number and self._failure is None:
+            self._push(None)
+
+    def _push(self, wait_s: float | None) -> None:
+        """Write what has gathered, or wait for whoever is doing so."""
+        if self._writing:
+            self._changed.wait(wait_s)
+        else:
+            self._write()
 
     def _retry(self) -> None:
-        """After a failure that can pass: let the thread try once more, and raise what comes of it."""
-        if isinstance(self._failure, _PASSING) and self._queue:
-            attempt = self._attempts + 1
-            self._hurry = True
-            self._changed.notify_all()
-            while self._attempts < attempt and self._failure is not None:
+        """After a failure that can pass: try once more, and raise what comes of it."""
+        if isinstance(self._failure, _PASSING):
+            while self._writing:
                 self._changed.wait()
+            if self._queue and self._failure is not None:
+                self._write()
         self._raise_failure()
+
+    def _write(self) -> None:
+        """One transaction with everything in the queue."""
+        batch = list(self._queue)
+        lost: dict[int, HoldfastError] = {}
+        failure: HoldfastError | None = None
+        committed: list[bool] = []
+        whole = False
+        self._writing = True
+        try:
+            self._lock.release()
+            try:
+                lost = self._transaction(batch, committed)
+                whole = True
+            except HoldfastError as error:
+                failure = error
+                whole = True
+            except Exception as error:  # noqa: BLE001  one that escaped here would make every flush hang
+                failure = StoreFailed(f"writing a batch of changes: {error!r}")
+                whole = True
+            finally:
+                self._lock.acquire()
+        finally:
+            self._writing = False
+            if whole or committed:  # otherwise an interrupt came before the end: all of it still waits
+                self._finish(batch, lost, failure)
+            self._changed.notify_all()
+
+    def _transaction(self, batch: list[Waiting], committed: list[bool]) -> dict[int, HoldfastError]:
+        """Returns the branches that were refused, whose later items go with the refused one."""
+        lost: dict[int, HoldfastError] = {}
+
+        def alone() -> None:
+            lost.clear()
+            batch[0].result = 0
+            try:
+                batch[0].result = self._writer.write(batch[0].item, batch[0].nodes)
+            except (Fenced, Damaged) as error:
+                lost[batch[0].item.b] = error
+                raise
+
+        def together() -> None:
+            lost.clear()
+            for waiting in batch:
+                waiting.result = 0
+                if waiting.item.b in lost:
+                    continue
+                result = self._writer.savepoint(waiting.item, waiting.nodes)
+                if isinstance(result, HoldfastError):
+                    lost[waiting.item.b] = result
+                else:
+                    waiting.result = result
+
+        try:
+            self._writer.transaction(alone if len(batch) == 1 else together, lambda: committed.append(True))
+        except (Fenced, Damaged) as error:
+            if error not in lost.values():
+                raise
+        return lost
+
+    def _finish(self, batch: list[Waiting], lost: dict[int, HoldfastError], failure: HoldfastError | None) -> None:
+        self._failure = failure
+        if failure is not None:
+            for waiting in batch:
+                waiting.result = 0  # what was given to them was undone
+        if not isinstance(failure, _PASSING):
+            # Written, refused, or never to be written: in no case do they stay in the queue.
+            refused: set[int] = set()
+            for waiting in batch:
+                waiting.error = failure
+                if waiting.item.b in lost and (waiting.item.b in refused or not waiting.result):
+                    refused.add(waiting.item.b)
+                    waiting.error = lost[waiting.item.b]
+            self._remove(batch)
+        for b, error in lost.items():
+            # What a refused writer put after it stands on it and can never be written.
+            dropped = [waiting for waiting in self._queue if waiting.item.b == b]
+            for waiting in dropped:
+                waiting.error = error
+            self._remove(dropped)
+            self._lost[b] = error
+            self._untold.append(error)
+        if isinstance(failure, StorePoisoned):
+            for waiting in self._queue:
+                waiting.error = failure
+            self._remove(list(self._queue))
+
+    def _remove(self, items: Sequence[Waiting]) -> None:
+        gone = {waiting.number for waiting in items}
+        for waiting in items:
+            waiting.done = True
+            self._queue_bytes -= waiting.size_bytes
+            self._commits -= isinstance(waiting.item, Commit)
+        self._queue = deque(waiting for waiting in self._queue if waiting.number not in gone)
+
+    # The thread
 
     def _start(self) -> None:
         if self._thread is None:
@@ -149,78 +313,30 @@ class Batches:
             self._thread.start()
 
     def _loop(self) -> None:
+        with self._lock:
+            while self._gather():
+                self._write()
+
+    def _gather(self) -> bool:
+        """Wait for work, then a little for more of it. False when it is time to stop."""
         while True:
-            with self._changed:
-                batch = self._gather()
-            if not batch:
-                return
-            lost: dict[int, HoldfastError] = {}
-            failure: HoldfastError | None = None
-            try:
-                lost = self._write(batch)
-            except HoldfastError as error:
-                failure = error
-            except Exception as error:  # noqa: BLE001  a thread that died in silence would make every flush hang
-                failure = StoreFailed(f"writing a batch of commits: {error!r}")
-            with self._changed:
-                self._finish(batch, lost, failure)
+            if self._failure is not None and not self._stopping:
+                self._work.wait(RETRY_S)
+            while not self._queue and not self._stopping:
+                self._idle = True
+                self._work.wait()
+                self._idle = False
+            deadline = time.monotonic() + BATCH_DELAY_S
+            while not self._stopping and self._queue and (left := deadline - time.monotonic()) > 0:
+                self._work.wait(left)
+            while self._writing:
+                self._changed.wait()
+            if self._stopping and (not self._queue or self._failure is not None):
+                return False
+            if self._queue and (self._failure is None or isinstance(self._failure, _PASSING)):
+                return True
 
-    def _gather(self) -> list[Waiting]:
-        """Wait for work, then a little for more of it. Empty when it is time to stop."""
-        if self._failure is not None and not self._hurry and not self._stopping:
-            self._changed.wait(RETRY_S)
-        while not self._queue:
-            self._hurry = False
-            if self._stopping:
-                return []
-            self._changed.wait()
-        deadline = time.monotonic() + BATCH_DELAY_S
-        while not self._hurry and not self._stopping and (left := deadline - time.monotonic()) > 0:
-            self._changed.wait(left)
-        if self._stopping and self._failure is not None:
-            return []
-        return list(self._queue)
 
-    def _write(self, batch: list[Waiting]) -> dict[int, HoldfastError]:
-        """One transaction. Returns the branches that were fenced, whose later commits go with the refused one."""
-        lost: dict[int, HoldfastError] = {}
-
-        def change() -> None:
-            lost.clear()
-            for waiting in batch:
-                if waiting.commit.b in lost:
-                    continue
-                result = self._writer.savepoint(waiting.commit, waiting.nodes)
-                if isinstance(result, HoldfastError):
-                    lost[waiting.commit.b] = result
-
-        self._writer.transaction(change)
-        return lost
-
-    def _finish(self, batch: list[Waiting], lost: dict[int, HoldfastError], failure: HoldfastError | None) -> None:
-        self._attempts += 1
-        self._failure = failure
-        if not isinstance(failure, _PASSING):
-            # Written, refused, or never to be written: in no case do they stay in the queue.
-            for waiting in batch:
-                self._queue.popleft()
-                self._queue_bytes -= waiting.size_bytes
-            self._done += len(batch)
-        for b, error in lost.items():
-            self._drop_queued(b)
-            self._lost[b] = error
-            self._untold.append(error)
-        if isinstance(failure, StorePoisoned):
-            self._done += len(self._queue)
-            self._queue.clear()
-            self._queue_bytes = 0
-        if not self._queue or failure is not None:
-            self._hurry = False
-        self._changed.notify_all()
-
-    def _drop_queued(self, b: int) -> None:
-        """What a fenced writer put after the refused commit stands on it and can never be written."""
-        kept = [waiting for waiting in self._queue if waiting.commit.b != b]
-        self._done += len(self._queue) - len(kept)
-        self._queue_bytes = sum(waiting.size_bytes for waiting in kept)
-        self._queue = deque(kept)
+def _again(error: HoldfastError) -> HoldfastError:
+    """A fresh copy, because one exception object must not be raised from many threads."""
+    return copy.copy(error)

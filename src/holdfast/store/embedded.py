@@ -30,8 +30,21 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store import files, forks, upgrade, witness
-from holdfast.store.catalog import AgentRow, BranchRow, Commit, Event, PackRow, TagRow
-from holdfast.store.commits import Batches
+from holdfast.store.catalog import (
+    AgentRow,
+    Append,
+    BranchRow,
+    Commit,
+    EffectRow,
+    Event,
+    LineRow,
+    LineStart,
+    NewPack,
+    PackRow,
+    Queued,
+    TagRow,
+)
+from holdfast.store.commits import Batches, Waiting
 from holdfast.store.files import Layout
 from holdfast.store.folding import LOG_KEEP_BYTES, Folding
 from holdfast.store.forgetting import Forgetting
@@ -134,7 +147,7 @@ class Embedded(Reading):
             )
         if lost:
             self._accept_loss()
-        if self.durability == "batched" and self._writer is not None:
+        if self._writer is not None:
             self._batches = Batches(self._writer)
 
     def _open_writer(self, version: int) -> None:
@@ -173,11 +186,11 @@ class Embedded(Reading):
         try:
             writer.lock.acquire()
             try:
-                n, e = self.newest()
+                n, e, r = self.newest()
                 last = b""
                 with suppress(Damaged):  # row 0, or one that is damaged: either way there is no id to remember
                     last = self.checkpoint(n).id
-                writer.witness.replace(n, e, last)
+                writer.witness.replace(n, e, r, last)
             except OSError as error:
                 raise files.unavailable(error, "writing the witness") from error
             finally:
@@ -190,6 +203,11 @@ class Embedded(Reading):
     @property
     def closed(self) -> bool:
         return self._refusal is StoreClosed
+
+    @property
+    def pending(self) -> bool:
+        """Whether something that was accepted is not durable yet."""
+        return self._batches is not None and self._batches.pending
 
     def check_usable(self) -> None:
         """Raise unless this process may use the store."""
@@ -218,7 +236,8 @@ class Embedded(Reading):
             raise StoreClosed("the store was closed", hint="Open it again.")
 
     def _select(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[Row]:
-        if self._batches is not None and self._batches.pending and self._refusal is None:
+        # Records that wait are of no concern to whoever reads states.
+        if self._batches is not None and self._batches.commits_pending and self._refusal is None:
             self._batches.settle()
         return super()._select(sql, bindings)
 
@@ -237,9 +256,12 @@ class Embedded(Reading):
 
     def _write(self, change: Callable[[Writer], T]) -> T:
         writer = self._writable()
-        if self._batches is not None:
-            self._batches.settle()  # what was accepted before this change comes before it
+        self._settle()  # what was accepted before this change comes before it
         return writer.transaction(lambda: change(writer))
+
+    def _settle(self) -> None:
+        if self._batches is not None and self._batches.pending and self._refusal is None:
+            self._batches.settle()
 
     # Writing
 
@@ -260,18 +282,42 @@ class Embedded(Reading):
         return self._write(lambda writer: writer.add_agent(agent, branch, event))
 
     def add_branch(
-        self, a: int, *, key: bytes, body: bytes, uuid: bytes, head: int, head_id: bytes, event: Event
+        self,
+        a: int,
+        *,
+        key: bytes,
+        body: bytes,
+        uuid: bytes,
+        head: int,
+        head_id: bytes,
+        event: Event,
+        line: LineStart | None = None,
     ) -> BranchRow:
+        """A new branch. ``line`` is what it inherits of another one's records."""
         branch = BranchRow(0, a, uuid, key, body, head, head_id, 0)
-        return self._write(lambda writer: writer.add_branch(branch, event))
+        return self._write(lambda writer: writer.add_branch(branch, event, line))
 
     def set_head(
-        self, b: int, *, generation: int, expect_head_id: bytes, head: int, head_id: bytes, event: Event
+        self,
+        b: int,
+        *,
+        generation: int,
+        expect_head_id: bytes,
+        head: int,
+        head_id: bytes,
+        event: Event,
+        append: Append | None = None,
     ) -> BranchRow:
-        """Move a branch to another checkpoint, if it is still where and whose the caller believes; else ``Fenced``."""
+        """Move a branch to another checkpoint, if it is still where and whose the caller believes; else ``Fenced``.
+
+        ``append`` are records that are written with it; they cannot bring chunks.
+        """
         if self._batches is not None:
             self._batches.flush(b)
-        return self._write(lambda writer: writer.set_head(b, generation, expect_head_id, head, head_id, event))
+        nodes = _packed(append.nodes) if append is not None else ()
+        return self._write(
+            lambda writer: writer.set_head(b, generation, expect_head_id, head, head_id, event, append, nodes)
+        )
 
     def set_tag(self, a: int, key: bytes, *, body: bytes, n: int, event: Event) -> TagRow:
         return self._write(lambda writer: writer.set_tag(TagRow(a, key, body, n), event))
@@ -291,30 +337,77 @@ class Embedded(Reading):
     def commit(self, commit: Commit) -> int | None:
         """Write one checkpoint. Returns its n, or None with ``durability="batched"``, where it is not known yet."""
         writer = self._writable()
-        nodes = [(digest, pack_node(node)) for digest, node in commit.nodes] if commit.nodes else ()
-        if self._batches is not None:
-            if not commit.chunks:
-                if writer.poison is not None:
-                    raise writer.poisoned()
-                self._batches.put(commit, nodes)
-                return None
-            self._batches.flush(commit.b)
+        nodes = _packed(commit.nodes)
         if commit.chunks:
-            return self._commit_bulk(writer, commit, nodes)
-        return writer.transaction(lambda: writer.apply(commit, nodes, None))
+            return self._write_bulk(writer, commit, lambda pack: writer.apply(commit, nodes, pack))
+        batches = self._queue(writer)
+        if self.durability == "batched":
+            batches.put(commit, nodes)
+            return None
+        if not batches.pending:
+            return writer.transaction(lambda: writer.apply(commit, nodes, None))
+        # Records wait, and the checkpoint may speak of them: all of it goes to disk together.
+        waiting = batches.put(commit, nodes, soon=True)
+        try:
+            batches.complete(waiting)
+        except HoldfastError:
+            # Unless it was written at the last moment, its caller keeps what is in it, so it must never be.
+            if batches.withdraw(waiting) or not waiting.written:
+                raise
+        except BaseException:
+            batches.withdraw(waiting)
+            raise
+        return waiting.result
 
-    def _commit_bulk(self, writer: Writer, commit: Commit, nodes: Iterable[tuple[bytes, bytes]]) -> int:
-        """Packs first, then the transaction that names them. Chunks that are stored already are not written again."""
+    def append(self, append: Append, *, flush: bool) -> None:
+        """Write records: with everything that waits, before this returns; or, without ``flush``, soon."""
+        queued = self.enqueue(append, soon=flush)
+        if flush:
+            self.complete(queued)
+
+    def enqueue(self, append: Append, *, soon: bool) -> Queued:
+        """Accept records. They are durable when ``complete`` or ``flush`` has returned, or a moment later.
+
+        ``soon``: the caller is about to call one of these. Records that bring chunks are durable at once.
+        """
+        writer = self._writable()
+        nodes = _packed(append.nodes)
+        batches = self._queue(writer)
+        if not append.chunks:
+            return batches.put(append, nodes, soon=soon)
+        waiting = Waiting(append, nodes, 0)
+        waiting.result = self._write_bulk(writer, append, lambda pack: writer.append(append, nodes, pack))
+        waiting.done = True
+        return waiting
+
+    def complete(self, queued: Queued) -> None:
+        """Return when what was accepted is durable, with everything before it. Raises if it is not (yet)."""
+        self._usable()
+        if self._batches is not None and isinstance(queued, Waiting):
+            self._batches.complete(queued)
+
+    def withdraw(self, queued: Queued) -> bool:
+        """After ``complete`` raised: see to it that it is never written. False when it is, or others stand on it."""
+        self._usable()
+        return self._batches is not None and isinstance(queued, Waiting) and self._batches.withdraw(queued)
+
+    def _queue(self, writer: Writer) -> Batches:
         if writer.poison is not None:
             raise writer.poisoned()
-        stored = list(nodes)
-        unique = dict(commit.chunks)
+        if self._batches is None:
+            raise StoreClosed("the store was closed", hint="Open it again.")
+        return self._batches
+
+    def _write_bulk(self, writer: Writer, item: Commit | Append, change: Callable[[NewPack | None], int]) -> int:
+        """Packs first, then the transaction that names them. Chunks that are stored already are not written again."""
+        self._queue(writer).flush(item.b)
+        unique = dict(item.chunks)
         while True:
             new = [(digest, data) for digest, data in unique.items() if self.chunk_row(digest) is None]
             pack = None
             try:
                 pack = self._packs.write(new) if new else None
-                return writer.transaction(lambda: writer.apply(commit, stored, pack))  # noqa: B023  called at once
+                return writer.transaction(lambda: change(pack))  # noqa: B023  called at once
             except Vanished:
                 continue
             except StorePoisoned as error:
@@ -342,6 +435,25 @@ class Embedded(Reading):
         self._usable()
         self._packs.check(pack, self.chunk_rows(pack.p))
 
+    # Lines
+
+    def line(self, b: int) -> LineRow:
+        self._settle()
+        return super().line(b)
+
+    def effects(
+        self,
+        b: int,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        marked: bool = False,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> Iterator[EffectRow]:
+        self._settle()
+        return super().effects(b, after=after, before=before, marked=marked, newest_first=newest_first, limit=limit)
+
     # Leases
 
     def lease(
@@ -360,6 +472,10 @@ class Embedded(Reading):
         b = branch if isinstance(branch, int) else branch.b
         described = describe_self(self._clock()) | dict(who or {})
         return self._leases.take(b, described, event, wait_s=wait_s, takeover=takeover)
+
+    def holder_alive(self, b: int, generation: int) -> bool:
+        """Whether the writer that had this generation of a branch still holds it, or is only believed to be gone."""
+        return self._leases.alive(self.branch_row(b), generation)
 
     def held_lease(self, b: int) -> Lease | None:
         """The lease that this handle has on a branch."""
@@ -402,7 +518,7 @@ class Embedded(Reading):
         self._usable()
         if self._batches is not None:
             self._batches.flush(b)
-        elif self._writer is not None and self._writer.poison is not None:
+        if self._writer is not None and self._writer.poison is not None:
             raise self._writer.poisoned()
 
     def close(self) -> None:
@@ -484,6 +600,11 @@ class Embedded(Reading):
             forks.leak(connection)
         forks.leak(self)
         forks.remember(self._layout.catalog, connections if rested else None)
+
+
+def _packed(nodes: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
+    """Nodes as they are stored."""
+    return [(digest, pack_node(node)) for digest, node in nodes] if nodes else ()
 
 
 _open: weakref.WeakSet[Embedded] = weakref.WeakSet()

@@ -19,6 +19,8 @@ from holdfast.store.catalog import (
     BranchRow,
     CheckpointRow,
     Event,
+    LineRow,
+    LineStart,
     SealRow,
     TagRow,
     ValidityRow,
@@ -28,7 +30,7 @@ from holdfast.store.catalog import (
 from holdfast.store.packs import Packs
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, Reading, checked
-from holdfast.store.writing import Writer, pack_node
+from holdfast.store.writing import Writer, line_sum, pack_node
 
 ROWS_AT_ONCE = 256
 """Rows that one transaction deletes: other writers wait for milliseconds."""
@@ -46,10 +48,14 @@ Guard = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What a clone adds. The rows' own numbers are given when they are written."""
+    """What a clone adds. The rows' own numbers are given when they are written.
+
+    ``lines`` are what its branches inherit of others' records, None where that is nothing.
+    """
 
     agent: AgentRow
     branches: Sequence[BranchRow]
+    lines: Sequence[LineStart | None]
     tags: Sequence[TagRow]
     validities: Sequence[ValidityRow]
     events: Sequence[Event]
@@ -88,8 +94,10 @@ class Forgetting:
             read = self.reading
             made = make(Source(read.branches(a), read.tags(a), read.validities(a), n, e))
             agent = self._writer.insert_agent(made.agent)
-            for branch in made.branches:
-                self._writer.insert_branch(replace(branch, a=agent.a))
+            for branch, start in zip(made.branches, made.lines, strict=True):
+                b = self._writer.insert_branch(replace(branch, a=agent.a)).b
+                if start is not None:
+                    self._writer.begin_line(b, start)
             for tag in made.tags:
                 self._writer.insert_tag(replace(tag, a=agent.a))
             for validity in made.validities:
@@ -150,11 +158,13 @@ class Forgetting:
             own = self._numbers("SELECT b FROM branch WHERE a = ?", a)
             rows = self._numbers("SELECT n FROM checkpoint WHERE b IN (SELECT b FROM branch WHERE a = ?)", a)
             events = self._numbers("SELECT e FROM event WHERE a = ?", a)
+            records = self._numbers("SELECT r FROM effect WHERE b IN (SELECT b FROM branch WHERE a = ?)", a)
             said = {
                 "what": "remove",
                 **body,
                 "n": (Ranges(body["n"]) | Ranges.of(rows)).pairs,
                 "e": (Ranges(body["e"]) | Ranges.of(events)).pairs,
+                "r": Ranges.of(records).pairs,
                 "branches": sorted({*body["branches"], *own}),
             }
             for table in ("agent", "branch", "tag", "validity"):
@@ -265,6 +275,22 @@ class Forgetting:
 
         self._writer.transaction(change)
 
+    def cut_line(self, row: LineRow, count: int, end: bytes) -> None:
+        """Let the line of a branch that is gone end earlier, or, with ``count`` 0, go as well. Its records stay."""
+
+        def change() -> None:
+            if count:
+                new = LineRow(row.b, row.origin, min(row.start, count), count, end)
+                self._run(
+                    "UPDATE line SET start = ?, count = ?, chain = ?, sum = ? WHERE b = ?",
+                    (new.start, new.count, new.chain, line_sum(new), new.b),
+                )
+            else:
+                self._run("DELETE FROM line WHERE b = ?", (row.b,))
+            self._writer.forget_heads()
+
+        self._writer.transaction(change)
+
     # -- deleting -------------------------------------------------------------------------------------------
 
     def sweep(self, choose: Callable[[], tuple[Sequence[bytes], Sequence[bytes]]]) -> int:
@@ -291,8 +317,8 @@ class Forgetting:
 
         return self._writer.transaction(change)
 
-    def delete(self, numbers: Sequence[int], events: Sequence[int]) -> None:
-        """Delete checkpoints with their tails, and events, a bounded number at a time."""
+    def delete(self, numbers: Sequence[int], events: Sequence[int], effects: Sequence[int]) -> None:
+        """Delete checkpoints with their tails, events, and records, a bounded number at a time."""
         for start in range(0, len(numbers), ROWS_AT_ONCE):
             some = [(n,) for n in numbers[start : start + ROWS_AT_ONCE]]
             self._writer.transaction(
@@ -303,6 +329,9 @@ class Forgetting:
         for start in range(0, len(events), ROWS_AT_ONCE):
             some = [(e,) for e in events[start : start + ROWS_AT_ONCE]]
             self._writer.transaction(lambda some=some: self._delete(some, "DELETE FROM event WHERE e = ?"))  # type: ignore[misc]
+        for start in range(0, len(effects), ROWS_AT_ONCE):
+            some = [(r,) for r in effects[start : start + ROWS_AT_ONCE]]
+            self._writer.transaction(lambda some=some: self._delete(some, "DELETE FROM effect WHERE r = ?"))  # type: ignore[misc]
 
     def _delete(self, keys: list[tuple[int]], *statements: str) -> None:
         for statement in statements:

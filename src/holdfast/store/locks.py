@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from holdfast.errors import AgentBusy, StoreBusy, StoreReadOnly
@@ -247,6 +248,23 @@ class Leases:
         """The lease that this process has on a branch."""
         return next((lease for lease in self._held if lease.held and lease.row.b == b), None)
 
+    def alive(self, row: BranchRow, generation: int) -> bool:
+        """Whether somebody holds a branch's lock of that generation. A file that is missing or free has no holder."""
+        path = self._path(row, generation)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            return False
+        try:
+            if not _try_flock(fd):
+                return True
+            if generation < row.generation:  # of the past: nobody will look for a holder here again
+                with suppress(OSError):
+                    path.unlink(missing_ok=True)
+            return False
+        finally:
+            os.close(fd)
+
     def close(self) -> None:
         for lease in self._held:
             lease.release()
@@ -298,12 +316,24 @@ class Leases:
                 return None
             lease = Lease(raised, next_path, next_fd)
             next_fd = -1
-            current.unlink(missing_ok=True)
+            if not takeover or not self._taken(current):
+                current.unlink(missing_ok=True)
             return lease
         finally:
             for fd in (next_fd, current_fd):
                 if fd >= 0:
                     os.close(fd)
+
+    def _taken(self, path: Path) -> bool:
+        """Whether somebody still holds a lock file. One who was passed over keeps it, so that it is known to live."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            return not _try_flock(fd)
+        finally:
+            os.close(fd)
 
     def _lock(self, path: Path) -> int:
         fd = open_lock(path)

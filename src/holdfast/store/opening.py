@@ -133,7 +133,7 @@ def lost_commits(reading: Reading, noted: Witness | None) -> list[str]:
     """What the witness knows and the catalog does not, in words. ``noted`` must have been read before this call."""
     if noted is None:
         return []
-    n, e = reading.newest()
+    n, e, r = reading.newest()
     lost = []
     if n < noted.n:
         lost.append(f"checkpoints {n + 1} to {noted.n}")
@@ -141,6 +141,8 @@ def lost_commits(reading: Reading, noted: Witness | None) -> list[str]:
         lost.append(f"the checkpoint that was number {noted.n}")
     if e < noted.e:
         lost.append(f"events {e + 1} to {noted.e}")
+    if r < noted.r:
+        lost.append(f"effects {r + 1} to {noted.r}")
     return lost
 
 

@@ -35,6 +35,7 @@ from holdfast.store.catalog import (
     node_digest,
     row_sum,
 )
+from holdfast.store.lines import Lines
 from holdfast.store.ranges import Ranges
 from holdfast.store.schema import SUMMED_TABLES, TABLE_NAMES
 from holdfast.store.sqlite import reading_error
@@ -78,6 +79,8 @@ _KEYS = {
     "validity": ("a", "n"),
     "seal": ("n",),
     "event": ("e",),
+    "line": ("b",),
+    "effect": ("r",),
     "pack": ("p",),
     "chunk": ("digest",),
 }
@@ -144,7 +147,7 @@ def unpack_node(digest: bytes, data: bytes) -> bytes:
     return node
 
 
-class Reading:
+class Reading(Lines):
     """The reading half of a store, over one connection that never writes."""
 
     def __init__(self, connection: apsw.Connection) -> None:
@@ -471,15 +474,19 @@ class Reading:
             except (apsw.Error, UnicodeDecodeError) as error:
                 raise reading_error(error, "reading the schema") from error
 
-    def newest(self) -> tuple[int, int]:
-        """The highest checkpoint and event numbers that the catalog knows: of rows, and of what was forgotten."""
-        ((n, e, given),) = self._select(
+    def newest(self) -> tuple[int, int, int]:
+        """The highest numbers of checkpoints, events and effects that are known: of rows, and of what was forgotten."""
+        ((n, e, r, given_n, given_r),) = self._select(
             "SELECT coalesce((SELECT max(n) FROM checkpoint), 0), coalesce((SELECT max(e) FROM event), 0),"
-            " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'checkpoint'), 0)"
+            " coalesce((SELECT max(r) FROM effect), 0),"
+            " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'checkpoint'), 0),"
+            " coalesce((SELECT seq FROM sqlite_sequence WHERE name = 'effect'), 0)"
         )
-        if n < given:
-            n = max([n, *(Ranges(forgotten["n"]).last for _, forgotten in self.forgotten())])
-        return n, e
+        if n < given_n or r < given_r:
+            bodies = [body for _, body in self.forgotten()]
+            n = max([n, *(Ranges(body["n"]).last for body in bodies)])
+            r = max([r, *(Ranges(body.get("r", ())).last for body in bodies)])
+        return n, e, r
 
     def forgotten(self, a: int | None = None) -> Iterator[tuple[EventRow, dict[str, Any]]]:
         """The events that say what agents (or one of them) have forgotten, with their bodies, oldest first."""

@@ -49,6 +49,16 @@ TABLES = (
     ),
     "CREATE INDEX event_agent ON event (a)",
     "CREATE INDEX event_key ON event (key) WHERE key IS NOT NULL",
+    (
+        "CREATE TABLE line (b INTEGER PRIMARY KEY, origin INTEGER NOT NULL, start INTEGER NOT NULL,"
+        " count INTEGER NOT NULL, chain BLOB NOT NULL, sum BLOB NOT NULL)"
+    ),
+    (
+        "CREATE TABLE effect (r INTEGER PRIMARY KEY AUTOINCREMENT, b INTEGER NOT NULL, i INTEGER NOT NULL,"
+        " mark INTEGER NOT NULL, refs BLOB NOT NULL, body BLOB NOT NULL, sum BLOB NOT NULL)"
+    ),
+    "CREATE UNIQUE INDEX effect_line ON effect (b, i)",
+    "CREATE INDEX effect_mark ON effect (b, i) WHERE mark = 1",
     "CREATE TABLE pack (p INTEGER PRIMARY KEY, uuid BLOB NOT NULL UNIQUE, size INTEGER NOT NULL, sum BLOB NOT NULL)",
     (
         "CREATE TABLE chunk (digest BLOB PRIMARY KEY, p INTEGER NOT NULL, offset INTEGER NOT NULL, "
@@ -58,7 +68,7 @@ TABLES = (
 
 TABLE_NAMES = tuple(sql.split()[2] for sql in TABLES if sql.startswith("CREATE TABLE"))
 
-NUMBERED = {"agent": "a", "branch": "b", "checkpoint": "n", "event": "e"}
+NUMBERED = {"agent": "a", "branch": "b", "checkpoint": "n", "event": "e", "effect": "r"}
 """Tables whose numbers are never given twice, with their columns: a row that outlives its agent must stay its own."""
 
 SUMMED_TABLES = frozenset(TABLE_NAMES) - {"tail", "node", "metadata"}

@@ -16,19 +16,20 @@ from blake3 import blake3
 
 SLOT_BYTES = 64
 WITNESS_BYTES = 2 * SLOT_BYTES
-ID_PREFIX_BYTES = 24
+ID_PREFIX_BYTES = 16
 
-_SLOT = struct.Struct(">4s4xQQQ24s")
+_SLOT = struct.Struct(">4s4xQQQQ16s")
 _MAGIC = b"HFWT"
 
 
 @dataclass(frozen=True, slots=True)
 class Witness:
-    """What one slot says: the newest checkpoint and event numbers ever given, and that checkpoint's id."""
+    """What one slot says: the newest numbers of checkpoints, events and effects ever given, the checkpoint's id."""
 
     sequence: int
     n: int
     e: int
+    r: int
     id_prefix: bytes
 
 
@@ -40,11 +41,11 @@ class WitnessReport:
     problems: tuple[str, ...]
 
 
-EMPTY = Witness(0, 0, 0, bytes(ID_PREFIX_BYTES))
+EMPTY = Witness(0, 0, 0, 0, bytes(ID_PREFIX_BYTES))
 
 
 def pack_slot(witness: Witness) -> bytes:
-    body = _SLOT.pack(_MAGIC, witness.sequence, witness.n, witness.e, witness.id_prefix)
+    body = _SLOT.pack(_MAGIC, witness.sequence, witness.n, witness.e, witness.r, witness.id_prefix)
     return body + blake3(b"holdfast.witness\0" + body).digest(8)
 
 
@@ -53,8 +54,8 @@ def unpack_slot(slot: bytes) -> Witness | None:
     body = slot[:-8]
     if len(slot) != SLOT_BYTES or blake3(b"holdfast.witness\0" + body).digest(8) != slot[-8:]:
         return None
-    magic, sequence, n, e, id_prefix = _SLOT.unpack(body)
-    return Witness(sequence, n, e, id_prefix) if magic == _MAGIC and body[4:8] == bytes(4) else None
+    magic, sequence, n, e, r, id_prefix = _SLOT.unpack(body)
+    return Witness(sequence, n, e, r, id_prefix) if magic == _MAGIC and body[4:8] == bytes(4) else None
 
 
 def initial() -> bytes:
@@ -94,7 +95,7 @@ class WitnessFile:
         self._slot = 0
         self.failure: OSError | None = None
 
-    def record(self, n: int, e: int, checkpoint_id: bytes) -> None:
+    def record(self, n: int, e: int, r: int, checkpoint_id: bytes) -> None:
         """Note a commit that is durable. 0 and empty stand for "nothing new of this kind".
 
         A failure is kept for the report and not raised: the commit itself is safe, only this proof of it is missing.
@@ -103,16 +104,16 @@ class WitnessFile:
             self._catch_up()
             last = self._newest
             prefix = checkpoint_id[:ID_PREFIX_BYTES] or last.id_prefix
-            self._write(Witness(last.sequence + 1, max(n, last.n), max(e, last.e), prefix))
+            self._write(Witness(last.sequence + 1, max(n, last.n), max(e, last.e), max(r, last.r), prefix))
         except OSError as error:
             self.failure = error
 
-    def replace(self, n: int, e: int, checkpoint_id: bytes) -> None:
+    def replace(self, n: int, e: int, r: int, checkpoint_id: bytes) -> None:
         """Make the witness agree with the catalog after somebody accepted a loss; raises OSError."""
         self._catch_up()
         prefix = checkpoint_id[:ID_PREFIX_BYTES] or EMPTY.id_prefix
         for _ in range(2):  # both slots, or the old one would count again as soon as the new one were torn
-            self._write(Witness(self._newest.sequence + 1, n, e, prefix))
+            self._write(Witness(self._newest.sequence + 1, n, e, r, prefix))
         os.fsync(self._fd)
 
     def close(self) -> None:

@@ -28,16 +28,21 @@ from holdfast.errors import (
 )
 from holdfast.store.catalog import (
     AgentRow,
+    Append,
     BranchRow,
+    Buffer,
     CheckpointRow,
     Commit,
     Event,
+    LineRow,
+    LineStart,
     NewPack,
     TagRow,
     ValidityRow,
     forgotten_key,
     row_sum,
 )
+from holdfast.store.lines import LINE
 from holdfast.store.locks import BUSY_WAIT_S, StoreLock
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, checked
@@ -55,7 +60,7 @@ _NEXT = {
     f" coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{table}'), 0)) + 1"
     for table, column in NUMBERED.items()
 }
-_NEXT_N, _NEXT_E = _NEXT["checkpoint"], _NEXT["event"]
+_NEXT_N, _NEXT_E, _NEXT_R = _NEXT["checkpoint"], _NEXT["event"], _NEXT["effect"]
 _BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
 
 T = TypeVar("T")
@@ -68,6 +73,14 @@ class Head:
     row: BranchRow
     sum: bytes
     base: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineEnd:
+    """A line as this process last wrote it. ``sum`` is None while it has no row."""
+
+    row: LineRow
+    sum: bytes | None
 
 
 class Vanished(Exception):
@@ -93,6 +106,10 @@ def branch_sum(row: BranchRow) -> bytes:
     return row_sum("branch", row.b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation)
 
 
+def line_sum(row: LineRow) -> bytes:
+    return row_sum("line", row.b, row.origin, row.start, row.count, row.chain)
+
+
 class Writer:
     """The one writing connection of a store in this process."""
 
@@ -105,13 +122,16 @@ class Writer:
         self.busy_wait_s = BUSY_WAIT_S
         self._run = connection.cursor().execute
         self._heads: dict[int, Head] = {}
-        # What the transaction in hand gave out: newest checkpoint, newest event, that checkpoint's id.
-        self._n = 0
-        self._e = 0
+        self._lines: dict[int, LineEnd] = {}
+        # What the transaction in hand gave out: newest checkpoint, event and effect, that checkpoint's id.
+        self._n = self._e = self._r = 0
         self._id = b""
 
-    def transaction(self, change: Callable[[], T]) -> T:
-        """Run ``change`` inside one transaction, under every lock, and make it durable before returning."""
+    def transaction(self, change: Callable[[], T], committed: Callable[[], None] = lambda: None) -> T:
+        """Run ``change`` inside one transaction, under every lock, and make it durable before returning.
+
+        ``committed`` is called when it is durable, also where an interrupt then keeps this from returning.
+        """
         if self.poison is not None:
             raise self.poisoned()
         if not self.threads.acquire(timeout=self.busy_wait_s):
@@ -121,14 +141,14 @@ class Writer:
                 raise self.poisoned()
             self.lock.acquire(self.busy_wait_s)
             try:
-                return self._transaction(change)
+                return self._transaction(change, committed)
             finally:
                 self.lock.release()
         finally:
             self.threads.release()
 
-    def _transaction(self, change: Callable[[], T]) -> T:
-        self._n = self._e = 0
+    def _transaction(self, change: Callable[[], T], committed: Callable[[], None]) -> T:
+        self._n = self._e = self._r = 0
         self._id = b""
         begun = committing = False
         try:
@@ -139,7 +159,7 @@ class Writer:
             self._run("COMMIT")
         except BaseException as error:
             if committing and not isinstance(error, Exception) and not self.connection.in_transaction:
-                self.witness.record(self._n, self._e, self._id)  # an interrupt came after the commit was done
+                self._noted(committed)  # an interrupt came after the commit was done
                 raise
             self._undo()
             if isinstance(error, apsw.Error):
@@ -150,11 +170,15 @@ class Writer:
                     self.poison = meaning
                 raise meaning from error
             raise
-        self.witness.record(self._n, self._e, self._id)
+        self._noted(committed)
         return result
 
+    def _noted(self, committed: Callable[[], None]) -> None:
+        committed()
+        self.witness.record(self._n, self._e, self._r, self._id)
+
     def _undo(self) -> None:
-        self._heads.clear()
+        self.forget_heads()
         try:
             if self.connection.in_transaction:
                 self._run("ROLLBACK")
@@ -238,6 +262,7 @@ class Writer:
     def forget_heads(self) -> None:
         """What is remembered of branches may be out of date."""
         self._heads.clear()
+        self._lines.clear()
 
     # Changes, each the body of one transaction
 
@@ -249,17 +274,19 @@ class Writer:
             row = self._run(f"{_BRANCH} WHERE a = ? AND key = ?", (known.a, branch.key)).fetchone()
             if row is not None:
                 return known, checked("branch", BranchRow, row)
-            return known, self.add_branch(replace(branch, a=known.a), event)
+            return known, self.add_branch(replace(branch, a=known.a), event, None)
         agent = self.insert_agent(agent)
         made = self.insert_branch(replace(branch, a=agent.a))
         self.insert_event(agent.a, event)
         return agent, made
 
-    def add_branch(self, branch: BranchRow, event: Event) -> BranchRow:
+    def add_branch(self, branch: BranchRow, event: Event, line: LineStart | None) -> BranchRow:
         if self._run("SELECT 1 FROM branch WHERE a = ? AND key = ?", (branch.a, branch.key)).fetchone():
             raise BadName("a branch of that name exists already; nothing was changed")
         self._check_there(branch.a, branch.head)
         made = self.insert_branch(branch)
+        if line is not None:
+            self.begin_line(made.b, line)
         self.insert_event(branch.a, event)
         return made
 
@@ -272,12 +299,23 @@ class Writer:
         return self.update_branch(replace(row, generation=generation + 1))
 
     def set_head(
-        self, b: int, generation: int, expect_head_id: bytes, head: int, head_id: bytes, event: Event
+        self,
+        b: int,
+        generation: int,
+        expect_head_id: bytes,
+        head: int,
+        head_id: bytes,
+        event: Event,
+        append: Append | None,
+        nodes: Sequence[tuple[bytes, bytes]],
     ) -> BranchRow:
         row = self.read_branch(b)
         if row.generation != generation or row.head_id != expect_head_id:
             raise self._fenced(row, generation)
         self.insert_event(row.a, event)
+        self.insert_nodes(nodes)
+        if append is not None:
+            self._extend(append)
         return self.update_branch(replace(row, head=head, head_id=head_id))
 
     def set_tag(self, tag: TagRow, event: Event) -> TagRow:
@@ -340,9 +378,11 @@ class Writer:
         if commit.metadata is not None:
             run("INSERT INTO metadata VALUES (?, ?) ON CONFLICT DO NOTHING", commit.metadata)
         if pack is not None or commit.chunks:
-            self._insert_chunks(commit, pack)
+            self._insert_chunks(commit.chunks, pack)
         for event in commit.events:
             self.insert_event(a, event)
+        if commit.append is not None:
+            self._extend(commit.append)
         self._n = n
         self._id = commit.id
         return int(n)
@@ -412,7 +452,7 @@ class Writer:
         )
         self._run("DELETE FROM tail WHERE n IN (SELECT n FROM checkpoint WHERE b = ? AND n > ?)", (commit.b, last))
 
-    def _insert_chunks(self, commit: Commit, pack: NewPack | None) -> None:
+    def _insert_chunks(self, chunks: Sequence[tuple[bytes, Buffer]], pack: NewPack | None) -> None:
         if pack is not None:
             p = self._run("SELECT coalesce(max(p), 0) + 1 FROM pack").get
             total = row_sum("pack", p, pack.uuid, pack.size)
@@ -423,19 +463,91 @@ class Writer:
                     "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
                     (*columns, row_sum("chunk", *columns)),
                 )
-        for digest, _ in commit.chunks:
+        for digest, _ in chunks:
             if self._run("SELECT 1 FROM chunk WHERE digest = ?", (digest,)).fetchone() is None:
                 raise Vanished
 
-    def savepoint(self, commit: Commit, nodes: Sequence[tuple[bytes, bytes]]) -> int | HoldfastError:
-        """Apply one of many commits of a transaction; a typed error undoes this one alone and is returned."""
-        given = self._n, self._e, self._id
+    # Records
+
+    def append(self, append: Append, nodes: Sequence[tuple[bytes, bytes]], pack: NewPack | None) -> int:
+        """Write records, if the branch still has this writer and its line is where the writer believes it to be."""
+        if append.guard is not None:
+            self.check_guard(append.guard)
+        row = self.read_branch(append.b)
+        if row.generation != append.generation:
+            raise self._fenced(row, append.generation)
+        self.insert_nodes(nodes)
+        if pack is not None or append.chunks:
+            self._insert_chunks(append.chunks, pack)
+        return self._extend(append)
+
+    def begin_line(self, b: int, start: LineStart) -> None:
+        self._insert_line(LineRow(b, start.origin, start.start, start.start, start.chain))
+
+    def _insert_line(self, row: LineRow) -> bytes:
+        total = line_sum(row)
+        columns = (row.b, row.origin, row.start, row.count, row.chain, total)
+        self._run("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?)", columns)
+        return total
+
+    def _extend(self, append: Append) -> int:
+        self._move_end(append)
+        r = int(self._run(_NEXT_R).get)
+        try:
+            for at, record in enumerate(append.records):
+                row = (r + at, append.b, append.count + at + 1, record.mark, record.refs, record.body)
+                self._run("INSERT INTO effect VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, row_sum("effect", *row)))
+        except apsw.ConstraintError as error:  # somebody put an older row of the line back
+            raise Damaged(
+                f"table line, row {append.b}: there are records after its end", what=(f"line {append.b}",)
+            ) from error
+        self._r = r + len(append.records) - 1
+        return self._r
+
+    def _move_end(self, append: Append) -> None:
+        """Compare and swap the end of a line."""
+        end = self._lines.get(append.b)
+        for _ in range(2):
+            if end is None:
+                found = self._run(f"{LINE} WHERE b = ?", (append.b,)).fetchone()
+                row = checked("line", LineRow, found) if found is not None else LineRow(append.b)
+                end = LineEnd(row, line_sum(row) if found is not None else None)
+            old = end.row
+            if old.count == append.count and old.chain == append.chain:
+                new = replace(old, count=old.count + len(append.records), chain=append.end)
+                if end.sum is None:
+                    self._lines[append.b] = LineEnd(new, self._insert_line(new))
+                    return
+                total = line_sum(new)
+                self._run(
+                    "UPDATE line SET count = ?, chain = ?, sum = ? WHERE b = ? AND sum = ?",
+                    (new.count, new.chain, total, new.b, end.sum),
+                )
+                if self.connection.changes() == 1:
+                    self._lines[append.b] = LineEnd(new, total)
+                    return
+            end = None  # what we remembered is out of date: look at the row itself, once
+        raise Fenced(
+            f"the line does not end at the record that these were to follow ({append.count}); nothing was written",
+            hint="Open the agent again to go on from its newest record.",
+        )
+
+    # One of many in a transaction
+
+    def write(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]]) -> int:
+        if isinstance(item, Append):
+            return self.append(item, nodes, None)
+        return self.apply(item, nodes, None)
+
+    def savepoint(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]]) -> int | HoldfastError:
+        """Write one of many; a typed error undoes this one alone and is returned."""
+        given = self._n, self._e, self._r, self._id
         self._run("SAVEPOINT one")
         try:
-            result = self.apply(commit, nodes, None)
+            result = self.write(item, nodes)
         except (Fenced, Damaged) as error:
-            self._heads.clear()
-            self._n, self._e, self._id = given
+            self.forget_heads()
+            self._n, self._e, self._r, self._id = given
             self._run("ROLLBACK TO one")
             self._run("RELEASE one")
             return error

@@ -1,0 +1,1 @@
+"""Durable functions, tools, and the ledger of what happened outside (docs/design/006-effects.md)."""

@@ -1,0 +1,221 @@
+"""What is called with what: arguments by name, their fingerprint, and values as they are stored in records.
+
+Owns the binding of arguments, the choice between content and digest, and the way of a value into and out of a record.
+Must not know runs or tools. What always holds: equal arguments have equal fingerprints, whether they are plain or
+parts of the state; a value comes back from its record as the codec would give it back.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple, Protocol
+
+from holdfast.codec import codes
+from holdfast.codec.blocks import INLINE_MAX_BYTES, digest_of
+from holdfast.codec.document import Document
+from holdfast.codec.nodes import Node, TrackedSet
+from holdfast.codec.operations import Operation
+from holdfast.codec.types import Registry
+from holdfast.codec.values import decode, encode
+from holdfast.errors import Unencodable
+from holdfast.run.records import Value
+
+# A part of the state that is shorter is written down with a read's arguments: a digest would be hardly shorter, and
+# less use to people.
+NAMED_FROM_BYTES = 256
+# More parts of the state in one call are not listed one by one: the fingerprint covers them all the same.
+HOLES_MAX = 16
+_SECTION = "value"
+# MessagePack's first byte of extension 40 with its 32 bytes: ext 8.
+_BIG = bytes((0xC7, 32, codes.BIG))
+_VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+
+
+class Blocks(Protocol):
+    """Where nodes and chunks are read from."""
+
+    def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]: ...
+
+    def bulk(self, digests: list[bytes]) -> bytes: ...
+
+
+class Stowed(NamedTuple):
+    """A value ready for a record, with the nodes and chunks that go to disk with it."""
+
+    value: Value
+    nodes: dict[bytes, bytes]
+    chunks: dict[bytes, bytes]
+
+
+class Packed(NamedTuple):
+    """The arguments of one call. ``holes`` are parts of the state that are named by digest: path, digest, size."""
+
+    stowed: Stowed
+    holes: list[list[Any]] | None
+
+
+def stow(value: Any, registry: Registry) -> Stowed:
+    """A value for a record: inline, or cut into the same nodes as a section of the state."""
+    data = encode(value, registry)
+    if len(data) <= INLINE_MAX_BYTES:
+        return Stowed(data, {}, {})
+    document = Document(registry)
+    document[_SECTION] = value
+    digest = document.section_digest(_SECTION) or b""
+    nodes, _ = document.unstored()
+    captured = document.capture()
+    return Stowed([digest], {**captured.nodes, **nodes}, captured.chunks)
+
+
+def fetch(value: Value, blocks: Blocks, registry: Registry, *, inert: bool = False) -> Any:
+    """The value of a record. Nodes are proven by their digests on the way."""
+    if value is None:
+        return None
+    if isinstance(value, bytes):
+        return decode(value, registry, inert=inert)
+    document = Document(registry, _One(value[0], blocks), readonly=True, inert=inert)
+    return document.plain(document.raw_section(_SECTION))
+
+
+class _One:
+    """The source of a document with one section, whose root node is known."""
+
+    def __init__(self, digest: bytes, blocks: Blocks) -> None:
+        self.base = {_SECTION: digest}
+        self.sections = [(_SECTION, digest)]
+        self.nodes, self.bulk = blocks.nodes, blocks.bulk
+
+    def operations(self, _section: str) -> list[Operation]:
+        return []
+
+
+class Binder:
+    """The parameters of a function: which argument goes by which name."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.signature = inspect.signature(function)
+        parameters = list(self.signature.parameters.values())
+        # A method's object is no argument: it is not saved, and there is another one after a restart.
+        self._method = bool(parameters) and parameters[0].name in {"self", "cls"}
+        named = parameters[1:] if self._method else parameters
+        self._names = [part.name for part in named if part.kind is not part.KEYWORD_ONLY]
+        self._known = frozenset(part.name for part in named if part.kind is not part.POSITIONAL_ONLY)
+        self._required = frozenset(part.name for part in named if part.default is part.empty)
+        self._simple = not any(part.kind in _VARIADIC for part in named)
+        self.variadic = next((part.name for part in named if part.kind is part.VAR_KEYWORD), None)
+        self._order = {part.name: place for place, part in enumerate(named)}
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by parameter name, in the order of the parameters; those that were left out are not there."""
+        given = args[1:] if self._method else args
+        if self._simple and len(given) <= len(self._names):
+            bound = dict(zip(self._names, given, strict=False))
+            if not kwargs:
+                if self._required <= bound.keys():
+                    return bound
+            elif kwargs.keys() <= self._known and not bound.keys() & kwargs.keys():
+                bound.update(kwargs)
+                if self._required <= bound.keys():
+                    return {name: bound[name] for name in sorted(bound, key=self._order.__getitem__)}
+        named = dict(self.signature.bind(*args, **kwargs).arguments)  # raises the TypeError that Python would
+        if self._method:
+            del named[next(iter(named))]
+        return named
+
+    def spread(self, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Bound arguments as positional and keyword ones again."""
+        ready = inspect.BoundArguments(self._without_self(), bound)
+        return ready.args, ready.kwargs
+
+    def _without_self(self) -> inspect.Signature:
+        parameters = list(self.signature.parameters.values())
+        return self.signature.replace(parameters=parameters[1:]) if self._method else self.signature
+
+
+def fingerprint(arguments: dict[str, Any], registry: Registry, volatile: Iterable[str] = ()) -> bytes:
+    """What the arguments amount to. Large parts of the state count by their digest.
+
+    ``volatile`` names what is left out: arguments, or with dots keys of dicts in them.
+    """
+    for name in volatile:
+        arguments = _without(arguments, name.split("."))
+    big: list[Any] = []
+    data = _encode(_content(arguments, (), big), registry)
+    if big:
+        data += encode(big, registry)
+    return digest_of("holdfast.fingerprint", data)
+
+
+def _without(value: Any, names: list[str]) -> Any:
+    """A copy without what these names lead to; the value itself when they lead nowhere."""
+    first, *rest = names
+    if not isinstance(value, dict) or first not in value:
+        return value
+    if not rest:
+        return {key: item for key, item in value.items() if key != first}
+    return {key: _without(item, rest) if key == first else item for key, item in value.items()}
+
+
+def pack(arguments: dict[str, Any], registry: Registry, *, by_digest: bool) -> Packed:
+    """Arguments for a record. ``by_digest``: parts of the state need not be readable from it."""
+    if not by_digest:
+        return Packed(stow(arguments, registry), None)
+    holes: list[list[Any]] = []
+    written = _pierced(arguments, (), holes)
+    if not holes:
+        return Packed(stow(arguments, registry), None)
+    return Packed(stow(written, registry), holes[:HOLES_MAX])
+
+
+def _encode(value: Any, registry: Registry) -> bytes:
+    try:
+        return encode(value, registry)
+    except Unencodable as error:
+        error.root = "arguments"
+        raise
+
+
+def _content(value: Any, path: tuple[Any, ...], big: list[Any]) -> Any:
+    """The value with the nodes in it opened; those with trees of their own are noted in ``big`` and left out."""
+    if isinstance(value, Node):
+        with value._doc.lock:
+            data = value._doc.pack(value)
+            if data.startswith(_BIG):
+                big.append([*path, data])
+                return None
+            if isinstance(value, TrackedSet):
+                return set(value)
+            value = value._peek()
+    kind = type(value)
+    if kind is dict:
+        changed = {key: _content(item, (*path, key), big) for key, item in value.items() if _may_hold(item)}
+        return {**value, **changed} if changed else value
+    if kind is list or kind is tuple:
+        if not any(map(_may_hold, value)):
+            return value
+        return kind(_content(item, (*path, index), big) for index, item in enumerate(value))
+    return value
+
+
+def _may_hold(value: Any) -> bool:
+    """Whether a node can be in it, or it is one."""
+    return isinstance(value, dict | list | tuple | TrackedSet)
+
+
+def _pierced(value: Any, path: tuple[Any, ...], holes: list[list[Any]]) -> Any:
+    """The value with the larger nodes in it replaced by None and noted in ``holes``."""
+    if isinstance(value, Node):
+        with value._doc.lock:
+            data = value._doc.pack(value)
+        if len(data) < NAMED_FROM_BYTES and not data.startswith(_BIG):
+            return value
+        holes.append([list(path), digest_of("holdfast.value", data), len(value)])
+        return None
+    kind = type(value)
+    if kind is dict:
+        return {key: _pierced(item, (*path, key), holes) if _may_hold(item) else item for key, item in value.items()}
+    if kind is list or kind is tuple:
+        items = [_pierced(item, (*path, at), holes) if _may_hold(item) else item for at, item in enumerate(value)]
+        return kind(items)
+    return value

@@ -1,0 +1,166 @@
+"""One call of a tool: answered from the record, or made and recorded.
+
+Owns the way of a call from the program to its record, in plain code, in async code and in streams. It is written once,
+as a generator that asks for what takes time; ``now`` and ``later`` drive it. How a call is really made is the business
+of ``attempts``. What always holds: what a caller gets is what the record says, the first time too.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+from holdfast.run import secrets
+from holdfast.run.arguments import fingerprint
+from holdfast.run.attempts import Live
+from holdfast.run.context import place
+from holdfast.run.outcomes import give
+from holdfast.run.positions import Lane
+from holdfast.run.scope import Scope
+from holdfast.run.steps import Invoke, Keep, Park, Steps, Turn, drive, drive_later
+from holdfast.run.tools import Tool
+
+
+def now(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a plain tool."""
+    lane = place(tool.name, tool.kind)
+    if lane is None or tool.kind == "local":
+        return tool.function(*args, **kwargs)
+    return drive(perform(lane, tool, args, kwargs))
+
+
+async def later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call an async tool."""
+    lane = place(tool.name, tool.kind)
+    if lane is None or tool.kind == "local":
+        return await tool.function(*args, **kwargs)
+    return await drive_later(perform(lane, tool, args, kwargs))
+
+
+def flow(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """Call a tool that yields items: they are passed on as they come, and recorded when it is complete."""
+    lane = place(tool.name, tool.kind)
+    if lane is None or tool.kind == "local":
+        yield from tool.function(*args, **kwargs)
+        return
+    steps = perform(lane, tool, args, kwargs)
+    given: list[Any] = []
+    try:
+        request = next(steps)
+        while True:
+            try:
+                if isinstance(request, Invoke):
+                    given = []
+                    source = request.now()
+                    while True:
+                        with request.inside():
+                            item = next(source, _END)
+                        if item is _END:
+                            break
+                        given.append(item)
+                        yield item
+                    answer: Any = given
+                else:
+                    answer = request.now()
+            except GeneratorExit:
+                _abandon(steps, given)
+                raise
+            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        yield from end.value[len(given) :]
+
+
+async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+    """As flow(), for an async tool."""
+    lane = place(tool.name, tool.kind)
+    if lane is None or tool.kind == "local":
+        async for item in tool.function(*args, **kwargs):
+            yield item
+        return
+    steps = perform(lane, tool, args, kwargs)
+    given: list[Any] = []
+    try:
+        request = next(steps)
+        while True:
+            try:
+                if isinstance(request, Invoke):
+                    given = []
+                    source = request.now()
+                    clock = sys.modules["asyncio"]
+                    end = None if tool.timeout_s is None else clock.get_running_loop().time() + tool.timeout_s
+                    while True:
+                        with request.inside():
+                            async with clock.timeout_at(end):
+                                item = await anext(source, _END)
+                        if item is _END:
+                            break
+                        given.append(item)
+                        yield item
+                    answer: Any = given
+                else:
+                    answer = await request.later()
+            except GeneratorExit:
+                _abandon(steps, given)
+                raise
+            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        for item in end.value[len(given) :]:
+            yield item
+
+
+_END = object()
+
+
+def _abandon(steps: Steps, given: list[Any]) -> None:
+    """The program wants no more items: what it has got is the result."""
+    try:
+        request = steps.send(given)
+        while True:
+            if isinstance(request, Turn):
+                request.order.now(request.path)
+                request = steps.send(None)
+            else:
+                request = steps.send(request.now())
+    except StopIteration:
+        pass
+
+
+# -- the call -----------------------------------------------------------------------------------------------
+
+
+def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
+    """The steps of one call, with the checkpoint that the tool asked for."""
+    if tool.checkpoint is None:
+        return (yield from _perform(lane, tool, args, kwargs))
+    if tool.checkpoint == "before":
+        yield Keep(lane, f"before {tool.name}")
+        return (yield from _perform(lane, tool, args, kwargs))
+    result = yield from _perform(lane, tool, args, kwargs)
+    yield Keep(lane, f"after {tool.name}")
+    return result
+
+
+def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
+    scope: Scope = lane.scope
+    arguments = tool.binder.bind(args, kwargs)
+    secrets.refuse(scope.agent, f"the arguments of {tool.name}", arguments)
+    mark = fingerprint(arguments, scope.registry, tool.volatile)
+    path = lane.take(tool.name, mark)
+    scope.order.called(lane)
+    call = scope.recorded(path, tool, mark, arguments)
+    if call is not None:
+        outcome = call.outcome
+        if outcome is not None:
+            yield Turn(scope, path, lane)
+            return give(scope, tool, path, outcome)
+        if call.cancelled:
+            yield Park()
+    scope.check_settled(tool.kind)
+    return (yield from Live(lane, tool, args, kwargs, arguments, mark, path, call).steps())

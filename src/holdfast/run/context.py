@@ -1,0 +1,81 @@
+"""Which agent, run and effect the caller works for.
+
+Owns the current effect and the count of what is active in this process. Must not know how calls go. What always holds:
+a tool that changes something outside is never called unrecorded by accident: where an agent is active in the process
+and the caller does not know which is its own, the call is refused.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from uuid import uuid4
+
+from holdfast.errors import NoAgent
+from holdfast.run.effects import Effect
+from holdfast.run.positions import Lane, here, within
+
+EFFECT: contextvars.ContextVar[Effect | None] = contextvars.ContextVar("holdfast.effect", default=None)
+"""The effect whose tool is running."""
+
+_lock = threading.Lock()
+_active = 0
+
+
+@contextmanager
+def active(lane: Lane) -> Iterator[None]:
+    """Inside, the lane's agent is current here, and active in this process."""
+    global _active  # noqa: PLW0603 - it is about the whole process
+    with _lock:
+        _active += 1
+    lane.mine()  # whoever begins is its owner, not whoever calls first
+    token = EFFECT.set(None)  # inside a tool that uses an agent of its own
+    try:
+        with within(lane):
+            yield
+    finally:
+        EFFECT.reset(token)
+        with _lock:
+            _active -= 1
+
+
+def place(name: str, kind: str) -> Lane | None:
+    """The lane in which a tool is called now; None when it is an ordinary function."""
+    lane = here()
+    if lane is None:
+        if _active and kind != "read":
+            raise NoAgent(
+                f"{name} was called in a thread that does not know for which agent; it was not called",
+                hint="Hand the context over: pool.submit(agent.context().run, f). To call it unrecorded on purpose,"
+                f" use {name}.direct(...).",
+            )
+        return None
+    if lane.scope.ended:
+        raise NoAgent(
+            f"{name} was called after its run had ended; it was not called",
+            hint="Wait for all tasks and threads of a run before it returns.",
+        )
+    return lane
+
+
+def current() -> Any:
+    """The agent that the caller works for."""
+    lane = here()
+    if lane is None:
+        raise NoAgent("no agent is current here", hint="Use `with agent:` or `agent.run(...)`.")
+    return lane.scope.agent.handle
+
+
+def effect() -> Effect:
+    """The effect whose tool is running: its key, its arguments, its progress.
+
+    In a tool that is called as an ordinary function it is one that is written down nowhere, with a key of its own.
+    """
+    found = EFFECT.get()
+    if found is None:
+        unrecorded: dict[str, Any] = {"tool": "", "kind": "", "path": "", "run": "", "condition": "unrecorded"}
+        found = Effect(key=uuid4().hex, args=dict, report=lambda _value: None, **unrecorded)
+    return found

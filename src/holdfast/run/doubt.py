@@ -1,0 +1,122 @@
+"""In doubt: finding out what happened, never guessing.
+
+Owns who decides about a call whose outcome is not known, and what is believed. Must not make the call. What always
+holds: a decision is a record; without a probe that can tell, or a person, a write stays in doubt; that something is
+absent is believed only when nobody can still be doing it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Generator
+from typing import Any
+
+from holdfast.errors import BadOption
+from holdfast.run import records as rec
+from holdfast.run.arguments import Stowed, stow
+from holdfast.run.effects import Absent, Effect, Found, Unknown
+from holdfast.run.past import Call
+from holdfast.run.scope import Scope, now_us
+from holdfast.run.tools import Tool
+
+REPEATABLE = frozenset({"read", "idempotent"})
+
+
+class Ask:
+    """Call a probe. Whatever it raises means that it cannot tell."""
+
+    def __init__(self, probe: Callable[..., Any], effect: Effect) -> None:
+        self.probe, self.effect = probe, effect
+
+    def now(self) -> Any:
+        try:
+            answer = self.probe(self.effect)
+            if inspect.isawaitable(answer):
+                import asyncio
+
+                async def wait() -> Any:
+                    return await answer
+
+                return self._checked(asyncio.run(wait()))
+        except Exception as error:  # noqa: BLE001 - a probe that fails has not found out
+            return Unknown(f"the probe failed: {type(error).__name__}: {error}")
+        return self._checked(answer)
+
+    async def later(self) -> Any:
+        if not inspect.iscoroutinefunction(self.probe):
+            asyncio = sys.modules["asyncio"]
+            return await asyncio.get_running_loop().run_in_executor(None, self.now)
+        try:
+            answer = await self.probe(self.effect)
+        except Exception as error:  # noqa: BLE001 - as above
+            return Unknown(f"the probe failed: {type(error).__name__}: {error}")
+        return self._checked(answer)
+
+    def _checked(self, answer: Any) -> Any:
+        if isinstance(answer, Found | Absent | Unknown):
+            return answer
+        return Unknown(f"the probe answered {type(answer).__name__} instead of Found, Absent or Unknown")
+
+
+def settle(
+    scope: Scope, call: Call, tool: Tool | None, effect: Effect, *, live: bool = False
+) -> Generator[Any, Any, tuple[rec.Decision | None, Stowed | None]]:
+    """Find out about one call. None: nobody can tell. The decision is not written yet."""
+    if tool is None or tool.probe is None:
+        return None, None
+    answer = yield Ask(tool.probe, effect)
+    if isinstance(answer, Found):
+        stowed = stow(answer.result, scope.registry)
+        return _decision(scope, call, "found", "the probe found it", stowed.value), stowed
+    if isinstance(answer, Absent):
+        generation = call.intent.generation if call.intent is not None else 0
+        # In this process the call is over when it raised, unless its thread was given up. Elsewhere, whoever made it
+        # must have ended.
+        if not effect.still() if live else scope.agent.is_dead(generation, call.number):
+            return _decision(scope, call, "absent", "the probe found nothing", None), None
+        effect.why = "the probe found nothing, but whoever made the call may still be at it"
+        return None, None
+    effect.why = answer.why or "the probe cannot tell"
+    return None, None
+
+
+def settle_all(scope: Scope, calls: list[Call], find: Callable[[str], Tool | None]) -> Generator[Any, Any, list[Call]]:
+    """The pass before anything new starts. Returns the calls that stay in doubt, each with its reason."""
+    left: list[Call] = []
+    for call in calls:
+        if call.kind in REPEATABLE:
+            continue  # it is made again, with the same key, when the run gets there
+        tool = find(call.tool)
+        effect = scope.effect_of(call)
+        decision, stowed = yield from settle(scope, call, tool, effect)
+        if decision is None:
+            why = effect.why if tool is not None else f"tool {call.tool} is not loaded in this program"
+            call.doubt = rec.Doubt(now_us(), call.run, call.path, call.number, why or "interrupted")
+            left.append(call)
+            continue
+        call.decision = decision
+        if call.outcome is not None:
+            scope.complete(decision, stowed)
+            scope.ledger.flush()
+        else:
+            scope.write(decision, flush=True)
+    return left
+
+
+def decide(scope: Scope, call: Call, how: str, *, by: str, why: str, result: Any = None) -> rec.Decision:
+    """Record what a person found out: ``done`` (with what the call returned) or ``not-done``."""
+    if how not in {"done", "not-done"}:
+        raise BadOption(f"a decision is done or not-done, not {how!r}")
+    if not call.open:
+        raise BadOption(f"{call.tool} at {call.path} is not in doubt: it is {call.condition}")
+    stowed = stow(result, scope.registry) if how == "done" else None
+    decision = _decision(scope, call, how, why, stowed.value if stowed is not None else None)
+    decision.by = by
+    scope.write(decision, stowed, flush=True)
+    call.decision = decision
+    return decision
+
+
+def _decision(scope: Scope, call: Call, how: str, why: str, value: rec.Value) -> rec.Decision:
+    return rec.Decision(now_us(), scope.run_id or call.run, call.path, call.number, how, "probe", why, value)

@@ -1,0 +1,439 @@
+"""The agent as user code has it: its state and history, and everything that it does outside.
+
+Owns the public methods, and which agent is current. What they do is the business of the other modules. What always
+holds: inside a run a checkpoint is part of the run; a tool that is not local cannot change the state; a change of the
+state is never written on top of a checkpoint that it did not start from.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime
+from functools import cached_property
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar, overload
+
+import holdfast.agent.agent as below
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.writing import Writing
+from holdfast.errors import BadOption, ReadOnly
+from holdfast.run import listing, modes, runs, secrets, waiting
+from holdfast.run.claims import Loop
+from holdfast.run.context import EFFECT, active
+from holdfast.run.doubt import decide
+from holdfast.run.effects import Effect
+from holdfast.run.host import AgentHost, position_of
+from holdfast.run.listing import RunInfo
+from holdfast.run.positions import HERE, Lane, here, numbered_context
+from holdfast.run.records import Record, Saved
+from holdfast.run.runs import Run
+from holdfast.run.scope import now_us
+from holdfast.run.steps import Work, drive, drive_later
+from holdfast.run.tools import tool
+from holdfast.store.catalog import CheckpointRow
+
+R = TypeVar("R")
+_ASKED: Any = object()
+
+
+class Agent(below.Agent):
+    """The handle on an agent. Get one from ``store.agent(name)``."""
+
+    @cached_property
+    def _host(self) -> AgentHost:
+        return AgentHost(self)
+
+    @cached_property
+    def _entered(self) -> list[AbstractContextManager[None]]:
+        return []
+
+    # -- runs -------------------------------------------------------------------------------------------
+
+    def run(
+        self,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        id: str | None = None,
+        wait: bool = True,
+        strict: bool | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> R:
+        """Execute ``function(agent, ...)``, from the beginning or from where it stopped.
+
+        An unfinished run with equal arguments goes on; a finished one starts anew, unless it has an ``id``: then its
+        result is returned. ``wait=False`` raises ``Waiting`` where it would sleep. ``strict`` stops at every call that
+        differs from the record. ``change`` goes on with other arguments than it was begun with.
+        """
+        with self._host.executing():
+            found: R = runs.run_now(self._host, function, args, kwargs, id, wait=wait, strict=strict, change=change)
+            return found
+
+    @overload
+    async def arun(
+        self,
+        function: Callable[..., Awaitable[R]],
+        /,
+        *args: Any,
+        id: str | None = None,
+        wait: bool = True,
+        strict: bool | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> R: ...
+    @overload
+    async def arun(
+        self,
+        function: Callable[..., R],
+        /,
+        *args: Any,
+        id: str | None = None,
+        wait: bool = True,
+        strict: bool | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> R: ...
+    async def arun(
+        self,
+        function: Callable[..., Any],
+        /,
+        *args: Any,
+        id: str | None = None,
+        wait: bool = True,
+        strict: bool | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """As run(), for async functions."""
+        with self._host.executing():
+            return await runs.run_later(self._host, function, args, kwargs, id, wait=wait, strict=strict, change=change)
+
+    def runs(self) -> list[RunInfo]:
+        """The runs of this branch, oldest first."""
+        return listing.runs_of(self._view())
+
+    def version(self, name: str) -> bool:
+        """Mark a change of a durable function: whether this run takes the new way at this place."""
+        lane = self._lane()
+        return lane.scope.version(lane, name) if lane is not None and isinstance(lane.scope, Run) else True
+
+    # -- where it is --------------------------------------------------------------------------------------
+
+    def step(self, name: str) -> Step:
+        """A named part of a run: ``with agent.step("plan"):``, or ``async with``."""
+        return Step(self._lane(), name)
+
+    @property
+    def position(self) -> str:
+        """Where the caller is: the path of its next call. Empty outside of runs and ``with agent:``."""
+        lane = self._lane()
+        return lane.path if lane is not None else ""
+
+    @property
+    def stack(self) -> list[str]:
+        """What is going on where the caller is, outermost first."""
+        lane = self._lane()
+        return lane.stack() if lane is not None else []
+
+    def stack_at(self, revision: str | Checkpoint | None = None) -> list[str]:
+        """What was going on when a checkpoint was taken inside a run, outermost first."""
+        return listing.stack_of(self._view(), self._find(revision).id)
+
+    def context(self) -> contextvars.Context:
+        """A context for a job in another thread: ``pool.submit(agent.context().run, job)``."""
+        return numbered_context()
+
+    def _lane(self) -> Lane | None:
+        lane = here()
+        return lane if lane is not None and lane.scope.agent is self._host else None
+
+    # -- what differs each time, recorded -------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        """The time (UTC). In a run it is the recorded one when that is executed again."""
+        return _now()
+
+    def random(self) -> float:
+        """A random number from 0 to 1, recorded in a run."""
+        return _random()
+
+    def uuid(self) -> uuid.UUID:
+        """A new UUID, recorded in a run."""
+        return _uuid()
+
+    def sleep(self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0) -> None:
+        """Sleep. A run that is interrupted meanwhile sleeps on for what is left."""
+        waiting.sleep(self._host, _seconds(seconds, days, hours, minutes))
+
+    async def asleep(
+        self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0
+    ) -> None:
+        """As sleep()."""
+        await waiting.asleep(self._host, _seconds(seconds, days, hours, minutes))
+
+    def wait_for(self, name: str, timeout_s: float | None = None) -> Any:
+        """Wait for a signal (``store.signal``) and return its value. Raises TimeoutError."""
+        return waiting.wait_for(self._host, name, timeout_s)
+
+    async def await_for(self, name: str, timeout_s: float | None = None) -> Any:
+        """As wait_for()."""
+        return await waiting.await_for(self._host, name, timeout_s)
+
+    # -- what happened outside ------------------------------------------------------------------------------
+
+    def effects(self, since: str | Checkpoint | None = None, *, run: str | None = None) -> list[Effect]:
+        """Calls that were recorded, oldest first: after a checkpoint, of one run, or all of this branch."""
+        after = position_of(self.at(since)) if since is not None else 0
+        return listing.effects_of(self._view(), after, run)
+
+    def resolve(
+        self, effect: Effect | str, decision: Literal["done", "not-done"], *, result: Any = None, why: str = ""
+    ) -> Effect:
+        """Record what became of a call that is in doubt, found out by a person. ``result`` is what it returned."""
+        self._check_writer()
+        if self._host.busy:
+            raise BadOption("a run of this agent is being executed", hint="Let it end, resolve, then run it again.")
+        call = listing.find_call(self._view(), effect)
+        loop = self._host.loop
+        decide(loop, call, decision, by=_user(), why=why, result=result)
+        if not call.run:
+            loop.decided(call)
+        return loop.effect_of(call)
+
+    def accept(self, *effects: Effect) -> None:
+        """Say that writes from before a restore are known: they answer no call any more, from the next checkpoint on.
+
+        Without arguments, all of them.
+        """
+        self._check_writer()
+        self._host.loop.accept({effect.number for effect in effects} if effects else None)
+
+    def _view(self) -> listing.View:
+        self._check_open()
+        self._store.flush()
+        return listing.View(self._store, self._row, self._branch)
+
+    # -- modes and secrets ------------------------------------------------------------------------------------
+
+    def declare_modes(self, *names: str) -> None:
+        """The modes that this agent knows, from the best to the worst; the first is the usual one."""
+        modes.declare_modes(self._host, *names)
+
+    @property
+    def mode(self) -> str:
+        """How well things are: one of the declared modes, set by hand or by a breaker that opened."""
+        return modes.get_mode(self._host)
+
+    @mode.setter
+    def mode(self, name: str) -> None:
+        modes.set_mode(self._host, name)
+
+    def secret(self, name: str, value: Any = _ASKED) -> secrets.Secret | None:
+        """A secret that this process was given, or with ``value`` give it one. Secrets are never stored."""
+        return secrets.secret(self._host, name) if value is _ASKED else secrets.secret(self._host, name, value)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The newest checkpoint of this branch; while a run is executed again, the one that it has come to."""
+        host = self._made_host()
+        return self._seen(host.base) if host is not None and host.base is not None else super().head
+
+    def checkpoint(self, label: str = "") -> Checkpoint:
+        """Save the state. Durable when it returns; writes only what changed."""
+        lane = self._lane()
+        if lane is not None and isinstance(lane.scope, Run):
+            made: Checkpoint = drive(lane.scope.checkpoint(lane, label))
+            return made
+        return super().checkpoint(label)
+
+    async def acheckpoint(self, label: str = "") -> Checkpoint:
+        """As checkpoint(). The content is fixed before the first await; the event loop never waits for the disk."""
+        lane = self._lane()
+        if lane is not None and isinstance(lane.scope, Run):
+            made: Checkpoint = await drive_later(lane.scope.checkpoint_later(lane, label))
+            return made
+        written: Checkpoint = await Work(self._captured(label)).later()
+        return written
+
+    def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
+        return self._captured(label, kind, target)()
+
+    def _captured(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Callable[[], Checkpoint]:
+        """A checkpoint outside of runs, ready to be written. Where steps are going on, they are kept with it."""
+        self._check_writer()
+        lane = self._lane()
+        if lane is None or not (stack := lane.stack()):
+            return self._host.capture(label, kind=kind, target=target)
+        path = lane.path
+
+        def note(made: Checkpoint) -> list[Record]:
+            return [Saved(now_us(), "", path, made._id, bytes.fromhex(made.digest), stack)]
+
+        return self._host.capture(label, note, kind=kind, target=target)
+
+    def rollback(self, revision: str | Checkpoint) -> Checkpoint:
+        made = super().rollback(revision)
+        self._host.moved()
+        return made
+
+    def undo(self) -> Checkpoint:
+        self._outside("undo")
+        return super().undo()
+
+    def redo(self) -> Checkpoint:
+        self._outside("redo")
+        return super().redo()
+
+    def _outside(self, what: str) -> None:
+        lane = self._lane()
+        if lane is not None and isinstance(lane.scope, Run):
+            raise BadOption(
+                f"{what} inside a run would not be done again when the run is",
+                hint="Change the state back, or use it after the run.",
+            )
+
+    def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
+        made = super().branch(name, at)
+        assert isinstance(made, Agent)  # noqa: S101 - a type narrowing: the store makes these
+        return made
+
+    # -- the handle -------------------------------------------------------------------------------------------
+
+    def _made_host(self) -> AgentHost | None:
+        """The host, if anything needed it yet."""
+        return self.__dict__.get("_host")
+
+    def _load_head(self) -> None:
+        super()._load_head()
+        self._document.guard = self._check_change
+        if (host := self._made_host()) is not None:
+            host.moved()
+
+    def _check_change(self) -> None:
+        self._check_open()
+        if EFFECT.get() is not None and self._lane() is not None:
+            tool_name = EFFECT.get().tool  # type: ignore[union-attr] # just looked
+            raise ReadOnly(
+                f"{tool_name} changes the agent's state: the change would be missing when its recorded result is used",
+                hint='Return the value and change the state in the caller, or declare the tool effect="local".',
+            )
+
+    def _check_writer(self) -> Writing:
+        writer = super()._check_writer()
+        if (host := self._made_host()) is not None and host.base is not None:
+            host.align(writer)
+        return writer
+
+    def _find(self, revision: str | Checkpoint | None) -> CheckpointRow:
+        host, head = self._made_host(), self.head
+        if revision is None and host is not None and host.behind and head is not None:
+            return head._row
+        return super()._find(revision)
+
+    def __enter__(self) -> Self:
+        if self._writer is not None:
+            self._enter(self._host.loop)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._leave()
+        finally:
+            self.close()
+
+    async def __aenter__(self) -> Self:
+        if self._writer is not None:
+            loop = self._host.loop
+            await drive_later(loop.settling())  # probes may be async, and could not be asked later from plain code
+            self._enter(loop)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+    def _enter(self, loop: Loop) -> None:
+        lane = self._lane()
+        if lane is not None and isinstance(lane.scope, Run):
+            raise BadOption("the agent is current already: this is its run", hint="Leave `with agent:` away.")
+        entered = active(loop.lane)
+        entered.__enter__()
+        self._entered.append(entered)
+
+    def _leave(self) -> None:
+        if not self._entered:
+            return
+        entered = self._entered.pop()
+        if not self._entered:
+            self._host.loop.ended = True
+        try:
+            entered.__exit__(None, None, None)
+        except ValueError:  # left in another context than it was entered in, as some test runners do
+            HERE.set(None)
+
+
+class Step:
+    """A part of a run with a name."""
+
+    def __init__(self, lane: Lane | None, name: str) -> None:
+        self._lane, self._name = lane, name
+        self._token: contextvars.Token[Lane | None] | None = None
+
+    def __enter__(self) -> None:
+        if self._lane is not None:
+            self._token = HERE.set(self._lane.step(self._name))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._token is not None:
+            HERE.reset(self._token)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.__exit__(kind, error, trace)
+
+
+@tool(name="holdfast.now", effect="read")
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@tool(name="holdfast.random", effect="read")
+def _random() -> float:
+    import random
+
+    return random.random()  # noqa: S311 - nothing secret depends on it
+
+
+@tool(name="holdfast.uuid", effect="read")
+def _uuid() -> uuid.UUID:
+    return uuid.uuid4()
+
+
+def _seconds(seconds: float, days: float, hours: float, minutes: float) -> float:
+    return seconds + 60 * (minutes + 60 * (hours + 24 * days))
+
+
+def _user() -> str:
+    """Who decides."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return f"uid {os.getuid()}"

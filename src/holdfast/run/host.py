@@ -1,0 +1,242 @@
+"""An agent as runs and calls see it: its line, and moving its state to where a run is.
+
+Owns how a run's checkpoints are taken, and what the live state stands on while a run is executed again. Must not know
+what user code sees. What always holds: changes in memory are relative to the checkpoint that the next one becomes a
+child of, wherever the branch stands; nothing that was not saved is overwritten before it is.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.history import Stored
+from holdfast.agent.names import check_label
+from holdfast.agent.writing import Writing
+from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
+from holdfast.run import records as rec
+from holdfast.run.arguments import Stowed
+from holdfast.run.claims import Loop
+from holdfast.run.ledger import Ledger
+from holdfast.run.listing import signals_to
+from holdfast.run.stored import StoredLedger, StoredLine, entries
+from holdfast.run.waiting import Signal
+from holdfast.store.catalog import CheckpointRow
+
+if TYPE_CHECKING:
+    from holdfast.run.handle import Agent
+
+log = logging.getLogger("holdfast.run")
+
+
+class AgentHost:
+    """What the rest of this room asks of an agent (``runs.RunHost``)."""
+
+    def __init__(self, agent: Agent) -> None:
+        self.handle = agent
+        self.name = agent.name
+        self.registry = agent._store._registry
+        self.ledger: Ledger = open_ledger(agent)
+        self.base: CheckpointRow | None = None  # what the live state stands on while that is not the writer's head
+        self._loop: Loop | None = None
+        self._rows: dict[bytes, CheckpointRow] = {}
+        self._remains = b""  # the digest of what a run left behind that stopped
+        self._executing = threading.Lock()
+
+    @property
+    def identity(self) -> tuple[bytes, bytes]:
+        return self.handle._row.uuid, self.handle._branch.uuid
+
+    @property
+    def generation(self) -> int:
+        writer = self.handle._writer
+        return writer.generation if writer is not None else 0
+
+    def is_dead(self, generation: int, number: int) -> bool:
+        catalog = self.handle._store._catalog
+        line = catalog.line(self.handle._branch.b)
+        while number <= line.start:
+            line = catalog.line(line.origin)
+        if (line.b, generation) == (self.handle._branch.b, self.generation):
+            return False
+        return not catalog.holder_alive(line.b, generation)
+
+    def signals(self) -> list[Signal]:
+        """Signals to this agent, or to this branch of it, that are younger than the branch; oldest first."""
+        return signals_to(self.handle._store._catalog, self.handle._row, self.handle._branch)
+
+    # -- plain use --------------------------------------------------------------------------------------
+
+    @property
+    def loop(self) -> Loop:
+        """The use of this agent outside of runs."""
+        if self._loop is None:
+            head = self.handle.head
+            self._loop = Loop(self, position_of(head), head.id if head is not None else "")
+        return self._loop
+
+    def moved(self) -> None:
+        """The head was moved by hand: what its state does not know is another matter now."""
+        self.base, self._loop = None, None
+        self._rows.clear()
+
+    # -- a run's checkpoints ----------------------------------------------------------------------------
+
+    @contextmanager
+    def executing(self) -> Iterator[None]:
+        """Inside, a run of this agent is executed: one at a time."""
+        self.handle._check_writer()
+        if not self._executing.acquire(blocking=False):
+            raise RunUnfinished(
+                f"{self.name} is executing a run",
+                hint="Inside a run, call the function itself, or give it an agent of its own.",
+            )
+        try:
+            yield
+        finally:
+            self._executing.release()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a run is being executed."""
+        return self._executing.locked()
+
+    def begin(self, record: rec.Begin, stowed: Stowed) -> Callable[[], Checkpoint]:
+        def note(made: Checkpoint) -> list[rec.Record]:
+            record.start = made._id
+            return [record]
+
+        return self.capture(f"run {record.function}", note, stowed)
+
+    def save(self, label: str, record: Callable[[bytes, bytes], rec.Saved]) -> Callable[[], Checkpoint]:
+        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))])
+
+    def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
+        if self.handle.dirty or self.behind:
+            return self.capture(label, lambda _made: [record], stowed)
+        return lambda: self.ledger.append(record, nodes=stowed.nodes, chunks=stowed.chunks, flush=True)
+
+    def capture(
+        self,
+        label: str,
+        note: Callable[[Checkpoint], Sequence[rec.Record]] | None = None,
+        stowed: Stowed | None = None,
+        kind: str = "checkpoint",
+        target: bytes = b"",
+    ) -> Callable[[], Checkpoint]:
+        """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction."""
+        document, writer = self.handle._document, self.handle._check_writer()
+        check_label(label)
+        self.loop.note()
+        pending = writer.capture(
+            document,
+            label,
+            kind,
+            target,
+            note=(lambda made: entries(*note(made))) if note is not None else None,
+            nodes=stowed.nodes if stowed is not None else None,
+            chunks=stowed.chunks if stowed is not None else None,
+        )
+        return lambda: writer.finish(document, pending)
+
+    # -- executing again --------------------------------------------------------------------------------
+
+    def state_digest(self) -> bytes:
+        return bytes.fromhex(self.handle.digest)
+
+    def rewind(self, start: bytes) -> None:
+        agent, document = self.handle, self.handle._document
+        writer = agent._check_writer()
+        with writer.still(document):
+            row = self._row(start)
+            if document.changed and self.state_digest() != self._remains:
+                agent._make("before the run goes on")
+                writer.settle(document)
+            self._stand_on(row)
+
+    def saved(self, id: bytes) -> Checkpoint:
+        row = self._row(id)
+        # What led here is in that checkpoint. Nodes that were made on the way stay, to be written with the next one.
+        self.handle._document.forget_changes()
+        self.base = row
+        return self.handle._seen(row)
+
+    def stopped(self) -> None:
+        agent = self.handle
+        if agent.closed:
+            return
+        try:
+            if self.behind:
+                with agent._check_writer().still(agent._document):
+                    head = agent._fresh_branch().head
+                    self._stand_on(agent._store._catalog.checkpoint(head))
+            else:
+                self._remains = self.state_digest()
+        except HoldfastError as error:  # the run has its own error; a checkpoint taken now would still be right
+            log.warning("the state of %s could not be brought back to its head: %s", self.name, error)
+
+    def align(self, writer: Writing) -> None:
+        """Let the writer go on from what the live state stands on. The branch stays where it is until it writes."""
+        row, self.base = self.base, None
+        if row is None or row.id == writer.head_id:
+            return
+        branch_head = writer.branch_head
+        writer.start_from(self.handle._seen(row), Stored(self.handle._store._catalog, row).since_base())
+        writer.branch_head = branch_head
+
+    @property
+    def behind(self) -> bool:
+        """Whether the live state stands on another checkpoint than the branch does."""
+        writer = self.handle._writer
+        if writer is None:
+            return False
+        return (self.base.id if self.base is not None else writer.head_id) != writer.branch_head
+
+    def _stand_on(self, row: CheckpointRow) -> None:
+        """Make the live state that of a checkpoint."""
+        agent, document = self.handle, self.handle._document
+        wanted = agent._store._load(row)
+        agent._become(wanted)
+        document.forget_changes()
+        document.rebase(wanted.digests())
+        self.base = row
+
+    def _row(self, id: bytes) -> CheckpointRow:
+        if id not in self._rows:
+            self.handle._store.flush()
+            for row in self.handle._line().rows():
+                self._rows[row.id] = row
+                if row.id == id:
+                    break
+            else:
+                raise UnknownRevision(
+                    f"checkpoint {id.hex()[:12]}, which the run needs, is not in the history any more",
+                    hint="It was forgotten. Roll back to a checkpoint that is there, and begin the run anew.",
+                )
+        return self._rows[id]
+
+
+def position_of(checkpoint: Checkpoint | None) -> int:
+    """How many records of its line a checkpoint knows."""
+    return checkpoint._manifest.effects[0] if checkpoint is not None else 0
+
+
+class _Reading(StoredLine):
+    """The line of a handle that only reads."""
+
+    def append(self, *records: rec.Record, **_options: Any) -> int:  # noqa: ARG002 - as the protocol has it
+        raise ReadOnly("this handle is read-only: nothing can be recorded", hint="Open it without readonly=True.")
+
+    def flush(self) -> None: ...
+
+
+def open_ledger(agent: Agent) -> Ledger:
+    """The line of an agent's branch."""
+    catalog, b = agent._store._catalog, agent._branch.b
+    if agent._writer is None:
+        return _Reading(catalog, b)
+    return StoredLedger(catalog, b, agent._writer.journal)

@@ -1,0 +1,187 @@
+"""Lists of runs and effects, for people and for whoever decides what to do next.
+
+Owns what is said about a run, and finding a call by what a person names it by. Writes nothing. What always holds: what
+is listed is folded from the line at that moment; values are read only when they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from holdfast.codec.values import decode
+from holdfast.errors import BadOption
+from holdfast.run.arguments import fetch
+from holdfast.run.effects import Effect
+from holdfast.run.past import Call, Past, RunPast
+from holdfast.run.records import Saved, Value
+from holdfast.run.runs import arguments_of
+from holdfast.run.scope import effect_of, now_us
+from holdfast.run.stored import StoredLine
+from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
+from holdfast.store.catalog import AgentRow, BranchRow, Catalog
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+CONDITIONS = ("running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled")
+_WORDS = {"attention": "needs attention"}
+_OVER = frozenset({"finished", "failed", "cancelled"})
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """One line of the list of runs. ``condition`` is one of ``CONDITIONS``."""
+
+    agent: str
+    branch: str
+    id: str
+    function: str
+    kind: str
+    condition: str
+    began: datetime
+    ended: datetime | None
+    until: datetime | None
+    signal: str
+    error: str
+    _args: Callable[[], dict[str, Any]] = field(repr=False, compare=False)
+    _result: Callable[[], Any] = field(repr=False, compare=False)
+
+    @property
+    def args(self) -> dict[str, Any]:
+        """The arguments, by parameter name."""
+        return self._args()
+
+    @property
+    def result(self) -> Any:
+        """What it returned; None while it has not finished."""
+        return self._result()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent,
+            "branch": self.branch,
+            "id": self.id,
+            "function": self.function,
+            "kind": self.kind,
+            "condition": self.condition,
+            "began": self.began.isoformat(),
+            "ended": self.ended.isoformat() if self.ended is not None else None,
+            "until": self.until.isoformat() if self.until is not None else None,
+            "signal": self.signal,
+            "error": self.error,
+        }
+
+
+class View:
+    """A branch's line, as far as lists need it. The state is not touched, so damage there does not hide runs."""
+
+    def __init__(self, store: Store, agent: AgentRow, branch: BranchRow) -> None:
+        self.name = str(decode(agent.body)["name"])
+        self.branch_name = str(decode(branch.body)["name"])
+        self.line = StoredLine(store._catalog, branch.b)
+        self.registry, self.inert = store._registry, store._inert
+        self._store, self._agent, self._branch = store, agent, branch
+
+    def read(self, value: Value) -> Any:
+        return fetch(value, self.line, self.registry, inert=self.inert)
+
+    def past(self) -> Past:
+        return Past(self.line.records())
+
+    @property
+    def own_from(self) -> int:
+        """The number of the first record that is not inherited."""
+        return self._store._catalog.line(self._branch.b).start + 1
+
+    def at_it(self) -> bool:
+        """Whether somebody may be executing a run: nobody but the writer of the branch can."""
+        mine = self._store._handles.get(self._branch.b)
+        if mine is not None and not mine.closed:
+            return bool(mine._host.busy)  # type: ignore[attr-defined] # the handles of this room's store
+        return self._store._catalog.holder_alive(self._branch.b, self._branch.generation)
+
+    def signals(self) -> list[Signal]:
+        return signals_to(self._store._catalog, self._agent, self._branch)
+
+
+def signals_to(catalog: Catalog, agent: AgentRow, branch: BranchRow) -> list[Signal]:
+    """Signals to an agent, or to this branch of it, that are younger than the branch; oldest first."""
+    born = decode(branch.body)["created"]
+    rows = catalog.events_named([signal_key(agent.uuid)])
+    found = [read_signal(row.e, row.at, row.body) for row in rows if row.a == agent.a and row.at >= born]
+    return [signal for signal in found if signal.branch in {None, branch.uuid}]
+
+
+def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
+    """The runs of a branch, oldest first; with ``only_due`` those that waited for what has come."""
+    past = view.past()
+    found = due(past, view.signals(), now_us()) if only_due else past.runs.values()
+    first = view.own_from
+    # What ended before the branch began belongs to the one that it comes from.
+    return [_info(view, run) for run in found if run.number >= first or run.condition not in _OVER]
+
+
+def _info(view: View, run: RunPast) -> RunInfo:
+    end, begin = run.end, run.begin
+    waits = open_waits(run)
+    until = min((wait.until for wait in waits if wait.until), default=0)
+    condition = _WORDS.get(run.condition, run.condition)
+    if not condition:
+        condition = "running" if view.at_it() else "waiting" if waits else "interrupted"
+    return RunInfo(
+        agent=view.name,
+        branch=view.branch_name,
+        id=run.id,
+        function=begin.function,
+        kind=begin.kind,
+        condition=condition,
+        began=_date(begin.at),
+        ended=_date(end.at) if end is not None else None,
+        until=_date(until) if until else None,
+        signal=next((wait.name for wait in waits if wait.what == "signal"), ""),
+        error=f"{end.fault[1]}: {end.fault[2]}" if end is not None and end.fault is not None else "",
+        _args=lambda: arguments_of(run, view.line, view.registry, inert=view.inert),
+        _result=lambda: view.read(end.value) if end is not None else None,
+    )
+
+
+def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effect]:
+    """Recorded calls with numbers above ``after``, in the order in which they were intended."""
+    return [
+        effect_of(call, view.line, view.registry, inert=view.inert)
+        for call in _calls(view)
+        if call.number > after and (run is None or call.run == run)
+    ]
+
+
+def find_call(view: View, effect: Effect | str) -> Call:
+    """The call that an effect, or the beginning of its key, names."""
+    if isinstance(effect, Effect):
+        found = [call for call in _calls(view) if call.number == effect.number]
+    else:
+        found = [call for call in _calls(view) if effect and call.intent and call.intent.key.startswith(effect)]
+    if len(found) != 1:
+        named = effect.id if isinstance(effect, Effect) else effect
+        what = "names no effect" if not found else f"fits {len(found)} effects"
+        raise BadOption(f"{named!r} {what} of {view.name}", hint="See agent.effects() for what there is.")
+    return found[0]
+
+
+def _calls(view: View) -> list[Call]:
+    past = view.past()
+    return sorted((*past.calls(), *past.kept), key=lambda call: call.number)
+
+
+def stack_of(view: View, checkpoint: bytes) -> list[str]:
+    """What was going on when a checkpoint of a run was taken, outermost first."""
+    for _, record in view.line.records():
+        if isinstance(record, Saved) and record.id == checkpoint:
+            return record.stack
+    return []
+
+
+def _date(at_us: int) -> datetime:
+    return datetime.fromtimestamp(at_us / 1e6, UTC)

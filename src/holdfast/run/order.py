@@ -1,0 +1,255 @@
+"""The order of completions: one at a time, the same when a run is executed again.
+
+Owns who may go on next. Must not know what completed. What always holds: completions are let through in the order of
+their records, live and on replay; after one on an event loop, the next waits until the loop has nothing left to do;
+after one in a thread, until that thread calls again, its job is over, or ``GRACE_S`` has passed.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.errors import Diverged
+
+GRACE_S = 0.05
+"""How long a released thread may go on before the next completion is let through. It may be waiting for that one."""
+
+IDLE_TURNS_MAX = 1_000
+"""Turns of a loop that count as busy: a task that spins must not stop all others."""
+
+BLIND_TURNS = 12
+"""Turns that are waited for on a loop that does not show whether it is idle."""
+
+STALL_S = 60.0
+"""How long a replay waits for a recorded call that nobody makes before it says that the program has diverged."""
+
+
+class Order:
+    """The queue of one run."""
+
+    def __init__(self, recorded: Iterable[str] = (), stall_s: float = STALL_S) -> None:
+        self._expected = deque(recorded)  # paths, in the order in which they may complete
+        self._stall_s = stall_s
+        self._changed = threading.Condition(threading.Lock())
+        self._gone: set[str] = set()  # had their turn early, or never will
+        self._parked: dict[str, tuple[Any, Any]] = {}  # path -> future and loop
+        self._busy: _Thread | _Loop | None = None
+        self._released = 0
+        self._several = False
+
+    def several(self) -> None:
+        """There is more than one flow of control from now on."""
+        self._several = True
+
+    @property
+    def waiting_for(self) -> str:
+        """The path whose completion comes next, empty when none is recorded."""
+        return self._expected[0] if self._expected else ""
+
+    def enter(self, path: str) -> None:
+        """A call was completed and recorded just now: its turn comes after those before it."""
+        with self._changed:
+            self._expected.append(path)
+
+    def drop(self, paths: Iterable[str]) -> None:
+        """These will not be waited for: cancelled, or recorded by a program that has changed since."""
+        with self._changed:
+            self._gone.update(paths)
+            self._advance()
+
+    def now(self, path: str) -> None:
+        """Go on at once: the caller blocks an event loop, so that nothing else can happen meanwhile."""
+        with self._changed:
+            if self._expected and self._expected[0] == path:
+                self._expected.popleft()
+                self._released += 1
+            else:
+                self._gone.add(path)
+            self._advance()
+
+    # -- threads ----------------------------------------------------------------------------------------
+
+    def wait(self, path: str, lane: object) -> None:
+        """Block until it is this path's turn."""
+        with self._changed:
+            if not self._several and self._expected and self._expected[0] == path:
+                self._expected.popleft()
+                return
+            self._back(lane)
+            seen, stalled_at = self._released, time.monotonic() + self._stall_s
+            while True:
+                self._skip()
+                left = self._busy_s()
+                if not left and self._expected and self._expected[0] == path:
+                    break
+                if self._released != seen:
+                    seen, stalled_at = self._released, time.monotonic() + self._stall_s
+                if time.monotonic() >= stalled_at:
+                    raise self._stalled(path)
+                self._changed.wait(min(left or self._stall_s, max(0.0, stalled_at - time.monotonic())))
+            self._expected.popleft()
+            self._released += 1
+            self._busy = _Thread(lane, self._job_over)
+            self._advance()
+
+    def called(self, lane: object) -> None:
+        """A thread is back: it makes its next call."""
+        if self._several:
+            with self._changed:
+                self._back(lane)
+                self._advance()
+
+    def _back(self, lane: object) -> None:
+        busy = self._busy
+        if isinstance(busy, _Thread) and (busy.lane() is lane or busy.thread == threading.get_ident()):
+            self._busy = None
+
+    def _job_over(self, _lane: object) -> None:
+        # Runs wherever the last reference went away, perhaps inside this very lock: waiting threads look at the
+        # reference themselves, so a lock that is taken only delays them until their grace is over.
+        if self._changed.acquire(blocking=False):
+            try:
+                self._advance()
+            finally:
+                self._changed.release()
+
+    def _busy_s(self) -> float:
+        """How long to wait for what was released last; 0 when it is done."""
+        busy = self._busy
+        if busy is None:
+            return 0.0
+        if isinstance(busy, _Loop):
+            return self._stall_s
+        left = busy.until - time.monotonic() if busy.lane() is not None else 0.0
+        if left <= 0:
+            self._busy = None
+            return 0.0
+        return left
+
+    # -- event loops ------------------------------------------------------------------------------------
+
+    async def turn(self, path: str) -> None:
+        """Return when it is this path's turn."""
+        with self._changed:
+            if not self._several and self._expected and self._expected[0] == path:
+                self._expected.popleft()
+                self._released += 1
+                if self._released % 64:
+                    return
+        asyncio = sys.modules["asyncio"]
+        if not self._several:
+            await asyncio.sleep(0)  # other programs share this loop
+            return
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        with self._changed:
+            self._parked[path] = future, loop
+            self._advance()
+        watch = loop.call_later(self._stall_s, self._check_stall, path, self._released)
+        try:
+            await future
+        except asyncio.CancelledError:
+            with self._changed:
+                self._parked.pop(path, None)
+                self._gone.add(path)
+                self._advance()
+            raise
+        finally:
+            watch.cancel()
+
+    def _check_stall(self, path: str, released: int) -> None:
+        with self._changed:
+            parked = self._parked.get(path)
+            if parked is None:
+                return
+            future, loop = parked
+            if self._released != released:
+                loop.call_later(self._stall_s, self._check_stall, path, self._released)
+            elif not future.done():
+                future.set_exception(self._stalled(path))
+                del self._parked[path]
+
+    def _advance(self) -> None:
+        """Let through who is next, with the lock held."""
+        self._skip()
+        left = self._busy_s()
+        if self._expected and self._expected[0] in self._parked:
+            future, loop = self._parked[self._expected[0]]
+            if not left:
+                del self._parked[self._expected.popleft()]
+                self._released += 1
+                self._busy = _Loop()
+                # From the loop's own thread the plain call is enough; the other one wakes the loop up through a pipe.
+                here = sys.modules["asyncio"]._get_running_loop() is loop
+                (loop.call_soon if here else loop.call_soon_threadsafe)(self._release, future, loop)
+            elif isinstance(self._busy, _Thread):
+                loop.call_soon_threadsafe(loop.call_later, left, self._look_again)
+        self._changed.notify_all()
+
+    def _look_again(self) -> None:
+        with self._changed:
+            self._advance()
+
+    def _release(self, future: Any, loop: Any) -> None:
+        if not future.done():
+            future.set_result(None)
+        loop.call_soon(self._until_idle, loop, 0)
+
+    def _until_idle(self, loop: Any, turns: int) -> None:
+        """Runs once in every turn of the loop until nothing else does."""
+        ready = getattr(loop, "_ready", None)
+        busy = len(ready) > 0 if ready is not None else turns < BLIND_TURNS
+        if busy and turns < IDLE_TURNS_MAX:
+            loop.call_soon(self._until_idle, loop, turns + 1)
+            return
+        with self._changed:
+            self._busy = None
+            self._advance()
+
+    # -- both -------------------------------------------------------------------------------------------
+
+    def _skip(self) -> None:
+        while self._expected and self._expected[0] in self._gone:
+            self._gone.discard(self._expected.popleft())
+
+    def _stalled(self, path: str) -> Diverged:
+        return Diverged(
+            f"the call at {path} waits for the recorded one at {self.waiting_for}, which is not made",
+            path=self.waiting_for,
+            expected=f"the call at {self.waiting_for}",
+            actual="no call",
+            hint="Run the code that made the record, or mark the change with agent.version(name).",
+        )
+
+
+class Unordered(Order):
+    """No order at all: for the plain use of an agent, which is not executed again."""
+
+    def enter(self, path: str) -> None: ...
+
+    def now(self, path: str) -> None: ...
+
+    def called(self, lane: object) -> None: ...
+
+    def wait(self, path: str, lane: object) -> None: ...
+
+    async def turn(self, path: str) -> None: ...
+
+
+class _Loop:
+    """A completion was let through on an event loop that has not come to rest since."""
+
+
+class _Thread:
+    """A completion was let through in a thread. ``lane`` dies with the context of its job."""
+
+    def __init__(self, lane: object, over: Any) -> None:
+        self.lane = weakref.ref(lane, over)
+        self.thread = threading.get_ident()
+        self.until = time.monotonic() + GRACE_S

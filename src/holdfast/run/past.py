@@ -1,0 +1,280 @@
+"""What a line says: the fold of its records.
+
+Owns every conclusion that is drawn from records: which runs there are and how they ended, what was called where with
+what outcome, in which order calls completed, what is in doubt. Writes nothing and asks nobody. What always holds: the
+same records give the same conclusions; what a rollback undid is not in them, what it kept can be claimed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from holdfast.run import records as rec
+from holdfast.run.records import Record, Value
+
+SETTLED = frozenset({"value", "error", "lost", "fallback"})
+"""Outcomes that were given to the program."""
+
+
+class Call:
+    """Everything that is recorded about the call at one position."""
+
+    __slots__ = ("attempts", "decision", "done", "doubt", "intent", "kept", "number", "path", "progress", "read", "run")
+
+    def __init__(self, run: str, path: str) -> None:
+        self.run = run
+        self.path = path
+        self.number = 0  # of its newest intent, or, for a read, of its outcome
+        self.attempts = 0
+        self.intent: rec.Intent | None = None
+        self.done: rec.Done | None = None
+        self.doubt: rec.Doubt | None = None
+        self.decision: rec.Decision | None = None
+        self.progress: Value = None
+        self.read = False
+        self.kept = False  # a rollback left it standing
+
+    @property
+    def tool(self) -> str:
+        return (self.intent or self.done or _NOTHING).tool
+
+    @property
+    def kind(self) -> str:
+        return (self.intent or self.done or _NOTHING).kind
+
+    @property
+    def args(self) -> Value:
+        return (self.intent or self.done or _NOTHING).args
+
+    @property
+    def fingerprint(self) -> bytes:
+        return (self.intent or self.done or _NOTHING).fingerprint
+
+    @property
+    def outcome(self) -> rec.Done | rec.Decision | None:
+        """What the program was given, or is to be given; None when the call has to be made, or made again."""
+        if self.done is not None and self.done.how in SETTLED:
+            return self.done
+        if self.decision is not None and self.decision.how in {"found", "done"}:
+            return self.decision
+        return None
+
+    @property
+    def cancelled(self) -> bool:
+        return self.done is not None and self.done.how == "cancelled"
+
+    @property
+    def open(self) -> bool:
+        """Whether it was intended and its outcome is not known. A repeatable call is open, too, but not in doubt."""
+        if self.intent is None or self.done is not None:
+            return False
+        return self.decision is None or self.decision.how == "attention"
+
+    @property
+    def condition(self) -> str:
+        """In a word, for people."""
+        if self.done is not None:
+            return {"value": "done", "error": "failed", "before": "failed"}.get(self.done.how, self.done.how)
+        if self.decision is not None:
+            return {"found": "done", "done": "done"}.get(self.decision.how, "not done")
+        return "in doubt" if self.doubt is not None or self.kind == "write" else "open"
+
+
+_NOTHING = rec.Done(0, "", "", "")
+
+
+class RunPast:
+    """What is recorded about one run."""
+
+    def __init__(self, number: int, begin: rec.Begin) -> None:
+        self.number = number
+        self.begin = begin
+        self.end: rec.End | None = None
+        self.calls: dict[str, Call] = {}
+        self.saved: dict[str, rec.Saved] = {}
+        self.waits: dict[str, rec.Wait] = {}
+        self.notes: dict[str, rec.Note] = {}  # by path
+        self._order: dict[str, None] = {}
+
+    @property
+    def id(self) -> str:
+        return self.begin.run
+
+    @property
+    def condition(self) -> str:
+        """finished, failed, attention, waiting, cancelled; empty while it has not ended."""
+        return self.end.how if self.end is not None else ""
+
+    @property
+    def order(self) -> list[str]:
+        """Paths in the order in which they completed. Calls inside a tool that completed are not made again."""
+        return [path for path in self._order if not self.is_inside(path)]
+
+    def is_inside(self, path: str) -> bool:
+        """Whether a position lies inside a call that has an outcome."""
+        if "/" not in path:
+            return False
+        parts = path.split("/")
+        for length in range(1, len(parts)):
+            if parts[length - 1].isdigit():
+                outer = self.calls.get("/".join(parts[:length]))
+                if outer is not None and (outer.outcome is not None or outer.cancelled):
+                    return True
+        return False
+
+    def open_calls(self) -> list[Call]:
+        """Calls whose outcome is not known, oldest first."""
+        return sorted((call for call in self.calls.values() if call.open), key=lambda call: call.number)
+
+    def add(self, number: int, record: Record) -> None:
+        """One more record of this run."""
+        if isinstance(record, rec.Done | rec.Intent | rec.Doubt | rec.Decision | rec.Progress):
+            self._call(number, record)
+        elif isinstance(record, rec.Saved):
+            self.saved[record.path] = record
+        elif isinstance(record, rec.Wait):
+            self.waits[record.path] = record
+            self.end = None
+        elif isinstance(record, rec.Note):
+            if record.what == "resume":
+                self.end = None
+            else:
+                self.notes[record.path] = record
+        elif isinstance(record, rec.Cut):
+            gone = set(record.of)
+            for path in [path for path, call in self.calls.items() if call.number in gone]:
+                del self.calls[path]
+                self._order.pop(path, None)
+        elif isinstance(record, rec.End):
+            self._finish(record)
+
+    def _call(self, number: int, record: rec.Done | rec.Intent | rec.Doubt | rec.Decision | rec.Progress) -> None:
+        call = self.calls.get(record.path)
+        if call is None:
+            call = self.calls[record.path] = Call(record.run, record.path)
+        add_to(call, number, record)
+        if call.outcome is not None:
+            self._order.setdefault(record.path)
+
+    def _finish(self, record: rec.End) -> None:
+        self.end = record
+        if record.how != "failed":
+            return
+        # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done anew.
+        for path in reversed(self._order):
+            call = self.calls[path]
+            if call.done is None or call.done.how != "error":
+                break
+            del self.calls[path]
+            self.waits.pop(path, None)  # one that timed out is begun anew
+        self._order = {path: None for path in self._order if path in self.calls}
+
+
+def _lasts(record: Record, back: rec.RolledBack) -> bool:
+    """Whether a rollback leaves it alone, though it came after the target.
+
+    What an agent knows about the world outside is not part of its state; nor is the outcome of a call that was under
+    way when the target was made. And that the target was made at its position is part of the target.
+    """
+    if isinstance(record, rec.Note):
+        return not record.run
+    if isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress):
+        return 0 < record.of <= back.to
+    return isinstance(record, rec.Saved) and record.id == back.id
+
+
+def add_to(call: Call, number: int, record: Record) -> None:
+    """One more record about a call."""
+    if isinstance(record, rec.Intent):
+        call.intent, call.number = record, number
+        call.attempts = record.attempt
+        call.done = call.doubt = call.decision = None
+    elif isinstance(record, rec.Done):
+        call.done = record
+        if not record.of:
+            call.read, call.number = True, number
+    elif isinstance(record, rec.Doubt):
+        call.doubt = record
+    elif isinstance(record, rec.Decision):
+        call.decision = record
+    elif isinstance(record, rec.Progress):
+        call.progress = record.value
+
+
+class Past:
+    """What a whole line says."""
+
+    def __init__(self, records: Iterable[tuple[int, Record]] = ()) -> None:
+        self.runs: dict[str, RunPast] = {}
+        self.incarnation = 1
+        self.loose: list[Call] = []  # calls outside of runs, in order
+        self.kept: list[Call] = []  # calls that a rollback left standing, to be claimed
+        self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
+        self.taken: set[int] = set()  # signals that were received: no rollback gives one back
+        self._entries: list[tuple[int, Record]] = []
+        for number, record in records:
+            self._take(number, record)
+        for number, record in self._entries:
+            self._fold(number, record)
+        if self.kept:  # one that answered a call since has been written down there, with its key
+            claimed = {call.intent.key for call in self.calls() if call.intent is not None}
+            self.kept = [call for call in self.kept if call.intent is not None and call.intent.key not in claimed]
+
+    @property
+    def newest(self) -> tuple[int, int]:
+        """The number and the time of the newest record that no rollback has voided; zeros when there is none."""
+        return next(
+            (
+                (number, record.at)
+                for number, record in reversed(self._entries)
+                if not isinstance(record, rec.Note) or record.run
+            ),
+            (0, 0),
+        )
+
+    def _take(self, number: int, record: Record) -> None:
+        if isinstance(record, rec.Done) and record.event:
+            self.taken.add(record.event)
+        if not isinstance(record, rec.RolledBack):
+            self._entries.append((number, record))
+            return
+        self.incarnation += 1
+        stays = [entry for entry in self._entries if entry[0] <= record.to or _lasts(entry[1], record)]
+        self.kept = [call for call in self.kept if call.number <= record.to or record.keep]
+        if record.keep:
+            left = Past(entry for entry in self._entries if entry[0] > record.to and not _lasts(entry[1], record))
+            for call in left.calls():
+                if call.kind in {"write", "idempotent"} and call.intent is not None and not call.intent.undoes:
+                    call.kept = True
+                    self.kept.append(call)
+        self._entries = stays
+
+    def _fold(self, number: int, record: Record) -> None:
+        run = getattr(record, "run", "")
+        if isinstance(record, rec.Note):
+            self.notes[record.what, record.name] = record
+        if isinstance(record, rec.Begin) and run not in self.runs:
+            self.runs[run] = RunPast(number, record)
+        elif run in self.runs:
+            self.runs[run].add(number, record)
+        elif isinstance(record, rec.Intent) or (isinstance(record, rec.Done) and not record.of):
+            # Outside of runs nothing is called at the same place twice, so every intent is a call of its own.
+            call = Call(run, record.path)
+            add_to(call, number, record)
+            self.loose.append(call)
+        elif isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress):
+            for call in reversed(self.loose):
+                if call.number == record.of:
+                    add_to(call, number, record)
+                    break
+
+    def calls(self) -> Iterator[Call]:
+        """Every call, those of runs first."""
+        for run in self.runs.values():
+            yield from run.calls.values()
+        yield from self.loose
+
+    def unfinished(self) -> RunPast | None:
+        """The newest run that did not end, or stopped on the way. A rollback stands in the way of everything else."""
+        left = [run for run in self.runs.values() if run.condition not in {"finished", "cancelled"}]
+        return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)

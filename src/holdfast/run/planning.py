@@ -1,0 +1,282 @@
+"""What a rollback has to do: which effects are undone, which are in the way, and whose they are.
+
+Owns the conclusions; does nothing and writes nothing. What always holds: an effect that happened after the target, or
+may have, is in the plan exactly once, its own line's or a child's; what cannot be undone is never left out quietly.
+
+An agent's children go back with it. One that was begun after the target goes back to where it was then. One that was
+begun before goes back to its newest checkpoint that is not newer than the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast.run import records as rec
+from holdfast.run.arguments import fetch
+from holdfast.run.effects import Effect
+from holdfast.run.past import Past, RunPast
+from holdfast.run.runs import RunHost
+from holdfast.run.scope import effect_of
+from holdfast.run.standing import OWN, Standing, Traced
+from holdfast.run.tools import TOOLS, Tool
+
+DEPTH_MAX = 32
+"""Children of children of children: more is a loop in the names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A checkpoint to go back to: how many records it knows, when it was made, what people call it."""
+
+    id: bytes
+    position: int
+    at_us: int
+    name: str
+    checkpoint: Any = None
+
+
+class RollbackHost(RunHost, Protocol):
+    """What a rollback asks of an agent besides."""
+
+    def target(self, revision: Any) -> Target:
+        """A checkpoint by a revision, or by the bytes of its id."""
+
+    def newest_before(self, at_us: int) -> Target | None:
+        """The newest checkpoint of this branch that is not newer."""
+
+    def stands_at(self, target: Target) -> bool:
+        """Whether the branch's head is that checkpoint."""
+
+    @property
+    def inherited(self) -> int:
+        """How many records of the line are those of the branch that it comes from."""
+
+    def users(self) -> list[tuple[str, int]]:
+        """Branches that inherit from this line: what people call them, and how many records they share."""
+
+    def leaving(self, target: Target) -> tuple[list[Any], Any]:
+        """The checkpoints that the branch would leave behind, and how the live state would change."""
+
+    def secure(self, label: str) -> None:
+        """Save what has changed since the last checkpoint."""
+
+    def return_to(self, target: Target, record: rec.RolledBack | None) -> Any:
+        """Make the live state and the head those of the target, the record going along in the same transaction."""
+
+    def child(self, name: str, branch: str, *, write: bool) -> RollbackHost | None:
+        """Another agent of the same store; None when there is none of that name."""
+
+
+@dataclass(slots=True)
+class Planned:
+    """An effect in a plan. ``why``: why it cannot be undone, or what else is to be said."""
+
+    effect: Effect
+    agent: str
+    why: str = ""
+    used_by: tuple[str, ...] = ()
+    traced: Traced | None = None
+    tool: Tool | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        effect = self.effect
+        data = {
+            "id": effect.id, "agent": self.agent, "tool": effect.tool, "kind": effect.kind, "path": effect.path,
+            "run": effect.run, "at": effect.at.isoformat(), "condition": effect.condition,
+        }  # fmt: skip
+        return data | ({"why": self.why} if self.why else {}) | ({"used_by": list(self.used_by)} if self.used_by else {})
+
+    def __str__(self) -> str:
+        used = f"; also known to {', '.join(self.used_by)}" if self.used_by else ""
+        return f"{self.effect.tool} {self.effect.id} of {self.agent}{f': {self.why}' if self.why else ''}{used}"
+
+
+@dataclass(slots=True)
+class Part:
+    """What concerns one agent."""
+
+    host: RollbackHost
+    target: Target
+    standing: Standing
+    past: Past
+    undo: list[Planned] = field(default_factory=list)  # newest first, as all of these
+    ask: list[Planned] = field(default_factory=list)  # to be undone, should its probe say that it happened
+    blocked: list[Planned] = field(default_factory=list)
+    accepted: list[Planned] = field(default_factory=list)
+    undone: list[Planned] = field(default_factory=list)
+    harmless: list[Effect] = field(default_factory=list)
+    children: list[Part] = field(default_factory=list)
+
+    def all(self) -> Iterator[Part]:
+        """This part and those below it, parents first."""
+        yield self
+        for child in self.children:
+            yield from child.all()
+
+    @property
+    def needed(self) -> bool:
+        """Whether anything would change."""
+        newest, _ = self.past.newest
+        moves = newest > self.target.position or not self.host.stands_at(self.target)
+        return moves or bool(self.undo or self.ask or self.blocked or self.accepted) or any(self.children)
+
+
+def pending(past: Past) -> RunPast | None:
+    """The rollback that has begun and not ended."""
+    run = past.unfinished()
+    return run if run is not None and run.begin.kind == "rollback" else None
+
+
+def plan_part(
+    host: RollbackHost, target: Target, accept: Collection[str], *, keep: bool, write: bool, depth: int = 0
+) -> Part:
+    """What it takes to bring one agent back, and its children."""
+    standing = Standing(host.ledger.records())
+    part = Part(host, target, standing, Past(standing.records))
+    users = _Users(host)
+    _Sorter(part, accept, users, keep=keep).sort()
+    part.harmless = [
+        effect_of(call, host.ledger, host.registry)
+        for call in part.past.calls()
+        if call.read and call.number > target.position and not call.tool.startswith(OWN)
+    ][::-1]
+    if not keep and depth < DEPTH_MAX:
+        for name, branch, goal in _children(part):
+            child = host.child(name, branch, write=write)
+            found = goal(child) if child is not None else None
+            if child is not None and found is not None:
+                below = plan_part(child, found, accept, keep=False, write=write, depth=depth + 1)
+                if below.needed:
+                    part.children.append(below)
+    return part
+
+
+class _Users:
+    """Who else knows an effect. Asked only when there is one."""
+
+    def __init__(self, host: RollbackHost) -> None:
+        self._host = host
+        self._known: list[tuple[str, int]] | None = None
+
+    def of(self, number: int) -> tuple[str, ...]:
+        if self._known is None:
+            self._known = self._host.users()
+        return tuple(name for name, shared in self._known if number <= shared)
+
+
+class _Sorter:
+    """Puts each effect of a line into its list."""
+
+    def __init__(self, part: Part, accept: Collection[str], users: _Users, *, keep: bool) -> None:
+        self.part, self.accept, self.users, self.keep = part, frozenset(accept), users, keep
+        self.inherited = part.host.inherited
+
+    def sort(self) -> None:
+        part, to = self.part, self.part.target.position
+        after = [one for one in part.standing.effects if one.number > to]
+        before = [one for one in part.standing.effects if one.number <= to and one.undone]
+        for one in reversed(after):
+            self._place(one)
+        if before:
+            counted = part.standing.known(to)
+            for one in reversed(before):
+                if one.key in counted:
+                    self._block(self._planned(one), "it was undone, and the state at the target counts on it")
+
+    def _planned(self, one: Traced) -> Planned:
+        host = self.part.host
+        effect = effect_of(one.call, host.ledger, host.registry)
+        return Planned(effect, host.name, "", self.users.of(one.number), one, TOOLS.find(one.call.tool))
+
+    def _place(self, one: Traced) -> None:
+        part = self.part
+        if one.undone:
+            part.undone.append(self._planned(one))
+        elif one.happened != "no":
+            planned = self._planned(one)
+            if self.keep:
+                part.accepted.append(planned)
+            elif planned.effect.id in self.accept:
+                part.accepted.append(planned)
+            else:
+                self._weigh(planned, one)
+
+    def _weigh(self, planned: Planned, one: Traced) -> None:
+        tool = planned.tool
+        doubtful = one.happened == "unsure"
+        if one.number <= self.inherited:
+            self._block(planned, "another branch made it and may count on it")
+        elif tool is None:
+            self._block(planned, f"the tool {one.call.tool} is not loaded in this program")
+        elif tool.compensate is None:
+            why = "it is in doubt, and the tool cannot undo it" if doubtful else "the tool cannot undo it"
+            self._block(planned, why)
+        elif doubtful and tool.probe is None:
+            self._block(planned, "it is in doubt, and nobody can tell whether it happened")
+        elif _failed(one) and one.call.tool in self.accept:
+            self.part.accepted.append(planned)
+        elif doubtful:
+            planned.why = "in doubt: its probe is asked first"
+            self.part.ask.append(planned)
+        else:
+            if _failed(one):
+                planned.why = "undoing it has failed before"
+            self.part.undo.append(planned)
+
+    def _block(self, planned: Planned, why: str) -> None:
+        planned.why = why
+        accepted = planned.effect.tool in self.accept or planned.effect.id in self.accept
+        (self.part.accepted if accepted else self.part.blocked).append(planned)
+
+
+def _failed(one: Traced) -> bool:
+    """Whether a compensation was tried in vain."""
+    return one.undo is not None and one.undo.done is not None and one.undo.done.how == "error"
+
+
+def _children(part: Part) -> Iterator[tuple[str, str, Callable[[RollbackHost], Target | None]]]:
+    """The children that go back as well: name, branch, and where to."""
+    to = part.target.position
+    seen: set[tuple[str, str]] = set()
+    old: dict[tuple[str, str], None] = {}
+    for one in part.standing.spawned:
+        outcome = one.call.outcome
+        if one.number <= part.host.inherited:
+            continue  # the other branch's child
+        given = outcome.value if outcome is not None else None
+        if given is None:  # begun or not, it is what the call would have begun
+            arguments = fetch(one.call.args, part.host.ledger, part.host.registry, inert=True)
+            found = arguments["child"], arguments["branch"], one.key
+        else:
+            begun = fetch(given, part.host.ledger, part.host.registry, inert=True)
+            found = begun["agent"], begun["branch"], begun["run"]
+        name, branch, run = found
+        if one.number <= to:
+            old[name, branch] = None
+        elif (name, branch) not in seen:
+            seen.add((name, branch))
+            yield name, branch, _start_of(run)
+    for name, branch in old:
+        if (name, branch) not in seen:
+            yield name, branch, _before(part.target.at_us)
+
+
+def _start_of(run: str) -> Callable[[RollbackHost], Target | None]:
+    def find(child: RollbackHost) -> Target | None:
+        for _, record in child.ledger.records():
+            if isinstance(record, rec.Begin) and record.run == run:
+                return child.target(record.start)
+        return None  # it never began
+
+    return find
+
+
+def _before(at_us: int) -> Callable[[RollbackHost], Target | None]:
+    def find(child: RollbackHost) -> Target | None:
+        past = Past(child.ledger.records())
+        _, newest = past.newest
+        return child.newest_before(at_us) if newest > at_us or pending(past) is not None else None
+
+    return find

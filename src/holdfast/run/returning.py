@@ -1,0 +1,108 @@
+"""Going back, as far as an agent in a store is concerned: which checkpoint, which head, which other agents.
+
+Owns the step from a rollback's questions to revisions, branches and handles. Must not know effects. What always holds:
+the state, the head and the record of a rollback move together or not at all.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.names import name_key
+from holdfast.codec.values import decode
+from holdfast.run import records as rec
+from holdfast.run.planning import Target
+from holdfast.run.stored import entries
+from holdfast.store.catalog import CheckpointRow
+
+if TYPE_CHECKING:
+    from holdfast.run.handle import Agent
+    from holdfast.run.host import AgentHost
+
+
+class Returning:
+    """The part of an agent's host that rollbacks ask (``planning.RollbackHost``)."""
+
+    handle: Agent
+
+    def moved(self) -> None:
+        """The head was moved."""
+        raise TypeError("the host says what follows from it")
+
+    def target(self, revision: Any) -> Target:
+        agent = self.handle
+        row = self._by_id(revision) if isinstance(revision, bytes) else agent._find(revision)
+        return self._target(agent._seen(row))
+
+    def _by_id(self, id: bytes) -> CheckpointRow:
+        return self.handle._find(f"id:{id.hex()}")
+
+    def _target(self, found: Checkpoint) -> Target:
+        manifest = found._manifest
+        return Target(found._id, manifest.effects[0], manifest.time_us, found.label or found.short_id, found)
+
+    def newest_before(self, at_us: int) -> Target | None:
+        agent = self.handle
+        agent._store.flush()
+        for row in agent._line().up(agent._fresh_branch().head):
+            found = agent._seen(row)
+            if found._manifest.time_us <= at_us:
+                return self._target(found)
+        return None
+
+    def stands_at(self, target: Target) -> bool:
+        self.handle._store.flush()
+        return self.handle._fresh_branch().head_id == target.id and not self.handle.dirty
+
+    @property
+    def inherited(self) -> int:
+        return self.handle._store._catalog.line(self.handle._branch.b).start
+
+    def users(self) -> list[tuple[str, int]]:
+        store, mine = self.handle._store, self.handle._branch.b
+        found = []
+        for agent in store._catalog.agents():
+            for name, branch in store._branches(agent.a):
+                shared = self._shared(branch.b) if branch.b != mine else 0
+                if shared:
+                    own = agent.a == self.handle._row.a
+                    found.append((f"branch {name}" if own else f"agent {decode(agent.body)['name']}", shared))
+        return found
+
+    def _shared(self, b: int) -> int:
+        """How many records of this line another branch inherits."""
+        catalog, mine = self.handle._store._catalog, self.handle._branch.b
+        line = catalog.line(b)
+        most = line.start
+        while line.start:
+            most = min(most, line.start)
+            if line.origin == mine:
+                return most
+            line = catalog.line(line.origin)
+        return 0
+
+    def leaving(self, target: Target) -> tuple[list[Any], Any]:
+        shown = self.handle.preview_rollback(target.checkpoint)
+        return shown.abandons, shown.diff
+
+    def secure(self, label: str) -> None:
+        self.handle._secure(label)
+
+    def return_to(self, target: Target, record: rec.RolledBack | None) -> Checkpoint:
+        made = self.handle._go_back(target.checkpoint._row, entries(record) if record is not None else ())
+        self.moved()
+        return made
+
+    def child(self, name: str, branch: str, *, write: bool) -> AgentHost | None:
+        store = self.handle._store
+        row = store._catalog.agent(name_key(name))
+        known = store._catalog.branch(row.a, name_key(branch)) if row is not None else None
+        if known is None:
+            return None
+        open_already = store._handles.get(known.b)
+        if open_already is not None and not open_already.closed:
+            found: Agent = open_already  # type: ignore[assignment] # the store makes these
+        else:
+            found = store.agent(name, branch=branch, readonly=not write)  # type: ignore[assignment]
+        return found._host

@@ -1,0 +1,368 @@
+"""Rollback: planned, shown, then done; and finished when it was interrupted.
+
+Owns the order of things: what is in doubt is asked about, what can be undone is undone, newest first, and only then the
+state moves. What has to be done is the business of ``planning``. What always holds: nothing moves while an effect
+stands in the way that nobody accepted; nothing is skipped; a rollback that has begun is finished before anything else
+begins; the record that voids what came after the target goes to disk with the move of the head.
+
+    plan_rollback(agent, revision, *, accept=(), effects="undo") -> RollbackPlan      reads only
+    RollbackPlan.apply() -> Checkpoint          await RollbackPlan.aapply()
+    resuming(agent) -> Steps                    finish an interrupted one; answers whether there was one
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from typing import Any, Literal
+from uuid import uuid4
+
+from holdfast.errors import BadOption, RollbackBlocked, RunRolledBack
+from holdfast.run import children
+from holdfast.run import records as rec
+from holdfast.run.arguments import fetch, stow
+from holdfast.run.compensation import Failed, undo
+from holdfast.run.context import EFFECT
+from holdfast.run.doubt import settle, settle_all
+from holdfast.run.effects import Effect
+from holdfast.run.outcomes import MESSAGE_MAX
+from holdfast.run.past import Past, RunPast
+from holdfast.run.planning import Part, Planned, RollbackHost, pending, plan_part
+from holdfast.run.positions import here
+from holdfast.run.runs import Run
+from holdfast.run.scope import Scope, Suspended, now_us
+from holdfast.run.steps import Steps, Work, drive, drive_later
+from holdfast.run.tools import TOOLS
+
+log = logging.getLogger("holdfast.run")
+FUNCTION = "holdfast.rollback"
+"""What a rollback is called in the list of runs."""
+
+
+def plan_rollback(
+    agent: RollbackHost, revision: Any, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
+) -> RollbackPlan:
+    """What going back to a checkpoint would do. Changes nothing.
+
+    ``accept`` names effects that may be left standing: tools, or ids of single effects. ``effects="keep"`` leaves all of
+    them standing and moves the state only.
+    """
+    if effects not in {"undo", "keep"}:
+        raise BadOption(f"effects={effects!r}", hint='Use "undo" or "keep".')
+    if isinstance(accept, str):
+        accept = (accept,)
+    plan = RollbackPlan(agent, agent.target(revision).id, tuple(accept), keep=effects == "keep")
+    plan.check_accepted()
+    return plan
+
+
+class RollbackPlan:
+    """What a rollback will do. Lists of effects are in the order of undoing: newest first."""
+
+    def __init__(
+        self, agent: RollbackHost, to: bytes, accept: tuple[str, ...], *, keep: bool, cause: Any = None
+    ) -> None:
+        self._agent, self._to, self._accept, self._keep, self._cause = agent, to, accept, keep, cause
+        self._part = self._made(write=False)
+        self.abandons, self.diff = agent.leaving(self._part.target)
+
+    def _made(self, *, write: bool) -> Part:
+        agent = self._agent
+        target = agent.target(self._to)
+        part = plan_part(agent, target, self._accept, keep=self._keep, write=write)
+        begun = pending(part.past)
+        if begun is not None and target.position >= begun.number:
+            raise BadOption(
+                f"the rollback that began {_when(begun.begin.at)} has not ended, and the target was made after that",
+                hint="Finish it first, or go back to a checkpoint from before it.",
+            )
+        return part
+
+    # -- what it says -----------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> Any:
+        """The checkpoint to go back to."""
+        return self._part.target.checkpoint
+
+    @property
+    def undo(self) -> list[Planned]:
+        """Effects that will be undone, those of children included."""
+        return list(_in_order([[*part.undo, *part.ask] for part in self._part.all()]))
+
+    @property
+    def blocked(self) -> list[Planned]:
+        """Effects that stand in the way: ``why`` says why. They stop the rollback."""
+        return list(_in_order([part.blocked for part in self._part.all()]))
+
+    @property
+    def accepted(self) -> list[Planned]:
+        """Effects that will be left standing."""
+        return list(_in_order([part.accepted for part in self._part.all()]))
+
+    @property
+    def undone(self) -> list[Planned]:
+        """Effects that were undone before."""
+        return list(_in_order([part.undone for part in self._part.all()]))
+
+    @property
+    def harmless(self) -> list[Effect]:
+        """Calls that changed nothing outside."""
+        return [effect for part in self._part.all() for effect in part.harmless]
+
+    @property
+    def children(self) -> list[tuple[str, Any]]:
+        """Other agents that go back as well, and the checkpoint that each goes to."""
+        return [(part.host.name, part.target.checkpoint) for part in self._part.all() if part is not self._part]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "target": {"id": self._to.hex(), "label": self._part.target.name},
+            "effects": "keep" if self._keep else "undo",
+            "undo": [one.to_json() for one in self.undo],
+            "blocked": [one.to_json() for one in self.blocked],
+            "accepted": [one.to_json() for one in self.accepted],
+            "undone": [one.to_json() for one in self.undone],
+            "harmless": len(self.harmless),
+            "children": [{"agent": name, "target": checkpoint.id} for name, checkpoint in self.children],
+            "abandons": [checkpoint.id for checkpoint in self.abandons],
+            "diff": self.diff.to_json(),
+        }
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """(sign, text): ``-`` is undone, ``!`` is in the way, ``=`` stays, `` `` is said for completeness."""
+        yield " ", f"roll {self._agent.name} back to {self._part.target.name}"
+        for sign, what, found in (
+            ("!", "in the way", self.blocked),
+            ("-", "undo", self.undo),
+            ("=", "left standing", self.accepted),
+            (" ", "undone already", self.undone),
+        ):
+            for one in found:
+                yield sign, f"{what}: {one}"
+        if self.harmless:
+            yield " ", f"harmless calls: {len(self.harmless)}"
+        for name, checkpoint in self.children:
+            yield " ", f"child {name} goes back to {checkpoint.label or checkpoint.short_id}"
+        if self.abandons:
+            yield " ", f"checkpoints left behind: {len(self.abandons)} (they stay in the history)"
+
+    def __str__(self) -> str:
+        return "\n".join([*(f"{sign} {text}" for sign, text in self.lines()), str(self.diff)])
+
+    def __repr__(self) -> str:
+        return (
+            f"<RollbackPlan {self._agent.name} to {self._part.target.name}: {len(self.undo)} to undo,"
+            f" {len(self.blocked)} in the way>"
+        )
+
+    def check_accepted(self) -> None:
+        """A name that accepts nothing is a mistake in the name."""
+        known = {name for one in (*self.accepted, *self.undo, *self.undone) for name in (one.effect.tool, one.effect.id)}
+        odd = [name for name in self._accept if name not in known]
+        if odd:
+            there = ", ".join(sorted({one.effect.tool for one in self.blocked})) or "nothing"
+            raise BadOption(f"no effect to accept is called {odd[0]!r}", hint=f"In the way: {there}.")
+
+    # -- doing it -----------------------------------------------------------------------------------------
+
+    def apply(self) -> Any:
+        """Do it. Returns the checkpoint that the agent stands at then.
+
+        Inside a run it ends the execution: ``agent.run`` raises ``RunRolledBack``.
+        """
+        return drive(self._applying())
+
+    async def aapply(self) -> Any:
+        """As apply()."""
+        return await drive_later(self._applying())
+
+    def _applying(self) -> Steps:
+        lane = here()
+        scope: Scope | None = lane.scope if lane is not None and lane.scope.agent is self._agent else None
+        if scope is not None and EFFECT.get() is not None:
+            raise BadOption("a tool cannot roll its own agent back", hint="Return, and let the caller do it.")
+        if not isinstance(scope, Run):
+            with self._agent.executing():
+                return (yield from self._going())
+        if scope.live:
+            raise BadOption(
+                "other calls of this run are under way", hint="Wait for all its tasks and threads, then roll back."
+            )
+        made = yield from self._going()
+        undone = tuple(one.effect for one in self.undo)
+        scope.reason = RunRolledBack(
+            f"run {scope.run_id} of {self._agent.name} was rolled back to {self._part.target.name}",
+            checkpoint=made,
+            undone=undone,
+            hint="Run it again to go on from there.",
+        )
+        scope.stopped = True
+        raise Suspended
+
+    def _going(self) -> Steps:
+        shown = {(one.agent, one.effect.key) for one in (*self.undo, *self.blocked, *self.accepted)}
+        self._check_blocked()
+        for part in self._part.all():
+            yield from children.stopping(part.host)
+        with ExitStack() as held:
+            part = self._part = yield Work(lambda: self._made(write=True))
+            held.callback(_release, part)
+            new = [one for one in (*self.undo, *self.blocked) if (one.agent, one.effect.key) not in shown]
+            if new:
+                raise BadOption(f"since the plan was made, this has happened: {new[0]}", hint="Plan again.")
+            for below in part.all():
+                if below is not part:
+                    held.enter_context(below.host.executing())
+                yield from _ask(below)
+            self._check_blocked()
+            return (yield from self._moving(part))
+
+    def _check_blocked(self) -> None:
+        blocked = self.blocked
+        if blocked:
+            raise RollbackBlocked(
+                f"{len(blocked)} effect{'s' if len(blocked) > 1 else ''} cannot be undone:\n"
+                + "\n".join(f"  {one}" for one in blocked),
+                blocked=tuple(one.effect for one in blocked),
+                remaining=tuple(one.effect for one in self.undo),
+                hint=f"Decide what is in doubt (holdfast effects resolve), or accept by name: accept="
+                f"{sorted({one.effect.tool for one in blocked})!r}.",
+            )
+
+    def _moving(self, part: Part) -> Steps:
+        """Undo, then move, children first."""
+        parts = list(part.all())
+        active: dict[int, Run] = {}
+        if any(one.undo for one in parts) or len(parts) > 1 or self._cause is not None or pending(part.past):
+            for below in parts:
+                if below.undo or below is part:
+                    label = f"before rollback to {below.target.name}"
+                    yield Work(lambda host=below.host, label=label: host.secure(label))
+                    active[id(below)] = yield Work(lambda below=below: self._begun(below, whole=below is part))
+        left = list(_in_order([[(one, active[id(below)]) for one in below.undo] for below in parts if below.undo]))
+        try:
+            for run in active.values():
+                doubtful = yield from settle_all(run, run.past.open_calls(), TOOLS.find)
+                if doubtful:
+                    run.unsettled = doubtful
+                    run.check_settled()
+            while left:
+                one, run = left[0]
+                yield from undo(run, one)
+                left.pop(0)
+        except Exception as error:
+            raise self._stuck(active, [one for one, _ in left], error) from error
+        made = None
+        for below in reversed(parts):
+            run_id = active[id(below)].run_id if id(below) in active else ""
+            made = yield Work(lambda below=below, run_id=run_id: self._moved(below, run_id))
+        return made
+
+    def _begun(self, part: Part, *, whole: bool) -> Run:
+        """The run that this rollback is on one line: a new one, or the one that was interrupted."""
+        host = part.host
+        given = {"to": part.target.id, "accept": list(self._accept), "cause": self._cause if whole else None}
+        this = pending(part.past)
+        if this is not None and fetch(this.begin.args, host.ledger, host.registry) == given:
+            if this.end is not None:
+                host.ledger.append(rec.Note(now_us(), this.id, "resume", this.end.how))
+                this.end = None
+        else:
+            stowed = stow(given, host.registry)
+            begin = rec.Begin(now_us(), uuid4().hex[:16], FUNCTION, stowed.value, b"", kind="rollback")
+            begin.generation = host.generation
+            number = host.ledger.append(begin, nodes=stowed.nodes, chunks=stowed.chunks, flush=True)
+            this = RunPast(number, begin)
+        run = Run(host, part.past, this, strict=False)
+        run.order.drop(path for path in this.order if path.isdigit())  # undone already, so not called again
+        return run
+
+    def _moved(self, part: Part, run_id: str) -> Any:
+        target, ledger = part.target, part.host.ledger
+        record = None
+        if ledger.count > target.position:  # otherwise nothing has happened since that anybody could confuse
+            record = rec.RolledBack(now_us(), run_id, target.position, target.id, self._keep)
+        return part.host.return_to(target, record)
+
+    def _stuck(self, active: dict[int, Run], left: list[Planned], error: Exception) -> RollbackBlocked:
+        """Record that a person is needed; the error that says for what."""
+        fault = ("", type(error).__qualname__, str(error)[:MESSAGE_MAX], None)
+        for run in active.values():
+            run.ledger.append(rec.End(now_us(), run.run_id, "attention", fault=fault), flush=True)
+            run.ended = True
+        if isinstance(error, Failed):
+            what = f"{error.planned} could not be undone, tried {error.tries} times: {error}"
+            first = error.planned.effect.id
+        else:
+            what, first = f"the rollback stopped: {error}", ""
+        log.warning("%s: %s; %d effects remain to be undone", self._agent.name, what, len(left))
+        accept = f" To leave it standing, accept it: accept=[{first!r}]." if first else ""
+        return RollbackBlocked(
+            f"{what}; {len(left)} effect{'s' if len(left) != 1 else ''} remain to be undone",
+            remaining=tuple(one.effect for one in left),
+            hint=f"Mend the cause and roll back again: it goes on from there.{accept}",
+        )
+
+
+def resuming(agent: RollbackHost) -> Steps:
+    """Finish a rollback that was interrupted. Answers whether there was one."""
+    marked = getattr(agent.ledger, "marked", agent.ledger.records)
+    found = yield Work(lambda: pending(Past(marked())))
+    if found is None:
+        return False
+    given = fetch(found.begin.args, agent.ledger, agent.registry)
+    log.info("%s: going on with the rollback that began %s", agent.name, _when(found.begin.at))
+    plan = yield Work(
+        lambda: RollbackPlan(agent, given["to"], tuple(given["accept"]), keep=False, cause=given["cause"])
+    )
+    yield from plan._going()
+    return True
+
+
+def _ask(part: Part) -> Steps:
+    """Ask the probes of what is in doubt: it is to be undone, or needs not be, or is in the way."""
+    asked, part.ask = part.ask, []
+    for one in asked:
+        traced = one.traced
+        assert traced is not None  # noqa: S101 - a type narrowing: the plan has it
+        decision, stowed = yield from settle(part.host.loop, traced.call, one.tool, one.effect)
+        if decision is None:
+            one.why = f"it is in doubt: {one.effect.why or 'its probe cannot tell'}"
+            part.blocked.append(one)
+            continue
+        nodes, chunks = (stowed.nodes, stowed.chunks) if stowed is not None else (None, None)
+        part.host.ledger.append(decision, nodes=nodes, chunks=chunks, flush=True)
+        traced.call.decision, traced.call.done = decision, None
+        if traced.happened == "yes":
+            one.effect = part.host.loop.effect_of(traced.call)
+            part.undo.append(one)
+    part.undo.sort(key=lambda one: one.traced.number if one.traced is not None else 0, reverse=True)
+
+
+def _in_order(lists: list[list[Any]]) -> Iterator[Any]:
+    """The lists of several lines in one, newest first. Within a line the order of its records counts, not the clock."""
+
+    def number(entry: Any) -> int:
+        one = entry[0] if isinstance(entry, tuple) else entry
+        return one.traced.number if one.traced is not None else 0
+
+    def at(entry: Any) -> int:
+        one = entry[0] if isinstance(entry, tuple) else entry
+        return one.traced.at if one.traced is not None else 0
+
+    return heapq.merge(*(sorted(one, key=number, reverse=True) for one in lists), key=at, reverse=True)
+
+
+def _release(part: Part) -> None:
+    for below in part.all():
+        if below is not part:
+            below.host.release()
+
+
+def _when(at_us: int) -> str:
+    import time
+
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_us / 1e6))

@@ -1,0 +1,499 @@
+"""Runs: durable functions, from their beginning to their end, as often as it takes.
+
+Owns beginning, resuming and ending a run, and comparing what a program does with what is recorded. How one call goes is
+the business of ``calls``. What always holds: a run that is resumed starts from the state in which it began; where the
+program does something else than the record says, it stops, unless only reads are left behind; a run does not count as
+finished while a recorded write was not reached.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, overload
+from uuid import uuid4
+
+from holdfast.codec.types import REGISTRY as _PLAIN
+from holdfast.codec.types import Registry
+from holdfast.codec.values import encode
+from holdfast.errors import BadName, BadOption, Diverged, InDoubt, RunUnfinished, ToolFailed, Waiting
+from holdfast.run import records as rec
+from holdfast.run import waiting
+from holdfast.run.arguments import Binder, Blocks, Stowed, fetch, fingerprint, stow
+from holdfast.run.claims import Loop
+from holdfast.run.context import active
+from holdfast.run.doubt import settle_all
+from holdfast.run.order import Order
+from holdfast.run.outcomes import MESSAGE_MAX, diverged
+from holdfast.run.past import Call, Past, RunPast
+from holdfast.run.positions import Lane, number_tasks
+from holdfast.run.scope import Host, Scope, in_doubt, now_us
+from holdfast.run.steps import Park, Steps, Turn, Work, drive, drive_later
+from holdfast.run.tools import TOOLS, Tool, tool
+
+log = logging.getLogger("holdfast.run")
+F = TypeVar("F", bound=Callable[..., Any])
+ID_MAX = 200
+SHOWN_MAX = 200
+"""Characters of a call's arguments in a message."""
+
+
+class Saves(Protocol):
+    """A checkpoint, as far as a run cares."""
+
+    @property
+    def id(self) -> str: ...
+
+
+class RunHost(Host, Protocol):
+    """What a run asks of an agent besides."""
+
+    @property
+    def loop(self) -> Loop:
+        """The agent's use outside of runs."""
+
+    # These fix what is to be written and return the function that writes it, which may be called on another thread.
+
+    def begin(self, record: rec.Begin, stowed: Stowed) -> Callable[[], Any]:
+        """Take the checkpoint that a run begins with; the record, with ``start`` set to its id, goes with it."""
+
+    def save(self, label: str, record: Callable[[bytes, bytes], rec.Saved]) -> Callable[[], Saves]:
+        """Take a checkpoint. ``record(id, digest)`` goes with it."""
+
+    def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
+        """The run has ended well: keep its state, if that has changed, and its result, in one transaction."""
+
+    # These change the live state or look at it.
+
+    def rewind(self, start: bytes) -> None:
+        """Make the live state that of this checkpoint, in memory. The head stays where it is."""
+
+    def state_digest(self) -> bytes:
+        """Of the live state."""
+
+    def saved(self, id: bytes) -> Saves:
+        """A checkpoint that was taken before; the changes that led to it are recorded there already."""
+
+    def stopped(self) -> None:
+        """The run did not get to its end. If it had not caught up with its record, the state is the head's again."""
+
+
+class Durable:
+    """What is known about a durable function."""
+
+    def __init__(self, function: Callable[..., Any], name: str, *, strict: bool) -> None:
+        self.function = function
+        self.name = name
+        self.strict = strict
+        self.binder = Binder(function)
+        self.waits = inspect.iscoroutinefunction(function)
+
+    @property
+    def code(self) -> str:
+        """A hash of the function's own code, to be compared on resume."""
+        code = inspect.unwrap(self.function).__code__
+        parts = [code.co_code, [str(name) for name in code.co_names], repr(code.co_consts)[:MESSAGE_MAX]]
+        return fingerprint({"code": encode(parts)}, _PLAIN).hex()[:16]
+
+
+@overload
+def durable(function: F, /) -> F: ...
+@overload
+def durable(*, name: str | None = None, strict: bool = False) -> Callable[[F], F]: ...
+def durable(function: Any = None, /, *, name: str | None = None, strict: bool = False) -> Any:
+    """Let ``agent.run`` execute a function so that it goes on where it stopped. It is called as ``f(agent, ...)``."""
+
+    def decorate(function: Any) -> Any:
+        made = Durable(function, name or function.__name__, strict=strict)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        wrapper.durable = made  # type: ignore[attr-defined] # functions may have attributes
+        DURABLES[made.name] = made
+        return wrapper
+
+    return decorate(function) if function is not None else decorate
+
+
+DURABLES: dict[str, Durable] = {}
+"""Durable functions by name; the newest definition counts."""
+
+
+def known(function: Any) -> Durable:
+    """What is declared about a function, or what would be if it were."""
+    found = getattr(function, "durable", None)
+    if isinstance(found, Durable):
+        return found
+    if not callable(function):
+        raise BadOption(f"a run needs a function, not {type(function).__name__}")
+    return Durable(function, function.__name__, strict=False)
+
+
+class Run(Scope):
+    """One execution of a run."""
+
+    def __init__(self, agent: RunHost, past: Past, this: RunPast, *, strict: bool) -> None:
+        super().__init__(agent, past.incarnation, Order(this.order))
+        self.host = agent
+        self.run_id = this.id
+        self.past = this
+        self.taken = past.taken
+        self.strict = strict
+        self.lane = Lane(self)
+        self._waiting = dict(this.calls)  # recorded and not reached yet
+        self._saves = dict(this.saved)
+        self._tools: dict[str, Tool] = {}
+        self._jobs: dict[str, int] = {}
+        self._recorded_jobs: dict[str, dict[int, tuple[str, bytes]]] | None = None
+
+    # -- comparing ----------------------------------------------------------------------------------------
+
+    @property
+    def replaying(self) -> bool:
+        """Whether something that is recorded has not been reached yet."""
+        return bool(self._waiting or self._saves)
+
+    def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
+        if self._tools.setdefault(tool.name, tool) is not tool:
+            self._check_name(tool)
+        call = self._waiting.pop(path, None)
+        if call is None:
+            if path in self._saves:
+                raise diverged(path, "checkpoint", describe(tool.name, arguments))
+            return None
+        if call.tool == tool.name and call.fingerprint == mark:
+            return call
+        self._waiting[path] = call
+        error = diverged(path, self.describe(call), describe(tool.name, arguments))
+        self._cut(error)
+        return None
+
+    def _check_name(self, tool: Tool) -> None:
+        if self._tools[tool.name].origin != tool.origin:
+            raise BadName(
+                f"two tools are called {tool.name!r}; {tool.origin[1]} was not called",
+                hint="Give one of them another name=.",
+            )
+
+    def _cut(self, error: Diverged) -> None:
+        """Leave recorded reads behind and go on live, or raise."""
+        with self.lock:
+            dropped = [call for path, call in self._waiting.items() if not self.past.is_inside(path)]
+            if self.strict or self._saves or any(not call.read for call in dropped):
+                raise error
+            numbers = sorted(call.number for call in dropped)
+            self.write(rec.Cut(now_us(), self.run_id, error.path, numbers, error.expected, error.actual))
+            self.order.drop(call.path for call in dropped if call.outcome is not None)
+            self._waiting.clear()
+        log.warning(
+            "run %s of %s goes on with changed code: %s recorded %s, now it is %s; %d recorded reads are dropped",
+            self.run_id, self.agent.name, error.path, error.expected, error.actual, len(numbers),
+        )  # fmt: skip
+
+    def describe(self, call: Call) -> str:
+        try:
+            arguments = fetch(call.args, self.ledger, self.registry, inert=True)
+        except Exception as error:  # noqa: BLE001 - it is only to be shown
+            arguments = {"?": type(error).__name__}
+        return describe(call.tool, arguments if isinstance(arguments, dict) else {})
+
+    def check_reached(self) -> None:
+        """Raise when the function has ended without doing what is recorded."""
+        for path, call in self._waiting.items():
+            if not call.read and not self.past.is_inside(path):
+                raise diverged(path, self.describe(call), "the function ended")
+        for path in self._saves:
+            raise diverged(path, "checkpoint", "the function ended")
+
+    # -- lanes that are numbered by what they do first ---------------------------------------------------------
+
+    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:
+        with self.lock:
+            if self._recorded_jobs is None:
+                self._recorded_jobs = jobs_of(self.past)
+            jobs = self._recorded_jobs.get(parent.prefix, {})
+            for number in sorted(jobs):
+                if jobs[number] == first:
+                    del jobs[number]
+                    return number
+            free = self._jobs.get(parent.prefix)
+            if free is None:
+                free = max(self._recorded_jobs.get(f"{parent.prefix}#", {-1: first}), default=-1) + 1
+            self._jobs[parent.prefix] = free + 1
+            return free
+
+    # -- intended changes ------------------------------------------------------------------------------------
+
+    def version(self, lane: Lane, name: str) -> bool:
+        """Whether the new way is taken at this mark: not by a run that had passed here when the mark was put in."""
+        path = f"{lane.prefix}!{name}"
+        with self.lock:
+            note = self.past.notes.get(path)
+            if note is None:
+                stowed = stow(not self.replaying, self.registry)
+                note = self.past.notes[path] = rec.Note(now_us(), self.run_id, "version", name, stowed.value, path)
+                self.write(note)
+        return bool(fetch(note.value, self.ledger, self.registry))
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def checkpoint(self, lane: Lane, label: str) -> Steps:
+        """Take a checkpoint at this position, or return the recorded one after comparing the states."""
+        found = self._checkpoint(lane, label)
+        return (yield Work(found)) if callable(found) else found
+
+    def checkpoint_later(self, lane: Lane, label: str) -> Steps:
+        """As checkpoint(), for async code: the state of this moment. Others go on while it is written.
+
+        So the moment at which the caller goes on is recorded, too, as that of any call.
+        """
+        found = self._checkpoint(lane, label)
+        path = lane.take(_WRITTEN.name)
+        call = self.recorded(path, _WRITTEN, b"", {})
+        if call is not None and call.cancelled:
+            yield Park()
+        if call is None or call.outcome is None:
+            done = rec.Done(now_us(), self.run_id, path, "value", tool=_WRITTEN.name, kind=_WRITTEN.kind)
+            try:
+                found = (yield Work(found)) if callable(found) else found
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    done.how = "cancelled"
+                    self.write(done)
+                raise
+            self.complete(done)
+        yield Turn(self, path, lane)
+        return found
+
+    def _checkpoint(self, lane: Lane, label: str) -> Any:
+        """The recorded checkpoint, or a function that writes one with the state of this moment."""
+        path = lane.take("checkpoint")
+        self.order.called(lane)
+        found = self._saves.pop(path, None)
+        if found is None:
+            if path in self._waiting:
+                self._cut(diverged(path, self.describe(self._waiting[path]), "checkpoint"))
+            self.check_settled()
+            stack = lane.stack()
+            return self.host.save(
+                label, lambda made, digest: rec.Saved(now_us(), self.run_id, path, made, digest, stack)
+            )
+        actual = self.host.state_digest()
+        if actual != found.digest:
+            self._saves[path] = found
+            raise diverged(path, f"state {found.digest.hex()[:16]}", f"state {actual.hex()[:16]}")
+        return self.host.saved(found.id)
+
+
+@tool(name="holdfast.checkpoint", effect="read")
+def _written() -> None:
+    """Stands for the return of acheckpoint() in the order of completions."""
+
+
+_WRITTEN: Tool = _written.tool  # type: ignore[attr-defined] # functions may have attributes
+
+
+def jobs_of(past: RunPast) -> dict[str, dict[int, tuple[str, bytes]]]:
+    """Recorded lanes without a number of their own, by their parent's prefix: what each did first.
+
+    Under the prefix with ``#`` the same numbers again, for whoever needs to know which are taken.
+    """
+    found: dict[str, dict[int, tuple[str, bytes]]] = {}
+    steps = dict.fromkeys(past.saved, ("checkpoint", b"")) | {
+        path: (call.tool, call.fingerprint) for path, call in past.calls.items()
+    }
+    for path, first in steps.items():
+        at = path.find("^")
+        while at >= 0:
+            number, _, rest = path[at + 1 :].partition("/")
+            prefix = path[:at]
+            taken = found.setdefault(f"{prefix}#", {})
+            taken.setdefault(int(number), first)
+            if rest == "0":
+                found.setdefault(prefix, {})[int(number)] = first
+            elif ":0/" in rest and rest.find(":0/") < (rest + "/").find("/"):
+                name = rest.split(":", 1)[0].replace("%3A", ":").replace("%2F", "/").replace("%25", "%")
+                found.setdefault(prefix, {}).setdefault(int(number), (f"{name}:", b""))
+            at = path.find("^", at + 1)
+    return found
+
+
+def describe(tool: str, arguments: dict[str, Any]) -> str:
+    """A call, as a person would write it."""
+    shown = ", ".join(f"{name}={value!r}" for name, value in arguments.items())
+    return f"{tool}({shown if len(shown) <= SHOWN_MAX else shown[: SHOWN_MAX - 1] + '…'})"
+
+
+# -- executing ----------------------------------------------------------------------------------------------
+
+
+def run_now(
+    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None, **options: Any
+) -> Any:
+    """Execute a plain durable function, from the beginning or from where it stopped."""
+    made = known(function)
+    if made.waits:
+        raise BadOption(f"{made.name} is async", hint="Use `await agent.arun(...)`.")
+    return drive(_execute(agent, made, args, kwargs, id, **options))
+
+
+async def run_later(
+    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None, **options: Any
+) -> Any:
+    """Execute an async durable function. A plain one is executed, too, and blocks the loop as it would anywhere."""
+    import asyncio
+
+    number_tasks(asyncio.get_running_loop())
+    return await drive_later(_execute(agent, known(function), args, kwargs, id, **options))
+
+
+class _Body:
+    """Call the durable function itself."""
+
+    def __init__(self, run: Run, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.run, self.made, self.args, self.kwargs = run, made, args, kwargs
+
+    def now(self) -> Any:
+        with active(self.run.lane):
+            return self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
+
+    async def later(self) -> Any:
+        with active(self.run.lane):
+            result = self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+
+def _execute(
+    agent: RunHost,
+    made: Durable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    id: str | None,
+    *,
+    strict: bool | None = None,
+    change: bool = False,
+    wait: bool = True,
+) -> Steps:
+    past = yield Work(lambda: Past(agent.ledger.records()))
+    given = made.binder.bind((agent.handle, *args), kwargs)
+    given.pop(next(iter(given)))  # the agent
+    mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
+    this = choose(agent, past, mark, id, change=change)
+    if this is not None and this.condition == "finished" and this.end is not None:
+        return fetch(this.end.value, agent.ledger, agent.registry)
+    agent.loop.read(past)
+    yield from agent.loop.settling()
+    agent.loop.check_settled()
+    if this is None:
+        stowed = stow(given, agent.registry)
+        begin = rec.Begin(now_us(), id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
+        begin.generation = agent.generation
+        yield Work(agent.begin(begin, stowed))
+        this = RunPast(agent.ledger.count, begin)
+    else:
+        yield Work(functools.partial(_resume, agent, made, this, mark, given))
+    run = Run(agent, past, this, strict=made.strict if strict is None else strict)
+    run.waits = wait
+    try:
+        left = yield from settle_all(run, this.open_calls(), TOOLS.find)
+        if left:
+            run.unsettled = left
+            raise in_doubt(run, left)
+        result = yield from waiting.body(run, _Body(run, made, args, kwargs))
+        run.check_settled()
+        run.check_reached()
+        kept = stow(result, agent.registry)
+        end = rec.End(now_us(), run.run_id, "finished", kept.value)
+        yield Work(agent.finish(end, kept, f"run {made.name} finished"))
+        return fetch(kept.value, agent.ledger, agent.registry)
+    except BaseException as error:
+        try:
+            _stopped(run, error)
+        finally:
+            agent.stopped()
+        raise
+    finally:
+        run.ended = True
+
+
+def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool = False) -> RunPast | None:
+    """The recorded run that is meant; None for a new one. ``change``: its arguments may be other ones."""
+    if id is not None:
+        if not id or len(id) > ID_MAX:
+            raise BadOption(f"a run's id has 1 to {ID_MAX} characters, not {len(id)}")
+        named = past.runs.get(id)
+        if named is not None and not change and mark_of(agent, named) != mark:
+            raise RunUnfinished(
+                f"run {id!r} was begun with another function or other arguments ({named.begin.function})",
+                run=id,
+                hint="Use another id, or the same function and arguments.",
+            )
+        if named is not None:
+            return named
+    open_run = past.unfinished()
+    if open_run is None:
+        return None
+    if id is None and (change or mark_of(agent, open_run) == mark):
+        return open_run
+    if open_run.condition == "failed":
+        return None
+    raise RunUnfinished(
+        f"run {open_run.id} of {open_run.begin.function} has not ended ({open_run.condition or 'interrupted'})",
+        run=open_run.id,
+        hint="Run it again with its own arguments to finish it, with others and change=True, or roll back to before"
+        " it began.",
+    )
+
+
+_ARGUMENTS = "=arguments"
+"""The path, which no call has, of the note that says which arguments a run goes on with."""
+
+
+def mark_of(agent: Host, run: RunPast) -> bytes:
+    """The fingerprint of the function and the arguments that a run was executed with last."""
+    changed = run.notes.get(_ARGUMENTS)
+    if changed is None:
+        return run.begin.fingerprint
+    return bytes(fetch(changed.value, agent.ledger, agent.registry, inert=True)["fingerprint"])
+
+
+def arguments_of(run: RunPast, blocks: Blocks, registry: Registry, *, inert: bool = False) -> dict[str, Any]:
+    """The arguments that a run was executed with last."""
+    changed = run.notes.get(_ARGUMENTS)
+    found = fetch(changed.value if changed is not None else run.begin.args, blocks, registry, inert=inert)
+    return dict(found["arguments"] if changed is not None else found)
+
+
+def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: dict[str, Any]) -> None:
+    agent.rewind(this.begin.start)
+    if mark != mark_of(agent, this):
+        stowed = stow({"fingerprint": mark, "arguments": given}, agent.registry)
+        note = this.notes[_ARGUMENTS] = rec.Note(now_us(), this.id, "arguments", made.name, stowed.value, _ARGUMENTS)
+        agent.ledger.append(note, nodes=stowed.nodes, chunks=stowed.chunks)
+        log.info("run %s of %s goes on with other arguments", this.id, agent.name)
+    if this.end is not None:
+        agent.ledger.append(rec.Note(now_us(), this.id, "resume", this.end.how))
+        this.end = None
+    if this.begin.code and this.begin.code != made.code:
+        log.info("run %s of %s: the code of %s has changed since it began", this.id, agent.name, made.name)
+
+
+def _stopped(run: Run, error: BaseException) -> None:
+    """Record how a run ended that did not finish. A process that is ending records nothing: it was interrupted."""
+    if isinstance(error, InDoubt) or run.unsettled:
+        how = "attention"
+    elif isinstance(error, Waiting):
+        return  # that is recorded already
+    elif isinstance(error, Diverged):
+        return  # the record stays as it is; other code can go on from it
+    elif isinstance(error, Exception):
+        how = "failed"
+    else:
+        return
+    kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
+    fault = ("", kind, str(error)[:MESSAGE_MAX], None)
+    run.ledger.append(rec.End(now_us(), run.run_id, how, fault=fault), flush=True)

@@ -1,0 +1,114 @@
+"""What stands outside: every effect of a line, undone or not.
+
+Owns the second reading of a line. The fold in ``past`` says what a program counts on, and forgets what a rollback
+voided; this one forgets nothing, because what happened outside has happened. Writes nothing and asks nobody. What
+always holds: one effect is one key, however often it was called or claimed; it counts as undone only when a
+compensation of it has succeeded, or somebody decided so.
+
+    Standing(records)        .effects, oldest first; .spawned; .count; .known(to) the keys that the state at a position
+                             counts on
+    Traced                   .call .number .undo .undone .happened ("yes", "no", "unsure")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.run import records as rec
+from holdfast.run.past import Call, Past, add_to
+from holdfast.run.records import Record
+
+OWN = "holdfast."
+"""How the names of this room's own tools begin: spawning, joining, recorded times. None of them is undone by itself."""
+
+SPAWN = "holdfast.spawn"
+
+
+class Traced:
+    """One effect, from its first intent to its compensation."""
+
+    __slots__ = ("call", "number", "undo")
+
+    def __init__(self, number: int, call: Call) -> None:
+        self.number = number  # of the intent that may have made it happen
+        self.call = call
+        self.undo: Call | None = None
+
+    @property
+    def key(self) -> str:
+        return self.call.intent.key if self.call.intent is not None else ""
+
+    @property
+    def at(self) -> int:
+        return self.call.intent.at if self.call.intent is not None else 0
+
+    @property
+    def undone(self) -> bool:
+        """Whether a compensation has gone through."""
+        outcome = self.undo.outcome if self.undo is not None else None
+        return outcome is not None and not (isinstance(outcome, rec.Done) and outcome.how == "error")
+
+    @property
+    def happened(self) -> str:
+        """yes, no, or unsure."""
+        call = self.call
+        if call.done is None:
+            how = call.decision.how if call.decision is not None else ""
+            return {"found": "yes", "done": "yes", "absent": "no", "not-done": "no"}.get(how, "unsure")
+        if call.done.how in {"value", "lost"}:
+            return "yes"
+        if call.kind == "write" or call.done.how == "before":
+            return "no"  # of a write only what is known to have failed has such an outcome
+        # A repeatable call is not asked about when it fails. Only an answer, or a failure before anything happened, at
+        # the first attempt, is sure.
+        fault = call.done.fault
+        sure = fault is not None and (fault[0] or (fault[1] == "FailedBeforeEffect" and call.attempts == 1))
+        return "no" if sure else "unsure"
+
+
+class Standing:
+    """All effects of a line."""
+
+    def __init__(self, records: Iterable[tuple[int, Record]]) -> None:
+        self.records = list(records)
+        self.count = self.records[-1][0] if self.records else 0
+        self._traced: dict[str, Traced] = {}
+        self._undoing: dict[int, Call] = {}  # number of what is undone -> its compensation
+        by_number: dict[int, Call] = {}
+        for number, record in self.records:
+            if isinstance(record, rec.Intent):
+                call = self._call(number, record)
+                add_to(call, number, record)
+                by_number[number] = call
+            elif isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress) and record.of in by_number:
+                add_to(by_number[record.of], number, record)
+        for traced in self._traced.values():
+            traced.undo = self._undoing.get(traced.number)
+
+    def _call(self, number: int, intent: rec.Intent) -> Call:
+        if intent.undoes:
+            return self._undoing.setdefault(intent.undoes, Call(intent.run, intent.path))
+        traced = self._traced.get(intent.key)
+        if traced is None:
+            traced = self._traced[intent.key] = Traced(number, Call(intent.run, intent.path))
+        elif intent.attempt > traced.call.attempts:
+            traced.number = number
+        # Otherwise a call was answered with an effect that stood already: it is as old as it was.
+        traced.call.run, traced.call.path = intent.run, intent.path
+        return traced.call
+
+    @property
+    def effects(self) -> list[Traced]:
+        """What was done to the world outside, oldest first."""
+        found = [one for one in self._traced.values() if not one.call.tool.startswith(OWN)]
+        return sorted(found, key=lambda one: one.number)
+
+    @property
+    def spawned(self) -> list[Traced]:
+        """The calls that began children, oldest first."""
+        return [one for one in self._traced.values() if one.call.tool == SPAWN]
+
+    def known(self, to: int) -> set[str]:
+        """The keys of effects that the state at a position counts on."""
+        past = Past(entry for entry in self.records if entry[0] <= to)
+        return {call.intent.key for call in past.calls() if call.intent is not None and call.outcome is not None}

@@ -1,0 +1,271 @@
+"""What takes time in a call, and how it is done in plain and in async code.
+
+Owns the requests that a call's steps make, and the two drivers that fulfil them. Must not know in which order a call
+makes them. What always holds: a request that writes is finished even when its caller is cancelled meanwhile.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
+from typing import Any
+
+from holdfast.codec.values import encode
+from holdfast.run import records as rec
+from holdfast.run import resilience
+from holdfast.run.arguments import Stowed
+from holdfast.run.clock import clock_of
+from holdfast.run.context import EFFECT
+from holdfast.run.effects import Effect
+from holdfast.run.positions import Lane, within
+from holdfast.run.scope import Scope
+from holdfast.run.tools import Tool
+
+
+class Request(ABC):
+    """Something that takes time. ``now`` does it in plain code, ``later`` in async code."""
+
+    @abstractmethod
+    def now(self) -> Any: ...
+
+    async def later(self) -> Any:
+        """As now(), on another thread where it blocks. It is finished even when the caller is cancelled meanwhile."""
+        asyncio = sys.modules["asyncio"]
+        doing = asyncio.get_running_loop().run_in_executor(None, copy_context().run, self.now)
+        try:
+            return await asyncio.shield(doing)
+        except asyncio.CancelledError:
+            while not doing.done():
+                try:
+                    await asyncio.wait({doing})
+                except asyncio.CancelledError:
+                    continue
+            raise
+
+
+class Work(Request):
+    """Call a function that reads or writes the disk."""
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self.function = function
+
+    def now(self) -> Any:
+        return self.function()
+
+
+class Write(Request):
+    """Append a record and make it durable. ``number`` is its number once that is done."""
+
+    def __init__(self, scope: Scope, record: rec.Record, stowed: Stowed | None = None) -> None:
+        self.scope, self.record, self.stowed = scope, record, stowed
+        self.number = 0
+
+    def now(self) -> int:
+        self.number = self.scope.write(self.record, self.stowed, flush=True)
+        return self.number
+
+
+class Flush(Request):
+    """Make everything appended so far durable."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+
+    def now(self) -> None:
+        self.scope.ledger.flush()
+
+
+class Turn(Request):
+    """Wait for one's place among the completions."""
+
+    def __init__(self, scope: Scope, path: str, lane: Lane) -> None:
+        self.order, self.path, self.lane = scope.order, path, lane
+
+    def now(self) -> None:
+        asyncio = sys.modules.get("asyncio")
+        if asyncio is not None and asyncio._get_running_loop() is not None:
+            self.order.now(self.path)
+        else:
+            self.order.wait(self.path, self.lane)
+
+    async def later(self) -> None:
+        await self.order.turn(self.path)
+
+
+class Pause(Request):
+    """Wait before another attempt."""
+
+    def __init__(self, scope: Scope, attempt: int) -> None:
+        self.clock, self.seconds = clock_of(scope.agent), resilience.backoff_s(attempt)
+
+    def now(self) -> None:
+        self.clock.sleep(self.seconds)
+
+    async def later(self) -> None:
+        await self.clock.asleep(self.seconds)
+
+
+class Park(Request):
+    """The call was cancelled when it was recorded: wait until the program does that again."""
+
+    def now(self) -> None:
+        """Plain code is never cancelled; the call is made again."""
+
+    async def later(self) -> None:
+        await sys.modules["asyncio"].get_running_loop().create_future()
+
+
+class Keep(Request):
+    """Take a checkpoint that the program did not ask for: a tool or a breaker did.
+
+    In a run a tool's has a position like any other. A breaker's has none, because it does not open again when the run
+    is executed again; nor has any outside of runs.
+    """
+
+    def __init__(self, lane: Lane, label: str, *, placed: bool = True) -> None:
+        self.lane, self.label = lane, label
+        self.scope: Any = lane.scope
+        self.placed = placed and bool(lane.scope.run_id)
+
+    def now(self) -> None:
+        if self.placed:
+            drive(self.scope.checkpoint(self.lane, self.label))
+        else:
+            self._fixed()()
+
+    async def later(self) -> None:
+        if self.placed:
+            await drive_later(self.scope.checkpoint_later(self.lane, self.label))
+        else:
+            await Work(self._fixed()).later()
+
+    def _fixed(self) -> Callable[[], Any]:
+        """What writes the state of this moment, with a note: the program may not know yet what was done before it.
+
+        After a load of this checkpoint that can still be claimed (notes.since_of).
+        """
+        known_to = getattr(self.scope, "since", None)
+        agent = self.scope.agent
+        at = clock_of(agent).wall_us()
+        value = encode(known_to)
+        write: Callable[[], Any] = agent.save(
+            self.label, lambda made, _digest: rec.Note(at, "", "auto", made.hex(), value)
+        )
+        if known_to is not None:
+            self.scope.since = known_to  # the program has taken none itself
+        return write
+
+
+class Invoke(Request):
+    """Call the tool itself."""
+
+    def __init__(self, tool: Tool, effect: Effect, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.tool, self.effect, self.lane = tool, effect, lane
+        self.args, self.kwargs = args, kwargs
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """The context of the tool's body."""
+        token = EFFECT.set(self.effect)
+        try:
+            with within(self.lane.body(self.effect.path, self.tool.name)):
+                yield
+        finally:
+            EFFECT.reset(token)
+
+    def now(self) -> Any:
+        with self.inside():
+            if self.tool.timeout_s is None or self.tool.stream:
+                return self.tool.function(*self.args, **self.kwargs)
+            return self._within(self.tool.timeout_s)
+
+    async def later(self) -> Any:
+        with self.inside():
+            async with sys.modules["asyncio"].timeout(self.tool.timeout_s):
+                return await self.tool.function(*self.args, **self.kwargs)
+
+    def _within(self, limit_s: float) -> Any:
+        """Call it in a thread of its own, because nothing stops a blocking call. One that takes longer goes on."""
+        outcome: list[Any] = []
+
+        def work() -> None:
+            try:
+                outcome.append((True, self.tool.function(*self.args, **self.kwargs)))
+            except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+                outcome.append((False, error))
+
+        thread = threading.Thread(target=copy_context().run, args=(work,), name=f"tool {self.tool.name}", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        if not outcome:
+            self.effect.still = thread.is_alive
+            raise TimeoutError(f"{self.tool.name} took longer than {limit_s:g} s")
+        (fine, value), *_ = outcome
+        if fine:
+            return value
+        raise value
+
+
+class Instead(Invoke):
+    """Call the tool's fallback, in a lane of its own below the call."""
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        token = EFFECT.set(self.effect)
+        try:
+            with within(self.lane.body(self.effect.path, self.tool.name).step("fallback")):
+                yield
+        finally:
+            EFFECT.reset(token)
+
+    def now(self) -> Any:
+        with self.inside():
+            return self._function(*self.args, **self.kwargs)
+
+    async def later(self) -> Any:
+        with self.inside():
+            result = self._function(*self.args, **self.kwargs)
+            return await result if inspect.isawaitable(result) else result
+
+    @property
+    def _function(self) -> Any:
+        return self.tool.fallback
+
+
+Steps = Generator[Any, Any, Any]
+"""What a call, a pass or a run does, asking for whatever takes time."""
+
+
+def drive(steps: Steps) -> Any:
+    """Go through the steps in plain code."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = request.now()
+            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return end.value
+
+
+async def drive_later(steps: Steps) -> Any:
+    """Go through the steps in async code."""
+    try:
+        request = next(steps)
+        while True:
+            try:
+                answer = await request.later()
+            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
+                request = steps.throw(error)
+            else:
+                request = steps.send(answer)
+    except StopIteration as end:
+        return end.value

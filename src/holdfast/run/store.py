@@ -1,0 +1,116 @@
+"""A store whose agents can act: what concerns the runs of all of them.
+
+Owns opening such a store, sending signals, and the list of runs. Names and bytes are the business of the room below.
+What always holds: every store that a program gets is one of these, so that no agent is used without its ledger.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, Literal
+
+import holdfast.agent.store as below
+from holdfast.agent.names import name_key
+from holdfast.errors import BadOption, ReadOnly, UnknownRevision
+from holdfast.run.handle import Agent
+from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
+from holdfast.run.waiting import signal_body, signal_key
+from holdfast.store.catalog import Event
+from holdfast.store.opening import now_us
+
+
+class Store(below.Store):
+    """A place where agents' states are kept, and what they did. Open one with ``holdfast.open()``."""
+
+    _handle: ClassVar[type[Agent]] = Agent
+
+    def agent(
+        self,
+        name: str,
+        *,
+        branch: str = below.MAIN,
+        create: bool = True,
+        readonly: bool = False,
+        wait_s: float = 0.0,
+        takeover: bool = False,
+        recover: bool = False,
+        config: Any = None,
+    ) -> Agent:
+        found = super().agent(
+            name,
+            branch=branch,
+            create=create,
+            readonly=readonly,
+            wait_s=wait_s,
+            takeover=takeover,
+            recover=recover,
+            config=config,
+        )
+        assert isinstance(found, Agent)  # noqa: S101 - a type narrowing: _handle says what is made
+        return found
+
+    def signal(self, agent: str, name: str, value: Any = None, *, branch: str | None = None) -> None:
+        """Send a signal to an agent, whoever writes it now or later: ``agent.wait_for(name)`` gets the value.
+
+        Each branch receives it once; with ``branch`` only that one does.
+        """
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        row = self._agent_row(agent)
+        only = None
+        if branch is not None:
+            found = self._catalog.branch(row.a, name_key(branch))
+            if found is None:
+                raise UnknownRevision(f"agent {agent!r} has no branch {branch!r}")
+            only = found.uuid
+        body = signal_body(name, value, self._registry, only)
+        self._catalog.add_events(row.a, [Event(now_us(), body, signal_key(row.uuid))])
+
+    def runs(self, condition: str | None = None) -> list[RunInfo]:
+        """The runs of all agents and branches; with ``condition`` those that are so. See ``RunInfo``."""
+        if condition is not None and condition not in CONDITIONS:
+            raise BadOption(f"condition {condition!r}", hint=f"Use one of {', '.join(CONDITIONS)}.")
+        found = [info for view in self._views() for info in runs_of(view)]
+        return [info for info in found if condition in {None, info.condition}]
+
+    def due(self) -> list[RunInfo]:
+        """Runs that were put off and can go on now: their time, or their signal, has come."""
+        return [info for view in self._views() for info in runs_of(view, only_due=True)]
+
+    def _views(self) -> Iterator[View]:
+        self._check_open()
+        self.flush()
+        for agent in self._catalog.agents():
+            for branch in self._catalog.branches(agent.a):
+                if self._catalog.line(branch.b).count:
+                    yield View(self, agent, branch)
+
+
+def open_store(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    create: bool = True,
+    readonly: bool = False,
+    durability: Literal["commit", "batched"] = "commit",
+    types: Sequence[Any] = (),
+    paranoid: bool = False,
+    recover: bool = False,
+    inert: bool = False,
+) -> Store:
+    """Open a store, making it first if there is none.
+
+    ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover`` accepts
+    that acknowledged commits are missing from a damaged catalog, and goes on with what is there.
+    """
+    return below.open_as(
+        Store,
+        path,
+        create=create,
+        readonly=readonly,
+        durability=durability,
+        types=types,
+        paranoid=paranoid,
+        recover=recover,
+        inert=inert,
+    )

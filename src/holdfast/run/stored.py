@@ -1,0 +1,94 @@
+"""A line in a store: records as a run knows them, over the journal of an agent's branch.
+
+Owns the step from records to bytes and back. Must not know what records mean, nor how they reach the disk. What always
+holds: what the ledger protocol promises; and that whoever reads a line from its beginning to its end has had it proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from holdfast.agent.journal import Entry, Journal, read_line
+from holdfast.errors import CorruptValue, Damaged
+from holdfast.run.records import Record, decode_record
+from holdfast.store.catalog import Catalog
+
+
+def entries(*records: Record) -> list[Entry]:
+    """Records as a journal takes them, or a checkpoint that carries them (``Writing.capture(note=...)``)."""
+    return [(record.MARK, record.refs, record.encode()) for record in records]
+
+
+class StoredLine:
+    """The line of a branch, to be read. Shows also what another process writes."""
+
+    def __init__(self, catalog: Catalog, b: int) -> None:
+        self._catalog = catalog
+        self._b = b
+
+    @property
+    def count(self) -> int:
+        return self._catalog.line(self._b).count
+
+    @property
+    def chain(self) -> bytes:
+        return self._catalog.line(self._b).chain
+
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """Records with their numbers, in order, inherited ones first. Raises at the end if they are not proven."""
+        return self._decoded(after, marked=False)
+
+    def marked(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """Only the records that summaries need: runs, ends, waits, doubts, rollbacks, notes. Proven by sums alone."""
+        return self._decoded(after, marked=True)
+
+    def _decoded(self, after: int, *, marked: bool) -> Iterator[tuple[int, Record]]:
+        for number, body in read_line(self._catalog, self._b, after, marked=marked):
+            try:
+                yield number, decode_record(body)
+            except CorruptValue as error:
+                raise CorruptValue(error.message, what=(f"effect {self._b}/{number}",)) from error
+
+    def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
+        """Raw nodes, each proven by its digest."""
+        found = self._catalog.nodes(digests)
+        if len(found) < len(set(digests)):
+            self._catalog.flush()  # those of a record that still waits
+            found = self._catalog.nodes(digests)
+        for digest in digests:
+            if digest not in found:
+                raise Damaged(f"node {digest.hex()[:16]} is missing", what=(f"node {digest.hex()[:16]}",))
+        return found
+
+    def bulk(self, digests: list[bytes]) -> bytes:
+        """The chunks, one after another."""
+        return b"".join(self._catalog.chunks(digests))
+
+
+class StoredLedger(StoredLine):
+    """The line of a branch, open for writing: one for each writing agent. Threads may share it."""
+
+    def __init__(self, catalog: Catalog, b: int, journal: Journal) -> None:
+        super().__init__(catalog, b)
+        self.journal = journal
+
+    @property
+    def count(self) -> int:
+        return self.journal.count
+
+    @property
+    def chain(self) -> bytes:
+        return self.journal.chain
+
+    def append(
+        self,
+        *records: Record,
+        nodes: Mapping[bytes, bytes] | None = None,
+        chunks: Mapping[bytes, bytes] | None = None,
+        flush: bool = False,
+    ) -> int:
+        """Write records at the end; returns the last one's number. What raises is not in the line."""
+        return self.journal.append(entries(*records), nodes=nodes, chunks=chunks, flush=flush)
+
+    def flush(self) -> None:
+        self.journal.flush()

@@ -1,0 +1,236 @@
+"""Tools: functions whose calls are recorded.
+
+Owns the decorator, what is declared about a tool, and the table of tools by name. How a call goes is not its business:
+the wrapper asks ``calls``. What always holds: the decorated function keeps its signature, docstring, hints and kind
+(plain, async, generator), so that frameworks see what they would see without the decorator.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Collection
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
+
+from holdfast.errors import BadName, BadOption, FailedBeforeEffect, UnknownTool
+from holdfast.run.arguments import Binder
+from holdfast.run.resilience import Breaker
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Kind = Literal["write", "read", "idempotent", "local"]
+When = Literal["before", "after"]
+RETRIES_MAX = 100
+"""More attempts are a loop that nobody watches."""
+
+
+class Tool:
+    """What is known about a tool."""
+
+    def __init__(self, function: Callable[..., Any], name: str, kind: str, options: dict[str, Any]) -> None:
+        self.function = function
+        self.name = name
+        self.kind = kind
+        self.binder = Binder(function)
+        self.compensate: Callable[..., Any] | None = options["compensate"]
+        self.probe: Callable[..., Any] | None = options["probe"]
+        self.raises: tuple[type[BaseException], ...] = tuple(options["raises"])
+        self.volatile = frozenset(options["volatile"])
+        self.retries: int = options["retries"]
+        self.timeout_s: float | None = options["timeout_s"]
+        breaker = options["breaker"]
+        self.breaker: Breaker | None = Breaker(failures=breaker) if isinstance(breaker, int) else breaker
+        self.fallback: Callable[..., Any] | None = options["fallback"]
+        self.checkpoint: str | None = options["checkpoint"]
+        self.stream: bool = options["stream"]
+        self.waits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+        # The same for two loads of one definition, as by `python x.py` and by importing x.
+        self.origin = (inspect.unwrap(function).__code__.co_filename, function.__qualname__)
+        self._check()
+
+    def _check(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise BadOption(f"{self.name}: effect {self.kind!r}", hint=f"Use one of {', '.join(get_args(Kind))}.")
+        if not 0 <= self.retries <= RETRIES_MAX:
+            raise BadOption(f"{self.name}: retries={self.retries}", hint=f"Use 0 to {RETRIES_MAX}.")
+        if self.timeout_s is not None and self.timeout_s <= 0:
+            raise BadOption(f"{self.name}: timeout_s={self.timeout_s}", hint="Use a number of seconds above 0.")
+        if self.kind in {"read", "local"} and (self.compensate or self.probe):
+            raise BadOption(f"{self.name}: a {self.kind} tool changes nothing outside, so it has no probe or undoing")
+        self._check_failing()
+        known = self.binder.signature.parameters
+        odd = [name for name in self.volatile if name.partition(".")[0] not in known and self.binder.variadic is None]
+        if odd:
+            raise BadOption(f"{self.name}: volatile {odd[0]!r} is no parameter", hint=f"It has {', '.join(known)}.")
+        makes_items = inspect.isgeneratorfunction(self.function) or inspect.isasyncgenfunction(self.function)
+        if makes_items != self.stream:
+            hint = "Add stream=True." if makes_items else "Leave stream=True away, or yield items."
+            raise BadOption(f"{self.name}: a generator and stream=True belong together", hint=hint)
+
+    def _check_failing(self) -> None:
+        """What is to be done about failures must be possible for this tool, or it would be left out silently."""
+        if self.checkpoint is not None and self.checkpoint not in get_args(When):
+            raise BadOption(f"{self.name}: checkpoint={self.checkpoint!r}", hint="Use before or after.")
+        asked = self.retries or self.timeout_s or self.breaker or self.fallback or self.checkpoint
+        if self.kind == "local" and asked:
+            raise BadOption(
+                f"{self.name}: a local tool is part of the program, so it has no retries, timeout_s, breaker, fallback"
+                " or checkpoint",
+                hint="Handle its failures where it is called.",
+            )
+        if self.stream and self.fallback is not None:
+            raise BadOption(f"{self.name}: what was yielded before a failure cannot be taken back by a fallback")
+        if self.stream and self.timeout_s is not None and not self.waits:
+            raise BadOption(
+                f"{self.name}: nothing can interrupt a plain generator after timeout_s",
+                hint="Make it an async generator, or give the client inside it a timeout.",
+            )
+        if self.fallback is not None and inspect.iscoroutinefunction(self.fallback) and not self.waits:
+            raise BadOption(f"{self.name}: the fallback of a plain tool cannot be async")
+
+    def is_answer(self, error: BaseException) -> bool:
+        """Whether an exception is what the outside answered, not a failure to answer."""
+        return bool(self.declared(error)) and type(error) is not FailedBeforeEffect
+
+    def declared(self, error: BaseException) -> str:
+        """The name of the declared class that an exception belongs to, empty when none."""
+        return next((kind.__qualname__ for kind in self.raises if type(error) is kind), "") or next(
+            (kind.__qualname__ for kind in self.raises if isinstance(error, kind)), ""
+        )
+
+    def __repr__(self) -> str:
+        return f"<Tool {self.name} ({self.kind})>"
+
+
+_LOCAL = "<locals>"
+
+
+class Tools:
+    """Tools by name. A definition that nobody holds any more is forgotten."""
+
+    def __init__(self) -> None:
+        self._wrappers: dict[str, list[weakref.ref[Any]]] = {}
+
+    def add(self, name: str, wrapper: Callable[..., Any]) -> None:
+        """Put a tool into the table. It takes the place of an earlier load of itself, and of one made in a function."""
+        origin = wrapper.tool.origin  # type: ignore[attr-defined]
+        alive = [(ref, old.tool.origin) for ref in self._wrappers.get(name, []) if (old := ref()) is not None]
+        kept = [ref for ref, other in alive if other != origin and _LOCAL not in other[1]]
+        self._wrappers[name] = [*kept, weakref.ref(wrapper)]
+
+    def get(self, name: str) -> Tool:
+        """The tool of that name."""
+        found = [wrapper.tool for ref in self._wrappers.get(name, ()) if (wrapper := ref()) is not None]
+        if not found:
+            raise UnknownTool(f"no tool {name!r} in this program", hint="Import the module that defines it.")
+        if len(found) > 1:
+            places = " and ".join(f"{file} ({inside})" for file, inside in (tool.origin for tool in found))
+            raise BadName(f"two tools are called {name!r}: in {places}", hint="Give one of them another name=.")
+        known: Tool = found[0]
+        return known
+
+    def find(self, name: str) -> Tool | None:
+        try:
+            return self.get(name)
+        except UnknownTool:
+            return None
+
+
+TOOLS = Tools()
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Callable[P, R]: ...
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    effect: Kind = "write",
+    compensate: Callable[..., Any] | None = None,
+    probe: Callable[..., Any] | None = None,
+    raises: Collection[type[BaseException]] = (),
+    volatile: Collection[str] = (),
+    retries: int = 0,
+    timeout_s: float | None = None,
+    breaker: Breaker | int | None = None,
+    fallback: Callable[..., Any] | None = None,
+    checkpoint: When | None = None,
+    stream: bool = False,
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    effect: Kind = "write",
+    compensate: Callable[..., Any] | None = None,
+    probe: Callable[..., Any] | None = None,
+    raises: Collection[type[BaseException]] = (),
+    volatile: Collection[str] = (),
+    retries: int = 0,
+    timeout_s: float | None = None,
+    breaker: Breaker | int | None = None,
+    fallback: Callable[..., Any] | None = None,
+    checkpoint: When | None = None,
+    stream: bool = False,
+) -> Any:
+    """Record the calls of a function inside a run or ``with agent:``; elsewhere it is an ordinary function.
+
+    ``effect``: ``write`` (changes something outside, must not be repeated), ``idempotent`` (may be repeated with the
+    same key), ``read`` (may be repeated), ``local`` (changes only the agent's own state and files).
+    ``compensate(effect)`` undoes a call, ``probe(effect)`` finds out whether it happened. ``raises`` are exceptions
+    that are answers. ``volatile`` names arguments that differ each time without meaning something else.
+    ``retries``: a write is tried again only when it is known that nothing happened. ``breaker``, a ``Breaker`` or a
+    number of failures, stops calling a tool that keeps failing. ``fallback`` is called with the same arguments instead
+    of raising, where it is known that nothing happened. ``checkpoint``: take one before, or after, each call.
+    """
+    options = {
+        "compensate": compensate, "probe": probe, "raises": raises, "volatile": volatile, "retries": retries,
+        "timeout_s": timeout_s, "breaker": breaker, "fallback": fallback, "checkpoint": checkpoint, "stream": stream,
+    }  # fmt: skip
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        made = Tool(function, name or function.__name__, effect, options)
+        wrapper = _wrapper(made)
+        wrapper.tool = made  # type: ignore[attr-defined] # functions may have attributes
+        wrapper.direct = function  # type: ignore[attr-defined]
+        TOOLS.add(made.name, wrapper)
+        return wrapper
+
+    return decorate(function) if function is not None else decorate
+
+
+def _wrapper(made: Tool) -> Callable[..., Any]:
+    """A function of the same kind as the tool's own."""
+    import holdfast.run.calls as calls  # noqa: PLR0402 - calls imports this module; mypy finds it only by this form
+
+    function = made.function
+    if made.stream and made.waits:
+
+        @functools.wraps(function)
+        async def flowing_later(*args: Any, **kwargs: Any) -> Any:
+            async for item in calls.flow_later(made, args, kwargs):
+                yield item
+
+        return flowing_later
+    if made.stream:
+
+        @functools.wraps(function)
+        def flowing(*args: Any, **kwargs: Any) -> Any:
+            yield from calls.flow(made, args, kwargs)
+
+        return flowing
+    if made.waits:
+
+        @functools.wraps(function)
+        async def later(*args: Any, **kwargs: Any) -> Any:
+            return await calls.later(made, args, kwargs)
+
+        return later
+
+    @functools.wraps(function)
+    def now(*args: Any, **kwargs: Any) -> Any:
+        return calls.now(made, args, kwargs)
+
+    return now

@@ -1,0 +1,394 @@
+"""Waiting: sleeping, and signals from elsewhere, both as long as it takes and through any number of restarts.
+
+Owns how long a run waits, what ends a wait, and putting a run off when it is not to block. Must not know where signals
+are kept: the agent lists them. What always holds: a wait that was begun ends when it would have ended, whoever goes on
+with it; a signal ends one wait on a line, once, and a rollback does not give it back; a run is put off only when no
+call of it is under way.
+
+    sleep(agent, seconds)                asleep(agent, seconds)                 both return None
+    wait_for(agent, name, timeout_s)     await_for(agent, name, timeout_s)      the signal's value, or TimeoutError
+    signal_key(agent_uuid)               the key of the events that are signals to this agent
+    signal_body(name, value, registry, branch=None)    the body of such an event; ``branch`` is a branch's uuid
+    read_signal(number, at, body)        a ``Signal`` from an event
+    due(past, signals, at_us)            the runs of a line that can go on now; ``open_waits(run)`` what they wait for
+    body(run, request)                   a run's body, put off where ``run.waits`` is false: raises ``Waiting``
+
+Asked of an agent: ``signals() -> Sequence[Signal]``, those to it or its branch that are younger than the branch, oldest
+first; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``live``, ``taken``, ``stopped``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.types import Registry
+from holdfast.codec.values import decode, encode
+from holdfast.errors import BadName, BadOption, CorruptValue, NoAgent, Waiting
+from holdfast.run import records as rec
+from holdfast.run.arguments import fetch, fingerprint, stow
+from holdfast.run.clock import clock_of
+from holdfast.run.context import EFFECT, place
+from holdfast.run.outcomes import Local, failure, fault_of, give
+from holdfast.run.past import Past, RunPast
+from holdfast.run.positions import Lane
+from holdfast.run.scope import Scope, Suspended, in_doubt
+from holdfast.run.steps import Flush, Park, Request, Steps, Turn, Write, drive, drive_later
+from holdfast.run.tools import Tool, tool
+
+WAIT_MAX_S = 100 * 366 * 86_400.0
+"""Longer than anybody waits, and far from the end of dates."""
+
+SIGNAL_NAME_MAX = 200
+SIGNAL_MAX_BYTES = 1 << 20
+"""A signal is a message, not a way to move data: it is read again at each look until it is received."""
+
+LOOK_S = 0.05
+LOOK_MAX_S = 1.0
+"""How often a waiting run looks for its signal: often at first, then once a second."""
+
+SLICE_S = 30.0
+"""A long sleep looks at the clock this often: the system's own sleep does not count the time a machine was asleep."""
+
+QUIET_S = 0.2
+"""A run with several flows of control is put off when nothing was recorded in it for so long."""
+
+
+# -- signals ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A message to an agent: the number of its event, its time, its name, its encoded value, the branch it is for."""
+
+    number: int
+    at: int
+    name: str
+    value: bytes
+    branch: bytes | None = None
+
+
+def signal_key(agent: bytes) -> bytes:
+    """The key of the events that are signals to the agent with this uuid."""
+    return digest_of("holdfast.signal", agent)[:16]
+
+
+def signal_body(name: str, value: Any, registry: Registry, branch: bytes | None = None) -> bytes:
+    """The body of the event that is a signal."""
+    check_name(name)
+    data = encode(value, registry)
+    if len(data) > SIGNAL_MAX_BYTES:
+        raise BadOption(f"a signal's value takes {len(data)} bytes, more than {SIGNAL_MAX_BYTES}")
+    return encode({"what": "signal", "name": name, "value": data, "branch": branch})
+
+
+def read_signal(number: int, at: int, body: bytes) -> Signal:
+    """A signal from its event."""
+    parts = decode(body, inert=True)
+    try:
+        return Signal(number, at, parts["name"], parts["value"], parts["branch"])
+    except (KeyError, TypeError) as error:
+        raise CorruptValue("an event that should be a signal does not follow the format") from error
+
+
+def check_name(name: str) -> None:
+    if not 0 < len(name) <= SIGNAL_NAME_MAX:
+        raise BadName(f"a signal's name has 1 to {SIGNAL_NAME_MAX} characters")
+
+
+# -- what user code calls -------------------------------------------------------------------------------------
+
+
+@tool(name="holdfast.sleep", effect="read")
+def _sleep(seconds: float) -> None:
+    """How a sleep is recorded."""
+
+
+@tool(name="holdfast.wait_for", effect="read", raises=(TimeoutError,))
+def _wait_for(name: str, timeout_s: float | None = None) -> None:
+    """How the receipt of a signal is recorded."""
+
+
+_SLEEP: Tool = _sleep.tool  # type: ignore[attr-defined]
+_WAIT_FOR: Tool = _wait_for.tool  # type: ignore[attr-defined]
+
+
+def sleep(agent: Any, seconds: float) -> None:
+    """Sleep. In a run the time is kept through restarts."""
+    _seconds(seconds)
+    lane = _place(agent, _SLEEP)
+    if lane is None:
+        clock_of(agent).sleep(seconds)
+    else:
+        drive(_wait(lane, _SLEEP, {"seconds": seconds}, "sleep", "", seconds))
+
+
+async def asleep(agent: Any, seconds: float) -> None:
+    """As sleep()."""
+    _seconds(seconds)
+    lane = _place(agent, _SLEEP)
+    if lane is None:
+        await clock_of(agent).asleep(seconds)
+    else:
+        await drive_later(_wait(lane, _SLEEP, {"seconds": seconds}, "sleep", "", seconds))
+
+
+def wait_for(agent: Any, name: str, timeout_s: float | None = None) -> Any:
+    """Wait for a signal; returns its value. One that was sent earlier and that nobody has received counts."""
+    return drive(_receive(agent, name, timeout_s))
+
+
+async def await_for(agent: Any, name: str, timeout_s: float | None = None) -> Any:
+    """As wait_for()."""
+    return await drive_later(_receive(agent, name, timeout_s))
+
+
+def _receive(agent: Any, name: str, timeout_s: float | None) -> Steps:
+    check_name(name)
+    if timeout_s is not None:
+        _seconds(timeout_s)
+    lane = _place(agent, _WAIT_FOR)
+    if lane is None:
+        raise NoAgent("signals are received in a run, or inside `with agent:`")
+    return (yield from _wait(lane, _WAIT_FOR, {"name": name, "timeout_s": timeout_s}, "signal", name, timeout_s))
+
+
+def _seconds(seconds: float) -> None:
+    if not isfinite(seconds) or not 0 <= seconds <= WAIT_MAX_S:
+        raise BadOption(f"a wait of {seconds!r} s", hint=f"Use a number from 0 to {WAIT_MAX_S:g}.")
+
+
+def _place(agent: Any, what: Tool) -> Lane | None:
+    """Where the wait happens; None outside of any use of an agent."""
+    lane = place(what.name, what.kind)
+    if lane is None:
+        return None
+    if agent is not lane.scope.agent and agent is not lane.scope.agent.handle:
+        raise NoAgent(
+            f"{agent.name} cannot wait in what {lane.scope.agent.name} does",
+            hint="Use the agent that the run was given.",
+        )
+    if EFFECT.get() is not None:
+        raise BadOption(
+            "a tool cannot wait: a run that is put off in the middle of a call is in doubt",
+            hint="Wait before or after the call. For a short pause inside the tool use time.sleep.",
+        )
+    return lane
+
+
+# -- one wait -----------------------------------------------------------------------------------------------
+
+
+def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: str, limit_s: float | None) -> Steps:
+    scope: Scope = lane.scope
+    mark = fingerprint(arguments, scope.registry)
+    path = lane.take(what.name, mark)
+    scope.order.called(lane)
+    call = scope.recorded(path, what, mark, arguments)
+    if call is not None:
+        if call.outcome is not None:
+            yield Turn(scope, path, lane)
+            return give(scope, what, path, call.outcome)
+        if call.cancelled:
+            yield Park()
+    scope.check_settled("read")
+    if not scope.run_id:
+        scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
+    began = _recorded(scope, path, kind, name, limit_s)
+    if began is None:
+        now = clock_of(scope.agent).wall_us()
+        until = 0 if limit_s is None else now + round(limit_s * 1e6)
+        began = rec.Wait(now, scope.run_id, path, kind, name, until)
+        if scope.run_id:  # outside of a run nobody would go on with it
+            yield Write(scope, began)
+    looking = Until(scope, began)
+    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=began.at)
+    done.args = stow(arguments, scope.registry).value
+    try:
+        while True:
+            over = yield looking
+            stowed = None
+            if over and kind == "signal":
+                error = TimeoutError(f"no signal {name!r} within {limit_s:g} s")
+                done.how = "error"
+                done.fault, stowed = fault_of(what, error, scope)
+            elif not over:
+                signal = _claim(scope, looking.found)
+                if signal is None:  # another flow of this run was faster
+                    continue
+                stowed = stow(decode(signal.value, scope.registry), scope.registry)
+                done.value, done.event = stowed.value, signal.number
+            break
+    except BaseException as error:
+        asyncio = sys.modules.get("asyncio")
+        if scope.run_id and asyncio is not None and isinstance(error, asyncio.CancelledError):
+            done.how, done.at = "cancelled", clock_of(scope.agent).wall_us()
+            scope.write(done)
+        raise
+    done.at = clock_of(scope.agent).wall_us()
+    if scope.run_id or done.event:
+        scope.complete(done, stowed)
+        yield Flush(scope)
+        yield Turn(scope, path, lane)
+    if done.fault is not None:
+        raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
+    return fetch(done.value, Local(stowed), scope.registry)
+
+
+def _recorded(scope: Scope, path: str, kind: str, name: str, limit_s: float | None) -> rec.Wait | None:
+    """The wait that was begun here by an earlier execution, if it is this one."""
+    if not scope.run_id:
+        return None
+    past: RunPast = scope.past  # type: ignore[attr-defined] # what has a run's id is a run
+    began = past.waits.get(path)
+    if began is None or (began.what, began.name) != (kind, name):
+        return None
+    return began if (began.until - began.at if began.until else None) == _us(limit_s) else None
+
+
+def _us(seconds: float | None) -> int | None:
+    return None if seconds is None else round(seconds * 1e6)
+
+
+def _claim(scope: Scope, found: Iterable[Signal]) -> Signal | None:
+    """Take the oldest of these signals that nobody has. In this process the line is written only here."""
+    with scope.lock:
+        for signal in found:
+            if signal.number not in scope.taken:
+                scope.taken.add(signal.number)
+                return signal
+    return None
+
+
+class Until(Request):
+    """Wait until the time is over (answers True) or the signal is there (answers False, and ``found`` has it)."""
+
+    def __init__(self, scope: Scope, began: rec.Wait) -> None:
+        self.scope, self.began = scope, began
+        self.agent: Any = scope.agent
+        self.clock = clock_of(scope.agent)
+        self.found: list[Signal] = []
+        self._pause_s = LOOK_S
+        self._seen = (-1, 0.0)
+        # Between two processes there is only the date. It may have been set: no wait gets longer than it was meant to
+        # be, and within a process the date is not asked again.
+        self._end_s: float | None = None
+        if began.until:
+            left = min(began.until - self.clock.wall_us(), began.until - began.at)
+            self._end_s = self.clock.elapsed_s() + left / 1e6
+
+    def now(self) -> bool:
+        while (pause_s := self._look()) is not None:
+            self.clock.sleep(pause_s)
+        return not self.found
+
+    async def later(self) -> bool:
+        loop = sys.modules["asyncio"].get_running_loop()
+        while True:
+            # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
+            on_disk = self.began.what == "signal"
+            pause_s = await loop.run_in_executor(None, self._look) if on_disk else self._look()
+            if pause_s is None:
+                return not self.found
+            await self.clock.asleep(pause_s)
+
+    def _look(self) -> float | None:
+        """Seconds until the next look, None when the wait is over. Raises when the run is put off."""
+        scope = self.scope
+        if self.began.what == "signal":
+            self.found = [
+                one for one in self.agent.signals() if one.name == self.began.name and one.number not in scope.taken
+            ]
+            if self.found:
+                return None
+        left = SLICE_S if self._end_s is None else self._end_s - self.clock.elapsed_s()
+        if left <= 0:
+            return None
+        if not scope.waits:
+            self._put_off()
+            return min(left, LOOK_S)
+        if self.began.what == "sleep":
+            return min(left, SLICE_S)
+        self._pause_s = min(self._pause_s * 1.5, LOOK_MAX_S)
+        return min(left, self._pause_s)
+
+    def _put_off(self) -> None:
+        """Stop the run here, unless something else is going on in it."""
+        scope = self.scope
+        if scope.stopped:
+            raise Suspended
+        if scope.order._several:
+            count, since_s = self._seen
+            now_s = self.clock.elapsed_s()
+            if scope.live or count != scope.ledger.count:
+                self._seen = scope.ledger.count, now_s
+                return
+            if now_s - since_s < QUIET_S:
+                return
+        scope.stopped = True
+        raise Suspended
+
+
+# -- a run that waits -----------------------------------------------------------------------------------------
+
+
+def body(run: Scope, request: Any) -> Steps:
+    """Execute the body of a run. One that is put off ends with ``Waiting``, whatever its functions made of it."""
+    try:
+        result = yield request
+    except BaseException as error:
+        asyncio = sys.modules.get("asyncio")
+        ended = isinstance(error, KeyboardInterrupt | SystemExit) or (
+            asyncio is not None and isinstance(error, asyncio.CancelledError)
+        )
+        if not run.stopped or ended:
+            raise
+    else:
+        if not run.stopped:
+            return result
+    if run.unsettled:
+        raise in_doubt(run, run.unsettled)
+    raise put_off(run)
+
+
+def put_off(run: Scope) -> Waiting:
+    """Record that the run waits; the error that says so."""
+    waits = open_waits(Past(run.ledger.records()).runs[run.run_id])
+    until = min((wait.until for wait in waits if wait.until), default=0)
+    name = next((wait.name for wait in waits if wait.what == "signal"), "")
+    run.ledger.append(rec.End(clock_of(run.agent).wall_us(), run.run_id, "waiting", until=until, name=name), flush=True)
+    what = " or ".join(
+        part for part in (f"for the signal {name!r}" if name else "", f"until {_date(until)}" if until else "") if part
+    )
+    return Waiting(
+        f"run {run.run_id} of {run.agent.name} waits {what}",
+        run=run.run_id,
+        until=until,
+        signal=name,
+        hint="Go on with `holdfast run --due`, or run it again with wait=True.",
+    )
+
+
+def _date(at_us: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_us / 1e6))
+
+
+def open_waits(run: RunPast) -> list[rec.Wait]:
+    """What a run waits for. Several when several of its tasks do."""
+    return [wait for path, wait in run.waits.items() if path not in run.calls and not run.is_inside(path)]
+
+
+def due(past: Past, signals: Iterable[Signal], at_us: int) -> list[RunPast]:
+    """The runs of a line that wait for something that has come: a time, or one of these signals."""
+    sent = {signal.name for signal in signals if signal.number not in past.taken}
+    return [
+        run
+        for run in past.runs.values()
+        if run.condition in {"", "waiting"}
+        and any((wait.until and wait.until <= at_us) or wait.name in sent for wait in open_waits(run))
+    ]

@@ -1,0 +1,305 @@
+"""Removing, pruning and copying threads, and what delta channels still find afterwards."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from holdfast.contrib.langgraph import HoldfastSaver
+from holdfast.errors import BadOption, HoldfastError
+from tests.contrib import graphs
+from tests.contrib.threads import META, chain, checkpoint, config, everything, id_of, ids, renamed, rich, told
+
+
+def test_delete_thread_removes_it_and_nothing_else(saver):
+    rich(saver, "t")
+    rich(saver, "u")
+    before = everything(saver, "u")
+    saver.delete_thread("t")
+    saver.delete_thread("never was")
+    assert everything(saver, "t") == []
+    assert saver.get_tuple(config("t")) is None
+    assert saver.get_tuple(config("t", "inner:1")) is None
+    assert everything(saver, "u") == before
+    made = chain(saver, "t", 2)
+    assert ids(saver.list(config("t"))) == [id_of(at) for at in reversed(made)], "a new thread of that name is empty"
+    assert saver.get_tuple(config("t", "inner:1")) is None
+
+
+def test_delete_for_runs_removes_what_they_made(ours):
+    made = rich(ours, "t")
+    rich(ours, "u")
+    ours.delete_for_runs([])
+    ours.delete_for_runs(["nobody"])
+    before = everything(ours, "t")
+    ours.delete_for_runs(["run-1", "run-3"])
+    for thread in ("t", "u"):
+        after = everything(ours, thread)
+        assert {one["metadata"].get("run_id") for one in after} == {"run-0", "run-2", "side", None}
+    assert everything(ours, "t") == [one for one in before if one["metadata"].get("run_id") not in {"run-1", "run-3"}]
+    assert ours.get_tuple(made[3]) is None
+    assert ours.get_tuple(made[7]) is None, "it was where the thread stood"
+    newest = ours.get_tuple(config("t"))
+    assert newest is not None
+    assert newest.metadata["run_id"] in {"run-2", "side"}
+    after = chain(ours, "t", 0) or ours.put(newest.config, checkpoint({"m": ["after"]}), META, {"m": 8})
+    assert ours.get_tuple(config("t")).checkpoint["channel_values"] == {"m": ["after"]}
+    assert id_of(ours.get_tuple(after).parent_config) == newest.checkpoint["id"]
+
+
+def test_delete_for_runs_of_everything_leaves_an_empty_thread(ours):
+    rich(ours, "t")
+    ours.delete_thread("t")
+    at = ours.put(config("t"), checkpoint({"a": 1}), {**META, "run_id": "r"}, {})
+    ours.put(at, checkpoint({"a": 2}), {**META, "run_id": "r"}, {})
+    ours.delete_for_runs(["r"])
+    assert ours.get_tuple(config("t")) is None
+    assert everything(ours, "t") == []
+    chain(ours, "t", 2)
+    assert len(everything(ours, "t")) == 2
+
+
+def test_copy_is_the_same_history_and_independent_both_ways(ours):
+    made = rich(ours, "t")
+    original = everything(ours, "t")
+    ours.copy_thread("t", "u")
+    assert everything(ours, "u") == renamed(original, "u")
+    assert told(ours.get_tuple(config("u")))["checkpoint"] == told(ours.get_tuple(config("t")))["checkpoint"]
+    for at in made:
+        copied = ours.get_tuple(config("u", "", id_of(at)))
+        assert told(copied)["checkpoint"] == told(ours.get_tuple(at))["checkpoint"]
+        assert copied.pending_writes == ours.get_tuple(at).pending_writes
+
+    # what happens to either does not show in the other
+    newest = ours.get_tuple(config("u")).config
+    ours.put(newest, checkpoint({"m": ["copy went on"]}), META, {"m": 20})
+    ours.put_writes(newest, [("m", "of the copy")], "task of the copy")
+    ours.put_writes(config("u", "", id_of(made[1])), [("m", "of the copy")], "task of the copy")
+    assert everything(ours, "t") == original
+    grown = everything(ours, "u")
+    assert len(grown) == len(original) + 1
+    ours.put(made[-1], checkpoint({"m": ["original went on"]}), META, {"m": 30})
+    ours.put_writes(made[0], [("m", "of the original")], "task of the original")
+    assert everything(ours, "u") == grown
+    assert ours.get_tuple(config("t")).checkpoint["channel_values"] == {"m": ["original went on"]}
+    assert ours.get_tuple(config("u")).checkpoint["channel_values"] == {"m": ["copy went on"]}
+
+
+def test_removing_from_the_original_leaves_the_copy_and_the_other_way_round(ours):
+    for removal in ("delete", "keep", "runs", "delete the copy", "keep the copy"):
+        source, target = f"{removal} source", f"{removal} target"
+        rich(ours, source)
+        ours.copy_thread(source, target)
+        original, copied = everything(ours, source), everything(ours, target)
+        if removal == "delete":
+            ours.delete_thread(source)
+            assert everything(ours, target) == copied
+            ours.copy_thread(target, source)
+            assert everything(ours, source) == original
+        elif removal == "keep":
+            ours.prune([source])
+            assert len(everything(ours, source)) == 2
+            assert everything(ours, target) == copied
+        elif removal == "runs":
+            # both have what the run made, so both lose it
+            ours.delete_for_runs(["run-1"])
+            left = [one for one in original if one["metadata"].get("run_id") != "run-1"]
+            assert everything(ours, source) == left
+            assert everything(ours, target) == renamed(left, target)
+        elif removal == "delete the copy":
+            ours.delete_thread(target)
+            assert everything(ours, source) == original
+        else:
+            ours.prune([target])
+            assert len(everything(ours, target)) == 2
+            assert everything(ours, source) == original
+        assert ours.store.verify().ok, str(ours.store.verify())
+        for name in (source, target):
+            if (newest := ours.get_tuple(config(name))) is not None:
+                ours.put(newest.config, checkpoint({"m": ["goes on"]}), META, {"m": 99})
+                assert ours.get_tuple(config(name)).checkpoint["channel_values"] == {"m": ["goes on"]}
+
+
+def test_copy_of_nothing_and_onto_something(ours):
+    chain(ours, "t", 2)
+    chain(ours, "u", 1)
+    before = everything(ours, "u")
+    with pytest.raises(HoldfastError):
+        ours.copy_thread("t", "u")
+    assert everything(ours, "u") == before
+    with suppress(HoldfastError):
+        ours.copy_thread("never was", "v")
+    assert everything(ours, "v") == []
+
+
+def test_copy_copies_no_bytes(ours):
+    made = chain(ours, "t", 1)
+    ours.put(made[-1], checkpoint({"text": "x" * 200_000}), META, {"text": 1})
+    before = ours.store.stats()["counts"]
+    ours.copy_thread("t", "u")
+    after = ours.store.stats()["counts"]
+    for table in ("checkpoint", "node", "tail", "chunk"):
+        assert after[table] == before[table]
+    assert ours.get_tuple(config("u")).checkpoint["channel_values"]["text"] == "x" * 200_000
+
+
+def test_prune_keeps_the_newest_of_each_namespace_with_its_writes(ours):
+    rich(ours, "t")
+    rich(ours, "u")
+    newest = ours.get_tuple(config("t"))
+    ours.put_writes(newest.config, [("m", "pending")], "pending task")
+    newest, inner = told(ours.get_tuple(config("t"))), told(ours.get_tuple(config("t", "inner:1")))
+    untouched = everything(ours, "u")
+    size = ours.store.stats()["counts"]
+    ours.prune(["t", "never was"])
+    assert told(ours.get_tuple(config("t"))) == newest
+    assert told(ours.get_tuple(config("t", "inner:1"))) == inner
+    assert len(everything(ours, "t")) == 2
+    assert everything(ours, "u") == untouched
+    assert ours.store.stats()["counts"]["checkpoint"] < size["checkpoint"]
+    ours.prune(["t"], strategy="keep_latest")
+    assert told(ours.get_tuple(config("t"))) == newest
+    after = ours.put(ours.get_tuple(config("t")).config, checkpoint({"m": ["on"]}), META, {"m": 9})
+    assert ids(ours.list(config("t"))) == [id_of(after), newest["checkpoint"]["id"]]
+    ours.prune(["t", "u"], strategy="delete")
+    assert everything(ours, "t") == everything(ours, "u") == []
+    with pytest.raises(BadOption):
+        ours.prune(["t"], strategy="keep_none")
+
+
+# -- delta channels -----------------------------------------------------------------------------------------
+
+
+def delta_thread(saver, thread: str) -> dict[str, dict]:
+    """A thread with a fork in which channel ``a`` is whole now and then, ``b`` once, ``c`` never."""
+    places = {}
+    at = config(thread)
+    for number in range(9):
+        values = {"plain": number}
+        if number % 4 == 1:
+            values["a"] = [f"whole {number}"]
+        if number == 2:
+            values["b"] = {"whole": number}
+        one = checkpoint(values, channel_versions=dict.fromkeys("abc", number + 1) | {"plain": number + 1})
+        at = saver.put(at, one, {**META, "step": number}, one["channel_versions"])
+        saver.put_writes(at, [("a", f"a {number} right"), ("c", f"c {number}")], f"task {number} x", "~2")
+        saver.put_writes(at, [("b", f"b {number}"), ("a", f"a {number} left")], f"task {number} y", "~1")
+        places[f"main {number}"] = at
+    at = places["main 3"]
+    for number in range(3):
+        one = checkpoint({"plain": -number}, channel_versions=dict.fromkeys("abc", number + 50) | {"plain": 50})
+        at = saver.put(at, one, {**META, "step": number}, one["channel_versions"])
+        saver.put_writes(at, [("a", f"side {number}"), ("b", f"side {number}")], f"side task {number}", "~1")
+        places[f"side {number}"] = at
+    return places
+
+
+def by_default(saver, at, channels) -> dict:
+    """What LangGraph's own walk over the parents finds."""
+    return BaseCheckpointSaver.get_delta_channel_history(saver, config=at, channels=channels)
+
+
+CHANNELS = ["a", "b", "c", "plain", "nobody"]
+
+
+def test_delta_history_is_what_the_default_walk_finds(saver):
+    places = delta_thread(saver, "t")
+    for name, at in places.items():
+        found = dict(saver.get_delta_channel_history(config=at, channels=CHANNELS))
+        assert found == by_default(saver, at, CHANNELS), name
+    newest = saver.get_delta_channel_history(config=config("t"), channels=["a", "b"])
+    assert dict(newest) == by_default(saver, places["side 2"], ["a", "b"]), "without an id, where the thread stands"
+    assert newest["b"]["seed"] == {"whole": 2}
+    assert [value for _, _, value in newest["b"]["writes"]] == ["b 2", "b 3", "side 0", "side 1"]
+    nothing = saver.get_delta_channel_history(config=config("never was"), channels=["a"])
+    assert dict(nothing) == {"a": {"writes": []}}
+    assert dict(saver.get_delta_channel_history(config=places["main 4"], channels=[])) == {}
+
+
+def test_delta_history_of_a_copy_is_that_of_the_original(ours):
+    places = delta_thread(ours, "t")
+    ours.copy_thread("t", "u")
+    for at in places.values():
+        copied = config("u", "", id_of(at))
+        expected = by_default(ours, at, CHANNELS)
+        assert dict(ours.get_delta_channel_history(config=copied, channels=CHANNELS)) == expected
+        assert by_default(ours, copied, CHANNELS) == expected
+    # writes that come later belong to one of them
+    ours.put_writes(config("u", "", id_of(places["main 7"])), [("a", "of the copy")], "late task", "~9")
+    expected = by_default(ours, places["main 8"], CHANNELS)
+    assert dict(ours.get_delta_channel_history(config=places["main 8"], channels=CHANNELS)) == expected
+    assert "of the copy" not in [value for _, _, value in expected["a"]["writes"]]
+    in_copy = ours.get_delta_channel_history(config=config("u", "", id_of(places["main 8"])), channels=["a"])
+    assert "of the copy" in [value for _, _, value in in_copy["a"]["writes"]]
+
+
+def rebuilt(history) -> dict:
+    """What a channel is made of: its last whole value, and what was written since."""
+    return {
+        channel: (found.get("seed"), [value for _, _, value in found["writes"]]) for channel, found in history.items()
+    }
+
+
+def test_delta_history_survives_pruning(ours):
+    delta_thread(ours, "t")
+    ours.copy_thread("t", "u")
+    newest = ours.get_tuple(config("t")).config
+    before = rebuilt(ours.get_delta_channel_history(config=newest, channels=["a", "b", "c"]))
+    for _ in range(2):
+        ours.prune(["t"])
+        assert len(everything(ours, "t")) == 1
+        assert rebuilt(ours.get_delta_channel_history(config=newest, channels=["a", "b", "c"])) == before
+    copied = ours.get_tuple(config("u")).config
+    assert rebuilt(ours.get_delta_channel_history(config=copied, channels=["a", "b", "c"])) == before
+    # and what grows from there still has it, with what is written from now on
+    ours.put_writes(newest, [("a", "one more")], "task", "~1")
+    after = ours.put(newest, checkpoint({}, channel_versions=dict.fromkeys("abc", 90)), META, {})
+    grown = rebuilt(ours.get_delta_channel_history(config=after, channels=["a", "b", "c"]))
+    pending = [value for _, channel, value in ours.get_tuple(newest).pending_writes if channel == "a"]
+    assert grown["a"] == (before["a"][0], [*before["a"][1], *pending])
+    ours.prune(["t"])
+    assert rebuilt(ours.get_delta_channel_history(config=after, channels=["a", "b", "c"])) == grown
+
+
+def test_delta_history_survives_the_deletion_of_runs(ours):
+    at, places = config("t"), []
+    for number in range(8):
+        values = {"a": ["whole"]} if number == 1 else {}
+        one = checkpoint(values, channel_versions={"a": number + 1})
+        at = ours.put(at, one, {**META, "step": number, "run_id": f"run {number}"}, {"a": number + 1})
+        ours.put_writes(at, [("a", f"write {number}")], f"task {number}", "~1")
+        places.append(at)
+    before = [rebuilt(ours.get_delta_channel_history(config=at, channels=["a"])) for at in places]
+    for gone in (3, 1, 0, 6):
+        ours.delete_for_runs([f"run {gone}"])
+        for number, at in enumerate(places):
+            if ours.get_tuple(at) is not None:
+                found = rebuilt(ours.get_delta_channel_history(config=at, channels=["a"]))
+                assert found == before[number], f"checkpoint {number} after the deletion of run {gone}"
+
+
+def test_a_delta_graph_goes_on_after_prune_copy_and_restart(store_path):
+    thread, copy = {"configurable": {"thread_id": "t"}}, {"configurable": {"thread_id": "u"}}
+    with HoldfastSaver(store_path) as saver:
+        graph = graphs.delta(saver)
+        for number in range(7):
+            graph.invoke({"items": [f"turn {number}"]}, thread)
+        expected = graph.get_state(thread).values
+        assert len(expected["items"]) == 21
+        saver.copy_thread("t", "u")
+        saver.prune(["t"])
+        assert graph.get_state(thread).values == graph.get_state(copy).values == expected
+        assert len(list(graph.get_state_history(thread))) == 1
+        assert len(list(graph.get_state_history(copy))) > 20
+    with HoldfastSaver(store_path) as saver:
+        graph = graphs.delta(saver)
+        for each in (thread, copy):
+            assert graph.get_state(each).values == expected
+            graph.invoke({"items": ["after"]}, each)
+            assert graph.get_state(each).values["items"] == [*expected["items"], "after", "left 22", "right 22"]
+        saver.prune(["t", "u"])
+        assert graph.get_state(thread).values == graph.get_state(copy).values
+        assert graph.get_state(thread).values["count"] == 24
+        assert saver.store.verify().ok

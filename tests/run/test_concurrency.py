@@ -1,0 +1,382 @@
+"""Tasks and threads: whatever the delays, a run that is executed again arrives at the same state."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast import errors
+from holdfast.run import positions, records
+from holdfast.run.tools import tool
+from tests.run.bench import Bench, Crash
+
+made = []
+EVENTS = {}
+
+
+@tool(effect="read")
+async def search(branch, number):
+    made.append((branch, number))
+    await asyncio.sleep(random.random() * 0.003)
+    return branch * 1000 + number
+
+
+@tool(effect="idempotent")
+async def book(branch, number):
+    made.append((branch, number))
+    await asyncio.sleep(random.random() * 0.003)
+    return (branch, number)
+
+
+@tool(effect="read")
+def blocking(branch, number):
+    made.append((branch, number))
+    threading.Event().wait(random.random() * 0.003)
+    return branch * 1000 + number
+
+
+@tool(effect="local")
+def note(text):
+    from holdfast.run.context import current
+
+    current().state["log"].append(text)
+
+
+async def gathered(agent, branches, end):
+    agent.state["log"] = []
+    agent.state["seen"] = {}
+
+    async def branch(number):
+        await asyncio.sleep(random.random() * 0.003)
+        for step in range(3):
+            found = await search(number, step)
+            agent.state["log"].append(found)
+            if step == 1 and number % 10 == 0:
+                booked = await book(number, step)
+                agent.state["seen"][number] = booked
+                note(f"booked {number}")
+        return number
+
+    order = await asyncio.gather(*(branch(number) for number in range(branches)))
+    agent.checkpoint("gathered")
+    agent.state["order"] = order
+    if end:
+        raise Crash
+    return agent.state_digest()
+
+
+def crash(bench, function, *args):
+    with pytest.raises(Crash):
+        asyncio.run(bench.arun(function, *args))
+    bench.ledger.flush()
+
+
+@pytest.mark.slow
+def test_gather_over_200_branches_replays_to_the_same_digest_100_times_of_100():
+    bench = Bench()
+    end = [True]
+
+    async def work(agent):
+        return await gathered(agent, 200, end[0])
+
+    crash(bench, work)
+    digest, log = bench.state_digest(), list(bench.state["log"])
+    end[0] = False
+    made.clear()
+    for _ in range(100):
+        again = bench.crashed()
+        assert asyncio.run(again.arun(work)) == digest
+        assert list(again.state["log"]) == log
+    assert not made
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_crash_anywhere_in_gather_is_finished_with_every_prefix_kept(seed):
+    chosen = random.Random(seed)
+    bench = Bench()
+    end = [True]
+
+    async def work(agent):
+        return await gathered(agent, 20, end[0])
+
+    crash(bench, work)
+    log = list(bench.state["log"])
+    end[0] = False
+    keep = chosen.randrange(1, bench.ledger.count)
+    completed = sum(isinstance(record, records.Done) for number, record in bench.ledger.records() if number <= keep)
+    again = bench.crashed(keep)
+    asyncio.run(again.arun(work))
+    searched = [text for text in again.state["log"] if type(text) is int]
+    assert sorted(searched) == sorted(text for text in log if type(text) is int)
+    same = 0
+    while same < len(log) and log[same] == again.state["log"][same]:
+        same += 1
+    booked = sum(1 for text in log[:same] if type(text) is str)
+    assert same + booked >= completed or same == len(log)
+    # and once more, from what that one recorded
+    final = again.state_digest()
+    third = again.crashed(again.ledger.count - 1)
+    asyncio.run(third.arun(work))
+    assert third.state_digest() == final
+
+
+def test_nested_task_groups_and_cancellation_replay_the_same():
+    end = [True]
+
+    async def work(agent):
+        agent.state["log"] = []
+
+        async def leaf(group, number):
+            try:
+                agent.state["log"].append(await search(group, number))
+                if number == 2:
+                    raise LookupError(group)
+                agent.state["log"].append(await search(group, number + 10))
+                await search(group, number + 20)
+            except asyncio.CancelledError:
+                agent.state["log"].append(("cancelled", group, number))
+                raise
+
+        async def group(number):
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for leaf_number in range(5):
+                        tasks.create_task(leaf(number, leaf_number))
+            except* LookupError as errors_found:
+                agent.state["log"].append(("failed", number, len(errors_found.exceptions)))
+
+        async with asyncio.TaskGroup() as groups:
+            for number in range(6):
+                groups.create_task(group(number))
+        if end[0]:
+            raise Crash
+        return agent.state_digest()
+
+    bench = Bench()
+    crash(bench, work)
+    digest = bench.state_digest()
+    assert any(text[0] == "cancelled" for text in bench.state["log"] if type(text) is tuple)
+    end[0] = False
+    made.clear()
+    for _ in range(30):
+        assert asyncio.run(bench.crashed().arun(work)) == digest
+    assert not made
+
+
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_thread_pool_with_copied_context_replays_the_same(numbered):
+    end = [True]
+
+    def work(agent):
+        agent.state["log"] = []
+
+        finished = queue.Queue()
+
+        def job(number):
+            finished.put([blocking(number, step) for step in range(3)])
+
+        make = positions.numbered_context if numbered else contextvars.copy_context
+        with ThreadPoolExecutor(8) as pool:
+            for number in range(40):
+                pool.submit(make().run, job, number)
+            for _ in range(40):
+                agent.state["log"].append(finished.get())
+        if end[0]:
+            raise Crash
+        return agent.state_digest()
+
+    bench = Bench()
+    with pytest.raises(Crash):
+        bench.run(work)
+    bench.ledger.flush()
+    digest, log = bench.state_digest(), sorted(map(list, bench.state["log"]))
+    end[0] = False
+    made.clear()
+    same = 0
+    for _ in range(10):
+        again = bench.crashed()
+        same += again.run(work) == digest
+        assert sorted(map(list, again.state["log"])) == log
+    assert not made
+    assert same == 10
+
+
+def test_jobs_by_results_in_order_replay_100_times_of_100():
+    end = [True]
+
+    def work(agent):
+        with ThreadPoolExecutor(8) as pool:
+            futures = [
+                pool.submit(contextvars.copy_context().run, lambda n=number: blocking(n, 0) + blocking(n, 1))
+                for number in range(30)
+            ]
+            agent.state["log"] = [future.result() for future in futures]
+        if end[0]:
+            raise Crash
+        return agent.state_digest()
+
+    bench = Bench()
+    with pytest.raises(Crash):
+        bench.run(work)
+    bench.ledger.flush()
+    digest = bench.state_digest()
+    end[0] = False
+    made.clear()
+    for _ in range(100):
+        assert bench.crashed().run(work) == digest
+    assert not made
+
+
+def test_to_thread_inside_gather_and_blocking_tools_on_the_loop():
+    end = [True]
+
+    async def work(agent):
+        agent.state["log"] = []
+
+        async def one(number):
+            agent.state["log"].append(await asyncio.to_thread(blocking, number, 0))
+            agent.state["log"].append(blocking(number, 1))
+            agent.state["log"].append(await search(number, 2))
+
+        await asyncio.gather(*(one(number) for number in range(20)))
+        if end[0]:
+            raise Crash
+        return agent.state_digest()
+
+    bench = Bench()
+    crash(bench, work)
+    digest = bench.state_digest()
+    end[0] = False
+    made.clear()
+    for _ in range(20):
+        assert asyncio.run(bench.crashed().arun(work)) == digest
+    assert not made
+
+
+def test_a_loop_inside_a_plain_run_replays_the_same():
+    end = [True]
+
+    def work(agent):
+        agent.state["log"] = []
+
+        async def one(number):
+            agent.state["log"].append(await search(number, 0))
+            agent.state["log"].append(await search(number, 1))
+
+        async def fan_out():
+            await asyncio.gather(*(one(number) for number in range(20)))
+
+        asyncio.run(fan_out())
+        if end[0]:
+            raise Crash
+        return agent.state_digest()
+
+    bench = Bench()
+    with pytest.raises(Crash):
+        bench.run(work)
+    bench.ledger.flush()
+    digest = bench.state_digest()
+    end[0] = False
+    made.clear()
+    for _ in range(20):
+        assert bench.crashed().run(work) == digest
+    assert not made
+
+
+def test_a_call_from_a_thread_without_context_is_refused():
+    called = []
+
+    @tool
+    def pay():
+        called.append(1)
+
+    @tool(effect="read")
+    def look():
+        return 5
+
+    def work(agent):
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(look).result() == 5
+            with pytest.raises(errors.NoAgent):
+                pool.submit(pay).result()
+            pool.submit(pay.direct).result()
+
+    Bench().run(work)
+    pay()
+    assert called == [1, 1]
+
+
+def test_a_cancelled_write_is_in_doubt_and_stops_the_run():
+    begun = []
+
+    @tool
+    async def pay(event):
+        begun.append(1)
+        EVENTS[event].set()
+        await asyncio.sleep(10)
+
+    async def work(agent):
+        EVENTS["pay"] = asyncio.Event()
+        task = asyncio.create_task(pay("pay"))
+        await EVENTS["pay"].wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return "ok"
+
+    bench = Bench()
+    with pytest.raises(errors.InDoubt, match="cancelled"):
+        asyncio.run(bench.arun(work))
+    with pytest.raises(errors.InDoubt):
+        asyncio.run(bench.crashed().arun(work))
+    assert begun == [1]
+
+
+def test_a_recorded_call_that_nobody_makes_is_diverged_and_not_a_hang(monkeypatch):
+    monkeypatch.setattr("holdfast.run.order.Order.__init__.__defaults__", ((), 0.3))
+    wanted = [True]
+
+    async def work(agent):
+        async def other():
+            if wanted[0]:
+                await search(1, 1)
+
+        async def one():
+            await asyncio.sleep(0.02)
+            return await search(2, 2)
+
+        await asyncio.gather(other(), one())
+        raise Crash
+
+    bench = Bench()
+    crash(bench, work)
+    wanted[0] = False
+    with pytest.raises(errors.Diverged, match="is not made"):
+        asyncio.run(bench.crashed().arun(work))
+
+
+def test_async_streams_and_steps_have_positions():
+    @tool(effect="read", stream=True)
+    async def words(text):
+        for word in text.split():
+            await asyncio.sleep(0)
+            yield word
+
+    async def work(agent):
+        lane = positions.here()
+        with positions.within(lane.step("plan")):
+            found = [word async for word in words("a b")]
+        with positions.within(lane.step("plan")):
+            found += [word async for word in words("c d")]
+        return found
+
+    bench = Bench()
+    assert asyncio.run(bench.arun(work, id="r")) == ["a", "b", "c", "d"]
+    paths = [record.path for _, record in bench.ledger.records() if isinstance(record, records.Done)]
+    assert paths == ["plan:0/0", "plan:1/0"]
+    assert asyncio.run(bench.crashed(bench.ledger.count - 1).arun(work, id="r")) == ["a", "b", "c", "d"]

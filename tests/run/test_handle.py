@@ -1,0 +1,578 @@
+"""Runs of real agents in a real store: interrupted, gone on with, compared, listed."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import random
+
+import pytest
+
+import holdfast
+from holdfast import errors
+
+
+class Crash(BaseException):
+    """The process ends here, as far as the program can tell."""
+
+
+class World:
+    """The outside: what was really done, and where the program is to be interrupted."""
+
+    def __init__(self):
+        self.calls = []
+        self.crash_at = None
+
+    def reach(self, where):
+        if self.crash_at == where:
+            self.crash_at = None
+            raise Crash
+
+    def tools(self):
+        @holdfast.tool(effect="read")
+        def search(city):
+            self.calls.append(("search", city))
+            return {"id": 7, "city": city}
+
+        @holdfast.tool
+        def book(offer):
+            self.calls.append(("book", offer))
+            return ("booked", offer)
+
+        @holdfast.durable
+        def travel(agent, city):
+            with agent.step("plan"):
+                offer = search(city)
+                agent.state["choice"] = offer
+                self.reach("chosen")
+                agent.checkpoint("chosen")
+                self.reach("saved")
+            done = book(offer["id"])
+            self.reach("booked")
+            agent.state["done"] = done
+            self.reach("end")
+            return done
+
+        return search, book, travel
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def opened(store_path):
+    """``opened()`` is the agent in a new process, as far as a program can tell."""
+    stores = []
+
+    def again(name="trip-7", **options):
+        while stores:
+            stores.pop().close()
+        stores.append(holdfast.open(store_path))
+        return stores[-1].agent(name, **options)
+
+    yield again
+    while stores:
+        stores.pop().close()
+
+
+PLACES = ["chosen", "saved", "booked", "end"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_an_interrupted_run_goes_on_and_repeats_nothing(opened, world, place):
+    _, _, travel = world.tools()
+    world.crash_at = place
+    with pytest.raises(Crash):
+        opened().run(travel, "Lisbon")
+    agent = opened()
+    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert agent.run(travel, "Lisbon") == ("booked", 7)
+    assert world.calls == [("search", "Lisbon"), ("book", 7)]
+    agent = opened()
+    assert agent.state == {"choice": {"id": 7, "city": "Lisbon"}, "done": ("booked", 7)}
+    assert [checkpoint.label for checkpoint in agent.log()] == ["run travel finished", "chosen", "run travel"]
+    assert not agent.abandoned()
+    assert agent._store.verify().ok
+
+
+def test_a_finished_run_is_never_ahead_of_its_state(opened, world, monkeypatch):
+    _, _, travel = world.tools()
+    agent = opened()
+    commit = type(agent._store._catalog).commit
+
+    def fails(catalog, what):
+        if agent.state.get("done"):
+            raise errors.DiskFull("no room")
+        return commit(catalog, what)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(type(agent._store._catalog), "commit", fails)
+        with pytest.raises(errors.DiskFull):
+            agent.run(travel, "Lisbon")
+    agent = opened()
+    (run,) = agent.runs()
+    assert run.condition == "failed"
+    assert "done" not in agent.state
+    assert agent.run(travel, "Lisbon") == ("booked", 7)
+    assert opened().state["done"] == ("booked", 7)
+    assert world.calls == [("search", "Lisbon"), ("book", 7)]
+
+
+def test_a_replayed_checkpoint_is_the_recorded_one_and_writes_nothing(opened, world):
+    seen = []
+    _, book, _ = world.tools()
+
+    def work(agent):
+        agent.state["n"] = 1
+        first = agent.checkpoint("one")
+        seen.append((first.id, agent.head.id, agent.at().id, agent.position))
+        agent.tag("mark")
+        agent.state["n"] = 2
+        agent.checkpoint("two")
+        book(3)
+        world.reach("here")
+        return agent.tags()["mark"].label
+
+    world.crash_at = "here"
+    with pytest.raises(Crash):
+        opened().run(work)
+    assert opened().run(work) == "one"
+    assert seen[0] == seen[1]
+    assert [checkpoint.label for checkpoint in opened().log()] == ["two", "one", "run work"]
+
+
+def test_unsaved_changes_are_in_the_history_before_a_run_takes_the_state_back(opened, world):
+    _, _, travel = world.tools()
+    world.crash_at = "booked"
+    with pytest.raises(Crash):
+        opened().run(travel, "Lisbon")
+    agent = opened()
+    agent.state["mine"] = "not saved yet"
+    agent.run(travel, "Lisbon")
+    assert "mine" not in agent.state
+    (left,) = agent.abandoned()
+    assert left.state["mine"] == "not saved yet"
+    agent = opened()
+    assert agent.state["done"] == ("booked", 7)
+    assert agent._store.verify().ok
+
+
+def test_a_checkpoint_between_interruption_and_resumption_is_left_aside_not_built_upon(opened, world):
+    _, _, travel = world.tools()
+    world.crash_at = "booked"
+    with pytest.raises(Crash):
+        opened().run(travel, "Lisbon")
+    agent = opened()
+    agent.state["other"] = list(range(100))
+    agent.checkpoint("in between")
+    agent.run(travel, "Lisbon")
+    agent = opened()
+    assert agent.state == {"choice": {"id": 7, "city": "Lisbon"}, "done": ("booked", 7)}
+    assert [found.label for found in agent.abandoned()] == ["in between"]
+    assert [found.label for found in agent.log()] == ["run travel finished", "chosen", "run travel"]
+    assert agent._store.verify().ok
+
+
+def test_a_failed_run_tried_again_in_the_same_process_leaves_no_litter(opened):
+    tries = []
+
+    def work(agent):
+        agent.state["n"] = agent.state.get("n", 0) + 1
+        tries.append(1)
+        if len(tries) < 3:
+            raise ValueError("not yet")
+        return agent.state["n"]
+
+    agent = opened()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="not yet"):
+            agent.run(work)
+    assert agent.run(work) == 1
+    assert [found.label for found in agent.log(all=True)] == ["run work finished", "run work"]
+    assert [run.condition for run in agent.runs()] == ["finished"]
+
+
+def test_a_run_that_diverges_leaves_the_state_of_the_head(opened, world):
+    _, _, travel = world.tools()
+    world.crash_at = "booked"
+    agent = opened()
+    agent.state["before"] = "x" * 100_000
+    with pytest.raises(Crash):
+        agent.run(travel, "Lisbon")
+
+    def changed(agent, city):
+        agent.state["choice"] = {"id": 8}
+        agent.checkpoint("chosen")
+
+    changed = holdfast.durable(name="travel")(changed)
+    agent = opened()
+    digest = agent.digest
+    with pytest.raises(errors.Diverged):
+        agent.run(changed, "Lisbon")
+    assert agent.digest == digest
+    assert not agent.dirty
+    agent.state["note"] = 1
+    agent.checkpoint("after")
+    agent = opened()
+    assert agent.state["choice"] == {"id": 7, "city": "Lisbon"}
+    assert [found.label for found in agent.log()] == ["after", "chosen", "run travel"]
+    assert agent.run(travel, "Lisbon") == ("booked", 7)
+    assert agent._store.verify().ok
+
+
+def test_large_arguments_and_results_survive(opened, world):
+    big = {"rows": [[n, "x" * 50] for n in range(5_000)], "blob": random.Random(1).randbytes(3_000_000)}
+
+    def work(agent, given):
+        world.reach("here")
+        return [given["rows"], given["blob"]]
+
+    world.crash_at = "here"
+    with pytest.raises(Crash):
+        opened().run(work, big)
+    assert opened().runs()[0].args == {"given": big}
+    assert opened().run(work, big) == [big["rows"], big["blob"]]
+    agent = opened()
+    assert agent.runs()[0].result == [big["rows"], big["blob"]]
+    assert agent._store.verify().ok
+
+
+def test_only_local_tools_may_change_the_state(opened):
+    @holdfast.tool
+    def greedy(agent_name):
+        holdfast.current().state["greedy"] = agent_name
+
+    @holdfast.tool(effect="local")
+    def tidy(value):
+        holdfast.current().state["tidy"] = value
+
+    @holdfast.tool(effect="idempotent")
+    def elsewhere(value):
+        with agent._store.agent("other") as other:
+            other.state["value"] = value
+            other.checkpoint()
+
+    def work(agent):
+        tidy(1)
+        elsewhere(2)
+        with pytest.raises(errors.InDoubt, match="local"):
+            greedy("x")
+
+    agent = opened()
+    with pytest.raises(errors.InDoubt):
+        agent.run(work)
+    assert agent.state == {"tidy": 1}
+    assert agent._store.agent("other").state == {"value": 2}
+
+
+def test_what_would_not_be_done_again_is_refused_inside_a_run(opened):
+    def inner(agent):
+        return 1
+
+    def work(agent):
+        agent.state["n"] = 1
+        agent.checkpoint()
+        for refused in (agent.undo, agent.redo, agent.__enter__):
+            with pytest.raises(errors.BadOption):
+                refused()
+        with pytest.raises(errors.RunUnfinished):
+            agent.run(inner)
+        return agent.branches()
+
+    assert opened().run(work) == ["main"]
+
+
+def test_now_random_and_uuid_are_the_recorded_ones(opened, world):
+    seen = []
+
+    def work(agent):
+        seen.append((agent.now(), agent.random(), agent.uuid()))
+        world.reach("here")
+        return seen[-1]
+
+    world.crash_at = "here"
+    agent = opened()
+    with pytest.raises(Crash):
+        agent.run(work)
+    agent.flush()
+    assert opened().run(work) == seen[0] == seen[1]
+    agent = opened()
+    assert agent.now() <= agent.now()
+    assert agent.uuid() != agent.uuid()
+
+
+def test_steps_are_shown_and_kept_with_the_checkpoint(opened):
+    def work(agent):
+        with agent.step("plan"), agent.step("look"):
+            shown = (agent.stack, agent.position)
+            agent.checkpoint("looked")
+        return shown
+
+    agent = opened()
+    assert agent.run(work) == (["plan", "look"], "plan:0/look:0/0")
+    assert agent.stack_at("looked") == ["plan", "look"]
+    assert (agent.stack, agent.position) == ([], "")
+    with agent.step("outside of a run it is only a word"):
+        assert agent.stack == []
+    with agent:
+        for _ in range(2):
+            with agent.step("turn"):
+                agent.state["n"] = 1
+                made = agent.checkpoint()
+                assert agent.stack == ["turn"]
+    assert opened().stack_at(f"id:{made.short_id}") == ["turn"]
+
+
+def test_effects_and_runs_are_listed_by_reading_handles_too(opened, world):
+    _, _, travel = world.tools()
+    agent = opened()
+    agent.run(travel, "Lisbon")
+    agent.state["x"] = 1
+    asked = agent.checkpoint("asked")
+    agent.run(travel, "Porto", id="second")
+    reading = agent._store.agent("trip-7", readonly=True)
+    for handle in (agent, reading):
+        assert [(effect.tool, effect.condition) for effect in handle.effects()] == [
+            ("search", "done"), ("book", "done"), ("search", "done"), ("book", "done"),
+        ]  # fmt: skip
+        assert [effect.args for effect in handle.effects(since=asked)] == [{"city": "Porto"}, {"offer": 7}]
+        assert [effect.run for effect in handle.effects(run="second")] == ["second"] * 2
+        assert [(run.id == "second", run.condition, run.args) for run in handle.runs()] == [
+            (False, "finished", {"city": "Lisbon"}), (True, "finished", {"city": "Porto"}),
+        ]  # fmt: skip
+    with pytest.raises(errors.ReadOnly):
+        reading.run(travel, "Faro")
+    with pytest.raises(errors.ReadOnly):
+        reading.mode = "normal"
+    assert [run.agent for run in agent._store.runs("finished")] == ["trip-7"] * 2
+    with pytest.raises(errors.BadOption):
+        agent._store.runs("perhaps")
+
+
+@pytest.mark.parametrize("decision", ["done", "not-done"])
+def test_a_person_decides_and_the_run_goes_on(opened, world, decision):
+    @holdfast.tool
+    def pay(amount):
+        world.calls.append(amount)
+        world.reach("paying")
+        return "by the tool"
+
+    def work(agent):
+        return pay(5)
+
+    world.crash_at = "paying"
+    with pytest.raises(Crash):
+        opened().run(work)
+    agent = opened()
+    with pytest.raises(errors.InDoubt) as caught:
+        agent.run(work)
+    (effect,) = caught.value.effects
+    assert [run.condition for run in agent.runs()] == ["needs attention"]
+    with pytest.raises(errors.RunUnfinished):
+        agent.run(world.tools()[2], "Lisbon")
+    agent = opened()
+    decided = agent.resolve(effect.id, decision, result="by a person", why="asked the bank")
+    assert decided.condition in {"done", "not done"}
+    with pytest.raises(errors.BadOption, match="not in doubt"):
+        agent.resolve(effect.id, decision)
+    with pytest.raises(errors.BadOption, match="names no effect"):
+        agent.resolve("ffff", decision)
+    assert opened().run(work) == ("by a person" if decision == "done" else "by the tool")
+    assert world.calls == [5] * (1 if decision == "done" else 2)
+
+
+def test_a_run_goes_on_with_other_arguments_only_when_told_so(opened, world):
+    search, book, _ = world.tools()
+
+    def work(agent, city, seats):
+        offer = search(city)
+        world.reach("found")
+        return [book(offer["id"]), seats]
+
+    world.crash_at = "found"
+    agent = opened()
+    with pytest.raises(Crash):
+        agent.run(work, "Lisbon", 1)
+    agent = opened()
+    with pytest.raises(errors.RunUnfinished, match="change=True"):
+        agent.run(work, "Lisbon", 2)
+    world.crash_at = "found"
+    with pytest.raises(Crash):
+        agent.run(work, "Lisbon", 2, change=True)
+    agent = opened()
+    assert agent.runs()[0].args == {"city": "Lisbon", "seats": 2}
+    assert agent.run(work, "Lisbon", 2) == [("booked", 7), 2]
+    assert world.calls == [("search", "Lisbon"), ("book", 7)]
+    assert len(agent.runs()) == 1
+
+
+def test_version_marks_a_change(opened, world):
+    search, _, _ = world.tools()
+
+    def old(agent):
+        found = search("Lisbon")
+        world.reach("found")
+        return found["id"]
+
+    def new(agent):
+        if agent.version("two searches"):
+            search("Porto")
+        return search("Lisbon")["id"]
+
+    world.crash_at = "found"
+    agent = opened()
+    with pytest.raises(Crash):
+        agent.run(holdfast.durable(name="f")(old))
+    agent = opened()
+    assert agent.run(holdfast.durable(name="f")(new)) == 7
+    assert world.calls == [("search", "Lisbon")]
+    agent.run(holdfast.durable(name="f")(new))
+    assert world.calls == [("search", "Lisbon"), ("search", "Porto"), ("search", "Lisbon")]
+    assert agent.version("outside")
+
+
+def test_a_thread_needs_the_agents_context(opened, world):
+    _, book, _ = world.tools()
+
+    def work(agent):
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:
+            with pytest.raises(errors.NoAgent):
+                pool.submit(book, 1).result()
+            return pool.submit(agent.context().run, book, 2).result()
+
+    assert opened().run(work) == ("booked", 2)
+
+
+def test_an_inherited_call_in_doubt_is_dead_only_when_the_writer_of_that_branch_is(opened, world):
+    @holdfast.tool(probe=lambda effect: holdfast.Absent())
+    def pay(amount):
+        world.calls.append(amount)
+        if len(world.calls) == 1:  # somebody branches off while the call is under way
+            main._make("meanwhile")
+            main._store.branch("trip-7", "try-b")
+        return "paid"
+
+    def work(agent):
+        return pay(5)
+
+    main = opened()
+    assert main.run(work) == "paid"
+    other = main._store.agent("trip-7", branch="try-b")
+    with pytest.raises(errors.InDoubt, match="may still be at it"):
+        other.run(work)
+    main.close()
+    assert other.run(work) == "paid"
+    assert world.calls == [5, 5]
+
+
+# -- async ------------------------------------------------------------------------------------------------------
+
+
+def test_an_async_run_with_checkpoints_of_several_tasks_replays_to_the_same_state(opened, world):
+    delays = random.Random(5)
+
+    @holdfast.tool(effect="read")
+    async def look(n):
+        await asyncio.sleep(delays.random() / 200)
+        return n
+
+    async def part(agent, n):
+        for turn in range(3):
+            agent.state["seen"].append([await look(n), turn])
+            await agent.acheckpoint(f"{n} {turn}")
+            agent.state["seen"].append(["saved", n, turn])
+
+    async def work(agent):
+        agent.state["seen"] = []
+        await asyncio.gather(*(part(agent, n) for n in range(4)))
+        world.reach("here")
+        return agent.state["seen"]
+
+    world.crash_at = "here"
+    agent = opened()
+    with pytest.raises(Crash):
+        asyncio.run(agent.arun(work))
+    first = [list(entry) for entry in agent.state["seen"]]
+    count = len(agent.log())
+    agent = opened()
+    assert asyncio.run(agent.arun(work)) == first
+    assert len(agent.log()) == count + 1
+    agent = opened()
+    assert agent.state["seen"] == first
+    assert agent._store.verify().ok
+
+
+def test_a_cancelled_checkpoint_is_written_all_the_same_and_replays_as_cancelled(opened, world, monkeypatch):
+    agent = opened()
+
+    async def work(agent):
+        agent.state["n"] = 1
+        saving = asyncio.ensure_future(agent.acheckpoint("one"))
+        await asyncio.sleep(0)
+        saving.cancel()
+        outcome = await asyncio.gather(saving, return_exceptions=True)
+        world.reach("here")
+        return type(outcome[0]).__name__
+
+    world.crash_at = "here"
+    with pytest.raises(Crash):
+        asyncio.run(agent.arun(work))
+    labels = [found.label for found in agent.log()]
+    assert asyncio.run(opened().arun(work)) == "CancelledError"
+    assert [found.label for found in opened().log()] == labels
+
+
+def test_async_with_asks_async_probes_first(opened, world):
+    async def probe(effect):
+        await asyncio.sleep(0)
+        return holdfast.Found("found by the probe")
+
+    @holdfast.tool(probe=probe)
+    async def pay(amount):
+        world.calls.append(amount)
+        world.reach("paying")
+        return "paid"
+
+    async def loop():
+        async with opened():
+            return await pay(5)
+
+    world.crash_at = "paying"
+    with pytest.raises(Crash):
+        asyncio.run(loop())
+    assert asyncio.run(loop()) == "found by the probe"
+    assert world.calls == [5]
+
+
+# -- waiting ----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_waits_for_a_signal_is_put_off_and_due_when_it_comes(opened):
+    def work(agent):
+        return agent.wait_for("approval")
+
+    agent = opened()
+    with pytest.raises(holdfast.Waiting):
+        agent.run(work, wait=False)
+    store = agent._store
+    assert [(run.condition, run.signal) for run in store.runs("waiting")] == [("waiting", "approval")]
+    assert store.due() == []
+    store.signal("trip-7", "approval", {"by": "Ada"})
+    store.signal("trip-7", "approval", "second")
+    assert [run.agent for run in store.due()] == ["trip-7"]
+    assert opened().run(work) == {"by": "Ada"}
+    assert opened()._store.due() == []
+    with pytest.raises(errors.UnknownRevision):
+        opened()._store.signal("trip-7", "approval", branch="nowhere")
+
+
+def test_a_signal_to_one_branch_is_for_that_branch(opened):
+    agent = opened()
+    agent.checkpoint()
+    other = agent.branch("try-b")
+    agent._store.signal("trip-7", "go", 1, branch="try-b")
+    with pytest.raises(TimeoutError):
+        agent.run(lambda agent: agent.wait_for("go", timeout_s=0))
+    assert other.run(lambda agent: agent.wait_for("go")) == 1

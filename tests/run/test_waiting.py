@@ -1,0 +1,413 @@
+"""Sleeping and signals: the time that is left, who gets a signal, and runs that are put off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from holdfast import errors
+from holdfast.run import waiting
+from holdfast.run.past import Past
+from holdfast.run.positions import numbered_context
+from holdfast.run.runs import durable
+from holdfast.run.tools import tool
+from tests.run.bench import Bench, Crash
+
+DAY_US = 86_400 * 10**6
+
+
+class Clock:
+    """A time that passes when somebody sleeps. The date can be set."""
+
+    def __init__(self):
+        self.elapsed = 100.0
+        self.date_us = 1_700_000_000 * 10**6
+        self.slept = 0.0
+
+    def wall_us(self):
+        return self.date_us
+
+    def elapsed_s(self):
+        return self.elapsed
+
+    def sleep(self, seconds):
+        self.slept += seconds
+        self.elapsed += seconds
+        self.date_us += round(seconds * 1e6)
+
+    async def asleep(self, seconds):
+        self.sleep(seconds)
+        await asyncio.sleep(0)
+
+
+def timed(clock, bench=None):
+    bench = bench or Bench()
+    bench.clock = clock
+    return bench
+
+
+def line(bench):
+    return Past(bench.ledger.records())
+
+
+def test_a_sleep_takes_its_time_and_is_not_slept_again():
+    clock = Clock()
+    done = []
+
+    @tool
+    def act():
+        done.append(clock.slept)
+        if len(done) == 1:
+            raise Crash
+        return "done"
+
+    @durable
+    def work(agent):
+        waiting.sleep(agent, 3 * 86_400)
+        return act()
+
+    bench = timed(clock)
+    with pytest.raises(Crash):
+        bench.run(work)
+    assert clock.slept == pytest.approx(3 * 86_400)
+    again = timed(clock, bench.crashed())
+    with pytest.raises(errors.InDoubt):
+        again.run(work)
+    assert clock.slept == pytest.approx(3 * 86_400)
+
+
+def test_what_is_left_of_a_sleep_is_slept_by_the_next_process():
+    clock = Clock()
+
+    class Killed(Clock):
+        def sleep(self, seconds):
+            super().sleep(seconds)
+            if self.slept > 3_600:
+                raise Crash
+
+    killed = Killed()
+
+    def work(agent):
+        waiting.sleep(agent, 7_200)
+        return "woke"
+
+    bench = timed(killed)
+    with pytest.raises(Crash):
+        bench.run(work)
+    clock.date_us = killed.date_us + 1_800 * 10**6  # half an hour until somebody started it again
+    assert timed(clock, bench.crashed()).run(work) == "woke"
+    assert clock.slept == pytest.approx(7_200 - killed.slept - 1_800)
+
+
+@pytest.mark.parametrize("jump_s", [-10 * 86_400, 10 * 86_400])
+def test_a_date_that_is_set_while_a_run_sleeps_changes_nothing(jump_s):
+    class Jumping(Clock):
+        def sleep(self, seconds):
+            super().sleep(seconds)
+            self.date_us += jump_s * 10**6
+
+    clock = Jumping()
+
+    def work(agent):
+        waiting.sleep(agent, 600)
+
+    timed(clock).run(work)
+    assert clock.slept == pytest.approx(600)
+
+
+def test_a_date_that_was_set_back_between_two_processes_does_not_make_a_sleep_longer():
+    def work(agent):
+        waiting.sleep(agent, 600)
+        return True
+
+    bench = timed(Clock())
+    with pytest.raises(errors.Waiting):
+        bench.run(work, wait=False)
+    clock = Clock()
+    clock.date_us = 0
+    assert timed(clock, bench.crashed()).run(work)
+    assert clock.slept == pytest.approx(600)
+
+
+def test_a_run_that_is_not_to_wait_ends_as_waiting_and_is_due_when_its_time_has_come():
+    clock = Clock()
+    seen = []
+
+    @durable
+    def work(agent):
+        try:
+            waiting.sleep(agent, 600)
+        except Exception:
+            seen.append("caught")
+        return "woke"
+
+    bench = timed(clock)
+    with pytest.raises(errors.Waiting) as caught:
+        bench.run(work, wait=False)
+    assert caught.value.until == clock.date_us + 600 * 10**6
+    assert seen == []
+    (run,) = line(bench).runs.values()
+    assert run.condition == "waiting"
+    assert waiting.due(line(bench), [], clock.date_us) == []
+    clock.date_us += 600 * 10**6
+    again = timed(clock, bench.crashed())
+    assert [run.id for run in waiting.due(line(again), [], clock.date_us)] == [run.id]
+    assert again.run(work, wait=False) == "woke"
+    assert clock.slept == 0
+    assert waiting.due(line(again), [], clock.date_us + DAY_US) == []
+
+
+def test_a_run_that_is_put_off_does_nothing_on_its_way_out():
+    done = []
+
+    @tool
+    def tidy():
+        done.append(1)
+
+    def work(agent):
+        try:
+            return waiting.wait_for(agent, "approval")
+        finally:
+            tidy()
+
+    bench = Bench()
+    with pytest.raises(errors.Waiting) as caught:
+        bench.run(work, wait=False)
+    assert caught.value.signal == "approval"
+    assert done == []
+    bench.send("approval", "yes")
+    again = bench.crashed()
+    assert len(waiting.due(line(again), again.signals(), 0)) == 1
+    assert again.run(work, wait=False) == "yes"
+    assert done == [1]
+
+
+def test_a_function_that_swallows_everything_is_put_off_all_the_same():
+    def work(agent):
+        try:
+            waiting.sleep(agent, 600)
+        except BaseException:
+            return "went on"
+
+    bench = timed(Clock())
+    with pytest.raises(errors.Waiting):
+        bench.run(work, wait=False)
+
+
+def test_a_signal_ends_one_wait_once():
+    bench = Bench()
+    bench.send("approval", {"by": "ada", "n": 1})
+    bench.send("other")
+    bench.send("approval", {"by": "ada", "n": 2})
+
+    @durable
+    def work(agent):
+        return [waiting.wait_for(agent, "approval")["n"] for _ in range(2)]
+
+    assert bench.run(work) == [1, 2]
+    again = bench.crashed()
+    with pytest.raises(errors.Waiting):
+        again.run(work, wait=False)
+    assert line(again).taken == {1, 3}
+
+
+def test_a_received_signal_is_given_again_to_the_same_run_after_a_crash():
+    def work(agent):
+        got.append(waiting.wait_for(agent, "approval"))
+        if len(got) == 1:
+            raise Crash
+        return got
+
+    got = []
+    bench = Bench()
+    bench.send("approval", "first")
+    with pytest.raises(Crash):
+        bench.run(work)
+    bench.send("approval", "second")
+    assert bench.crashed().run(work) == ["first", "first"]
+
+
+def test_a_signal_that_comes_while_a_run_blocks_wakes_it():
+    bench = Bench()
+
+    def work(agent):
+        return waiting.wait_for(agent, "approval")
+
+    timer = threading.Timer(0.15, bench.send, ("approval", 7))
+    timer.start()
+    began = time.monotonic()
+    assert bench.run(work) == 7
+    assert time.monotonic() - began < 3
+    timer.join()
+
+
+def test_no_signal_in_time_is_a_timeout_now_and_when_the_run_is_executed_again():
+    clock = Clock()
+    seen = []
+
+    def work(agent):
+        try:
+            waiting.wait_for(agent, "approval", timeout_s=60)
+        except TimeoutError as error:
+            seen.append(str(error))
+        if len(seen) == 1:
+            raise Crash
+        return "alone"
+
+    bench = timed(clock)
+    with pytest.raises(Crash):
+        bench.run(work)
+    assert clock.slept == pytest.approx(60, abs=2)
+    bench.send("approval", "late")
+    assert timed(clock, bench.crashed()).run(work) == "alone"
+    assert seen[0] == seen[1]
+    assert line(bench).taken == set()
+
+
+def test_a_timeout_that_ended_a_run_is_waited_for_anew():
+    clock = Clock()
+
+    def work(agent):
+        return waiting.wait_for(agent, "approval", timeout_s=60)
+
+    bench = timed(clock)
+    with pytest.raises(TimeoutError):
+        bench.run(work)
+    with pytest.raises(errors.Waiting):
+        timed(clock, bench.crashed()).run(work, wait=False)
+
+
+def test_waits_in_async_code_and_two_waits_for_one_name_get_different_signals():
+    async def main():
+        bench = Bench()
+
+        async def one(agent, number):
+            return number, await waiting.await_for(agent, "go")
+
+        async def work(agent):
+            await waiting.asleep(agent, 0.01)
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(agent, number)) for number in range(3)]
+            return sorted(task.result()[1] for task in tasks)
+
+        for number in range(3):
+            asyncio.get_running_loop().call_later(0.05 * number, bench.send, "go", number)
+        assert await bench.arun(work) == [0, 1, 2]
+        return bench
+
+    bench = asyncio.run(main())
+    assert line(bench).taken == {1, 2, 3}
+
+
+def test_a_run_is_put_off_only_when_nothing_of_it_is_under_way():
+    done = []
+
+    @tool
+    async def slow(number):
+        await asyncio.sleep(0.3)
+        done.append(number)
+        return number
+
+    async def approve(agent):
+        return await waiting.await_for(agent, "approval")
+
+    async def act(agent):
+        return [await slow(number) for number in range(2)]
+
+    async def work(agent):
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(approve(agent))
+            second = group.create_task(act(agent))
+        return first.result(), second.result()
+
+    bench = Bench()
+    with pytest.raises(errors.Waiting):
+        asyncio.run(bench.arun(work, wait=False))
+    assert done == [0, 1]
+    bench.send("approval", "yes")
+    assert asyncio.run(bench.crashed().arun(work, wait=False)) == ("yes", [0, 1])
+    assert done == [0, 1]
+
+
+def test_threads_that_wait_are_put_off_together():
+    def work(agent):
+        with ThreadPoolExecutor(4) as pool:
+            jobs = [pool.submit(numbered_context().run, waiting.wait_for, agent, f"s{number}") for number in range(3)]
+            return [job.result() for job in jobs]
+
+    bench = Bench()
+    with pytest.raises(errors.Waiting):
+        bench.run(work, wait=False)
+    (run,) = line(bench).runs.values()
+    assert {wait.name for wait in waiting.open_waits(run)} == {"s0", "s1", "s2"}
+    for number in range(3):
+        bench.send(f"s{number}", number)
+    assert bench.crashed().run(work, wait=False) == [0, 1, 2]
+
+
+def test_a_cancelled_wait_is_no_longer_waited_for():
+    async def work(agent):
+        try:
+            async with asyncio.timeout(0.1):
+                await waiting.await_for(agent, "approval")
+        except TimeoutError:
+            pass
+        await waiting.await_for(agent, "other")
+
+    bench = Bench()
+
+    async def main():
+        task = asyncio.ensure_future(bench.arun(work))
+        await asyncio.sleep(0.4)
+        task.cancel()
+        await asyncio.wait({task})
+
+    asyncio.run(main())
+    (run,) = line(bench).runs.values()
+    names = {wait.name for wait in waiting.open_waits(run)}
+    assert "approval" not in names
+
+
+def test_a_tool_cannot_wait():
+    @tool(effect="read", raises=(errors.BadOption,))
+    def look():
+        waiting.sleep(bench, 1)
+
+    bench = Bench()
+    with pytest.raises(errors.BadOption, match="cannot wait"):
+        bench.run(lambda agent: look())
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf"), 1e12])
+def test_a_wait_that_makes_no_sense_is_refused(seconds):
+    with pytest.raises(errors.BadOption):
+        waiting.sleep(Bench(), seconds)
+
+
+def test_outside_of_runs_a_signal_is_received_once_too():
+    bench = Bench()
+    bench.send("approval", 1)
+    with bench.using(0):
+        assert waiting.wait_for(bench, "approval") == 1
+        with pytest.raises(TimeoutError):
+            waiting.wait_for(bench, "approval", timeout_s=0.05)
+    again = bench.crashed()
+    with again.using(0), pytest.raises(TimeoutError):
+        waiting.wait_for(again, "approval", timeout_s=0.05)
+    with pytest.raises(errors.NoAgent):
+        waiting.wait_for(again, "approval")
+
+
+def test_a_signal_keeps_to_its_limits():
+    registry = Bench().registry
+    assert len(waiting.signal_key(b"a" * 16)) == 16
+    with pytest.raises(errors.BadName):
+        waiting.signal_body("", 1, registry)
+    with pytest.raises(errors.BadOption):
+        waiting.signal_body("big", b"x" * (1 << 21), registry)
+    with pytest.raises(errors.CorruptValue):
+        waiting.read_signal(1, 0, waiting.encode({"what": "signal"}))
