@@ -18,6 +18,8 @@ from holdfast.store.reading import BATCH_ROWS
 from holdfast.store.sealing import SEAL_BYTES, SEAL_CHECKPOINTS
 from tests.contrib.threads import checkpoint, config
 
+pytestmark = pytest.mark.slow
+
 TURNS = 2_000
 DELTAS = 1_000
 MESSAGE_BYTES = 200

@@ -216,6 +216,7 @@ def test_a_run_is_the_writer_from_its_first_read_on(store_path, putter):
         assert unforked(saver)
 
 
+@pytest.mark.slow
 def test_everything_streamed_survives_kill(store_path):
     for round_ in range(2):
         process = start("stream", store_path, f"t{round_}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 
 import pytest
@@ -59,7 +60,7 @@ def test_a_read_is_retried_and_waits_longer_each_time(bench, clock):
         return "found"
 
     assert bench.run(lambda agent: look()) == "found"
-    gaps = [after - before for before, after in zip(tried, tried[1:], strict=False)]
+    gaps = [after - before for before, after in itertools.pairwise(tried)]
     assert len(gaps) == 3
     assert gaps == sorted(gaps)
 
@@ -546,6 +547,39 @@ def test_an_async_tool_may_ask_for_a_checkpoint_too(bench):
 
     assert asyncio.run(bench.arun(work)) == [0, 1, 2, 3, 4]
     assert len(bench.states) == 6
+
+
+def test_a_checkpoint_of_a_tool_inside_a_tool_is_not_looked_for_again(bench):
+    @tool(checkpoint="before")
+    def inner():
+        return 1
+
+    @tool(effect="read")
+    def outer():
+        return inner() + 1
+
+    def work(agent):
+        got = outer()
+        if not again:
+            raise Crash
+        return got
+
+    again = []
+    with pytest.raises(Crash):
+        bench.run(work)
+    again.append(1)
+    assert bench.crashed(bench.ledger.count).run(work) == 2
+
+
+def test_a_plain_loop_gets_the_answer_of_a_fallback_again(bench):
+    service = Service()
+    pay = paying(service, fallback=lambda: "later")
+    with bench.using(0):
+        assert pay() == "later"
+    again = bench.crashed(bench.ledger.count)
+    with again.using(0):
+        assert pay() == "later"
+    assert service.calls == 1
 
 
 # -- modes --------------------------------------------------------------------------------------------------

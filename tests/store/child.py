@@ -10,7 +10,7 @@ import time
 
 from holdfast.errors import Fenced, ForkedHandle, HoldfastError, StoreBusy
 from holdfast.store.embedded import open_embedded
-from tests.store.support import Hand, new_branch
+from tests.store.support import Hand, Pen, new_branch
 
 
 def say(*words) -> None:
@@ -66,6 +66,18 @@ def kill_in_commit(path, name) -> None:
     for _ in range(20):
         say(hand.commit(os.urandom(500)))
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def append(path, name) -> None:
+    """Append records without end; say the number of each that was waited for."""
+    store = open_embedded(path)
+    pen = Pen(Hand(store, new_branch(store, name)))
+    say("ready")
+    while True:
+        flush = pen.count % 3 == 2
+        pen.write(b"%d" % (pen.count + 1), flush=flush)
+        if flush:
+            say(pen.count)
 
 
 def fork(path) -> None:

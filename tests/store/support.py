@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.store.catalog import BranchRow, Commit, Event, checkpoint_id
+from holdfast.store.catalog import Append, BranchRow, Commit, Event, NewRecord, checkpoint_id, effect_chain
 from holdfast.store.embedded import Embedded
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,3 +89,25 @@ def finish(process: subprocess.Popen[str]) -> str:
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0, out
     return out.strip()
+
+
+class Pen:
+    """Writes one record after another on the line of a branch, as a journal would, without its care."""
+
+    def __init__(self, hand: Hand) -> None:
+        self.hand = hand
+        line = hand.store.line(hand.row.b)
+        self.count, self.chain = line.count, line.chain
+
+    def next(self, *bodies: bytes, **more) -> Append:
+        end = self.chain
+        for body in bodies:
+            end = effect_chain(end, body)
+        row, generation = self.hand.row, more.pop("generation", self.hand.lease.generation)
+        records = [NewRecord(more.pop("mark", 0), more.pop("refs", b""), body) for body in bodies]
+        append = Append(row.a, row.b, generation, self.count, self.chain, records, end, **more)
+        self.count, self.chain = self.count + len(bodies), end
+        return append
+
+    def write(self, *bodies: bytes, flush: bool = True, **more) -> None:
+        self.hand.store.append(self.next(*bodies, **more), flush=flush)

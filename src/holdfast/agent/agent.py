@@ -7,7 +7,7 @@ state that could not be written is still in memory with all its changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from types import TracebackType
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from holdfast.agent import history, recovery
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.journal import Entry
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import check_label
@@ -236,7 +237,7 @@ class Agent:
 
     def preview_rollback(self, revision: str | Checkpoint) -> Rollback:
         """What ``rollback`` would do, without doing it."""
-        target = self.at(_required(revision))
+        target = self.at(required(revision))
         ahead = []
         for row in self._line().up(self._fresh_branch().head):
             if row.n == target._row.n:
@@ -250,31 +251,42 @@ class Agent:
 
     def rollback(self, revision: str | Checkpoint) -> Checkpoint:
         """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
+        return self._go_back(self._find(required(revision)))
+
+    def _go_back(self, target: CheckpointRow, records: Sequence[Entry] = ()) -> Checkpoint:
+        """Make the live state and the head those of a checkpoint. The records go to disk in the same transaction."""
         writer = self._check_writer()
         with writer.still(self._document):
-            target = self._find(_required(revision))
-            if self._document.changed:
-                self._make(f"before rollback to {_describe(self._seen(target))}")
-                writer.settle(self._document)
+            self._secure(f"before rollback to {_describe(self._seen(target))}")
             wanted = self._store._load(target)
             way = self._way_to(wanted)
             since_base = history.Stored(self._store._catalog, target).since_base()
-            body = {"what": "rollback", "branch": self.branch_name, "from": writer.head_id, "to": target.id}
+            body = {"what": "rollback", "branch": self.branch_name, "from": writer.branch_head, "to": target.id}
             event = Event(now_us(), encode(body))
-            self._branch = self._store._catalog.set_head(
-                self._branch.b,
-                generation=writer.generation,
-                expect_head_id=writer.head_id,
-                head=target.n,
-                head_id=target.id,
-                event=event,
-            )
+            with writer.journal.carrying(records) as append:
+                self._branch = self._store._catalog.set_head(
+                    self._branch.b,
+                    generation=writer.generation,
+                    expect_head_id=writer.branch_head,
+                    head=target.n,
+                    head_id=target.id,
+                    event=event,
+                    append=append,
+                )
             self._follow(way, wanted)
             self._document.forget_changes()
             self._document.rebase(wanted.digests())
             head = self._seen(target)
             writer.start_from(head, since_base)
             return head
+
+    def _secure(self, label: str) -> None:
+        """Save what has changed since the last checkpoint, if anything."""
+        writer = self._check_writer()
+        with writer.still(self._document):
+            if self._document.changed:
+                self._make(label)
+                writer.settle(self._document)
 
     def undo(self) -> Checkpoint:
         """Append a checkpoint that reverses the last one not yet undone."""
@@ -464,7 +476,7 @@ def _hex(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _required(revision: str | Checkpoint) -> str | Checkpoint:
+def required(revision: str | Checkpoint) -> str | Checkpoint:
     """Going back must not happen by a forgotten argument."""
     if not revision:
         raise UnknownRevision("a rollback needs the checkpoint to go back to", hint="Name one: see agent.log().")

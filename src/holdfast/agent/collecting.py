@@ -1,8 +1,9 @@
 """Which nodes and chunks are still needed.
 
-Owns the walk from checkpoints, tails, seals and records to everything that they name. Deletes nothing itself. What always
-holds: references are found by their bytes, wherever they stand, so that something may be taken for needed that is not,
-but never the other way round; a node or row that cannot be read ends the walk with an error, and nothing is deleted.
+Owns the walk from checkpoints, tails, seals and records to everything that they name. Deletes nothing itself. What
+always holds: references are found by their bytes, wherever they stand, so that something may be taken for needed that
+is not, but never the other way round; a node or row that cannot be read ends the walk with an error, and nothing is
+deleted.
 """
 
 from __future__ import annotations

@@ -16,18 +16,14 @@ from contextlib import contextmanager
 
 from holdfast.agent.manifest import Manifest
 from holdfast.errors import BadOption, Damaged, HoldfastError
-from holdfast.store.catalog import Append, Catalog, CheckpointRow, LineStart, NewRecord, Queued, digest
+from holdfast.store.catalog import Append, Catalog, CheckpointRow, LineStart, NewRecord, Queued
+from holdfast.store.catalog import effect_chain as chain
 
 RECORD_MAX_BYTES = 2**20
 """The longest record. Values over 16 KiB are named by digest, so one that is longer is a mistake of its maker."""
 
 Entry = tuple[int, bytes, bytes]
 """A record as bytes: 1 if summaries need it, the digests of nodes that it names, its body."""
-
-
-def chain(before: bytes, body: bytes) -> bytes:
-    """The chain digest after a record."""
-    return digest(b"holdfast.effect", before + body)
 
 
 Position = tuple[int, bytes]

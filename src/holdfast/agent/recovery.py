@@ -2,7 +2,8 @@
 
 Owns the search for that ancestor and the words for what lies after it; errors about damage are completed here, so that
 whoever meets one learns what would be left. Never removes or changes anything that is stored. Running it again finds
-the branch that it made before.
+the branch that it made before. What happened outside has happened, whatever state one goes back to: the new branch
+inherits every record of the damaged one that can be trusted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from holdfast.agent import history
+from holdfast.agent import history, salvage
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
@@ -123,28 +124,36 @@ def explain(store: Store, name: str, branch: BranchRow, error: Damaged) -> Damag
     if error.newest_valid or error.lost:
         return error
     finding = find(store, branch)
-    if not finding.passed:
+    lost = _lost(finding, salvage.trusted(store, branch.b))
+    if not lost:
         return error
-    error.lost = finding.lost
+    error.lost = lost
+    if finding.valid is None and not finding.passed:
+        error.hint = f"store.agent({name!r}, recover=True) goes on without it on a new branch. Lost would be: {lost}"
+        return error
     if finding.valid is None:
         error.hint = "Run `holdfast verify` for the whole picture, and put the store back from a backup."
         return error
     error.newest_valid = finding.valid.id.hex()
     error.hint = (
         f"The newest valid checkpoint is {error.newest_valid[:12]} (#{finding.valid.depth}); "
-        f"store.agent({name!r}, recover=True) goes on from it on a new branch. Lost would be: {finding.lost}"
+        f"store.agent({name!r}, recover=True) goes on from it on a new branch. Lost would be: {lost}"
     )
     return error
 
 
+def _lost(finding: Finding, records: salvage.Salvage) -> str:
+    return "; ".join(filter(None, (finding.lost, records.lost)))
+
+
 def recover(store: Store, name: str, agent: AgentRow, branch: BranchRow) -> tuple[BranchRow, str]:
     """The branch to go on with, and in words what is lost (empty when nothing is)."""
-    if not branch.head:
-        return branch, ""
     finding = find(store, branch)
-    if not finding.passed:
+    records = salvage.trusted(store, branch.b)
+    lost = _lost(finding, records)
+    if not lost:
         return branch, ""
-    if finding.valid is None:
+    if finding.valid is None and finding.passed:
         raise Damaged(
             f"no checkpoint of {name!r} can be trusted",
             what=tuple(finding.passed),
@@ -152,16 +161,19 @@ def recover(store: Store, name: str, agent: AgentRow, branch: BranchRow) -> tupl
             hint="Run `holdfast verify` for the whole picture, and put the store back from a backup.",
         )
     branches = dict(store._branches(agent.a))
+    start = finding.valid.id if finding.valid is not None else b""
     number = 1
     while True:
         new = f"recovered-{number}"
         existing = branches.get(new)
         if existing is None and new not in store._tags(agent.a):
-            return store._add_branch(agent, new, finding.valid), finding.lost
+            line, copies = salvage.inheritance(store, branch.b, records)
+            return store._add_branch(agent, new, finding.valid, line=line, copies=copies), lost
         if (
             existing is not None
-            and decode(existing.body)["from"] == finding.valid.id
+            and decode(existing.body)["from"] == start
             and not find(store, existing).passed
+            and not salvage.trusted(store, existing.b).problem
         ):
-            return existing, finding.lost
+            return existing, lost
         number += 1

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import history
 from holdfast.agent.collecting import Collection, Reached
-from holdfast.agent.journal import chain
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Damaged
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, clone_key
+from holdfast.store.catalog import effect_chain as chain
 from holdfast.store.forgetting import ROWS_AT_ONCE, Forgetting, Guard
 from holdfast.store.opening import now_us
 from holdfast.store.ranges import Ranges
@@ -257,9 +257,9 @@ def _clear(store: Store, forgetting: Forgetting, a: int) -> int:
             forgetting.write_nodes(nodes)
         forgetting.stand_alone(row.n, family.branches, sorted(family.living))
     ends = _cut_lines(forgetting, family, dead)
-    records = _collect(forgetting, family, dead, ends) if dead or ends else Ranges()
+    records = _collect(forgetting, family, dead, ends) if dead or ends else set()
     events = family.dead_events()
-    forgetting.delete(sorted(dead), events, list(records))
+    forgetting.delete(sorted(dead), events, sorted(records))
     return len(events)
 
 
@@ -299,7 +299,7 @@ def _position(row: CheckpointRow, most: int) -> int:
         return most
 
 
-def _collect(forgetting: Forgetting, family: Family, dead: set[int], ends: dict[int, int]) -> Ranges:
+def _collect(forgetting: Forgetting, family: Family, dead: set[int], ends: dict[int, int]) -> set[int]:
     """Delete the nodes and chunks that only the dead checkpoints needed, and the records after these ends.
 
     Returns the numbers of these records.
@@ -308,12 +308,11 @@ def _collect(forgetting: Forgetting, family: Family, dead: set[int], ends: dict[
     doomed = Reached(reading, tolerant=True)
     for n in dead:
         doomed.checkpoint(family.rows[n], reading.tail(n))
-    numbers = []
+    records = set()
     for b, count in ends.items():
-        for record in reading.records_as_they_are(b, count):
+        for record, _ in reading.records_as_they_are(b, count):
             doomed.effect(record)
-            numbers.append(record.r)
-    records = Ranges.of(numbers)
+            records.add(record.r)
     for b in family.branches:
         for seal in reading.seals(b):
             nodes, entries = decode(seal.places)

@@ -30,7 +30,7 @@ from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, Damaged, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, LineStart
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, LineStart, NewRecord
 from holdfast.store.embedded import Embedded, open_embedded
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
@@ -288,10 +288,11 @@ class Store:
         more: Mapping[str, Any] | None = None,
         *,
         line: LineStart | None = None,
+        copies: Sequence[NewRecord] = (),
     ) -> BranchRow:
         """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body.
 
-        It inherits the records before ``target``, or ``line``.
+        It inherits the records before ``target``, unless ``line`` says otherwise; ``copies`` follow these.
         """
         check_name(new, "a branch", but="@")
         self._check_free(agent, new)
@@ -300,7 +301,7 @@ class Store:
         body = encode({"name": new, "created": now, "from": at, **(more or {})})
         inherits = line if line is not None else inherited(target)
         said = {"what": "branch", "name": new, "at": at}
-        if inherits is not None:
+        if inherits is not None and inherits.start:
             said["line"] = [inherits.origin, inherits.start]
         return self._catalog.add_branch(
             agent.a,
@@ -310,7 +311,8 @@ class Store:
             head=target.n if target is not None else 0,
             head_id=at,
             event=Event(now, encode(said)),
-            line=inherits if inherits is not None and inherits.start else None,
+            line=inherits,
+            copies=copies,
         )
 
     def tag(self, name: str, tag: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:

@@ -1,7 +1,8 @@
 """Verify: read everything and prove it.
 
 Owns the proof that a store is what was written: the engine's structure, every row's sum, every node, chunk and value,
-the hash chain of every agent, and that the operations of each checkpoint lead to the digests that it recorded.
+the hash chain of every agent, that the operations of each checkpoint lead to the digests that it recorded, and the
+records of what happened outside.
 Changes nothing. What always holds: damage is reported with the checkpoints it affects, and one damaged thing does not
 keep the rest from being checked.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import history
+from holdfast.agent.ledgers import Ledgers
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.document import Document
@@ -54,6 +56,7 @@ class VerifyReport:
         self.problems: list[Problem] = []
         self.checked: dict[str, int] = {
             "rows": 0, "agents": 0, "checkpoints": 0, "operations": 0, "nodes": 0, "chunks": 0, "bytes": 0,
+            "effects": 0,
         }  # fmt: skip
 
     @property
@@ -101,6 +104,7 @@ def verify(store: Store, progress: Progress | None, agents: Sequence[str]) -> Ve
     for row in rows:
         if not agents or names[row.a] in agents:
             run.agent(row, names[row.a])
+    run.lines()
     run.events()
     return run.report
 
@@ -121,6 +125,10 @@ class _Verification:
         self.present = {"checkpoint": Ranges(), "event": Ranges(), "effect": Ranges()}
         self.forgotten: dict[int, Ranges] = {}  # agent -> the checkpoints that it said it forgot
         self.forgotten_ids: set[bytes] = set()  # of these, the ones that had children which stayed
+        self.removed_effects = Ranges()
+        self.ledgers = Ledgers(
+            self.catalog, lambda what, detail, affected: self.problem(what, detail, affected=affected)
+        )
 
     @contextmanager
     def finding(self, what: str, agent: str = "", affected: list[str] | None = None) -> Iterator[None]:
@@ -189,6 +197,7 @@ class _Verification:
                 self.forgotten[row.a] = self.forgotten.get(row.a, Ranges()) | numbers
                 self.forgotten_ids.update(body["cut"])
                 branch = max([branch, *body.get("branches", ())])
+            self.removed_effects = told["effect"]
             n, e, r = self.catalog.newest()
             for table, newest in (("checkpoint", n), ("event", e), ("effect", r)):
                 accounted = self.present[table] | told[table]
@@ -260,6 +269,7 @@ class _Verification:
                 self.judged[row.a, checkpoint.id] = decode(judged.body) if judged is not None else {}
             with self.finding(f"checkpoint {identity[:12]}", name, [identity]):
                 manifest = self._chain(line, checkpoint, rows)
+                self.ledgers.speaks(checkpoint.n, checkpoint.b, manifest.effects, identity)
                 if checkpoint.n in self.proven:
                     pass
                 elif manifest.parent and checkpoint.parent not in rows:
@@ -366,6 +376,14 @@ class _Verification:
                 if tag.n not in rows or rows[tag.n].id != body["at"]:
                     self.problem(f"tag {body['name']}", "it does not lead to the checkpoint it names", name)
 
+    def lines(self) -> None:
+        total = 0
+        with self.finding("store.db"):
+            total = self.catalog.counts()["effect"]
+        with self.finding("table effect"):
+            self.ledgers.prove(self.removed_effects, lambda done: self.progress("effects", done, total))
+        self.report.checked["effects"] = self.ledgers.checked
+
     def events(self) -> None:
         """The catalog's names are what its events say, so that one that is gone or was put back shows."""
         with self.finding("table event"):
@@ -379,6 +397,9 @@ class _Verification:
                 rows = {decode(row.body)["name"]: row for row in self.catalog.branches(a)}
                 if set(rows) != told.branches.get(a, set()):
                     self.problem("table branch", f"agent {a}: branches are missing or were never made")
+                for name, row in rows.items():
+                    if self.ledgers.start(row.b) != told.lines.get((a, name), (0, 0)):
+                        self.problem(f"branch {name}", f"agent {a}: its line does not begin where its history says")
                 for name, row in rows.items() if a in self.walked else ():
                     newest = self.newest.get(row.b, (0, decode(row.body)["from"]))
                     if row.head_id != told.head(a, name, *newest):
@@ -401,6 +422,7 @@ class _Told:
         self.tags: dict[int, dict[str, bytes]] = {}
         self.validity: dict[int, dict[bytes, tuple[str, str]]] = {}
         self.rollbacks: dict[tuple[int, str], list[tuple[bytes, bytes]]] = {}
+        self.lines: dict[tuple[int, str], tuple[int, int]] = {}  # what branches inherited: origin, how many records
         # Where branches stood when something was forgotten, and the newest number at that time.
         self.stood: dict[tuple[int, str], tuple[int, bytes]] = {}
 
@@ -410,6 +432,8 @@ class _Told:
                 self.branches[a] = {"main"}
             case "branch":
                 self.branches.setdefault(a, set()).add(body["name"])
+                if "line" in body:
+                    self.lines[a, body["name"]] = body["line"][0], body["line"][1]
             case "tag":
                 self.tags.setdefault(a, {})[body["name"]] = body["at"]
             case "untag":
@@ -423,6 +447,7 @@ class _Told:
                 self.branches[a] = {name for name, _ in body["branches"]}
                 self.tags[a] = dict(body["tags"])
                 self.validity[a] = {identity: (validity, reason) for identity, validity, reason in body["validity"]}
+                self.lines.update({(a, name): (origin, start) for name, origin, start in body.get("lines", ())})
             case "forget":
                 for name in body["untag"]:
                     self.tags.get(a, {}).pop(name, None)

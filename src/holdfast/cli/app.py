@@ -20,6 +20,7 @@ from holdfast.cli.clone import clone
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
 from holdfast.cli.doctor import doctor
+from holdfast.cli.effects import effects
 from holdfast.cli.exits import FAILED, INTERRUPTED, READER_GONE, USAGE, exit_code
 from holdfast.cli.import_ import import_
 from holdfast.cli.log import log
@@ -28,8 +29,12 @@ from holdfast.cli.output import Output, ReaderGone
 from holdfast.cli.redo import redo
 from holdfast.cli.remove import remove
 from holdfast.cli.rollback import rollback
+from holdfast.cli.run import marked
+from holdfast.cli.run import run as run_
+from holdfast.cli.runs import runs
 from holdfast.cli.session import Session
 from holdfast.cli.show import show
+from holdfast.cli.signal import signal
 from holdfast.cli.tag import tag
 from holdfast.cli.text import clean
 from holdfast.cli.undo import undo
@@ -43,11 +48,13 @@ _HINTS = {
 }
 
 _LOOK = Group("Look", sort_key=1)
-_CHANGE = Group("Change", sort_key=2)
-_CARE = Group("Care", sort_key=3)
-_MORE = Group("More", sort_key=4)
+_RUN = Group("Run", sort_key=2)
+_CHANGE = Group("Change", sort_key=3)
+_CARE = Group("Care", sort_key=4)
+_MORE = Group("More", sort_key=5)
 _VERBS = {
     _LOOK: (agents, log, show, diff),
+    _RUN: (run_, runs, signal),
     _CHANGE: (branch, tag, rollback, undo, redo, clone, remove),
     _CARE: (verify, doctor, demo),
 }
@@ -56,7 +63,7 @@ _EVERYWHERE = Group("Everywhere", sort_key=9)
 
 app = App(
     name="holdfast",
-    help="Keeps an agent's state safe: look at its history, compare, roll back, branch, verify.",
+    help="Keeps an agent safe: look at its history and at what it did outside, run, go on, roll back, branch, verify.",
     help_epilogue="A revision is NAME or NAME@REV. REV: branch, tag, label, ~2, BRANCH~2, #17 (depth) or id:3f2a.",
     version=holdfast_version,
     help_format="markdown",
@@ -68,8 +75,10 @@ app = App(
 for _group, _verbs in _VERBS.items():
     for _order, _verb in enumerate(_verbs):
         app.command(_verb, group=_group, sort_key=_order)
-import_.group, import_.sort_key = (_CARE,), len(_VERBS[_CARE])
-app.command(import_)
+# These have commands of their own.
+for _app, _group in ((effects, _RUN), (import_, _CARE)):
+    _app.group, _app.sort_key = (_group,), len(_VERBS[_group])
+    app.command(_app)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 
 
@@ -101,7 +110,7 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):  # text that the encoding lacks is escaped, never a reason to fail
             stream.reconfigure(errors="backslashreplace")
     try:
-        return int(app.meta(list(arguments)) or 0)
+        return int(app.meta(marked(arguments)) or 0)
     except CycloptsError as error:
         return _usage(error)
     except HoldfastError as error:

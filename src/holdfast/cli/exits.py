@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-from holdfast.errors import Contention, Damaged, HoldfastError, Incompatible, InputError, Unavailable
+from holdfast.errors import (
+    Contention,
+    Damaged,
+    Diverged,
+    HoldfastError,
+    Incompatible,
+    InDoubt,
+    InputError,
+    MaybeRepeated,
+    Outcome,
+    ResultLost,
+    RollbackBlocked,
+    RunUnfinished,
+    Unavailable,
+    Waiting,
+)
 
 DIFFERENT = 1
+RAISED = 1  # what was run failed; Python itself ends so
 USAGE = 2
 DAMAGED = 5
 FAILED = 6
+ATTENTION = 7
+WAITING = 8
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 READER_GONE = 141  # and for one that SIGPIPE ended
 
+# The first that fits counts, so a group stands behind its exceptions.
 _CODES: dict[type[HoldfastError], int] = {
     InputError: USAGE,
     Contention: 3,
     Incompatible: 4,
     Damaged: DAMAGED,
     Unavailable: FAILED,
+    Waiting: WAITING,
+    # Somebody has to decide something; running it again changes nothing.
+    InDoubt: ATTENTION,
+    MaybeRepeated: ATTENTION,
+    Diverged: ATTENTION,
+    RollbackBlocked: ATTENTION,
+    RunUnfinished: ATTENTION,
+    ResultLost: ATTENTION,
+    Outcome: RAISED,
 }
 
 

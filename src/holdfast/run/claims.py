@@ -50,6 +50,15 @@ class Loop(Scope):
         self._left: list[Call] = []  # not claimed yet
         self._noted: list[int] = []  # what the line says about that
 
+    def restart(self, since: int, checkpoint: str) -> None:
+        """The state is that of another checkpoint now: what it does not know is another matter."""
+        with self.lock:
+            self._since = self.since = since
+            self._checkpoint = checkpoint
+            self._known = False
+            self._open, self._left, self._noted = [], [], []
+            self.unsettled.clear()
+
     # -- what is left ---------------------------------------------------------------------------------------
 
     def read(self, past: Past | None = None) -> None:
@@ -125,11 +134,21 @@ class Loop(Scope):
             self.read()
             if self._open:
                 drive(self.settling())
-            same = [call for call in self._left if call.tool == tool.name]
-            for call in same:
-                if call.fingerprint == mark:
-                    self._left.remove(call)
-                    return call
+            return self._claim(tool, mark, [call for call in self._left if call.tool == tool.name])
+
+    def kept(self, tool: Tool, mark: bytes) -> Call | None:
+        """The same for a call in a run: only what a rollback left standing can answer it."""
+        if tool.kind not in GUARDED:
+            return None
+        with self.lock:
+            self.read()
+            return self._claim(tool, mark, [call for call in self._left if call.kept and call.tool == tool.name])
+
+    def _claim(self, tool: Tool, mark: bytes, same: list[Call]) -> Call | None:
+        for call in same:
+            if call.fingerprint == mark:
+                self._left.remove(call)
+                return call
         known = [call for call in same if call.outcome is not None]
         if known:
             raise self._maybe_repeated(tool, known)
@@ -157,7 +176,7 @@ class Loop(Scope):
 
 def _never_happened(call: Call) -> bool:
     """Whether a call can be left alone. One that may be repeated is open again after a failure, with its key."""
-    if call.done is None or call.done.how in {"value", "lost"}:
+    if call.done is None or call.done.how in {"value", "lost", "fallback"}:
         return False
     if call.kind == "write":
         return True

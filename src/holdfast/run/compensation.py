@@ -104,12 +104,12 @@ class Compensate(Request):
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        token = EFFECT.set(self.own)
-        try:
-            with active(Lane(self.run, f"{self.path}/", self.run.lane, self.own.tool)):
+        with active(Lane(self.run, f"{self.path}/", self.run.lane, self.own.tool)):
+            token = EFFECT.set(self.own)
+            try:
                 yield
-        finally:
-            EFFECT.reset(token)
+            finally:
+                EFFECT.reset(token)
 
     def now(self) -> None:
         asyncio = sys.modules.get("asyncio")

@@ -10,33 +10,41 @@ from __future__ import annotations
 import contextvars
 import os
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import holdfast.agent.agent as below
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.writing import Writing
 from holdfast.errors import BadOption, ReadOnly
-from holdfast.run import listing, modes, runs, secrets, waiting
+from holdfast.run import children, companions, listing, modes, runs, secrets, waiting
+from holdfast.run.children import Child
 from holdfast.run.claims import Loop
 from holdfast.run.context import EFFECT, active
 from holdfast.run.doubt import decide
 from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
-from holdfast.run.positions import HERE, Lane, here, numbered_context
+from holdfast.run.positions import HERE, Lane, here, number_tasks, numbered_context
+from holdfast.run.replanning import Setback, executing
 from holdfast.run.records import Record, Saved
+from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import now_us
 from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.tools import tool
 from holdfast.store.catalog import CheckpointRow
 
+if TYPE_CHECKING:
+    from holdfast.run.resources import Resource
+
 R = TypeVar("R")
+H = TypeVar("H")
+G = TypeVar("G")
 _ASKED: Any = object()
 
 
@@ -62,16 +70,25 @@ class Agent(below.Agent):
         wait: bool = True,
         strict: bool | None = None,
         change: bool = False,
+        replan: Callable[[Setback], Any] | None = None,
         **kwargs: Any,
     ) -> R:
         """Execute ``function(agent, ...)``, from the beginning or from where it stopped.
 
         An unfinished run with equal arguments goes on; a finished one starts anew, unless it has an ``id``: then its
         result is returned. ``wait=False`` raises ``Waiting`` where it would sleep. ``strict`` stops at every call that
-        differs from the record. ``change`` goes on with other arguments than it was begun with.
+        differs from the record. ``change`` goes on with other arguments than it was begun with. ``replan``: should the
+        run fail, it is rolled back to its beginning, and ``replan(setback)`` returns what to execute instead (a durable
+        function, or functools.partial of one), or None to give up.
         """
         with self._host.executing():
-            found: R = runs.run_now(self._host, function, args, kwargs, id, wait=wait, strict=strict, change=change)
+            options = {"wait": wait, "strict": strict, "change": change}
+            if replan is not None:
+                runs.check_plain(function)
+                replanned: R = drive(executing(self._host, function, args, kwargs, id, replan=replan, **options))
+                return replanned
+            drive(resuming(self._host))
+            found: R = runs.run_now(self._host, function, args, kwargs, id, **options)
             return found
 
     @overload
@@ -84,6 +101,7 @@ class Agent(below.Agent):
         wait: bool = True,
         strict: bool | None = None,
         change: bool = False,
+        replan: Callable[[Setback], Any] | None = None,
         **kwargs: Any,
     ) -> R: ...
     @overload
@@ -96,6 +114,7 @@ class Agent(below.Agent):
         wait: bool = True,
         strict: bool | None = None,
         change: bool = False,
+        replan: Callable[[Setback], Any] | None = None,
         **kwargs: Any,
     ) -> R: ...
     async def arun(
@@ -107,11 +126,21 @@ class Agent(below.Agent):
         wait: bool = True,
         strict: bool | None = None,
         change: bool = False,
+        replan: Callable[[Setback], Any] | None = None,
         **kwargs: Any,
     ) -> Any:
         """As run(), for async functions."""
+        import asyncio
+
         with self._host.executing():
-            return await runs.run_later(self._host, function, args, kwargs, id, wait=wait, strict=strict, change=change)
+            options = {"wait": wait, "strict": strict, "change": change}
+            if replan is not None:
+                number_tasks(asyncio.get_running_loop())
+                return await drive_later(
+                    executing(self._host, function, args, kwargs, id, replan=replan, **options)
+                )
+            await drive_later(resuming(self._host))
+            return await runs.run_later(self._host, function, args, kwargs, id, **options)
 
     def runs(self) -> list[RunInfo]:
         """The runs of this branch, oldest first."""
@@ -218,7 +247,38 @@ class Agent(below.Agent):
         self._store.flush()
         return listing.View(self._store, self._row, self._branch)
 
-    # -- modes and secrets ------------------------------------------------------------------------------------
+    # -- what is kept along with the state, or never --------------------------------------------------------------
+
+    def resource(
+        self,
+        name: str,
+        *,
+        open: Callable[..., H],
+        close: Callable[[H], object] | None = None,
+        describe: Callable[[H], Any] | None = None,
+        fork: Callable[[Any], Any] | None = None,
+    ) -> Resource[H]:
+        """Declare a handle that cannot be saved. It is opened when it is first used, after a restore too.
+
+        With ``describe``, ``open(description)`` gets what ``describe(handle)`` last said on this branch, or None.
+        ``fork(description)`` makes the description for a new branch; without it a branch begins with None.
+        """
+        from holdfast.run import resources
+
+        self._check_writer()
+        self._host.along(companions.Resources)
+        return resources.resource(self._host, name, open=open, close=close, describe=describe, fork=fork)
+
+    def generator(self, name: str, of: G) -> G:
+        """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's."""
+        from holdfast.run import generators
+
+        self._check_writer()
+        self._host.along(companions.Generators)
+        generators.generator(self._host, name, of)
+        return of
+
+    # -- modes ------------------------------------------------------------------------------------------------
 
     def declare_modes(self, *names: str) -> None:
         """The modes that this agent knows, from the best to the worst; the first is the usual one."""
@@ -231,6 +291,7 @@ class Agent(below.Agent):
 
     @mode.setter
     def mode(self, name: str) -> None:
+        self._check_writer()
         modes.set_mode(self._host, name)
 
     def secret(self, name: str, value: Any = _ASKED) -> secrets.Secret | None:
@@ -278,10 +339,43 @@ class Agent(below.Agent):
 
         return self._host.capture(label, note, kind=kind, target=target)
 
-    def rollback(self, revision: str | Checkpoint) -> Checkpoint:
-        made = super().rollback(revision)
-        self._host.moved()
+    def plan_rollback(
+        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
+    ) -> RollbackPlan:
+        """What going back to a checkpoint would do, to the state and outside; ``.apply()`` does it.
+
+        ``accept`` names effects that may be left standing: tools, or ids of single effects. ``effects="keep"`` leaves
+        all of them standing and moves the state only.
+        """
+        return plan_rollback(self._host, below.required(revision), accept=accept, effects=effects)
+
+    def rollback(
+        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
+    ) -> Checkpoint:
+        """Go back to a checkpoint: undo what was done outside since, newest first, then move the state.
+
+        What came after it stays in the history, and unsaved changes are saved first. Raises ``RollbackBlocked`` when
+        something cannot be undone. Inside a run it ends the execution. Arguments as for ``plan_rollback``.
+        """
+        made: Checkpoint = self.plan_rollback(revision, accept=accept, effects=effects).apply()
         return made
+
+    async def arollback(
+        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
+    ) -> Checkpoint:
+        """As rollback()."""
+        made: Checkpoint = await self.plan_rollback(revision, accept=accept, effects=effects).aapply()
+        return made
+
+    # -- children -------------------------------------------------------------------------------------------
+
+    def spawn(self, function: Callable[..., Any], name: str, /, *args: Any, **kwargs: Any) -> Child:
+        """Begin a child: ``function(child, ...)`` as a run of the agent ``this/name``, in a thread of its own."""
+        return children.spawn(self._host, function, name, args, kwargs)
+
+    async def aspawn(self, function: Callable[..., Any], name: str, /, *args: Any, **kwargs: Any) -> Child:
+        """As spawn(). An async function becomes a task of this loop."""
+        return await children.aspawn(self._host, function, name, args, kwargs)
 
     def undo(self) -> Checkpoint:
         self._outside("undo")
@@ -337,8 +431,17 @@ class Agent(below.Agent):
             return head._row
         return super()._find(revision)
 
+    def close(self) -> None:
+        """Let go of the branch. Changes since the last checkpoint are not saved."""
+        if not self._closed and (host := self._made_host()) is not None:
+            host.close()
+        super().close()
+
     def __enter__(self) -> Self:
         if self._writer is not None:
+            if not self._host.busy:
+                with self._host.executing():
+                    drive(resuming(self._host))
             self._enter(self._host.loop)
         return self
 
@@ -352,6 +455,9 @@ class Agent(below.Agent):
 
     async def __aenter__(self) -> Self:
         if self._writer is not None:
+            if not self._host.busy:
+                with self._host.executing():
+                    await drive_later(resuming(self._host))
             loop = self._host.loop
             await drive_later(loop.settling())  # probes may be async, and could not be asked later from plain code
             self._enter(loop)

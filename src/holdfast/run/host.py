@@ -17,12 +17,15 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.history import Stored
 from holdfast.agent.names import check_label
 from holdfast.agent.writing import Writing
+from holdfast.codec.values import decode
 from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
 from holdfast.run.claims import Loop
+from holdfast.run.companions import Companion
 from holdfast.run.ledger import Ledger
 from holdfast.run.listing import signals_to
+from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.run.waiting import Signal
 from holdfast.store.catalog import CheckpointRow
@@ -33,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("holdfast.run")
 
 
-class AgentHost:
+class AgentHost(Returning):
     """What the rest of this room asks of an agent (``runs.RunHost``)."""
 
     def __init__(self, agent: Agent) -> None:
@@ -42,6 +45,7 @@ class AgentHost:
         self.registry = agent._store._registry
         self.ledger: Ledger = open_ledger(agent)
         self.base: CheckpointRow | None = None  # what the live state stands on while that is not the writer's head
+        self.companions: dict[type[Companion], Companion] = {}
         self._loop: Loop | None = None
         self._rows: dict[bytes, CheckpointRow] = {}
         self._remains = b""  # the digest of what a run left behind that stopped
@@ -81,8 +85,23 @@ class AgentHost:
 
     def moved(self) -> None:
         """The head was moved by hand: what its state does not know is another matter now."""
-        self.base, self._loop = None, None
+        self.base = None
         self._rows.clear()
+        if self._loop is not None:  # perhaps in use at this moment
+            head = self.handle.head
+            self._loop.restart(position_of(head), head.id if head is not None else "")
+        for one in self.companions.values():
+            one.restore(replaying=False)
+
+    def along(self, kind: type[Companion]) -> None:
+        """From now on this is kept along with the state."""
+        if kind not in self.companions:
+            self.companions[kind] = kind(self)
+
+    def close(self) -> None:
+        """The handle is being closed."""
+        for one in self.companions.values():
+            one.close()
 
     # -- a run's checkpoints ----------------------------------------------------------------------------
 
@@ -131,6 +150,9 @@ class AgentHost:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction."""
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
+        for one in self.companions.values():
+            one.keep()
+            one.describe()
         self.loop.note()
         pending = writer.capture(
             document,
@@ -146,6 +168,8 @@ class AgentHost:
     # -- executing again --------------------------------------------------------------------------------
 
     def state_digest(self) -> bytes:
+        for one in self.companions.values():
+            one.keep()
         return bytes.fromhex(self.handle.digest)
 
     def rewind(self, start: bytes) -> None:
@@ -157,12 +181,18 @@ class AgentHost:
                 agent._make("before the run goes on")
                 writer.settle(document)
             self._stand_on(row)
+            replaying = row.b != agent._branch.b and row.id != self._origin
+            for one in self.companions.values():
+                one.restore(replaying=replaying)
 
     def saved(self, id: bytes) -> Checkpoint:
         row = self._row(id)
         # What led here is in that checkpoint. Nodes that were made on the way stay, to be written with the next one.
         self.handle._document.forget_changes()
         self.base = row
+        if row.id == self._origin:
+            for one in self.companions.values():
+                one.passed()
         return self.handle._seen(row)
 
     def stopped(self) -> None:
@@ -174,10 +204,17 @@ class AgentHost:
                 with agent._check_writer().still(agent._document):
                     head = agent._fresh_branch().head
                     self._stand_on(agent._store._catalog.checkpoint(head))
+                    for one in self.companions.values():
+                        one.restore(replaying=False)
             else:
                 self._remains = self.state_digest()
         except HoldfastError as error:  # the run has its own error; a checkpoint taken now would still be right
             log.warning("the state of %s could not be brought back to its head: %s", self.name, error)
+
+    @property
+    def _origin(self) -> bytes:
+        """The checkpoint with which the branch began."""
+        return bytes(decode(self.handle._branch.body)["from"])
 
     def align(self, writer: Writing) -> None:
         """Let the writer go on from what the live state stands on. The branch stays where it is until it writes."""

@@ -244,7 +244,7 @@ class Past:
         if record.keep:
             left = Past(entry for entry in self._entries if entry[0] > record.to and not _lasts(entry[1], record))
             for call in left.calls():
-                if call.kind in {"write", "idempotent"} and call.intent is not None and not call.intent.undoes:
+                if call.intent is not None and not call.intent.undoes and call.outcome is not None:
                     call.kept = True
                     self.kept.append(call)
         self._entries = stays

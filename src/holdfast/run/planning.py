@@ -10,6 +10,7 @@ begun before goes back to its newest checkpoint that is not newer than the targe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -68,6 +69,12 @@ class RollbackHost(RunHost, Protocol):
     def child(self, name: str, branch: str, *, write: bool) -> RollbackHost | None:
         """Another agent of the same store; None when there is none of that name."""
 
+    def release(self) -> None:
+        """Close the handle, if it was opened for this."""
+
+    def executing(self) -> AbstractContextManager[None]:
+        """Inside, nothing else is executed with this agent."""
+
 
 @dataclass(slots=True)
 class Planned:
@@ -86,7 +93,9 @@ class Planned:
             "id": effect.id, "agent": self.agent, "tool": effect.tool, "kind": effect.kind, "path": effect.path,
             "run": effect.run, "at": effect.at.isoformat(), "condition": effect.condition,
         }  # fmt: skip
-        return data | ({"why": self.why} if self.why else {}) | ({"used_by": list(self.used_by)} if self.used_by else {})
+        return (
+            data | ({"why": self.why} if self.why else {}) | ({"used_by": list(self.used_by)} if self.used_by else {})
+        )
 
     def __str__(self) -> str:
         used = f"; also known to {', '.join(self.used_by)}" if self.used_by else ""
@@ -120,7 +129,7 @@ class Part:
         """Whether anything would change."""
         newest, _ = self.past.newest
         moves = newest > self.target.position or not self.host.stands_at(self.target)
-        return moves or bool(self.undo or self.ask or self.blocked or self.accepted) or any(self.children)
+        return moves or bool(self.undo or self.ask or self.blocked or self.accepted) or bool(self.children)
 
 
 def pending(past: Past) -> RunPast | None:
@@ -196,10 +205,13 @@ class _Sorter:
             part.undone.append(self._planned(one))
         elif one.happened != "no":
             planned = self._planned(one)
-            if self.keep:
+            if planned.effect.id in self.accept or (self.keep and one.happened == "yes"):
                 part.accepted.append(planned)
-            elif planned.effect.id in self.accept:
-                part.accepted.append(planned)
+            elif self.keep and planned.tool is not None and planned.tool.probe is not None:
+                planned.why = "in doubt: its probe is asked first"
+                part.ask.append(planned)
+            elif self.keep:
+                self._block(planned, "it is in doubt, and nobody can tell whether it happened")
             else:
                 self._weigh(planned, one)
 

@@ -65,7 +65,11 @@ class Resource(Generic[H]):
         with self._lock:
             if self._handle is _CLOSED:
                 self._handle = self.open(self._inherited()) if self.describe is not None else self.open()
-                self.update()
+                try:
+                    self.update()
+                except BaseException:  # what is not described could not be opened again
+                    self._drop()
+                    raise
             handle: H = self._handle
             return handle
 
@@ -107,9 +111,12 @@ class Resource(Generic[H]):
             try:
                 self.update()
             finally:
-                handle, self._handle = self._handle, _CLOSED
-                if self.close_ is not None:
-                    self.close_(handle)
+                self._drop()
+
+    def _drop(self) -> None:
+        handle, self._handle = self._handle, _CLOSED
+        if self.close_ is not None:
+            self.close_(handle)
 
     def __enter__(self) -> H:
         return self.handle
@@ -132,8 +139,8 @@ def resource(
 ) -> Resource[H]:
     """Declare a resource.
 
-    With ``describe`` it is opened by ``open(description)``: the newest that ``describe(handle)`` gave on this branch, or
-    None. Without, by ``open()``. ``fork(description)`` makes a description for a new branch.
+    With ``describe`` it is opened by ``open(description)``: the newest that ``describe(handle)`` gave on this branch,
+    or None. Without, by ``open()``. ``fork(description)`` makes a description for a new branch.
     """
     if not 0 < len(name) <= NAME_MAX:
         raise BadName(f"a resource's name has 1 to {NAME_MAX} characters")

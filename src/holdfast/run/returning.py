@@ -25,6 +25,11 @@ class Returning:
     """The part of an agent's host that rollbacks ask (``planning.RollbackHost``)."""
 
     handle: Agent
+    borrowed = False  # the handle was opened for somebody else's rollback, or for a run as a child
+
+    @property
+    def branch_name(self) -> str:
+        return self.handle.branch_name
 
     def moved(self) -> None:
         """The head was moved."""
@@ -94,15 +99,35 @@ class Returning:
         self.moved()
         return made
 
+    # -- other agents ---------------------------------------------------------------------------------------
+
     def child(self, name: str, branch: str, *, write: bool) -> AgentHost | None:
         store = self.handle._store
         row = store._catalog.agent(name_key(name))
         known = store._catalog.branch(row.a, name_key(branch)) if row is not None else None
-        if known is None:
-            return None
-        open_already = store._handles.get(known.b)
-        if open_already is not None and not open_already.closed:
-            found: Agent = open_already  # type: ignore[assignment] # the store makes these
-        else:
-            found = store.agent(name, branch=branch, readonly=not write)  # type: ignore[assignment]
-        return found._host
+        return self._opened(name, branch, known.b, write=write) if known is not None else None
+
+    def own_child(self, name: str, branch: str) -> AgentHost:
+        store = self.handle._store
+        row = store._catalog.agent(name_key(name))
+        if row is None:
+            row, _ = store._add_agent(name)
+        known = store._catalog.branch(row.a, name_key(branch))
+        if known is None:  # this branch's child shares nothing with that of another branch
+            known = store._add_branch(row, branch, None)
+        return self._opened(name, branch, known.b, write=True)
+
+    def _opened(self, name: str, branch: str, b: int, *, write: bool) -> AgentHost:
+        store = self.handle._store
+        with store._lock:
+            found: Any = store._handles.get(b)
+            if found is None or found.closed:
+                found = store.agent(name, branch=branch, readonly=not write)
+                found._host.borrowed = write
+        host: AgentHost = found._host
+        return host
+
+    def release(self) -> None:
+        if self.borrowed:
+            self.borrowed = False
+            self.handle.close()

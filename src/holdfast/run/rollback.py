@@ -16,6 +16,7 @@ import heapq
 import logging
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Literal
 from uuid import uuid4
 
@@ -46,8 +47,8 @@ def plan_rollback(
 ) -> RollbackPlan:
     """What going back to a checkpoint would do. Changes nothing.
 
-    ``accept`` names effects that may be left standing: tools, or ids of single effects. ``effects="keep"`` leaves all of
-    them standing and moves the state only.
+    ``accept`` names effects that may be left standing: tools, or ids of single effects. ``effects="keep"`` leaves all
+    of them standing and moves the state only.
     """
     if effects not in {"undo", "keep"}:
         raise BadOption(f"effects={effects!r}", hint='Use "undo" or "keep".')
@@ -160,7 +161,8 @@ class RollbackPlan:
 
     def check_accepted(self) -> None:
         """A name that accepts nothing is a mistake in the name."""
-        known = {name for one in (*self.accepted, *self.undo, *self.undone) for name in (one.effect.tool, one.effect.id)}
+        named = (*self.accepted, *self.undo, *self.undone)
+        known = {one.effect.tool for one in named} | {one.effect.id for one in named}
         odd = [name for name in self._accept if name not in known]
         if odd:
             there = ", ".join(sorted({one.effect.tool for one in self.blocked})) or "nothing"
@@ -216,7 +218,7 @@ class RollbackPlan:
             for below in part.all():
                 if below is not part:
                     held.enter_context(below.host.executing())
-                yield from _ask(below)
+                yield from _ask(below, keep=self._keep)
             self._check_blocked()
             return (yield from self._moving(part))
 
@@ -240,8 +242,8 @@ class RollbackPlan:
             for below in parts:
                 if below.undo or below is part:
                     label = f"before rollback to {below.target.name}"
-                    yield Work(lambda host=below.host, label=label: host.secure(label))
-                    active[id(below)] = yield Work(lambda below=below: self._begun(below, whole=below is part))
+                    yield Work(partial(below.host.secure, label))
+                    active[id(below)] = yield Work(partial(self._begun, below, whole=below is part))
         left = list(_in_order([[(one, active[id(below)]) for one in below.undo] for below in parts if below.undo]))
         try:
             for run in active.values():
@@ -258,7 +260,7 @@ class RollbackPlan:
         made = None
         for below in reversed(parts):
             run_id = active[id(below)].run_id if id(below) in active else ""
-            made = yield Work(lambda below=below, run_id=run_id: self._moved(below, run_id))
+            made = yield Work(partial(self._moved, below, run_id))
         return made
 
     def _begun(self, part: Part, *, whole: bool) -> Run:
@@ -322,7 +324,7 @@ def resuming(agent: RollbackHost) -> Steps:
     return True
 
 
-def _ask(part: Part) -> Steps:
+def _ask(part: Part, *, keep: bool) -> Steps:
     """Ask the probes of what is in doubt: it is to be undone, or needs not be, or is in the way."""
     asked, part.ask = part.ask, []
     for one in asked:
@@ -338,7 +340,7 @@ def _ask(part: Part) -> Steps:
         traced.call.decision, traced.call.done = decision, None
         if traced.happened == "yes":
             one.effect = part.host.loop.effect_of(traced.call)
-            part.undo.append(one)
+            (part.accepted if keep else part.undo).append(one)
     part.undo.sort(key=lambda one: one.traced.number if one.traced is not None else 0, reverse=True)
 
 

@@ -18,13 +18,24 @@ from uuid import uuid4
 from holdfast.codec.types import REGISTRY as _PLAIN
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
-from holdfast.errors import BadName, BadOption, Diverged, InDoubt, RunUnfinished, ToolFailed, Waiting
+from holdfast.errors import (
+    BadName,
+    BadOption,
+    Cancelled,
+    Diverged,
+    InDoubt,
+    RunRolledBack,
+    RunUnfinished,
+    ToolFailed,
+    Waiting,
+)
 from holdfast.run import records as rec
-from holdfast.run import waiting
+from holdfast.run import secrets, waiting
 from holdfast.run.arguments import Binder, Blocks, Stowed, fetch, fingerprint, stow
 from holdfast.run.claims import Loop
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
+from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
 from holdfast.run.outcomes import MESSAGE_MAX, diverged
 from holdfast.run.past import Call, Past, RunPast
@@ -144,8 +155,9 @@ class Run(Scope):
         self.taken = past.taken
         self.strict = strict
         self.lane = Lane(self)
-        self._waiting = dict(this.calls)  # recorded and not reached yet
-        self._saves = dict(this.saved)
+        # Recorded and not reached yet. What is inside a call that has an outcome is not reached again.
+        self._waiting = {path: call for path, call in this.calls.items() if not this.is_inside(path)}
+        self._saves = {path: saved for path, saved in this.saved.items() if not this.is_inside(path)}
         self._tools: dict[str, Tool] = {}
         self._jobs: dict[str, int] = {}
         self._recorded_jobs: dict[str, dict[int, tuple[str, bytes]]] | None = None
@@ -164,7 +176,7 @@ class Run(Scope):
         if call is None:
             if path in self._saves:
                 raise diverged(path, "checkpoint", describe(tool.name, arguments))
-            return None
+            return adopt(self, path, tool, mark)
         if call.tool == tool.name and call.fingerprint == mark:
             return call
         self._waiting[path] = call
@@ -335,10 +347,16 @@ def run_now(
     agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None, **options: Any
 ) -> Any:
     """Execute a plain durable function, from the beginning or from where it stopped."""
+    made = check_plain(function)
+    return drive(execute(agent, made, args, kwargs, id, **options))
+
+
+def check_plain(function: Any) -> Durable:
+    """What is known about a function that plain code can execute."""
     made = known(function)
     if made.waits:
         raise BadOption(f"{made.name} is async", hint="Use `await agent.arun(...)`.")
-    return drive(_execute(agent, made, args, kwargs, id, **options))
+    return made
 
 
 async def run_later(
@@ -348,7 +366,7 @@ async def run_later(
     import asyncio
 
     number_tasks(asyncio.get_running_loop())
-    return await drive_later(_execute(agent, known(function), args, kwargs, id, **options))
+    return await drive_later(execute(agent, known(function), args, kwargs, id, **options))
 
 
 class _Body:
@@ -367,7 +385,7 @@ class _Body:
             return await result if inspect.isawaitable(result) else result
 
 
-def _execute(
+def execute(
     agent: RunHost,
     made: Durable,
     args: tuple[Any, ...],
@@ -381,6 +399,7 @@ def _execute(
     past = yield Work(lambda: Past(agent.ledger.records()))
     given = made.binder.bind((agent.handle, *args), kwargs)
     given.pop(next(iter(given)))  # the agent
+    secrets.refuse(agent, f"the arguments of {made.name}", given)
     mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
     this = choose(agent, past, mark, id, change=change)
     if this is not None and this.condition == "finished" and this.end is not None:
@@ -404,9 +423,13 @@ def _execute(
             run.unsettled = left
             raise in_doubt(run, left)
         result = yield from waiting.body(run, _Body(run, made, args, kwargs))
+        if run.children:
+            from holdfast.run.children import leaving  # which needs runs
+
+            yield from leaving(run)
         run.check_settled()
         run.check_reached()
-        kept = stow(result, agent.registry)
+        kept = stow(secrets.scrub(agent, result, f"the result of {made.name}"), agent.registry)
         end = rec.End(now_us(), run.run_id, "finished", kept.value)
         yield Work(agent.finish(end, kept, f"run {made.name} finished"))
         return fetch(kept.value, agent.ledger, agent.registry)
@@ -437,6 +460,8 @@ def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool
     open_run = past.unfinished()
     if open_run is None:
         return None
+    if open_run.begin.kind == "rollback":
+        raise RunUnfinished("a rollback of this agent has not ended", run=open_run.id, hint="Finish it first.")
     if id is None and (change or mark_of(agent, open_run) == mark):
         return open_run
     if open_run.condition == "failed":
@@ -486,12 +511,12 @@ def _stopped(run: Run, error: BaseException) -> None:
     """Record how a run ended that did not finish. A process that is ending records nothing: it was interrupted."""
     if isinstance(error, InDoubt) or run.unsettled:
         how = "attention"
-    elif isinstance(error, Waiting):
+    elif isinstance(error, Waiting | RunRolledBack):
         return  # that is recorded already
     elif isinstance(error, Diverged):
         return  # the record stays as it is; other code can go on from it
     elif isinstance(error, Exception):
-        how = "failed"
+        how = "cancelled" if isinstance(error, Cancelled) else "failed"
     else:
         return
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__

@@ -52,12 +52,12 @@ class Traced:
     def happened(self) -> str:
         """yes, no, or unsure."""
         call = self.call
-        if call.done is None:
-            how = call.decision.how if call.decision is not None else ""
-            return {"found": "yes", "done": "yes", "absent": "no", "not-done": "no"}.get(how, "unsure")
+        decided = call.decision.how if call.decision is not None else ""
+        if call.done is None or decided:
+            return {"found": "yes", "done": "yes", "absent": "no", "not-done": "no"}.get(decided, "unsure")
         if call.done.how in {"value", "lost"}:
             return "yes"
-        if call.kind == "write" or call.done.how == "before":
+        if call.kind == "write" or call.done.how in {"before", "fallback"}:
             return "no"  # of a write only what is known to have failed has such an outcome
         # A repeatable call is not asked about when it fails. Only an answer, or a failure before anything happened, at
         # the first attempt, is sure.

@@ -300,6 +300,8 @@ class Until(Request):
     def _look(self) -> float | None:
         """Seconds until the next look, None when the wait is over. Raises when the run is put off."""
         scope = self.scope
+        if scope.reason is not None:
+            raise Suspended
         if self.began.what == "signal":
             self.found = [
                 one for one in self.agent.signals() if one.name == self.began.name and one.number not in scope.taken
@@ -351,6 +353,8 @@ def body(run: Scope, request: Any) -> Steps:
     else:
         if not run.stopped:
             return result
+    if run.reason is not None:
+        raise run.reason
     if run.unsettled:
         raise in_doubt(run, run.unsettled)
     raise put_off(run)

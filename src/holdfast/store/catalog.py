@@ -33,6 +33,11 @@ def checkpoint_id(manifest: bytes) -> bytes:
     return blake3(b"holdfast.checkpoint\0" + manifest).digest()
 
 
+def effect_chain(before: bytes, body: bytes) -> bytes:
+    """The chain digest of a line after one more record."""
+    return digest(b"holdfast.effect", before + body)
+
+
 def node_digest(node: Buffer) -> bytes:
     return digest(b"holdfast.node", node)
 
@@ -405,6 +410,7 @@ class Catalog(Protocol):
         head_id: bytes,
         event: Event,
         line: LineStart | None = None,
+        copies: Sequence[NewRecord] = (),
     ) -> BranchRow: ...
     def set_head(
         self,

@@ -40,6 +40,7 @@ from holdfast.store.catalog import (
     LineRow,
     LineStart,
     NewPack,
+    NewRecord,
     PackRow,
     Queued,
     TagRow,
@@ -292,10 +293,11 @@ class Embedded(Reading):
         head_id: bytes,
         event: Event,
         line: LineStart | None = None,
+        copies: Sequence[NewRecord] = (),
     ) -> BranchRow:
-        """A new branch. ``line`` is what it inherits of another one's records."""
+        """A new branch. ``line`` is what it inherits of another one's records, ``copies`` are written after these."""
         branch = BranchRow(0, a, uuid, key, body, head, head_id, 0)
-        return self._write(lambda writer: writer.add_branch(branch, event, line))
+        return self._write(lambda writer: writer.add_branch(branch, event, line, copies))
 
     def set_head(
         self,

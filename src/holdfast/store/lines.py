@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from holdfast.errors import Damaged
-from holdfast.store.catalog import EffectRow, LineRow
+from holdfast.store.catalog import EffectRow, LineRow, row_sum
 
 RECORDS_AT_ONCE = 256
 """Records per read: as few as keep a read short, as many as hide what a read costs."""
@@ -50,6 +50,11 @@ class Lines(ABC):
 
     def lines(self) -> list[LineRow]:
         return self._all("line", LineRow, f"{LINE} ORDER BY b")
+
+    def lines_as_they_are(self) -> Iterator[tuple[LineRow, bool]]:
+        """Every line, and whether its sum fits."""
+        for *columns, total in self._select(f"{LINE} ORDER BY b"):
+            yield LineRow(*columns), row_sum("line", *columns) == total
 
     def segments(self, b: int, upto: int | None = None) -> list[tuple[int, int, int]]:
         """Where the first ``upto`` records of a line are, the newest first: a branch, and after which up to which."""
@@ -113,12 +118,20 @@ class Lines(ABC):
             yield from batch
             after = batch[-1].r
 
-    def records_as_they_are(self, b: int, after: int) -> Iterator[EffectRow]:
-        """Records that were written on a branch, from a number on, whether or not their sums fit."""
+    def records_as_they_are(self, b: int, after: int) -> Iterator[tuple[EffectRow, bool]]:
+        """Records that were written on a branch itself, from a number on, and whether their sums fit."""
         sql = f"{_EFFECT} WHERE b = ? AND i > ? ORDER BY i LIMIT {RECORDS_AT_ONCE}"
         while batch := self._select(sql, (b, after)):
-            yield from (EffectRow(*row[:-1]) for row in batch)
+            for *columns, total in batch:
+                yield EffectRow(*columns), row_sum("effect", *columns) == total
             after = batch[-1][2]
+
+    def branches_with_records(self) -> list[int]:
+        return [b for (b,) in self._select("SELECT DISTINCT b FROM effect ORDER BY b")]
+
+    def record_numbers(self, b: int) -> list[tuple[int, int]]:
+        """The numbers of the records that were written on a branch: in the store, and in the line."""
+        return [(r, i) for r, i in self._select("SELECT r, i FROM effect WHERE b = ? ORDER BY i", (b,))]
 
     def effect_bytes(self, b: int) -> int:
         """What the records on a branch take, roughly."""

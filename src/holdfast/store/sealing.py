@@ -90,7 +90,7 @@ class Values:
         """``rows`` are those that will be asked for, in about this order: their tails are read many at a time."""
         self._catalog = catalog
         self._expected = [row.n for row in rows if not row.sealed]
-        self._tails: dict[int, bytes] = {}
+        self._tails: dict[int, bytes | None] = {}  # None: it has none any more
         self._key: tuple[int, int] | None = None
         self._from = 0  # the oldest checkpoint that the open seal is known to cover
         self._nodes: list[bytes] = []
@@ -127,8 +127,8 @@ class Values:
         if n not in self._expected[:TAILS_AT_ONCE]:
             return self._catalog.tail(n)
         some, self._expected = self._expected[:TAILS_AT_ONCE], self._expected[TAILS_AT_ONCE:]
-        self._tails = self._catalog.tails_of(some)
-        return self._tails.pop(n, None)
+        self._tails = {**dict.fromkeys(some), **self._catalog.tails_of(some)}
+        return self._tails.pop(n)
 
     def _open(self, key: tuple[int, int], places: bytes) -> None:
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import TypeVar
 
 import apsw
@@ -37,8 +38,10 @@ from holdfast.store.catalog import (
     LineRow,
     LineStart,
     NewPack,
+    NewRecord,
     TagRow,
     ValidityRow,
+    effect_chain,
     forgotten_key,
     row_sum,
 )
@@ -274,19 +277,25 @@ class Writer:
             row = self._run(f"{_BRANCH} WHERE a = ? AND key = ?", (known.a, branch.key)).fetchone()
             if row is not None:
                 return known, checked("branch", BranchRow, row)
-            return known, self.add_branch(replace(branch, a=known.a), event, None)
+            return known, self.add_branch(replace(branch, a=known.a), event)
         agent = self.insert_agent(agent)
         made = self.insert_branch(replace(branch, a=agent.a))
         self.insert_event(agent.a, event)
         return agent, made
 
-    def add_branch(self, branch: BranchRow, event: Event, line: LineStart | None) -> BranchRow:
+    def add_branch(
+        self, branch: BranchRow, event: Event, line: LineStart | None = None, copies: Sequence[NewRecord] = ()
+    ) -> BranchRow:
         if self._run("SELECT 1 FROM branch WHERE a = ? AND key = ?", (branch.a, branch.key)).fetchone():
             raise BadName("a branch of that name exists already; nothing was changed")
         self._check_there(branch.a, branch.head)
         made = self.insert_branch(branch)
-        if line is not None:
+        line = line if line is not None else LineStart(0, 0, b"")
+        if line.start:
             self.begin_line(made.b, line)
+        if copies:
+            end = reduce(effect_chain, (record.body for record in copies), line.chain)
+            self._extend(Append(made.a, made.b, 0, line.start, line.chain, copies, end))
         self.insert_event(branch.a, event)
         return made
 

@@ -108,16 +108,25 @@ class Reader:
     # -- a history ------------------------------------------------------------------------------------------
 
     def tuples(
-        self, before: str | None, accepts: Mapping[str, Any] | None, only: str | None = None
+        self,
+        before: str | None,
+        accepts: Mapping[str, Any] | None,
+        only: str | None = None,
+        limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
-        """Checkpoints, newest first, from below ``before``; only those whose metadata has what ``accepts`` says."""
-        for state, about in self.states(before, only):
+        """Checkpoints, newest first, from below ``before``; only those whose metadata has what ``accepts`` says.
+
+        About ``limit`` will be asked for.
+        """
+        for state, about in self.states(before, only, PAGE if accepts or limit is None else min(limit, PAGE)):
             metadata = about["metadata"]
             if accepts and any(metadata.get(name) != value for name, value in accepts.items()):
                 continue
             yield self._tuple(state, about, self._page_events.get(key_of(self.ns, about["id"]), ()))
 
-    def states(self, before: str | None = None, only: str | None = None) -> Iterator[tuple[Still, dict[str, Any]]]:
+    def states(
+        self, before: str | None = None, only: str | None = None, size: int = PAGE
+    ) -> Iterator[tuple[Still, dict[str, Any]]]:
         """States and what LangGraph says about them, newest first, each id once."""
         limit: int | None = None
         if before is not None:
@@ -130,7 +139,7 @@ class Reader:
                 row = self.line.named(key_of(self.ns, only))
                 page = [row] if row is not None else []
             else:
-                page = [row for row in self.line.rows(before=limit, limit=PAGE) if is_thread(row)]
+                page = [row for row in self.line.rows(before=limit, limit=size) if is_thread(row)]
             if not page:
                 return
             found = self._page(page)

@@ -226,7 +226,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             return
         conf = config["configurable"] if config is not None else {}
         start = (before or {}).get("configurable", {}).get("checkpoint_id")
-        streams = [reader.tuples(start, filter, conf.get("checkpoint_id") or None) for reader in self._readers(config)]
+        only = conf.get("checkpoint_id") or None
+        streams = [reader.tuples(start, filter, only, limit) for reader in self._readers(config)]
         merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_id_of, reverse=True)
         for count, found in enumerate(merged, 1):
             yield found

@@ -1,0 +1,195 @@
+"""``holdfast effects``: what an agent did outside, and deciding what is in doubt."""
+
+from __future__ import annotations
+
+import shlex
+from contextlib import closing
+from typing import Annotated, Any
+
+from cyclopts import App, Parameter
+from rich.text import Text
+
+from holdfast import Agent, Effect, Store
+from holdfast.cli.complete import revisions
+from holdfast.cli.output import Output
+from holdfast.cli.programs import given_json
+from holdfast.cli.runs import SHOWN, Number
+from holdfast.cli.session import Flag, Given, Json, Name, Wait, on_branch, reader
+from holdfast.cli.text import ago, clean, count, now, shorten
+from holdfast.cli.values import as_json, text_of
+from holdfast.errors import BadOption
+
+SCHEMA = "holdfast.effects/1"
+RESOLVE_SCHEMA = "holdfast.effects.resolve/1"
+_CALL_CHARACTERS = 100
+_RESULT_CHARACTERS = 80
+_STYLES = {
+    "done": "green", "in doubt": "bold red", "open": "yellow", "failed": "red", "lost": "red", "not done": "dim",
+}  # fmt: skip
+
+effects = App(name="effects", help="Show what an agent did outside, or decide what is in doubt.")
+
+
+@effects.default
+def list_(
+    agent: Annotated[str, Parameter(completer=revisions)],
+    /,
+    *,
+    run: Annotated[str | None, Parameter(metavar="ID", show_default=False)] = None,
+    number: Number = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Show what an agent did outside, the oldest first; `effects resolve` decides what is in doubt.
+
+    Each line: the effect's id (reads have none), when, what became of it, its kind, the call, the result or error.
+
+    Parameters
+    ----------
+    agent
+        NAME or NAME@BRANCH, or NAME@REV for what came after that checkpoint.
+    run
+        Only calls of this run.
+    number
+        Show at most this many, the newest; 0 shows all. [default: 50; all with --json]
+    json
+        Print JSON (schema holdfast.effects/1).
+    """
+    with session.reading() as store:
+        handle, since = _looking(store, agent)
+        found = handle.effects(since=since or None, run=run)
+        if run is not None and not found and run not in {info.id for info in handle.runs()}:
+            raise BadOption(f"{handle.name} has no run {run!r}", hint=f"See `holdfast runs --agent {handle.name}`.")
+        limit = number if number is not None else (0 if json else SHOWN)
+        shown = found[-limit:] if limit > 0 else found
+        if json:
+            data = {"agent": handle.name, "branch": handle.branch_name, "effects": [effect_json(one) for one in shown]}
+            session.out.json({"schema": SCHEMA, **data, "more": len(found) - len(shown)})
+        else:
+            _print(session.out, handle, shown, len(found) - len(shown))
+    return 0
+
+
+@effects.command
+def resolve(
+    agent: Name,
+    effect: str,
+    /,
+    *,
+    done: Annotated[str | None, Parameter(metavar="JSON", show_default=False)] = None,
+    not_done: Flag = False,
+    why: Annotated[str, Parameter(metavar="TEXT")],
+    wait: Wait = 0.0,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Decide what became of an effect that is in doubt, after you have found out.
+
+    The decision is recorded with your name and your reason. Then run the program again: it goes on from there.
+
+    Parameters
+    ----------
+    agent
+        The agent's NAME, or NAME@BRANCH. [default branch: main]
+    effect
+        The effect's id, or its first characters.
+    done
+        It happened, and the call would have returned this. Use null when nothing counts on it.
+    not_done
+        It did not happen: the call will be made again, with the same key.
+    why
+        How you know.
+    wait
+        Wait up to this many seconds for a process that writes the branch.
+    json
+        Print JSON (schema holdfast.effects.resolve/1).
+    """
+    if (done is None) is not not_done:
+        raise BadOption("say what became of it", hint="Either --done JSON, or --not-done.")
+    result = given_json(done, "the result") if done is not None else None
+    with session.writing() as store:
+        name, branch = on_branch(store, agent)
+        # Not as the current agent: nothing is to be done for it now but this.
+        with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
+            decided = handle.resolve(effect, "not-done" if not_done else "done", result=result, why=why)
+            left = [one for one in handle.effects() if one.condition == "in doubt"]
+            if json:
+                data = {"agent": name, "branch": branch, "effect": effect_json(decided), "in_doubt": len(left)}
+                session.out.json({"schema": RESOLVE_SCHEMA, **data})
+                return 0
+            session.out.say(
+                Text("Recorded: ", style="bold green"), Text(decided.id, style="yellow"), f" {call_of(decided)} is ",
+                "not done; it will be called again." if not_done else "done.",
+            )  # fmt: skip
+            rest = f"{count(len(left), 'effect is', 'effects are')} still in doubt." if left else "Nothing is in doubt."
+            session.out.say(Text(rest, style="dim"))
+    return 0
+
+
+def _looking(store: Store, text: str) -> tuple[Agent, str]:
+    """A reading handle on the branch that is meant, and the revision after which to look ("" for everything)."""
+    name, rev = store.resolve(text)
+    agent = reader(store, name)
+    if not rev:
+        return agent, ""
+    return (reader(store, name, rev), "") if rev in agent.branches() else (agent, rev)
+
+
+def _print(out: Output, agent: Agent, shown: list[Effect], more: int) -> None:
+    if not shown:
+        out.say(f"{clean(agent.name)} has done nothing outside that is recorded.")
+        return
+    if more:
+        out.say(Text(f"{count(more, 'older call')}; -n 0 shows all.", style="dim"))
+    out.columns(("effect", "when", "condition", "kind", "call", "result"), [_row(one) for one in shown])
+    doubtful = [one for one in shown if one.condition == "in doubt"]
+    if doubtful:
+        out.say(Text(f"{count(len(doubtful), 'effect is', 'effects are')} in doubt. ", style="bold red"),
+                "When its program runs again it asks the tool's probe; if that cannot tell, find out and say so:")  # fmt: skip
+        where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
+        command = shlex.join(("holdfast", "effects", "resolve", where, doubtful[0].id))
+        out.say(f"  {clean(command)} --done JSON --why TEXT   (or --not-done)")
+
+
+def _row(effect: Effect) -> list[Text | str]:
+    return [
+        Text(effect.id, style="yellow"),
+        ago(effect.at, now()),
+        Text(effect.condition, style=_STYLES.get(effect.condition, "")),
+        effect.kind,
+        call_of(effect),
+        _outcome(effect),
+    ]
+
+
+def call_of(effect: Effect) -> str:
+    """``book(flight='LH1')``."""
+    arguments = ", ".join(f"{name}={text_of(value, _CALL_CHARACTERS)}" for name, value in effect.args.items())
+    return f"{clean(effect.tool)}({clean(shorten(arguments, _CALL_CHARACTERS))})"
+
+
+def _outcome(effect: Effect) -> Text | str:
+    if effect.condition == "done":
+        return text_of(effect.result, _RESULT_CHARACTERS)
+    said = effect.error or effect.why
+    return Text(clean(shorten(said, _RESULT_CHARACTERS)), style="dim")
+
+
+def effect_json(effect: Effect) -> dict[str, Any]:
+    """One effect in JSON. ``key`` and ``id`` are "" for reads; ``result`` is null unless it is known."""
+    return {
+        "id": effect.id,
+        "key": effect.key,
+        "tool": effect.tool,
+        "kind": effect.kind,
+        "condition": effect.condition,
+        "run": effect.run,
+        "path": effect.path,
+        "number": effect.number,
+        "attempt": effect.attempt,
+        "at": effect.at.isoformat(),
+        "args": as_json(effect.args),
+        "result": as_json(effect.result),
+        "error": effect.error,
+        "why": effect.why,
+    }

@@ -1,0 +1,299 @@
+"""``holdfast run``: a script, a durable function, or every run whose time has come.
+
+Owns which function is executed for whom, and what is said about its end. The programs are those that a person names; a
+store only says which of their functions to go on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, redirect_stdout
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.text import Text
+
+import holdfast
+from holdfast import Agent, RunInfo, Store
+from holdfast.cli.complete import agents
+from holdfast.cli.exits import ATTENTION, RAISED, exit_code
+from holdfast.cli.programs import existing, function_of, given_json, load, show_raised, waits
+from holdfast.cli.runs import run_json, style_of, whose
+from holdfast.cli.session import Flag, Given, Json, Session, on_branch
+from holdfast.cli.text import clean
+from holdfast.cli.values import as_json, text_of
+from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
+from holdfast.run.runs import DURABLES
+
+SCHEMA = "holdfast.run/1"
+DUE_SCHEMA = "holdfast.run.due/1"
+_RESULT_CHARACTERS = 400
+# Options of this verb that take a word after them; needed to find where a script's own words begin.
+_TAKING = frozenset({"--store", "--agent", "--args", "--id", "--types"})
+
+
+def run(
+    program: str | None = None,
+    /,
+    *words: str,
+    agent: Annotated[str | None, Parameter(completer=agents, metavar="NAME", show_default=False)] = None,
+    args: Annotated[str | None, Parameter(metavar="JSON", show_default=False)] = None,
+    id: Annotated[str | None, Parameter(metavar="ID", show_default=False)] = None,
+    no_wait: Flag = False,
+    due: Flag = False,
+    types: Annotated[tuple[str, ...], Parameter(metavar="MODULE", negative="", show_default=False)] = (),
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Run a script or a durable function, or go on with the runs whose time has come.
+
+    * `holdfast run FILE [ARGS]`: as `python FILE ARGS`, with the store and the exit codes of this program.
+    * `holdfast run MODULE:FUNCTION --agent NAME [--args JSON]`: from the beginning, or from where it stopped.
+    * `holdfast run --due PROGRAM...`: runs that waited for a time or a signal that has come.
+
+    Ends with 7 when somebody has to decide something, 8 when it waits, 1 when it failed.
+
+    Parameters
+    ----------
+    program
+        FILE, MODULE:FUNCTION or FILE.py:FUNCTION; with --due modules and files that have the functions.
+    words
+        What a script finds in sys.argv.
+    agent
+        Whose run it is, NAME or NAME@BRANCH. The agent is made if there is none.
+    args
+        The function's arguments after the agent: a JSON array, or an object of named ones.
+    id
+        A name for the run: once it has finished, its result is returned and nothing is executed again.
+    no_wait
+        Do not block where the run sleeps or waits for a signal: end with 8.
+    due
+        Go on with every run whose time or signal has come, as far as it gets without waiting.
+    types
+        Modules whose classes may be stored and loaded.
+    json
+        Print JSON (schema holdfast.run/1, or holdfast.run.due/1). What the program prints goes to stderr.
+    """
+    if due:
+        if agent is not None or args is not None or id is not None:
+            raise BadOption("--due goes on with every run that can", hint="Leave --agent, --args and --id away.")
+        return _due(session, (*(() if program is None else (program,)), *words), types, json=json)
+    if program is None:
+        raise BadOption("what is to be run?", hint="holdfast run FILE, MODULE:FUNCTION --agent NAME, or --due.")
+    if not names_function(program):
+        if agent is not None or args is not None or id is not None or json:
+            raise BadOption("a script is run as it is", hint="--agent, --args, --id and --json need MODULE:FUNCTION.")
+        return _script(session, program, words)
+    if words:
+        raise BadOption(f"too many arguments: {' '.join(words)}", hint="Give them with --args JSON.")
+    if agent is None:
+        raise BadOption("whose run is it?", hint="Add --agent NAME.")
+    given = _arguments(args)
+    with _programs(json=json):
+        function = function_of(program)
+        with _store(session, types) as store:
+            return _function(session, store, function, agent, given, id, no_wait=no_wait, json=json)
+
+
+def names_function(program: str) -> bool:
+    """Whether it is MODULE:FUNCTION, not a file."""
+    return ":" in program.rpartition("/")[2]
+
+
+def marked(arguments: Sequence[str]) -> list[str]:
+    """The command line with ``--`` before a script's own words, so that no option among them is taken for ours."""
+    words = list(arguments)
+    at, verb = 0, False
+    while at < len(words):
+        word = words[at]
+        if word in {"--", "--due"}:
+            return words
+        if word.startswith("-"):
+            at += 2 if word in _TAKING else 1
+        elif not verb:
+            if word != "run":
+                return words
+            verb, at = True, at + 1
+        else:
+            return words if names_function(word) else [*words[: at + 1], "--", *words[at + 1 :]]
+    return words
+
+
+# -- a script ---------------------------------------------------------------------------------------------------
+
+
+def _script(session: Session, program: str, words: Sequence[str]) -> int:
+    file = existing(program)
+    if session.path is not None:
+        os.environ["HOLDFAST_STORE"] = str(session.path.absolute())
+    sys.argv = [program, *words]
+    sys.path.insert(0, str(file.resolve().parent))
+    with _programs():
+        runpy.run_path(str(file), run_name="__main__")
+    return 0
+
+
+@contextmanager
+def _programs(*, json: bool = False) -> Iterator[None]:
+    """Inside, code of others runs: what it raises is shown as Python does, what it prints does not spoil the JSON."""
+    try:
+        with redirect_stdout(sys.stderr) if json else _nothing():
+            yield
+    except HoldfastError:
+        raise
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's
+        show_raised(error)
+        raise SystemExit(RAISED) from None
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield
+
+
+# -- a durable function -------------------------------------------------------------------------------------------
+
+
+def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
+    given = given_json(text, "--args") if text is not None else []
+    if isinstance(given, list):
+        return given, {}
+    if isinstance(given, dict):
+        return [], given
+    raise BadOption("--args is neither an array nor an object", hint="One argument: --args '[\"Lisbon\"]'.")
+
+
+@contextmanager
+def _store(session: Session, types: Sequence[str]) -> Iterator[Store]:
+    """Not inert: what is stored is to be worked with, by a program that was named."""
+    with holdfast.open(session.path, types=tuple(types)) as store:
+        yield store
+
+
+def _function(
+    session: Session,
+    store: Store,
+    function: Callable[..., Any],
+    agent: str,
+    given: tuple[list[Any], dict[str, Any]],
+    id: str | None,
+    *,
+    no_wait: bool,
+    json: bool,
+) -> int:
+    try:
+        name, branch = on_branch(store, agent)
+    except UnknownAgent:
+        name, branch = agent, "main"
+    with closing(store.agent(name, branch=branch)) as handle:
+        result = execute(handle, function, given, id, wait=not no_wait)
+        info = _ended(handle, id)
+    if json:
+        with redirect_stdout(sys.__stdout__ or sys.stdout):
+            session.out.json({"schema": SCHEMA, "run": run_json(info), "result": as_json(result)})
+        return 0
+    session.out.say(
+        Text("Finished: ", style="bold green"), f"{clean(info.function)} of {whose(info)} (run ",
+        Text(clean(info.id), style="yellow"), ")",
+    )  # fmt: skip
+    session.out.say(text_of(result, _RESULT_CHARACTERS), wrap=True)
+    return 0
+
+
+def execute(
+    handle: Agent, function: Callable[..., Any], given: tuple[list[Any], dict[str, Any]], id: str | None, *, wait: bool
+) -> Any:
+    """Run it, from the beginning or from where it stopped."""
+    # Where a parameter can be given by its place it is: names such as `id` are those of agent.run itself.
+    bound = _checked(function, handle, given)
+    args, kwargs = bound.args[1:], bound.kwargs
+    if waits(function):
+        return asyncio.run(handle.arun(function, *args, id=id, wait=wait, **kwargs))
+    return handle.run(function, *args, id=id, wait=wait, **kwargs)
+
+
+def _checked(
+    function: Callable[..., Any], handle: Agent, given: tuple[list[Any], dict[str, Any]]
+) -> inspect.BoundArguments:
+    try:
+        return inspect.signature(function).bind(handle, *given[0], **given[1])
+    except TypeError as error:
+        raise BadOption(f"{function.__name__}: {error}", hint="--args has what comes after the agent.") from None
+
+
+def _ended(handle: Agent, id: str | None) -> RunInfo:
+    """The run that has just finished."""
+    finished = [info for info in handle.runs() if info.ended is not None and id in {None, info.id}]
+    return max(finished, key=lambda info: info.ended or info.began)
+
+
+# -- what is due --------------------------------------------------------------------------------------------------
+
+
+def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, json: bool) -> int:
+    told: list[tuple[RunInfo, str, str]] = []
+    code = 0
+    with _programs(json=json):
+        load(programs)
+        with _store(session, types) as store:
+            for info in store.due():
+                became, about, its_code = _go_on(store, info)
+                told.append((info, became, about))
+                code = max(code, its_code)
+                if not json:
+                    _say(session, info, became, about)
+    if json:
+        runs = [{**info.to_json(), "became": became, "about": about} for info, became, about in told]
+        session.out.json({"schema": DUE_SCHEMA, "runs": runs})
+    elif not told:
+        session.out.say("No run is due.")
+    return code
+
+
+def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
+    """Go on with one run, as far as it gets: what became of it, what is to be said, and the exit code for that."""
+    function = _by_name(info.function)
+    if function is None:
+        return "not loaded", f"no program that was named has the durable function {info.function!r}", ATTENTION
+    try:
+        with closing(store.agent(info.agent, branch=info.branch, create=False)) as handle:
+            first = next(iter(inspect.signature(function).parameters))
+            bound = inspect.BoundArguments(inspect.signature(function), {first: handle, **info.args})
+            result = execute(handle, function, (list(bound.args[1:]), bound.kwargs), info.id, wait=False)
+    except Waiting as error:
+        return "waiting", error.message, 0
+    except AgentBusy as error:  # whoever has it goes on with it
+        return "busy", error.message, 0
+    except HoldfastError as error:
+        became = "needs attention" if exit_code(error) == ATTENTION else "failed"
+        return became, str(error), exit_code(error)
+    except Exception as error:  # noqa: BLE001 - one run that fails does not stop the others
+        show_raised(error)
+        return "failed", f"{type(error).__name__}: {error}", RAISED
+    return "finished", text_of(result, _RESULT_CHARACTERS), 0
+
+
+def _by_name(name: str) -> Callable[..., Any] | None:
+    """The durable function of that name in the programs that were loaded."""
+    made = DURABLES.get(name)
+    if made is None:
+        return None
+
+    @functools.wraps(made.function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return made.function(*args, **kwargs)
+
+    call.durable = made  # type: ignore[attr-defined] # what agent.run looks for
+    return call
+
+
+def _say(session: Session, info: RunInfo, became: str, about: str) -> None:
+    line = Text().append(whose(info), style="bold cyan").append(f"  {clean(info.function)}  ")
+    line.append(became, style=style_of(became)).append(f"  {clean(about)}", style="dim")
+    session.out.say(line, wrap=True)

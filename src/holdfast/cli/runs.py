@@ -1,0 +1,120 @@
+"""``holdfast runs``: what is going on, what stopped, and what it waits for."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from holdfast import RunInfo, Store
+from holdfast.cli.complete import agents
+from holdfast.cli.session import Given, Json, on_branch
+from holdfast.cli.text import ago, clean, count, moment, now, shorten
+from holdfast.cli.values import as_json
+
+SCHEMA = "holdfast.runs/1"
+# About two screens. A program that asks for JSON gets everything, unless it says otherwise.
+SHOWN = 50
+_ERROR_CHARACTERS = 120
+_STYLES = {
+    "finished": "green",
+    "running": "bold cyan",
+    "waiting": "cyan",
+    "interrupted": "yellow",
+    "needs attention": "bold red",
+    "failed": "red",
+    "cancelled": "dim",
+}
+
+Number = Annotated[int | None, Parameter(name=("--number", "-n"), metavar="N", show_default=False)]
+
+
+def runs(
+    *,
+    agent: Annotated[str | None, Parameter(completer=agents, metavar="NAME", show_default=False)] = None,
+    condition: Annotated[str | None, Parameter(metavar="CONDITION", show_default=False)] = None,
+    number: Number = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """List runs of durable functions and their condition, the newest first.
+
+    Conditions: running, interrupted (its process is gone; run it again), waiting, needs attention, failed, finished,
+    cancelled.
+
+    Parameters
+    ----------
+    agent
+        Only runs of this agent, NAME or NAME@BRANCH. [default: all agents and branches]
+    condition
+        Only runs in this condition.
+    number
+        Show at most this many; 0 shows all. [default: 50; all with --json]
+    json
+        Print JSON (schema holdfast.runs/1).
+    """
+    with session.reading() as store:
+        found = _found(store, agent, condition)
+        limit = number if number is not None else (0 if json else SHOWN)
+        shown = found[:limit] if limit > 0 else found
+        if json:
+            entries = [run_json(info) for info in shown]
+            session.out.json(
+                {"schema": SCHEMA, "store": str(store.path), "runs": entries, "more": len(found) - len(shown)}
+            )
+            return 0
+        if not found:
+            session.out.say("No runs." if condition is None else f"No runs are {clean(condition)}.")
+            return 0
+        session.out.columns(("agent", "run", "function", "condition", "began", "about"), [_row(info) for info in shown])
+        if len(found) > len(shown):
+            more = count(len(found) - len(shown), "older run")
+            session.out.say(Text(f"{more}; -n 0 shows all.", style="dim"))
+    return 0
+
+
+def _found(store: Store, agent: str | None, condition: str | None) -> list[RunInfo]:
+    found = store.runs(condition.replace("-", " ") if condition is not None else None)
+    if agent is not None:
+        only = on_branch(store, agent)
+        found = [info for info in found if (info.agent, info.branch) == only]
+    return sorted(found, key=lambda info: info.began, reverse=True)
+
+
+def _row(info: RunInfo) -> list[Text | str]:
+    return [
+        Text(whose(info), style="bold cyan"),
+        Text(clean(shorten(info.id, 16)), style="yellow"),
+        clean(info.function),
+        Text(info.condition, style=style_of(info.condition)),
+        ago(info.began, now()),
+        about(info),
+    ]
+
+
+def whose(info: RunInfo) -> str:
+    """The agent, with the branch unless it is the usual one."""
+    return clean(info.agent if info.branch == "main" else f"{info.agent}@{info.branch}")
+
+
+def style_of(condition: str) -> str:
+    return _STYLES.get(condition, "")
+
+
+def about(info: RunInfo) -> str:
+    """What it waits for, or what went wrong."""
+    if info.condition == "waiting":
+        waits = [f"for the signal {clean(info.signal)}" if info.signal else "", _until(info.until)]
+        return " or ".join(part for part in waits if part)
+    return clean(shorten(info.error, _ERROR_CHARACTERS))
+
+
+def _until(time: datetime | None) -> str:
+    return f"until {moment(time)}" if time is not None else ""
+
+
+def run_json(info: RunInfo) -> dict[str, Any]:
+    """One run in JSON. ``result`` is null until it has finished."""
+    return {**info.to_json(), "args": as_json(info.args), "result": as_json(info.result)}

@@ -1,0 +1,439 @@
+"""Children: agents that an agent begins, each with a name, a state and a line of its own.
+
+Owns beginning, joining and cancelling them. What they do is recorded on their own lines; the parent's line says that
+they were begun, and what came of them. What always holds: a child's run has an id that follows from the call that began
+it, so a parent that is executed again finds the child where it is and does not begin another; a run does not end before
+its children have; rolling back the parent brings them back, too (``planning``).
+
+    spawn(agent, function, name, args, kwargs) -> Child          a plain function, in a thread of its own
+    await aspawn(...) -> Child                                   an async one, as a task of this loop; a plain one, too
+    Child: .name .run .agent .running; .join() / await .ajoin(), .cancel() / await .acancel()
+    leaving(run)                                                 steps: join the children that nobody joined
+    stopping(agent)                                              steps: cancel it, should it run here as a child
+"""
+
+from __future__ import annotations
+
+import contextvars
+import functools
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast.agent.names import check_name
+from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, ToolFailed, Unencodable, Waiting
+from holdfast.run import records as rec
+from holdfast.run import waiting
+from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.calls import perform
+from holdfast.run.context import EFFECT, effect, place
+from holdfast.run.outcomes import MESSAGE_MAX, Local, give, lost
+from holdfast.run.past import Past
+from holdfast.run.positions import HERE, Lane, here
+from holdfast.run.runs import Durable, Run, RunHost, known
+from holdfast.run.scope import Scope, Suspended, now_us
+from holdfast.run.standing import SPAWN
+from holdfast.run.steps import Request, Steps, Turn, Write, drive, drive_later
+from holdfast.run.tools import Tool, tool
+
+
+class ParentHost(RunHost, Protocol):
+    """What children ask of an agent besides."""
+
+    @property
+    def branch_name(self) -> str: ...
+
+    def own_child(self, name: str, branch: str) -> ParentHost:
+        """The agent of that name, made if need be, to be written."""
+
+    def release(self) -> None:
+        """Close the handle, if it was opened for this."""
+
+
+@tool(name=SPAWN, effect="idempotent")
+def _spawn(child: str, branch: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - for the record
+    """How the beginning of a child is recorded. It is begun when that is durable, and again after a crash."""
+    return {"agent": child, "branch": branch, "run": effect().key}
+
+
+@tool(name="holdfast.join", effect="read")
+def _join(child: str, run: str) -> None:
+    """How the end of a child is recorded."""
+
+
+@tool(name="holdfast.cancel", effect="read")
+def _cancel(child: str, run: str) -> None:
+    """How it is recorded that a child was cancelled."""
+
+
+_SPAWN: Tool = _spawn.tool  # type: ignore[attr-defined] # functions may have attributes
+_JOIN: Tool = _join.tool  # type: ignore[attr-defined]
+_CANCEL: Tool = _cancel.tool  # type: ignore[attr-defined]
+
+_running: set[Child] = set()
+_lock = threading.Lock()
+
+
+def spawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
+    """Begin a child: ``function(child, ...)`` as a run of the agent ``parent/name``, in a thread of its own."""
+    if known(function).waits:
+        raise BadOption(f"{known(function).name} is async", hint="Use `await agent.aspawn(...)`.")
+    child: Child = drive(_spawning(agent, function, name, args, kwargs))
+    child._start(None)
+    return child
+
+
+async def aspawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
+    """As spawn(). An async function becomes a task of this loop."""
+    import asyncio
+
+    child: Child = await drive_later(_spawning(agent, function, name, args, kwargs))
+    child._start(asyncio.get_running_loop() if known(function).waits else None)
+    return child
+
+
+def _spawning(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
+    check_name(name, "a child")
+    if "/" in name:
+        raise BadName(f"{name!r} cannot be a name for a child", hint="The name of its parent stands before a slash.")
+    lane = _lane(agent, SPAWN)
+    if EFFECT.get() is not None:
+        raise BadOption(
+            "a tool cannot spawn: when its recorded result is used, nobody would join the child",
+            hint="Spawn before or after the call.",
+        )
+    made = known(function)
+    given = made.binder.bind((agent.handle, *args), kwargs)
+    given.pop(next(iter(given)))  # the agent
+    full = f"{agent.name}/{name}"
+    begun = yield from perform(lane, _SPAWN, (full, agent.branch_name, made.name, given), {})
+    child = Child(agent, lane.scope, made, begun, args, kwargs)
+    lane.scope.children.append(child)
+    return child
+
+
+def _lane(agent: RunHost, what: str) -> Lane:
+    lane = place(what, "write")
+    if lane is None or lane.scope.agent is not agent:
+        raise NoAgent(
+            f"{agent.name} is not the current agent here", hint="Children are begun in a run, or in `with agent:`."
+        )
+    return lane
+
+
+class Child:
+    """An agent that another one has begun. ``name`` is the agent's, ``run`` the id of its run."""
+
+    def __init__(
+        self,
+        parent: ParentHost,
+        scope: Scope,
+        made: Durable,
+        begun: dict[str, Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.name: str = begun["agent"]
+        self.run: str = begun["run"]
+        self._branch: str = begun["branch"]
+        self._parent, self._scope, self._made, self._args, self._kwargs = parent, scope, made, args, kwargs
+        self._host: ParentHost | None = None
+        self._own: Scope | None = None  # its run
+        self._task: Any = None
+        self._loop: Any = None
+        self._stop = False
+        self._left = False  # joined or cancelled
+        self._over = threading.Event()
+        self._waiting: list[Callable[[], Any]] = []
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._same: Child = self  # the one that really runs, where the parent is executed again in the same process
+
+    @property
+    def running(self) -> bool:
+        """Whether it runs in this process."""
+        return self._same in _running
+
+    @property
+    def agent(self) -> Any:
+        """A handle on the child. While it runs, only look at it."""
+        return self._parent.own_child(self.name, self._branch).handle
+
+    def join(self) -> Any:
+        """Wait until the child has ended; returns its result. Raises ``ToolFailed`` when it failed."""
+        return drive(_ending(_lane(self._parent, _JOIN.name), self, _JOIN))
+
+    async def ajoin(self) -> Any:
+        """As join()."""
+        return await drive_later(_ending(_lane(self._parent, _JOIN.name), self, _JOIN))
+
+    def cancel(self) -> None:
+        """Stop the child at its next call, and wait for that. What it has done stands until a rollback."""
+        drive(_ending(_lane(self._parent, _CANCEL.name), self, _CANCEL))
+
+    async def acancel(self) -> None:
+        """As cancel(). A child that is a task is cancelled where it awaits."""
+        await drive_later(_ending(_lane(self._parent, _CANCEL.name), self, _CANCEL))
+
+    def __repr__(self) -> str:
+        return f"<Child {self.name}{' (running)' if self.running else ''}>"
+
+    # -- its execution ------------------------------------------------------------------------------------
+
+    def _start(self, loop: Any) -> None:
+        """Begin it, or go on with it, unless the parent's record says what came of it."""
+        if self._is_settled():
+            self._left = True
+            self._over.set()
+            return
+        with _lock:
+            for other in _running:
+                if (other.run, other.name) == (self.run, self.name):
+                    self._same = other
+                    return
+            _running.add(self)
+        try:
+            self._host = self._parent.own_child(self.name, self._branch)
+            ended = Past(self._host.ledger.records()).runs.get(self.run)
+            if ended is not None and ended.condition == "cancelled":
+                self._end(None, Cancelled(f"{self.name} was cancelled"))
+            elif loop is not None:
+                self._loop = loop
+                # In a context that knows no lane: the task would take a number of the parent's.
+                self._task = _outside().run(loop.create_task, self._later(), name=self.name)
+            else:
+                threading.Thread(target=_outside().run, args=(self._now,), name=self.name).start()
+        except BaseException as error:
+            self._end(None, error)
+            raise
+
+    def _is_settled(self) -> bool:
+        scope = self._scope
+        if not isinstance(scope, Run):
+            return False
+        mark = fingerprint(self._arguments(), scope.registry)
+        return any(
+            call.fingerprint == mark and call.tool in {_JOIN.name, _CANCEL.name} and call.outcome is not None
+            for call in scope.past.calls.values()
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        return {"child": self.name, "run": self.run}
+
+    def _now(self) -> None:
+        try:
+            self._end(self._handle.run(self._wrapped(), *self._args, **self._options()), None)
+        except BaseException as error:  # noqa: BLE001 - whoever joins gets it
+            self._end(None, error)
+
+    async def _later(self) -> None:
+        try:
+            self._end(await self._handle.arun(self._wrapped(), *self._args, **self._options()), None)
+        except BaseException as error:  # noqa: BLE001 - as above
+            self._end(None, error)
+
+    @property
+    def _handle(self) -> Any:
+        if self._host is None:
+            raise NoAgent(f"{self.name} has not begun")
+        return self._host.handle
+
+    def _options(self) -> dict[str, Any]:
+        return {**self._kwargs, "id": self.run, "wait": self._scope.waits}
+
+    def _wrapped(self) -> Any:
+        """The child's function, which says first which run it is in."""
+        function = self._made.function
+
+        @functools.wraps(function)
+        def plain(*args: Any, **kwargs: Any) -> Any:
+            self._enter()
+            return function(*args, **kwargs)
+
+        @functools.wraps(function)
+        async def later(*args: Any, **kwargs: Any) -> Any:
+            self._enter()
+            return await function(*args, **kwargs)
+
+        wrapped: Any = later if self._made.waits else plain
+        wrapped.durable = Durable(wrapped, self._made.name, strict=self._made.strict)
+        return wrapped
+
+    def _enter(self) -> None:
+        lane = here()
+        self._own = lane.scope if lane is not None else None
+        if self._stop:
+            self._halt()
+            raise Suspended
+
+    def _halt(self) -> None:
+        """Let nothing new start in its run."""
+        self._stop = True
+        own = self._own
+        if own is not None and not own.stopped:
+            own.reason = Cancelled(f"{self.name} was cancelled by {self._parent.name}")
+            own.stopped = True
+
+    def _end(self, result: Any, error: BaseException | None) -> None:
+        host, self._host = self._host, None
+        try:
+            if host is not None:
+                if self._stop and error is not None:
+                    error = self._record_cancelled(host, error)
+                host.release()
+        except Exception as failed:  # noqa: BLE001 - the store may be closed by now; the child goes on next time
+            error = error or failed
+        self._result, self._error = result, error
+        with _lock:
+            _running.discard(self)
+            self._over.set()
+            waiting_for, self._waiting = self._waiting, []
+        for call in waiting_for:
+            call()
+
+    def _record_cancelled(self, host: ParentHost, error: BaseException) -> BaseException:
+        """A task that is cancelled while it awaits something else than a call has not said how it ended."""
+        run = Past(host.ledger.records()).runs.get(self.run)
+        if run is None or run.condition or isinstance(error, InDoubt):
+            return error
+        doubtful = any(call.open and call.kind == "write" for call in run.calls.values())
+        how = "attention" if doubtful else "cancelled"
+        host.ledger.append(rec.End(now_us(), self.run, how), flush=True)
+        return error if doubtful else Cancelled(f"{self.name} was cancelled by {self._parent.name}")
+
+    def _when_over(self, call: Callable[[], Any]) -> None:
+        with _lock:
+            if not self._over.is_set():
+                self._waiting.append(call)
+                return
+        call()
+
+
+def _outside() -> contextvars.Context:
+    """A copy of the context in which no agent is current."""
+    context = contextvars.copy_context()
+    context.run(HERE.set, None)
+    context.run(EFFECT.set, None)
+    return context
+
+
+class Over(Request):
+    """Wait until a child has ended, after asking it to stop if need be."""
+
+    def __init__(self, child: Child, *, stop: bool = False) -> None:
+        self.child, self.stop = child._same, stop
+
+    def now(self) -> None:
+        child = self.child
+        if child._loop is not None and not child._over.is_set():
+            asyncio = sys.modules["asyncio"]
+            if asyncio._get_running_loop() is child._loop:
+                raise BadOption(f"{child.name} is a task of this loop", hint="Use `await child.ajoin()` or acancel().")
+        if self.stop:
+            child._halt()
+            if child._task is not None:
+                child._loop.call_soon_threadsafe(child._task.cancel)
+        child._over.wait()
+
+    async def later(self) -> None:
+        child = self.child
+        if self.stop:
+            child._halt()
+            if child._task is not None:
+                child._task.cancel()
+        loop = sys.modules["asyncio"].get_running_loop()
+        over = loop.create_future()
+        child._when_over(lambda: loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None)))
+        await over
+
+
+def _ending(lane: Lane, child: Child, what: Tool) -> Steps:
+    """Join a child, or cancel it; answered from the record where it was done before."""
+    scope: Scope = lane.scope
+    arguments = child._arguments()
+    mark = fingerprint(arguments, scope.registry)
+    path = lane.take(what.name, mark)
+    scope.order.called(lane)
+    child._left = True
+    call = scope.recorded(path, what, mark, arguments)
+    if call is not None and call.outcome is not None:
+        yield Turn(scope, path, lane)
+        return _given(scope, child, path, call.outcome, None)
+    scope.check_settled("read")
+    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
+    done.args = stow(arguments, scope.registry).value
+    with scope.lock:
+        scope.live += 1
+    try:
+        yield Over(child, stop=what is _CANCEL)
+    except BaseException as error:
+        asyncio = sys.modules.get("asyncio")
+        if scope.run_id and asyncio is not None and isinstance(error, asyncio.CancelledError):
+            done.how, done.at = "cancelled", now_us()
+            scope.write(done)
+        raise
+    finally:
+        with scope.lock:
+            scope.live -= 1
+    stowed = yield from _outcome(scope, child._same, path, what, done)
+    done.at = now_us()
+    scope.complete(done, stowed)
+    yield Turn(scope, path, lane)
+    return _given(scope, child, path, done, stowed)
+
+
+def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
+    """Put into the record what came of the child. What is not known yet is raised instead."""
+    error = child._error
+    if isinstance(error, InDoubt):
+        raise error
+    if what is _CANCEL:
+        return None
+    if isinstance(error, Waiting):
+        if scope.run_id:
+            yield Write(scope, rec.Wait(now_us(), scope.run_id, path, "child", child.name, error.until))
+            scope.stopped = True
+            raise Suspended
+        raise error
+    if error is not None:
+        kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
+        message = getattr(error, "message", str(error))[:MESSAGE_MAX]
+        done.how, done.fault = "error", ("", kind, message, None)
+        return None
+    try:
+        stowed = stow(child._result, scope.registry)
+    except Unencodable as failed:  # it was encoded once, with the child's types
+        done.how, done.fault = "lost", ("", type(failed).__name__, str(failed)[:MESSAGE_MAX], None)
+        return None
+    done.value = stowed.value
+    return stowed
+
+
+def _given(scope: Scope, child: Child, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None) -> Any:
+    if isinstance(outcome, rec.Done) and outcome.fault is not None:
+        _, kind, message, _ = outcome.fault
+        if outcome.how == "lost":
+            raise lost(child.name, path, message)
+        raise ToolFailed(f"child {child.name} failed: {kind}: {message}", tool=child.name, error_type=kind, path=path)
+    if stowed is not None:
+        return fetch(outcome.value, Local(stowed), scope.registry)
+    return give(scope, _JOIN, path, outcome) if outcome.value is not None else None
+
+
+def leaving(run: Run) -> Steps:
+    """A run ends when its children have: join those that nobody joined, in the order in which they were begun."""
+    try:
+        for child in run.children:
+            if not child._left:
+                yield from _ending(run.lane, child, _JOIN)
+    except Suspended:
+        raise (run.reason or waiting.put_off(run)) from None
+
+
+def stopping(agent: RunHost) -> Steps:
+    """Cancel an agent that runs as a child in this process."""
+    with _lock:
+        found = [child for child in _running if child._host is not None and child._host.handle is agent.handle]
+    for child in found:
+        yield Over(child, stop=True)
