@@ -36,7 +36,7 @@ from holdfast.agent.store import Store
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
 from holdfast.contrib.langgraph.reading import Reader
-from holdfast.contrib.langgraph.thread import SHARE_S, Thread, writes_event
+from holdfast.contrib.langgraph.thread import Thread, writes_event
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import BadOption
 from holdfast.run.store import open_store
@@ -173,7 +173,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if not thread.held:
             await asyncio.to_thread(thread.ready)
         queued = thread.queue(event)
-        await asyncio.wait([asyncio.wrap_future(queued.done)], timeout=SHARE_S)
+        await asyncio.wait([asyncio.wrap_future(queued.done)], timeout=thread.patience_s)
         if not queued.done.done():
             self._disk.submit(thread.flush, queued)
         await asyncio.shield(asyncio.wrap_future(queued.done))

@@ -43,6 +43,8 @@ _HASHED = "ns-"
 # How long a task's writes wait for a checkpoint of the same thread that takes them to disk with its own flush.
 # LangGraph saves the checkpoint right after the last task's writes, and waits for neither before the next step.
 SHARE_S = 0.002
+# With delta channels it waits for the writes first: after so many that waited in vain, that many do not wait.
+_IN_VAIN, _AT_ONCE = 2, 32
 
 
 def key_of(ns: str, checkpoint_id: str) -> bytes:
@@ -135,6 +137,7 @@ class Thread:
         self._heads: dict[str, int] = {}  # where this process last saw each namespace's branch stand
         self._writes = Writes()
         self._collecting = threading.Lock()
+        self._in_vain = 0  # writes in a row that no checkpoint took along; negative: how many more need not wait
         self.inflight = 0  # checkpoints on their way
 
     # -- the lease ------------------------------------------------------------------------------------
@@ -318,15 +321,22 @@ class Thread:
     def _take_writes(self) -> Writes:
         with self._collecting:
             taken, self._writes = self._writes, Writes()
+            if taken.events:
+                self._in_vain = 0
             return taken
 
     def wait(self, writes: Writes) -> None:
         """Return when a queued event is on disk: taken along by a checkpoint, or written now."""
         try:
-            writes.done.result(SHARE_S)
+            writes.done.result(self.patience_s)
         except TimeoutError:
             self.flush(writes)
             writes.done.result()
+
+    @property
+    def patience_s(self) -> float:
+        """How long queued events wait for a checkpoint."""
+        return SHARE_S if self._in_vain >= 0 else 0.0
 
     def flush(self, writes: Writes) -> None:
         """Write queued events now, unless a checkpoint has taken them along."""
@@ -338,6 +348,7 @@ class Thread:
                 if self._writes is not writes:
                     return
                 self._writes = Writes()
+                self._in_vain = self._in_vain + 1 if self._in_vain != _IN_VAIN - 1 else -_AT_ONCE
             try:
                 self.ready()
                 self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
