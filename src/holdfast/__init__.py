@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from holdfast.run.effects import Absent, Effect, Found, Unknown
     from holdfast.run.handle import Agent
     from holdfast.run.listing import RunInfo
+    from holdfast.run.resilience import Breaker
+    from holdfast.run.rollback import RollbackPlan
     from holdfast.run.runs import durable
     from holdfast.run.store import Store
     from holdfast.run.store import open_store as open
@@ -57,6 +59,7 @@ __all__ = [
     "Agent",
     "AgentBusy",
     "AgentInfo",
+    "Breaker",
     "Change",
     "Checkpoint",
     "Damaged",
@@ -75,6 +78,7 @@ __all__ = [
     "Problem",
     "Record",
     "Rollback",
+    "RollbackPlan",
     "RunInfo",
     "RunUnfinished",
     "Stale",
@@ -101,6 +105,7 @@ _HOMES = {
     "Absent": ("holdfast.run.effects", "Absent"),
     "Agent": ("holdfast.run.handle", "Agent"),
     "AgentInfo": ("holdfast.agent.store", "AgentInfo"),
+    "Breaker": ("holdfast.run.resilience", "Breaker"),
     "Change": ("holdfast.agent.changes", "Change"),
     "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
     "Diff": ("holdfast.agent.changes", "Diff"),
@@ -110,6 +115,7 @@ _HOMES = {
     "Problem": ("holdfast.agent.verify", "Problem"),
     "Record": ("holdfast.codec.codes", "Record"),
     "Rollback": ("holdfast.agent.agent", "Rollback"),
+    "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
     "RunInfo": ("holdfast.run.listing", "RunInfo"),
     "Store": ("holdfast.run.store", "Store"),
     "Unknown": ("holdfast.run.effects", "Unknown"),

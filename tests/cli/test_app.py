@@ -23,8 +23,13 @@ from holdfast.cli.exits import exit_code
 from tests.contrib.threads import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
-VERBS = ["agents", "log", "show", "diff", "branch", "tag", "rollback", "undo", "redo", "verify", "doctor", "demo"]
-CODES = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6}
+VERBS = [
+    *("agents", "log", "show", "diff", "run", "runs", "signal", "effects"),
+    *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "verify", "doctor", "demo"),
+]
+GROUPS = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6, "Outcome": 1}
+ATTENTION = ("InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "ResultLost")
+CODES = {"Waiting": 8, **dict.fromkeys(ATTENTION, 7), **GROUPS}
 
 
 def every_error():

@@ -447,7 +447,7 @@ class World:
             value -= some
         elif what == 5:
             node &= some
-            value &= some
+            value -= value - some  # which of two equal items `&=` keeps (1 or True) depends on sizes; here its own
         elif what == 6:
             node ^= some
             value ^= some
@@ -511,12 +511,12 @@ class World:
             self.keep(part, part_value)
         what = self.choose(3) if type(value) is dict and key != "e" and type(part_value) in _LIVING else 0
         if what == 0:
-            node[key] = {"part": part}
-            value[key] = {"part": part_value}
+            node[key] = {"part": part, "note": Note("new", ["n"])}
+            value[key] = {"part": part_value, "note": Note("new", ["n"])}
         elif what == 1:
-            node.update({key: {"part": part}, "e": box})
+            node.update({key: {"part": part, "note": Note("new", ["n"])}, "e": box})
             # The part was moved first, so the container that had it is copied.
-            value.update({key: {"part": part_value}, "e": copy.deepcopy(box_value)})
+            value.update({key: {"part": part_value, "note": Note("new", ["n"])}, "e": copy.deepcopy(box_value)})
         else:
             node.update({"e": box, key: {"part": part}})
             value.update({"e": box_value, key: {"part": copy.deepcopy(part_value)}})

@@ -27,6 +27,9 @@ import numpy as np
 import holdfast
 from holdfast.agent import metadata
 from holdfast.agent.names import name_key
+from holdfast.run import records as rec
+from holdfast.run.arguments import stow
+from holdfast.run.stored import StoredLine, entries
 from holdfast.store import sealing
 from holdfast.store.upgrade import FORMAT_VERSION
 
@@ -124,6 +127,81 @@ def share(store: holdfast.Store) -> None:
     store.remove("gone")
 
 
+def act(store: holdfast.Store) -> None:
+    """Records of every kind, a branch that inherits some, a clone, and what is left of a line whose agent is gone."""
+    agent = store.agent("doer")
+    agent.state["n"] = 0
+    start = bytes.fromhex(agent.checkpoint("start").id)
+    journal = agent._writer.journal
+    at = 1_700_000_000_000_000
+    long = stow([f"{number}: a long result" for number in range(2_000)], store._registry)
+    bulk = stow(bytes(300_000), store._registry)
+    args = stow({"what": "flight", "step": Step("one")}, store._registry).value
+    print_ = b"f" * 32
+    journal.append(entries(rec.Begin(at, "r1", "trip", args, print_, start, code="c" * 64, generation=1)), flush=True)
+    journal.append(
+        entries(
+            rec.Done(at + 1, "r1", "0", "value", 0, "look", "read", args, [[["history"], b"h" * 32, 7]], print_, at),
+            rec.Done(at + 2, "r1", "1", "value", 0, "read", "read", args, None, print_, at, long.value),
+        ),
+        nodes=long.nodes,
+        flush=False,
+    )
+    journal.append(entries(rec.Intent(at + 3, "r1", "2", "book", "write", args, print_, "k" * 32, 1, 1)), flush=True)
+    journal.append(entries(rec.Progress(at + 4, "r1", "2", b"\x05", 4)), flush=True)
+    journal.append(
+        entries(rec.Done(at + 5, "r1", "2", "value", 4, value=bulk.value)),
+        nodes=bulk.nodes,
+        chunks=bulk.chunks,
+        flush=True,
+    )
+    journal.append(entries(rec.Intent(at + 6, "r1", "3", "pay", "write", args, print_, "l" * 32, 1, 1)), flush=True)
+    journal.append(entries(rec.Doubt(at + 7, "r1", "3", 7, "timed out \ud800")), flush=True)
+    journal.append(entries(rec.Decision(at + 8, "r1", "3", 7, "not-done", "a person", "looked", b"\xc0")), flush=True)
+    fault = ("Refused", "Refused", "no", stow(("no", 5), store._registry).value)
+    journal.append(
+        entries(rec.Done(at + 9, "r1", "4", "error", 0, "look", "read", args, None, print_, at, None, fault)),
+        flush=False,
+    )
+    journal.append(
+        entries(rec.Wait(at + 10, "r1", "5", "signal", "go", at + 99), rec.Done(at + 11, "r1", "5", "value", event=3)),
+        flush=True,
+    )
+    journal.append(
+        entries(rec.Cut(at + 12, "r1", "6", [2, 3], "look", "read"), rec.Note(at + 13, "", "mode", "calm")), flush=True
+    )
+    agent.state["n"] = 1
+    writer = agent._writer
+    saved = writer.capture(
+        agent._document,
+        "saved",
+        note=lambda made: entries(rec.Saved(at + 14, "r1", "7", made._id, b"d" * 32, ["plan"])),
+    )
+    writer.finish(agent._document, saved)
+    journal.append(
+        entries(rec.End(at + 15, "r1", "finished", long.value), rec.RolledBack(at + 16, "", 0, start, keep=True)),
+        flush=True,
+    )
+    side = agent.branch("aside", at="saved")
+    side._writer.journal.append(entries(rec.Note(at + 17, "", "mode", "hasty")), flush=True)
+    side.state["n"] = 2
+    side.checkpoint("aside")
+    side.close()
+    agent.close()
+    store.clone("doer", "heir")
+    gone = store.agent("heir", branch="aside")
+    gone._writer.journal.append(entries(rec.Note(at + 18, "", "mode", "of the heir")), flush=True)
+    gone.checkpoint("of the heir")
+    gone.close()
+    store.clone("heir", "heir of the heir")
+    store.remove("heir")
+
+
+def line_of(store: holdfast.Store, name: str, branch: str) -> StoredLine:
+    row = store._catalog.agent(name_key(name))
+    return StoredLine(store._catalog, store._catalog.branch(row.a, name_key(branch)).b)
+
+
 def clone_log(store: holdfast.Store) -> list[holdfast.Checkpoint]:
     return store.agent("clone", readonly=True).log(all=True)
 
@@ -176,6 +254,7 @@ def describe(store: holdfast.Store) -> dict:
             "branches": {name: agent.at(name).id for name in info.branches},
             "tags": {name: checkpoint.id for name, checkpoint in agent.tags().items()},
             "events": [event["what"] for event in agent.events()],
+            "records": {name: _records(line_of(store, info.name, name)) for name in info.branches},
             "checkpoints": [
                 c.to_json()
                 | {"state": {name: holdfast.plain(c.state[name]) for name in ("messages", "n") if name in c.state}}
@@ -183,6 +262,11 @@ def describe(store: holdfast.Store) -> dict:
             ],
         }
     return found
+
+
+def _records(line: StoredLine) -> dict:
+    """The chain digest covers every byte of every record."""
+    return {"chain": line.chain.hex(), "types": " ".join(record.TYPE for _, record in line.records())}
 
 
 def main() -> None:
@@ -199,6 +283,7 @@ def main() -> None:
         with holdfast.open(path, types=TYPES) as store:
             fill(store)
             share(store)
+            act(store)
         with holdfast.open(path, readonly=True, types=TYPES) as store:
             target.with_suffix(".json").write_text(json.dumps(describe(store), indent=1, ensure_ascii=True) + "\n")
         with tarfile.open(target.with_suffix(".tar.xz"), "w:xz") as archive:

@@ -1,6 +1,7 @@
 """An independent reader of a Holdfast store, written from docs/format.md alone. It must not import holdfast.
 
-``read(path)`` proves row sums, ids, the chain, nodes, chunks and values, and returns every state as plain data.
+``read(path)`` proves row sums, ids, the chain, nodes, chunks and values, and returns every state as plain data, and
+every record of what happened outside.
 Instances, enum members and NumPy values come as named tuples. Anything that does not fit raises ``Broken``.
 """
 
@@ -121,7 +122,7 @@ class Values:
 
 TABLES = [
     "store", "agent", "branch", "tag", "checkpoint", "validity", "tail", "seal",
-    "node", "metadata", "event", "pack", "chunk",
+    "node", "metadata", "event", "pack", "chunk", "line", "effect",
 ]  # fmt: skip
 
 
@@ -192,6 +193,45 @@ class Store:
         return [self.nodes[nodes[index]][offset : offset + length] for index, offset, length in places]
 
 
+# Section 6: effects
+
+MARKED = {"run", "doubt", "decision", "wait", "end", "rollback", "note"}
+
+
+class Lines:
+    """Records and chain digests of every branch's line."""
+
+    def __init__(self, store: Store, gone: list[list[int]]) -> None:
+        self.store = store
+        self.records: dict[int, list[Any]] = {0: []}
+        self.chains: dict[int, list[bytes]] = {0: [b""]}
+        own = {(b, i): (r, mark, refs, body) for r, b, i, mark, refs, body, _ in store.rows["effect"]}
+        for b, origin, start, count, chain, _ in store.rows["line"]:
+            expect(origin < b and start < len(self.chains[origin]), f"origin of line {b}")
+            chains, records = self.chains[origin][: start + 1], self.records[origin][:start]
+            for i in range(start + 1, count + 1):
+                _, mark, refs, body = own.pop((b, i))
+                chains.append(digest("holdfast.effect", chains[-1] + body))
+                records.append(self.record(mark, refs, body))
+            expect(chains[-1] == chain and len(chains) == count + 1, f"chain of line {b}")
+            self.chains[b], self.records[b] = chains, records
+        for r, *_ in own.values():
+            expect(any(first <= r <= last for first, last in gone), f"effect {r}")
+
+    def record(self, mark: int, refs: bytes, body: bytes) -> dict[str, Any]:
+        found = self.store.values.decode(body)
+        expect(mark == (found["t"] in MARKED), "mark of a record")
+        stored = [found.get("a"), found.get("v"), *found.get("e", [])[3:]]
+        named = b"".join(value[0] for value in stored if isinstance(value, list))
+        expect(named == refs, "references of a record")
+        for key in {"a", "v"} & set(found):
+            found[key] = self.value(found[key])
+        return found
+
+    def value(self, stored: Any) -> Any:
+        return self.store.container(stored[0]) if isinstance(stored, list) else self.store.values.decode(stored)
+
+
 # Section 3: checkpoints
 
 FIELDS = [
@@ -224,7 +264,7 @@ def apply(state: dict[str, Any], code: int, path: list[Any], args: list[Any]) ->
 
 
 def read(path: Path) -> dict[str, Any]:
-    """``{"agents": {name: {"branches", "tags"}}, "checkpoints": {id: {..., "state"}}, "events": [...]}``."""
+    """``{"agents": {name: {"branches", "tags", "lines"}}, "checkpoints": {id: {..., "state"}}, "events": [...]}``."""
     store = Store(path)
     decode = store.values.decode
     metadata = {name: decode(data) for name, data in store.rows["metadata"]}
@@ -235,6 +275,7 @@ def read(path: Path) -> dict[str, Any]:
     events = [(a, decode(body)) for _, a, _, body, _, _ in store.rows["event"]]
     forgotten = [(a, body) for a, body in events if body["what"] in {"forget", "remove"}]
     cut = {name for _, body in forgotten for name in body["cut"]}
+    lines = Lines(store, [pair for _, body in forgotten for pair in body.get("r", [])])
     for n, a, b, parent, depth, base, manifest, operations, _, _ in store.rows["checkpoint"]:
         ids[n] = digest("holdfast.checkpoint", manifest)
         known = dict(zip(FIELDS, decode(manifest), strict=True))
@@ -243,6 +284,8 @@ def read(path: Path) -> dict[str, Any]:
         expect(a not in agents or known["agent"] == agents[a][0], f"agent of {n}")
         expect(known["operations"] == digest("holdfast.operations", operations), f"operations of {n}")
         expect(known["metadata"] in metadata, f"metadata of {n}")
+        count, chain = known["effects"]
+        expect(lines.chains[b if count else 0][count] == chain, f"effects of {n}")
         named = store.operand_values(n, b)
 
         def value(reference: list[Any], named: list[bytes] = named) -> Any:
@@ -277,7 +320,10 @@ def read(path: Path) -> dict[str, Any]:
         branches = {decode(row[4])["name"]: row[6].hex() for row in store.rows["branch"] if row[1] == a}
         tags = {decode(row[2])["name"]: ids[row[3]].hex() for row in store.rows["tag"] if row[0] == a}
         doubts = {ids[n].hex(): decode(why)["validity"] for of, n, why, _ in store.rows["validity"] if of == a}
-        found["agents"][body["name"]] = {"branches": branches, "tags": tags, "seen": seen, "validity": doubts}
+        records = {decode(row[4])["name"]: lines.records.get(row[0], []) for row in store.rows["branch"] if row[1] == a}
+        found["agents"][body["name"]] = {
+            "branches": branches, "tags": tags, "seen": seen, "validity": doubts, "lines": records,
+        }  # fmt: skip
     found["events"] = [body for _, body in events]
     pairs_gone = [pair for _, said in forgotten for pair in said["n"]]
     for n in set(range(1, max(ids))) - set(ids):

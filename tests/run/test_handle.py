@@ -311,8 +311,8 @@ def test_steps_are_shown_and_kept_with_the_checkpoint(opened):
         return shown
 
     agent = opened()
-    assert agent.run(work) == (["plan", "look"], "plan:0/look:0/0")
-    assert agent.stack_at("looked") == ["plan", "look"]
+    assert agent.run(work) == (["work", "plan", "look"], "plan:0/look:0/0")
+    assert agent.stack_at("looked") == ["work", "plan", "look"]
     assert (agent.stack, agent.position) == ([], "")
     with agent.step("outside of a run it is only a word"):
         assert agent.stack == []
@@ -408,6 +408,50 @@ def test_a_run_goes_on_with_other_arguments_only_when_told_so(opened, world):
     assert len(agent.runs()) == 1
 
 
+def test_a_run_is_gone_on_with_by_its_id(opened, world):
+    _, _, travel = world.tools()
+    world.crash_at = "booked"
+    with pytest.raises(Crash):
+        opened().run(travel, city="Lisbon")
+    agent = opened()
+    (run,) = agent.runs()
+    assert agent.resume(run.id) == ("booked", 7)
+    assert agent.resume(run.id) == ("booked", 7)
+    assert world.calls == [("search", "Lisbon"), ("book", 7)]
+    with pytest.raises(errors.BadOption):
+        agent.resume("nothing")
+    world.crash_at = "there"
+    with pytest.raises(Crash):
+        agent.run(lambda agent: world.reach("there"))
+    with pytest.raises(errors.UnknownTool):
+        agent.resume(agent.runs()[-1].id)
+
+
+def test_what_a_rollback_undid_or_left_standing_is_still_listed(opened):
+    undone = []
+
+    @holdfast.tool(compensate=lambda effect: undone.append(effect.result))
+    def book(n):
+        return n
+
+    @holdfast.tool
+    def mail(text):
+        return text
+
+    def work(agent):
+        agent.checkpoint("asked")
+        book(7)
+        mail("done")
+        return True
+
+    agent = opened()
+    agent.run(work)
+    agent.rollback("asked", accept=["mail"])
+    assert undone == [7]
+    listed = {effect.tool: effect.condition for effect in opened().effects()}
+    assert (listed["book"], listed["mail"]) == ("undone", "done")
+
+
 def test_version_marks_a_change(opened, world):
     search, _, _ = world.tools()
 
@@ -465,6 +509,70 @@ def test_an_inherited_call_in_doubt_is_dead_only_when_the_writer_of_that_branch_
     main.close()
     assert other.run(work) == "paid"
     assert world.calls == [5, 5]
+
+
+# -- what goes along with the state --------------------------------------------------------------------------------
+
+
+def test_a_kept_generator_goes_on_where_the_state_does(opened, world):
+    def work(agent):
+        numbers = agent.generator("dice", random.Random(7))
+        seen = [numbers.random()]
+        agent.checkpoint("one")
+        seen.append(numbers.random())
+        world.reach("here")
+        agent.state["seen"] = seen
+        return seen
+
+    world.crash_at = "here"
+    with pytest.raises(Crash):
+        opened().run(work)
+    expected = random.Random(7)
+    assert opened().run(work) == [expected.random(), expected.random()]
+    agent = opened()
+    assert agent.generator("dice", random.Random(8)).random() == expected.random()
+    agent.rollback("one")
+    branch = agent.branch("try-b")
+    first = random.Random(7)
+    first.random()
+    assert branch.generator("dice", random.Random()).random() != first.random()
+
+
+def test_a_resource_is_opened_again_by_its_description_and_closed_with_the_agent(opened):
+    log = []
+
+    def handle(agent):
+        return agent.resource(
+            "db",
+            open=lambda description: log.append(f"open {description}") or {"at": (description or 0) + 1},
+            close=lambda handle: log.append("close"),
+            describe=lambda handle: handle["at"],
+        )
+
+    with opened() as agent:
+        assert handle(agent).handle == {"at": 1}
+        agent.checkpoint()
+    assert log == ["open None", "close"]
+    with opened() as agent:
+        assert log == ["open None", "close"]
+        assert handle(agent).handle == {"at": 2}
+
+
+def test_a_secret_is_in_no_record(opened, store_path):
+    @holdfast.tool(effect="read")
+    def look():
+        return {"token": holdfast.current().secret("key").reveal()}
+
+    def work(agent):
+        return look()["token"]
+
+    agent = opened()
+    agent.secret("key", "s3cr3t-s3cr3t")
+    assert "s3cr3t" not in agent.run(work)
+    with pytest.raises(errors.Unencodable):
+        agent.run(lambda agent, text: None, "s3cr3t-s3cr3t")
+    agent.close()
+    assert not any(b"s3cr3t" in path.read_bytes() for path in store_path.rglob("*") if path.is_file())
 
 
 # -- async ------------------------------------------------------------------------------------------------------

@@ -23,6 +23,59 @@ def a_first_program() -> None:
         assert_type(agent.undo(), holdfast.Checkpoint)
 
 
+@holdfast.tool
+def book(flight: str, seats: int = 1) -> dict[str, str]:
+    assert_type(holdfast.effect(), holdfast.Effect)
+    assert_type(holdfast.current().state["seats"], Any)
+    return {"flight": flight, "seats": str(seats)}
+
+
+def found(effect: holdfast.Effect) -> holdfast.Found | holdfast.Absent | holdfast.Unknown:
+    return holdfast.Found(effect.key) if effect.condition == "in doubt" else holdfast.Absent()
+
+
+@holdfast.tool(effect="idempotent", probe=found, volatile=("request",), breaker=holdfast.Breaker(failures=3))
+async def pay(amount: float, request: str) -> int:
+    return round(amount)
+
+
+@holdfast.durable
+def travel(agent: holdfast.Agent, city: str) -> list[str]:
+    with agent.step("plan"):
+        assert_type(book(city), dict[str, str])
+        assert_type(book.direct(city, seats=2), dict[str, str])
+        assert_type(agent.stack, list[str])
+    return [city]
+
+
+@holdfast.durable(name="settle", strict=True)
+async def settle(agent: holdfast.Agent, amount: float) -> int:
+    async with agent.step("pay"):
+        return await pay(amount, str(agent.uuid()))
+
+
+async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:
+    with agent:
+        assert_type(agent.run(travel, "Lisbon", id="first"), list[str])
+    async with store.agent("other") as other:
+        assert_type(await other.arun(settle, 12.5), int)
+    assert_type(agent.effects(since="asked"), list[holdfast.Effect])
+    assert_type(agent.runs(), list[holdfast.RunInfo])
+    assert_type(store.due(), list[holdfast.RunInfo])
+    assert_type(agent.resolve("a1b2", "done", result=7), holdfast.Effect)
+    assert_type(agent.plan_rollback("asked", accept=["book"]), holdfast.RollbackPlan)
+    with agent.resource("log", open=open_log, describe=name_of) as log:
+        assert_type(log, list[str])
+
+
+def open_log(description: object) -> list[str]:
+    return [str(description)]
+
+
+def name_of(log: list[str]) -> str:
+    return log[0]
+
+
 async def waiting(agent: holdfast.Agent) -> None:
     assert_type(await agent.acheckpoint("answered"), holdfast.Checkpoint)
 
@@ -44,3 +97,6 @@ def mistakes_are_found(store: holdfast.Store, agent: holdfast.Agent) -> None:
     store.agent(7)  # type: ignore[arg-type]
     agent.checkpoint(lable="asked")  # type: ignore[call-arg]
     holdfast.open(durability="sometimes")  # type: ignore[arg-type]
+    book(seats="two", flight="TP1")  # type: ignore[arg-type]
+    agent.resolve("a1b2", "perhaps")  # type: ignore[arg-type]
+    holdfast.tool(effect="maybe")  # type: ignore[call-overload]

@@ -168,10 +168,12 @@ def recover(store: Store, name: str, agent: AgentRow, branch: BranchRow) -> tupl
         existing = branches.get(new)
         if existing is None and new not in store._tags(agent.a):
             line, copies = salvage.inheritance(store, branch.b, records)
-            return store._add_branch(agent, new, finding.valid, line=line, copies=copies), lost
+            more = {"recovered": branch.b}
+            return store._add_branch(agent, new, finding.valid, more, line=line, copies=copies), lost
         if (
             existing is not None
             and decode(existing.body)["from"] == start
+            and decode(existing.body).get("recovered") == branch.b
             and not find(store, existing).passed
             and not salvage.trusted(store, existing.b).problem
         ):

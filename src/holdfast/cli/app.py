@@ -44,6 +44,8 @@ from holdfast.errors import HoldfastError
 # Errors speak to programmers; on the command line the way out has another name.
 _HINTS = {
     "agent-busy": "Add --wait SECONDS where the verb has it, or end that process first.",
+    "waiting": "Go on with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
+    "run-unfinished": "Run it with its own arguments to finish it, with others and --change, or roll back.",
     "not-a-store": "Name the store with --store DIR or $HOLDFAST_STORE, or go to where .holdfast is.",
 }
 

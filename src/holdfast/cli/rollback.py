@@ -4,20 +4,34 @@ from __future__ import annotations
 
 import shlex
 import sys
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from rich.text import Text
 
-from holdfast import Agent, Checkpoint, Rollback
+import holdfast
+from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.changes import change_json, lines
 from holdfast.cli.complete import refs
+from holdfast.cli.effects import call_of
+from holdfast.cli.exits import ATTENTION
 from holdfast.cli.output import Output
+from holdfast.cli.programs import Load, load
 from holdfast.cli.session import Flag, Given, Json, Name, Session, Wait, on_branch, reader
 from holdfast.cli.text import ago, clean, count, now
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, RollbackBlocked
+
+if TYPE_CHECKING:
+    from holdfast.run.rollback import RollbackPlan
 
 SCHEMA = "holdfast.rollback/1"
+_WAY_OUT = (
+    "Load the program that can undo it (--load), decide what is in doubt (holdfast effects resolve), or leave it"
+    " standing (--accept NAME, --keep-effects)."
+)
 # What a person reads before answering.
 _SHOWN = 12
 
@@ -29,14 +43,18 @@ def rollback(
     to: Annotated[str, Parameter(completer=refs, metavar="REV")],
     dry_run: Flag = False,
     yes: Flag = False,
+    accept: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", show_default=False)] = (),
+    keep_effects: Flag = False,
+    load: Load = (),
     wait: Wait = 0.0,
     json: Json = False,
     session: Given,
 ) -> int:
-    """Move a branch back to an earlier checkpoint.
+    """Move a branch back to an earlier checkpoint, and undo what the agent did outside since.
 
     Nothing is deleted: what came after stays in the history (`holdfast log NAME --all`), and `holdfast branch` gives
-    it a name again. Shows first what will be left behind; asks on a terminal, and needs --yes elsewhere.
+    it a name again. Shows first what will be undone and left behind; asks on a terminal, and needs --yes elsewhere.
+    Ends with 7 when an effect stands in the way.
 
     Parameters
     ----------
@@ -48,6 +66,12 @@ def rollback(
         Show what would happen and change nothing. Works while another process writes the agent.
     yes
         Do not ask.
+    accept
+        Leave these effects standing though they cannot be undone: a tool's name, or an effect's id.
+    keep_effects
+        Move the state only; leave everything outside as it is.
+    load
+        A module or file.py with the tools that undo. Nothing is imported unless it is named here.
     wait
         Wait up to this many seconds for a process that writes the branch.
     json
@@ -57,18 +81,25 @@ def rollback(
         raise BadOption(
             "rollback was not confirmed", hint="There is nobody to ask here: add --yes, or --dry-run to look first."
         )
+    if keep_effects and accept:
+        raise BadOption("--keep-effects leaves all effects standing", hint="Leave --accept away.")
+    wanted = _Wanted(to, accept, "keep" if keep_effects else "undo")
     if dry_run:
-        return _preview(session, agent, to, json=json)
-    with session.writing() as store:
+        return _preview(session, agent, wanted, load, json=json)
+    with _writing(session, load) as store:
         name, branch = on_branch(store, agent)
-        with store.agent(name, branch=branch, create=False, wait_s=wait) as handle:
-            plan = handle.preview_rollback(to)
+        # Not as the current agent: a rollback that was interrupted is to be finished as it is asked for here.
+        with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
+            plan = wanted.plan(handle)
             if not json:
                 _show(session.out, handle, plan)
+            if plan.blocked:
+                said = count(len(plan.blocked), "effect stands", "effects stand")
+                raise RollbackBlocked(f"{said} in the way; nothing was changed", hint=_WAY_OUT)
             if not yes and not _confirmed(session.out):
                 session.out.say("Nothing was changed.")
                 return 0
-            head = handle.rollback(plan.target)
+            head = plan.apply()
             if json:
                 session.out.json(_as_json(handle, plan, done=True))
             else:
@@ -76,19 +107,44 @@ def rollback(
     return 0
 
 
-def _preview(session: Session, agent: str, to: str, *, json: bool) -> int:
+@dataclass(frozen=True)
+class _Wanted:
+    to: str
+    accept: Sequence[str]
+    effects: Literal["undo", "keep"]
+
+    def plan(self, handle: Agent) -> RollbackPlan:
+        return handle.plan_rollback(self.to, accept=self.accept, effects=self.effects)
+
+
+@contextmanager
+def _writing(session: Session, programs: Sequence[str]) -> Iterator[Store]:
+    """With programs, what undoes effects is theirs, and gets values of their types."""
+    if not programs:
+        with session.writing() as store:
+            yield store
+        return
+    load(programs)
+    with holdfast.open(session.path, create=False) as store:
+        yield store
+
+
+def _preview(session: Session, agent: str, wanted: _Wanted, programs: Sequence[str], *, json: bool) -> int:
+    load(programs)
     with session.reading() as store:
         handle = reader(store, *on_branch(store, agent))
-        plan = handle.preview_rollback(to)
+        plan = wanted.plan(handle)
         if json:
             session.out.json(_as_json(handle, plan, done=False))
         else:
             _show(session.out, handle, plan)
+            if plan.blocked:
+                session.out.say(_WAY_OUT, wrap=True)
             session.out.say(Text("Dry run: nothing was changed.", style="bold"))
-    return 0
+        return ATTENTION if plan.blocked else 0
 
 
-def _show(out: Output, handle: Agent, plan: Rollback) -> None:
+def _show(out: Output, handle: Agent, plan: RollbackPlan) -> None:
     target = plan.target
     out.say(
         Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"), " goes back to ",
@@ -112,6 +168,33 @@ def _show(out: Output, handle: Agent, plan: Rollback) -> None:
             out.say(Text(f"  … and {count(len(changed) - _SHOWN, 'more line')}", style="dim"))
     else:
         out.say("The state stays as it is.")
+    _show_effects(out, handle, plan)
+
+
+def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
+    """What happens outside. All of it: who answers has to know what is undone."""
+    for title, style, found in (
+        ("Will be undone outside, in this order:", "yellow", plan.undo),
+        ("Cannot be undone, and stands in the way:", "bold red", plan.blocked),
+        ("Stays as it is outside:", "", plan.accepted),
+        ("Was undone before:", "dim", plan.undone),
+    ):
+        if found:
+            out.say(Text(title, style=style))
+            for number, one in enumerate(found, 1):
+                whose = f" of {clean(one.agent)}" if one.agent != handle.name else ""
+                line = Text(f"{number:>3}. ", style="dim").append(one.effect.id, style="yellow")
+                line.append(f" {call_of(one.effect)}{whose}")
+                used = f"also known to {', '.join(one.used_by)}" if one.used_by else ""
+                said = "; ".join(part for part in (one.why, used) if part)
+                out.say(line, Text(f": {clean(said)}" if said else "", style="dim"), wrap=True)
+    if plan.harmless:
+        out.say(Text(f"{count(len(plan.harmless), 'call')} changed nothing outside.", style="dim"))
+    for name, checkpoint in plan.children:
+        out.say(
+            "Child ", Text(clean(name), style="bold cyan"), " goes back to ", Text(checkpoint.short_id, style="yellow"),
+            f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip(), ".",
+        )  # fmt: skip
 
 
 def _confirmed(out: Output) -> bool:
@@ -123,10 +206,11 @@ def _confirmed(out: Output) -> bool:
         return False
 
 
-def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: Rollback) -> None:
+def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: RollbackPlan) -> None:
+    undone = f" {count(len(plan.undo), 'effect')} undone." if plan.undo else ""
     out.say(
         Text("Done. ", style="bold green"), f"{clean(name)}@{clean(branch)} is at ",
-        Text(head.short_id, style="yellow"), f" #{head.depth}, state {head.digest[:16]}.",
+        Text(head.short_id, style="yellow"), f" #{head.depth}, state {head.digest[:16]}.{undone}",
     )  # fmt: skip
     if plan.abandons:
         where = name if branch == "main" else f"{name}@{branch}"
@@ -134,7 +218,8 @@ def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: Rollback)
         out.say(Text(f"To go forward again: {clean(back)}", style="dim"))
 
 
-def _as_json(handle: Agent, plan: Rollback, *, done: bool) -> dict[str, object]:
+def _as_json(handle: Agent, plan: RollbackPlan, *, done: bool) -> dict[str, object]:
+    planned = plan.to_json()
     return {
         "schema": SCHEMA,
         "agent": handle.name,
@@ -143,4 +228,5 @@ def _as_json(handle: Agent, plan: Rollback, *, done: bool) -> dict[str, object]:
         "target": plan.target.to_json(),
         "abandons": [checkpoint.to_json() for checkpoint in plan.abandons],
         "changes": [change_json(change) for change in plan.diff],
+        **{key: planned[key] for key in ("effects", "undo", "blocked", "accepted", "undone", "harmless", "children")},
     }

@@ -27,7 +27,7 @@ from holdfast.cli.programs import existing, function_of, given_json, load, show_
 from holdfast.cli.runs import run_json, style_of, whose
 from holdfast.cli.session import Flag, Given, Json, Session, on_branch
 from holdfast.cli.text import clean
-from holdfast.cli.values import as_json, text_of
+from holdfast.cli.values import text_of
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
 from holdfast.run.runs import DURABLES
 
@@ -45,6 +45,7 @@ def run(
     agent: Annotated[str | None, Parameter(completer=agents, metavar="NAME", show_default=False)] = None,
     args: Annotated[str | None, Parameter(metavar="JSON", show_default=False)] = None,
     id: Annotated[str | None, Parameter(metavar="ID", show_default=False)] = None,
+    change: Flag = False,
     no_wait: Flag = False,
     due: Flag = False,
     types: Annotated[tuple[str, ...], Parameter(metavar="MODULE", negative="", show_default=False)] = (),
@@ -71,6 +72,8 @@ def run(
         The function's arguments after the agent: a JSON array, or an object of named ones.
     id
         A name for the run: once it has finished, its result is returned and nothing is executed again.
+    change
+        Go on with an unfinished run though these are other arguments than it was begun with.
     no_wait
         Do not block where the run sleeps or waits for a signal: end with 8.
     due
@@ -81,8 +84,10 @@ def run(
         Print JSON (schema holdfast.run/1, or holdfast.run.due/1). What the program prints goes to stderr.
     """
     if due:
-        if agent is not None or args is not None or id is not None:
-            raise BadOption("--due goes on with every run that can", hint="Leave --agent, --args and --id away.")
+        if agent is not None or args is not None or id is not None or change:
+            raise BadOption(
+                "--due goes on with every run that can", hint="Leave --agent, --args, --id and --change away."
+            )
         return _due(session, (*(() if program is None else (program,)), *words), types, json=json)
     if program is None:
         raise BadOption("what is to be run?", hint="holdfast run FILE, MODULE:FUNCTION --agent NAME, or --due.")
@@ -98,7 +103,13 @@ def run(
     with _programs(json=json):
         function = function_of(program)
         with _store(session, types) as store:
-            return _function(session, store, function, agent, given, id, no_wait=no_wait, json=json)
+            info, result = _execute(store, function, agent, given, id, wait=not no_wait, change=change)
+            data = run_json(info)
+    if json:
+        session.out.json({"schema": SCHEMA, "run": data})
+    else:
+        _finished(session, info, result)
+    return 0
 
 
 def names_function(program: str) -> bool:
@@ -176,46 +187,49 @@ def _store(session: Session, types: Sequence[str]) -> Iterator[Store]:
         yield store
 
 
-def _function(
-    session: Session,
+def _execute(
     store: Store,
     function: Callable[..., Any],
     agent: str,
     given: tuple[list[Any], dict[str, Any]],
     id: str | None,
     *,
-    no_wait: bool,
-    json: bool,
-) -> int:
+    wait: bool,
+    change: bool,
+) -> tuple[RunInfo, Any]:
     try:
         name, branch = on_branch(store, agent)
     except UnknownAgent:
         name, branch = agent, "main"
     with closing(store.agent(name, branch=branch)) as handle:
-        result = execute(handle, function, given, id, wait=not no_wait)
-        info = _ended(handle, id)
-    if json:
-        with redirect_stdout(sys.__stdout__ or sys.stdout):
-            session.out.json({"schema": SCHEMA, "run": run_json(info), "result": as_json(result)})
-        return 0
+        result = execute(handle, function, given, id, wait=wait, change=change)
+        return _ended(handle, id), result
+
+
+def _finished(session: Session, info: RunInfo, result: Any) -> None:
     session.out.say(
         Text("Finished: ", style="bold green"), f"{clean(info.function)} of {whose(info)} (run ",
         Text(clean(info.id), style="yellow"), ")",
     )  # fmt: skip
     session.out.say(text_of(result, _RESULT_CHARACTERS), wrap=True)
-    return 0
 
 
 def execute(
-    handle: Agent, function: Callable[..., Any], given: tuple[list[Any], dict[str, Any]], id: str | None, *, wait: bool
+    handle: Agent,
+    function: Callable[..., Any],
+    given: tuple[list[Any], dict[str, Any]],
+    id: str | None,
+    *,
+    wait: bool,
+    change: bool = False,
 ) -> Any:
     """Run it, from the beginning or from where it stopped."""
     # Where a parameter can be given by its place it is: names such as `id` are those of agent.run itself.
     bound = _checked(function, handle, given)
     args, kwargs = bound.args[1:], bound.kwargs
     if waits(function):
-        return asyncio.run(handle.arun(function, *args, id=id, wait=wait, **kwargs))
-    return handle.run(function, *args, id=id, wait=wait, **kwargs)
+        return asyncio.run(handle.arun(function, *args, id=id, wait=wait, change=change, **kwargs))
+    return handle.run(function, *args, id=id, wait=wait, change=change, **kwargs)
 
 
 def _checked(
@@ -243,6 +257,8 @@ def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, jso
         load(programs)
         with _store(session, types) as store:
             for info in store.due():
+                if info.condition == "running":  # the process that executes it goes on by itself
+                    continue
                 became, about, its_code = _go_on(store, info)
                 told.append((info, became, about))
                 code = max(code, its_code)

@@ -105,10 +105,10 @@ def style_of(condition: str) -> str:
 
 def about(info: RunInfo) -> str:
     """What it waits for, or what went wrong."""
-    if info.condition == "waiting":
+    if info.condition in {"running", "waiting"}:
         waits = [f"for the signal {clean(info.signal)}" if info.signal else "", _until(info.until)]
-        return " or ".join(part for part in waits if part)
-    return clean(shorten(info.error, _ERROR_CHARACTERS))
+        return ("waits " if info.condition == "running" and any(waits) else "") + " or ".join(filter(None, waits))
+    return clean(shorten(info.error.partition("\n")[0], _ERROR_CHARACTERS))
 
 
 def _until(time: datetime | None) -> str:

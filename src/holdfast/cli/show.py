@@ -8,11 +8,11 @@ from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import Agent, Checkpoint
+from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.changes import change_json, lines
 from holdfast.cli.output import Output
 from holdfast.cli.path import follow, parse
-from holdfast.cli.session import Flag, Given, Json, Revision, looking
+from holdfast.cli.session import Flag, Given, Json, Revision, looking, reader
 from holdfast.cli.text import ago, clean, count, moment, now, size
 from holdfast.cli.values import FULL, Limits, Tree, as_json, kind_of
 from holdfast.errors import BadOption
@@ -55,11 +55,11 @@ def show(
     with session.reading() as store:
         agent, checkpoint = looking(store, revision)
         if json:
-            session.out.json(_as_json(agent, checkpoint, parts))
+            session.out.json(_as_json(agent, checkpoint, parts, _stack(store, agent, checkpoint)))
         elif parts:
             _tree(session.out, checkpoint, parts, full=full)
         else:
-            _header(session.out, agent, checkpoint)
+            _header(session.out, agent, checkpoint, _stack(store, agent, checkpoint))
             _sections(session.out, checkpoint)
             _tree(session.out, checkpoint, parts, full=full)
             _changes(session.out, checkpoint, full=full)
@@ -77,7 +77,13 @@ def value_at(checkpoint: Checkpoint, parts: tuple[Any, ...]) -> Any:
     return follow(holdfast.plain(state[parts[0]]), parts[1:], parts[:1])
 
 
-def _header(out: Output, agent: Agent, checkpoint: Checkpoint) -> None:
+def _stack(store: Store, agent: Agent, checkpoint: Checkpoint) -> list[str]:
+    """What was going on when it was taken. The line of the branch that it was made on says so."""
+    branch = checkpoint.branch if checkpoint.branch in agent.branches() else agent.branch_name
+    return reader(store, agent.name, branch).stack_at(checkpoint)
+
+
+def _header(out: Output, agent: Agent, checkpoint: Checkpoint, stack: list[str]) -> None:
     label = Text(clean(checkpoint.label), style="bold") if checkpoint.label else Text("no label", style="dim")
     out.say(Text(clean(agent.name), style="bold cyan"), f"  #{checkpoint.depth}  ", label)
     tags = ", ".join(clean(tag) for tag in checkpoint.tags)
@@ -87,6 +93,7 @@ def _header(out: Output, agent: Agent, checkpoint: Checkpoint) -> None:
         ("parent", checkpoint.parent_id[:12] or "none: the first"),
         ("time", f"{moment(checkpoint.time)} ({ago(checkpoint.time, now())})"),
         ("branch", clean(checkpoint.branch)),
+        ("in", Text(" > ".join(map(clean, stack)), style="cyan") if stack else ""),
         ("tags", Text(tags, style="magenta") if tags else ""),
         ("kind", _kind(checkpoint)),
         ("validity", _validity(checkpoint)),
@@ -168,7 +175,7 @@ def _changes(out: Output, checkpoint: Checkpoint, *, full: bool) -> None:
         out.say(Text(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.", style="dim"))
 
 
-def _as_json(agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...]) -> dict[str, Any]:
+def _as_json(agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...], stack: list[str]) -> dict[str, Any]:
     data = {
         "schema": SCHEMA,
         "agent": agent.name,
@@ -176,6 +183,7 @@ def _as_json(agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...]) -> di
             **checkpoint.to_json(),
             "validity_reason": checkpoint.validity_reason,
             "metadata": as_json(checkpoint.metadata),
+            "stack": stack,
         },
         "path": holdfast.errors.format_path(parts),
         "value": as_json(value_at(checkpoint, parts)),

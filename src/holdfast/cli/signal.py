@@ -33,7 +33,8 @@ def signal(agent: Name, signal: str, value: str = "null", /, *, json: Json = Fal
         name, revision = store.resolve(agent)
         branch = on_branch(store, agent)[1] if revision else None
         store.signal(name, signal, sent, branch=branch)
-        due = [info for info in store.due() if info.agent == name and branch in {None, info.branch}]
+        put_off = [info for info in store.due() if info.condition != "running"]  # a process that waits gets it itself
+        due = [info for info in put_off if info.agent == name and branch in {None, info.branch}]
         if json:
             session.out.json(
                 {

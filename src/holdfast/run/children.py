@@ -8,33 +8,31 @@ its children have; rolling back the parent brings them back, too (``planning``).
     spawn(agent, function, name, args, kwargs) -> Child          a plain function, in a thread of its own
     await aspawn(...) -> Child                                   an async one, as a task of this loop; a plain one, too
     Child: .name .run .agent .running; .join() / await .ajoin(), .cancel() / await .acancel()
-    leaving(run)                                                 steps: join the children that nobody joined
     stopping(agent)                                              steps: cancel it, should it run here as a child
 """
 
 from __future__ import annotations
 
 import contextvars
+import copy
 import functools
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast.agent.names import check_name
-from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, ToolFailed, Unencodable, Waiting
+from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent
 from holdfast.run import records as rec
-from holdfast.run import waiting
-from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.arguments import fingerprint
 from holdfast.run.calls import perform
 from holdfast.run.context import EFFECT, effect, place
-from holdfast.run.outcomes import MESSAGE_MAX, Local, give, lost
+from holdfast.run.endings import CANCELLING, JOINING, Over, ending
 from holdfast.run.past import Past
 from holdfast.run.positions import HERE, Lane, here
 from holdfast.run.runs import Durable, Run, RunHost, known
 from holdfast.run.scope import Scope, Suspended, now_us
-from holdfast.run.standing import SPAWN
-from holdfast.run.steps import Request, Steps, Turn, Write, drive, drive_later
+from holdfast.run.standing import CANCEL, ENDS, JOIN, SPAWN
+from holdfast.run.steps import Steps, drive, drive_later
 from holdfast.run.tools import Tool, tool
 
 
@@ -57,19 +55,13 @@ def _spawn(child: str, branch: str, function: str, arguments: dict[str, Any]) ->
     return {"agent": child, "branch": branch, "run": effect().key}
 
 
-@tool(name="holdfast.join", effect="read")
-def _join(child: str, run: str) -> None:
-    """How the end of a child is recorded."""
+async def _spawn_later(*args: Any) -> dict[str, Any]:
+    return _spawn.direct(*args)
 
 
-@tool(name="holdfast.cancel", effect="read")
-def _cancel(child: str, run: str) -> None:
-    """How it is recorded that a child was cancelled."""
-
-
-_SPAWN: Tool = _spawn.tool  # type: ignore[attr-defined] # functions may have attributes
-_JOIN: Tool = _join.tool  # type: ignore[attr-defined]
-_CANCEL: Tool = _cancel.tool  # type: ignore[attr-defined]
+_SPAWN: Tool = _spawn.tool
+_SPAWN_LATER = copy.copy(_SPAWN)  # the same tool, for async code
+_SPAWN_LATER.function, _SPAWN_LATER.waits = _spawn_later, True
 
 _running: set[Child] = set()
 _lock = threading.Lock()
@@ -79,7 +71,7 @@ def spawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kw
     """Begin a child: ``function(child, ...)`` as a run of the agent ``parent/name``, in a thread of its own."""
     if known(function).waits:
         raise BadOption(f"{known(function).name} is async", hint="Use `await agent.aspawn(...)`.")
-    child: Child = drive(_spawning(agent, function, name, args, kwargs))
+    child: Child = drive(_spawning(agent, _SPAWN, function, name, args, kwargs))
     child._start(None)
     return child
 
@@ -88,12 +80,14 @@ async def aspawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, .
     """As spawn(). An async function becomes a task of this loop."""
     import asyncio
 
-    child: Child = await drive_later(_spawning(agent, function, name, args, kwargs))
+    child: Child = await drive_later(_spawning(agent, _SPAWN_LATER, function, name, args, kwargs))
     child._start(asyncio.get_running_loop() if known(function).waits else None)
     return child
 
 
-def _spawning(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
+def _spawning(
+    agent: ParentHost, what: Tool, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Steps:
     check_name(name, "a child")
     if "/" in name:
         raise BadName(f"{name!r} cannot be a name for a child", hint="The name of its parent stands before a slash.")
@@ -107,7 +101,7 @@ def _spawning(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...]
     given = made.binder.bind((agent.handle, *args), kwargs)
     given.pop(next(iter(given)))  # the agent
     full = f"{agent.name}/{name}"
-    begun = yield from perform(lane, _SPAWN, (full, agent.branch_name, made.name, given), {})
+    begun = yield from perform(lane, what, (full, agent.branch_name, made.name, given), {})
     child = Child(agent, lane.scope, made, begun, args, kwargs)
     lane.scope.children.append(child)
     return child
@@ -162,19 +156,19 @@ class Child:
 
     def join(self) -> Any:
         """Wait until the child has ended; returns its result. Raises ``ToolFailed`` when it failed."""
-        return drive(_ending(_lane(self._parent, _JOIN.name), self, _JOIN))
+        return drive(ending(_lane(self._parent, JOIN), self, JOINING))
 
     async def ajoin(self) -> Any:
         """As join()."""
-        return await drive_later(_ending(_lane(self._parent, _JOIN.name), self, _JOIN))
+        return await drive_later(ending(_lane(self._parent, JOIN), self, JOINING))
 
     def cancel(self) -> None:
         """Stop the child at its next call, and wait for that. What it has done stands until a rollback."""
-        drive(_ending(_lane(self._parent, _CANCEL.name), self, _CANCEL))
+        drive(ending(_lane(self._parent, CANCEL), self, CANCELLING))
 
     async def acancel(self) -> None:
         """As cancel(). A child that is a task is cancelled where it awaits."""
-        await drive_later(_ending(_lane(self._parent, _CANCEL.name), self, _CANCEL))
+        await drive_later(ending(_lane(self._parent, CANCEL), self, CANCELLING))
 
     def __repr__(self) -> str:
         return f"<Child {self.name}{' (running)' if self.running else ''}>"
@@ -214,7 +208,7 @@ class Child:
             return False
         mark = fingerprint(self._arguments(), scope.registry)
         return any(
-            call.fingerprint == mark and call.tool in {_JOIN.name, _CANCEL.name} and call.outcome is not None
+            call.fingerprint == mark and call.tool in ENDS and call.outcome is not None
             for call in scope.past.calls.values()
         )
 
@@ -316,119 +310,6 @@ def _outside() -> contextvars.Context:
     context.run(HERE.set, None)
     context.run(EFFECT.set, None)
     return context
-
-
-class Over(Request):
-    """Wait until a child has ended, after asking it to stop if need be."""
-
-    def __init__(self, child: Child, *, stop: bool = False) -> None:
-        self.child, self.stop = child._same, stop
-
-    def now(self) -> None:
-        child = self.child
-        if child._loop is not None and not child._over.is_set():
-            asyncio = sys.modules["asyncio"]
-            if asyncio._get_running_loop() is child._loop:
-                raise BadOption(f"{child.name} is a task of this loop", hint="Use `await child.ajoin()` or acancel().")
-        if self.stop:
-            child._halt()
-            if child._task is not None:
-                child._loop.call_soon_threadsafe(child._task.cancel)
-        child._over.wait()
-
-    async def later(self) -> None:
-        child = self.child
-        if self.stop:
-            child._halt()
-            if child._task is not None:
-                child._task.cancel()
-        loop = sys.modules["asyncio"].get_running_loop()
-        over = loop.create_future()
-        child._when_over(lambda: loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None)))
-        await over
-
-
-def _ending(lane: Lane, child: Child, what: Tool) -> Steps:
-    """Join a child, or cancel it; answered from the record where it was done before."""
-    scope: Scope = lane.scope
-    arguments = child._arguments()
-    mark = fingerprint(arguments, scope.registry)
-    path = lane.take(what.name, mark)
-    scope.order.called(lane)
-    child._left = True
-    call = scope.recorded(path, what, mark, arguments)
-    if call is not None and call.outcome is not None:
-        yield Turn(scope, path, lane)
-        return _given(scope, child, path, call.outcome, None)
-    scope.check_settled("read")
-    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
-    done.args = stow(arguments, scope.registry).value
-    with scope.lock:
-        scope.live += 1
-    try:
-        yield Over(child, stop=what is _CANCEL)
-    except BaseException as error:
-        asyncio = sys.modules.get("asyncio")
-        if scope.run_id and asyncio is not None and isinstance(error, asyncio.CancelledError):
-            done.how, done.at = "cancelled", now_us()
-            scope.write(done)
-        raise
-    finally:
-        with scope.lock:
-            scope.live -= 1
-    stowed = yield from _outcome(scope, child._same, path, what, done)
-    done.at = now_us()
-    scope.complete(done, stowed)
-    yield Turn(scope, path, lane)
-    return _given(scope, child, path, done, stowed)
-
-
-def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
-    """Put into the record what came of the child. What is not known yet is raised instead."""
-    error = child._error
-    if isinstance(error, InDoubt):
-        raise error
-    if what is _CANCEL:
-        return None
-    if isinstance(error, Waiting):
-        if scope.run_id:
-            yield Write(scope, rec.Wait(now_us(), scope.run_id, path, "child", child.name, error.until))
-            scope.stopped = True
-            raise Suspended
-        raise error
-    if error is not None:
-        kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-        message = getattr(error, "message", str(error))[:MESSAGE_MAX]
-        done.how, done.fault = "error", ("", kind, message, None)
-        return None
-    try:
-        stowed = stow(child._result, scope.registry)
-    except Unencodable as failed:  # it was encoded once, with the child's types
-        done.how, done.fault = "lost", ("", type(failed).__name__, str(failed)[:MESSAGE_MAX], None)
-        return None
-    done.value = stowed.value
-    return stowed
-
-
-def _given(scope: Scope, child: Child, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None) -> Any:
-    if isinstance(outcome, rec.Done) and outcome.fault is not None:
-        _, kind, message, _ = outcome.fault
-        if outcome.how == "lost":
-            raise lost(child.name, path, message)
-        raise ToolFailed(f"child {child.name} failed: {kind}: {message}", tool=child.name, error_type=kind, path=path)
-    if stowed is not None:
-        return fetch(outcome.value, Local(stowed), scope.registry)
-    return give(scope, _JOIN, path, outcome) if outcome.value is not None else None
-
-
-def leaving(run: Run) -> Steps:
-    """A run ends when its children have: join those that nobody joined, in the order in which they were begun."""
-    try:
-        for child in run.children:
-            if not child._left:
-                yield from _ending(run.lane, child, _JOIN)
-    except Suspended:
-        raise (run.reason or waiting.put_off(run)) from None
 
 
 def stopping(agent: RunHost) -> Steps:

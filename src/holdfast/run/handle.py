@@ -30,8 +30,8 @@ from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
 from holdfast.run.positions import HERE, Lane, here, number_tasks, numbered_context
-from holdfast.run.replanning import Setback, executing
 from holdfast.run.records import Record, Saved
+from holdfast.run.replanning import Setback, executing
 from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import now_us
@@ -136,11 +136,19 @@ class Agent(below.Agent):
             options = {"wait": wait, "strict": strict, "change": change}
             if replan is not None:
                 number_tasks(asyncio.get_running_loop())
-                return await drive_later(
-                    executing(self._host, function, args, kwargs, id, replan=replan, **options)
-                )
+                return await drive_later(executing(self._host, function, args, kwargs, id, replan=replan, **options))
             await drive_later(resuming(self._host))
             return await runs.run_later(self._host, function, args, kwargs, id, **options)
+
+    def resume(self, run: str, *, wait: bool = True) -> Any:
+        """Go on with a run by its id, with the function and the arguments that it was executed with last."""
+        function, args, kwargs = listing.find_run(self._view(), run, self)
+        return self.run(function, *args, id=run, wait=wait, **kwargs)
+
+    async def aresume(self, run: str, *, wait: bool = True) -> Any:
+        """As resume(), for async functions."""
+        function, args, kwargs = listing.find_run(self._view(), run, self)
+        return await self.arun(function, *args, id=run, wait=wait, **kwargs)
 
     def runs(self) -> list[RunInfo]:
         """The runs of this branch, oldest first."""
@@ -312,6 +320,8 @@ class Agent(below.Agent):
         if lane is not None and isinstance(lane.scope, Run):
             made: Checkpoint = drive(lane.scope.checkpoint(lane, label))
             return made
+        self._check_writer()
+        self._host.check_whole()
         return super().checkpoint(label)
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
@@ -320,6 +330,8 @@ class Agent(below.Agent):
         if lane is not None and isinstance(lane.scope, Run):
             made: Checkpoint = await drive_later(lane.scope.checkpoint_later(lane, label))
             return made
+        self._check_writer()
+        self._host.check_whole()
         written: Checkpoint = await Work(self._captured(label)).later()
         return written
 
@@ -392,6 +404,8 @@ class Agent(below.Agent):
                 f"{what} inside a run would not be done again when the run is",
                 hint="Change the state back, or use it after the run.",
             )
+        self._check_writer()
+        self._host.check_whole()
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
         made = super().branch(name, at)
@@ -412,7 +426,13 @@ class Agent(below.Agent):
 
     def _check_change(self) -> None:
         self._check_open()
-        if EFFECT.get() is not None and self._lane() is not None:
+        lane = self._lane()
+        if lane is not None and not lane.scope.owns_state:
+            raise ReadOnly(
+                "an item of a batch changes the agent's state, which others use at the same time",
+                hint="Return the value: store.map gives you all of them, in the order of the items.",
+            )
+        if EFFECT.get() is not None and lane is not None:
             tool_name = EFFECT.get().tool  # type: ignore[union-attr] # just looked
             raise ReadOnly(
                 f"{tool_name} changes the agent's state: the change would be missing when its recorded result is used",

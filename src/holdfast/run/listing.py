@@ -12,13 +12,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec.values import decode
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, UnknownTool
 from holdfast.run.arguments import fetch
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call, Past, RunPast
 from holdfast.run.records import Saved, Value
-from holdfast.run.runs import arguments_of
+from holdfast.run.runs import DURABLES, arguments_of
 from holdfast.run.scope import effect_of, now_us
+from holdfast.run.standing import Standing
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
 from holdfast.store.catalog import AgentRow, BranchRow, Catalog
@@ -117,6 +118,8 @@ def signals_to(catalog: Catalog, agent: AgentRow, branch: BranchRow) -> list[Sig
 
 def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     """The runs of a branch, oldest first; with ``only_due`` those that waited for what has come."""
+    if only_due and view.at_it():
+        return []  # whoever is at it goes on by itself
     past = view.past()
     found = due(past, view.signals(), now_us()) if only_due else past.runs.values()
     first = view.own_from
@@ -148,21 +151,46 @@ def _info(view: View, run: RunPast) -> RunInfo:
     )
 
 
+def find_run(view: View, id: str, agent: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What is to be executed to go on with a run: the durable function of this program, and the arguments."""
+    run = view.past().runs.get(id)
+    if run is None:
+        raise BadOption(f"{id!r} is no run of {view.name}", hint="See agent.runs() for what there is.")
+    if run.begin.kind not in {"run", "child"}:
+        raise BadOption(f"{id!r} is a {run.begin.kind}", hint="Do it again: it goes on from where it stopped.")
+    made = DURABLES.get(run.begin.function)
+    if made is None:
+        raise UnknownTool(
+            f"no durable function {run.begin.function!r} in this program", hint="Import the module that defines it."
+        )
+    given = arguments_of(run, view.line, view.registry)
+    args, kwargs = made.binder.spread({next(iter(made.binder.signature.parameters)): agent, **given})
+    return made, args[1:], kwargs
+
+
 def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effect]:
-    """Recorded calls with numbers above ``after``, in the order in which they were intended."""
-    return [
-        effect_of(call, view.line, view.registry, inert=view.inert)
-        for call in _calls(view)
-        if call.number > after and (run is None or call.run == run)
-    ]
+    """Recorded calls with numbers above ``after``, in the order in which they were intended.
+
+    What a rollback left behind is among them: it has happened, and is undone, or stands.
+    """
+    calls, undone = _calls(view)
+    found = []
+    for call in calls:
+        if call.number > after and (run is None or call.run == run):
+            effect = effect_of(call, view.line, view.registry, inert=view.inert)
+            if call.intent is not None and call.intent.key in undone:
+                effect.condition = "undone"
+            found.append(effect)
+    return found
 
 
 def find_call(view: View, effect: Effect | str) -> Call:
     """The call that an effect, or the beginning of its key, names."""
+    calls, _ = _calls(view)
     if isinstance(effect, Effect):
-        found = [call for call in _calls(view) if call.number == effect.number]
+        found = [call for call in calls if call.number == effect.number]
     else:
-        found = [call for call in _calls(view) if effect and call.intent and call.intent.key.startswith(effect)]
+        found = [call for call in calls if effect and call.intent and call.intent.key.startswith(effect)]
     if len(found) != 1:
         named = effect.id if isinstance(effect, Effect) else effect
         what = "names no effect" if not found else f"fits {len(found)} effects"
@@ -170,9 +198,14 @@ def find_call(view: View, effect: Effect | str) -> Call:
     return found[0]
 
 
-def _calls(view: View) -> list[Call]:
-    past = view.past()
-    return sorted((*past.calls(), *past.kept), key=lambda call: call.number)
+def _calls(view: View) -> tuple[list[Call], set[str]]:
+    """Every call of a line, oldest first, and the keys of those that were undone."""
+    standing = Standing(view.line.records())
+    past = Past(standing.records)
+    calls = [*past.calls(), *past.kept]
+    known = {call.intent.key for call in calls if call.intent is not None}
+    calls += [one.call for one in standing.effects if one.key not in known]
+    return sorted(calls, key=lambda call: call.number), {one.key for one in standing.effects if one.undone}
 
 
 def stack_of(view: View, checkpoint: bytes) -> list[str]:

@@ -232,6 +232,11 @@ class Past:
             (0, 0),
         )
 
+    def goes_beyond(self, to: int, checkpoint: bytes) -> bool:
+        """Whether anything has been recorded that a rollback to this checkpoint would void."""
+        back = rec.RolledBack(0, "", to, checkpoint)
+        return any(number > to and not _lasts(record, back) for number, record in reversed(self._entries))
+
     def _take(self, number: int, record: Record) -> None:
         if isinstance(record, rec.Done) and record.event:
             self.taken.add(record.event)
@@ -242,12 +247,17 @@ class Past:
         stays = [entry for entry in self._entries if entry[0] <= record.to or _lasts(entry[1], record)]
         self.kept = [call for call in self.kept if call.number <= record.to or record.keep]
         if record.keep:
-            left = Past(entry for entry in self._entries if entry[0] > record.to and not _lasts(entry[1], record))
-            for call in left.calls():
-                if call.intent is not None and not call.intent.undoes and call.outcome is not None:
-                    call.kept = True
-                    self.kept.append(call)
+            self._keep(Past(entry for entry in self._entries if entry[0] > record.to and not _lasts(entry[1], record)))
         self._entries = stays
+
+    def _keep(self, left: Past) -> None:
+        """A rollback has left effects standing, except those that one before it had undone and did not get further."""
+        settled = [call for call in left.calls() if call.intent is not None and call.outcome is not None]
+        undone = {call.intent.undoes for call in settled if call.intent is not None and call.condition == "done"}
+        for call in settled:
+            if call.intent is not None and not call.intent.undoes and call.number not in undone:
+                call.kept = True
+                self.kept.append(call)
 
     def _fold(self, number: int, record: Record) -> None:
         run = getattr(record, "run", "")
@@ -275,6 +285,13 @@ class Past:
         yield from self.loose
 
     def unfinished(self) -> RunPast | None:
-        """The newest run that did not end, or stopped on the way. A rollback stands in the way of everything else."""
-        left = [run for run in self.runs.values() if run.condition not in {"finished", "cancelled"}]
+        """The newest run that did not end, or stopped on the way. A rollback stands in the way of everything else.
+
+        Items of a batch do not: nothing is begun on what they left.
+        """
+        left = [
+            run
+            for run in self.runs.values()
+            if run.condition not in {"finished", "cancelled"} and run.begin.kind != "map"
+        ]
         return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)

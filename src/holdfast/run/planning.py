@@ -20,7 +20,7 @@ from holdfast.run.effects import Effect
 from holdfast.run.past import Past, RunPast
 from holdfast.run.runs import RunHost
 from holdfast.run.scope import effect_of
-from holdfast.run.standing import OWN, Standing, Traced
+from holdfast.run.standing import ENDS, OWN, Standing, Traced
 from holdfast.run.tools import TOOLS, Tool
 
 DEPTH_MAX = 32
@@ -40,6 +40,9 @@ class Target:
 
 class RollbackHost(RunHost, Protocol):
     """What a rollback asks of an agent besides."""
+
+    whole: bool
+    """Known to have no rollback under way: to be cleared by whoever begins one."""
 
     def target(self, revision: Any) -> Target:
         """A checkpoint by a revision, or by the bytes of its id."""
@@ -127,8 +130,8 @@ class Part:
     @property
     def needed(self) -> bool:
         """Whether anything would change."""
-        newest, _ = self.past.newest
-        moves = newest > self.target.position or not self.host.stands_at(self.target)
+        target = self.target
+        moves = self.past.goes_beyond(target.position, target.id) or not self.host.stands_at(target)
         return moves or bool(self.undo or self.ask or self.blocked or self.accepted) or bool(self.children)
 
 
@@ -250,35 +253,46 @@ def _failed(one: Traced) -> bool:
 
 def _children(part: Part) -> Iterator[tuple[str, str, Callable[[RollbackHost], Target | None]]]:
     """The children that go back as well: name, branch, and where to."""
-    to = part.target.position
-    seen: set[tuple[str, str]] = set()
-    old: dict[tuple[str, str], None] = {}
+    host, to = part.host, part.target.position
+    over = _ended(part)
+    new: dict[tuple[str, str], list[str]] = {}
+    old: dict[tuple[str, str], str] = {}
     for one in part.standing.spawned:
-        outcome = one.call.outcome
-        if one.number <= part.host.inherited:
+        if one.number <= host.inherited:
             continue  # the other branch's child
-        given = outcome.value if outcome is not None else None
-        if given is None:  # begun or not, it is what the call would have begun
-            arguments = fetch(one.call.args, part.host.ledger, part.host.registry, inert=True)
-            found = arguments["child"], arguments["branch"], one.key
+        outcome = one.call.outcome
+        if outcome is None or outcome.value is None:  # begun or not, it is what the call would have begun
+            given = fetch(one.call.args, host.ledger, host.registry, inert=True)
+            child, run = (given["child"], given["branch"]), one.key
         else:
-            begun = fetch(given, part.host.ledger, part.host.registry, inert=True)
-            found = begun["agent"], begun["branch"], begun["run"]
-        name, branch, run = found
-        if one.number <= to:
-            old[name, branch] = None
-        elif (name, branch) not in seen:
-            seen.add((name, branch))
-            yield name, branch, _start_of(run)
-    for name, branch in old:
-        if (name, branch) not in seen:
-            yield name, branch, _before(part.target.at_us)
+            begun = fetch(outcome.value, host.ledger, host.registry, inert=True)
+            child, run = (begun["agent"], begun["branch"]), begun["run"]
+        if one.number > to:
+            new.setdefault(child, []).append(run)
+        else:
+            old[child] = run
+    for child, runs in new.items():
+        yield *child, _start_of(runs)
+    for child, run in old.items():
+        if child not in new and run not in over:
+            yield *child, _before(part.target.at_us)
 
 
-def _start_of(run: str) -> Callable[[RollbackHost], Target | None]:
+def _ended(part: Part) -> set[str]:
+    """The runs of children that the state at the target knows to have ended."""
+    found: set[str] = set()
+    for number, record in part.standing.records:
+        if number > part.target.position:
+            break
+        if isinstance(record, rec.Done) and record.tool in ENDS and record.how != "cancelled":
+            found.add(fetch(record.args, part.host.ledger, part.host.registry, inert=True)["run"])
+    return found
+
+
+def _start_of(runs: list[str]) -> Callable[[RollbackHost], Target | None]:
     def find(child: RollbackHost) -> Target | None:
         for _, record in child.ledger.records():
-            if isinstance(record, rec.Begin) and record.run == run:
+            if isinstance(record, rec.Begin) and record.run in runs:
                 return child.target(record.start)
         return None  # it never began
 

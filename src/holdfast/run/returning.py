@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.names import name_key
 from holdfast.codec.values import decode
+from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run import records as rec
-from holdfast.run.planning import Target
+from holdfast.run.past import Past
+from holdfast.run.planning import Target, pending
 from holdfast.run.stored import entries
 from holdfast.store.catalog import CheckpointRow
 
@@ -25,6 +27,7 @@ class Returning:
     """The part of an agent's host that rollbacks ask (``planning.RollbackHost``)."""
 
     handle: Agent
+    whole = False  # known to have no rollback under way
     borrowed = False  # the handle was opened for somebody else's rollback, or for a run as a child
 
     @property
@@ -38,7 +41,13 @@ class Returning:
     def target(self, revision: Any) -> Target:
         agent = self.handle
         row = self._by_id(revision) if isinstance(revision, bytes) else agent._find(revision)
-        return self._target(agent._seen(row))
+        found = self._target(agent._seen(row))
+        if row.b != agent._branch.b and found.position > self._common(row.b):
+            raise BadOption(
+                f"{found.name} was made on another branch, after effects that this one knows nothing of",
+                hint="Begin a branch there: agent.branch(name, at=...).",
+            )
+        return found
 
     def _by_id(self, id: bytes) -> CheckpointRow:
         return self.handle._find(f"id:{id.hex()}")
@@ -76,16 +85,25 @@ class Returning:
         return found
 
     def _shared(self, b: int) -> int:
-        """How many records of this line another branch inherits."""
-        catalog, mine = self.handle._store._catalog, self.handle._branch.b
+        """How many records of this branch's own another one inherits."""
+        return self._above(b).get(self.handle._branch.b, 0)
+
+    def _above(self, b: int) -> dict[int, int]:
+        """The lines that a branch's line comes from, and how many of its first records it shares with each."""
+        catalog = self.handle._store._catalog
         line = catalog.line(b)
+        found = {b: line.count}
         most = line.start
         while line.start:
-            most = min(most, line.start)
-            if line.origin == mine:
-                return most
+            found[line.origin] = most
             line = catalog.line(line.origin)
-        return 0
+            most = min(most, line.start)
+        return found
+
+    def _common(self, b: int) -> int:
+        """How many records this line and another branch's have in common."""
+        mine, other = self._above(self.handle._branch.b), self._above(b)
+        return max((min(most, other[line]) for line, most in mine.items() if line in other), default=0)
 
     def leaving(self, target: Target) -> tuple[list[Any], Any]:
         shown = self.handle.preview_rollback(target.checkpoint)
@@ -96,8 +114,23 @@ class Returning:
 
     def return_to(self, target: Target, record: rec.RolledBack | None) -> Checkpoint:
         made = self.handle._go_back(target.checkpoint._row, entries(record) if record is not None else ())
+        self.whole = True
         self.moved()
         return made
+
+    def check_whole(self) -> None:
+        """Raise while a rollback has begun and not ended: the state would be saved on top of what is being undone."""
+        if self.whole:
+            return
+        ledger: Any = self.handle._host.ledger
+        begun = pending(Past(ledger.marked())) if ledger.count else None
+        if begun is not None:
+            raise RunUnfinished(
+                f"a rollback of {self.handle.name} has begun and not ended",
+                run=begun.id,
+                hint="It is finished by `with agent:`, agent.run(...) or agent.rollback(...).",
+            )
+        self.whole = True
 
     # -- other agents ---------------------------------------------------------------------------------------
 

@@ -208,7 +208,8 @@ class RollbackPlan:
         shown = {(one.agent, one.effect.key) for one in (*self.undo, *self.blocked, *self.accepted)}
         self._check_blocked()
         for part in self._part.all():
-            yield from children.stopping(part.host)
+            if part is not self._part:  # which may be a child that rolls itself back
+                yield from children.stopping(part.host)
         with ExitStack() as held:
             part = self._part = yield Work(lambda: self._made(write=True))
             held.callback(_release, part)
@@ -238,7 +239,8 @@ class RollbackPlan:
         """Undo, then move, children first."""
         parts = list(part.all())
         active: dict[int, Run] = {}
-        if any(one.undo for one in parts) or len(parts) > 1 or self._cause is not None or pending(part.past):
+        # Where only the head moves, that is one transaction: there is nothing to resume.
+        if any(one.undo for one in parts) or len(parts) > 1 or self._cause is not None:
             for below in parts:
                 if below.undo or below is part:
                     label = f"before rollback to {below.target.name}"
@@ -266,6 +268,7 @@ class RollbackPlan:
     def _begun(self, part: Part, *, whole: bool) -> Run:
         """The run that this rollback is on one line: a new one, or the one that was interrupted."""
         host = part.host
+        host.whole = False
         given = {"to": part.target.id, "accept": list(self._accept), "cause": self._cause if whole else None}
         this = pending(part.past)
         if this is not None and fetch(this.begin.args, host.ledger, host.registry) == given:

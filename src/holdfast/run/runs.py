@@ -23,6 +23,7 @@ from holdfast.errors import (
     BadOption,
     Cancelled,
     Diverged,
+    HoldfastError,
     InDoubt,
     RunRolledBack,
     RunUnfinished,
@@ -136,7 +137,7 @@ DURABLES: dict[str, Durable] = {}
 
 def known(function: Any) -> Durable:
     """What is declared about a function, or what would be if it were."""
-    found = getattr(function, "durable", None)
+    found = function if isinstance(function, Durable) else getattr(function, "durable", None)
     if isinstance(found, Durable):
         return found
     if not callable(function):
@@ -154,7 +155,7 @@ class Run(Scope):
         self.past = this
         self.taken = past.taken
         self.strict = strict
-        self.lane = Lane(self)
+        self.lane = Lane(self, label=this.begin.function)
         # Recorded and not reached yet. What is inside a call that has an outcome is not reached again.
         self._waiting = {path: call for path, call in this.calls.items() if not this.is_inside(path)}
         self._saves = {path: saved for path, saved in this.saved.items() if not this.is_inside(path)}
@@ -306,7 +307,7 @@ def _written() -> None:
     """Stands for the return of acheckpoint() in the order of completions."""
 
 
-_WRITTEN: Tool = _written.tool  # type: ignore[attr-defined] # functions may have attributes
+_WRITTEN: Tool = _written.tool
 
 
 def jobs_of(past: RunPast) -> dict[str, dict[int, tuple[str, bytes]]]:
@@ -424,7 +425,7 @@ def execute(
             raise in_doubt(run, left)
         result = yield from waiting.body(run, _Body(run, made, args, kwargs))
         if run.children:
-            from holdfast.run.children import leaving  # which needs runs
+            from holdfast.run.endings import leaving  # which needs runs
 
             yield from leaving(run)
         run.check_settled()
@@ -520,5 +521,6 @@ def _stopped(run: Run, error: BaseException) -> None:
     else:
         return
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-    fault = ("", kind, str(error)[:MESSAGE_MAX], None)
+    message = error.message if isinstance(error, HoldfastError) else str(error)
+    fault = ("", kind, message[:MESSAGE_MAX], None)
     run.ledger.append(rec.End(now_us(), run.run_id, how, fault=fault), flush=True)

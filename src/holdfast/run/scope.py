@@ -62,6 +62,7 @@ class Scope(ABC):
     """The part that runs and plain use have in common."""
 
     run_id = ""
+    owns_state = True  # whether what it does may change the agent's state
 
     def __init__(self, agent: Host, incarnation: int, order: Order) -> None:
         self.agent = agent

@@ -21,7 +21,9 @@ from holdfast.run.records import Record
 OWN = "holdfast."
 """How the names of this room's own tools begin: spawning, joining, recorded times. None of them is undone by itself."""
 
-SPAWN = "holdfast.spawn"
+SPAWN, JOIN, CANCEL = "holdfast.spawn", "holdfast.join", "holdfast.cancel"
+ENDS = frozenset({JOIN, CANCEL})
+"""The tools whose records say what came of a child."""
 
 
 class Traced:
@@ -74,6 +76,7 @@ class Standing:
         self.count = self.records[-1][0] if self.records else 0
         self._traced: dict[str, Traced] = {}
         self._undoing: dict[int, Call] = {}  # number of what is undone -> its compensation
+        self._rollbacks: set[str] = set()
         by_number: dict[int, Call] = {}
         for number, record in self.records:
             if isinstance(record, rec.Intent):
@@ -82,6 +85,8 @@ class Standing:
                 by_number[number] = call
             elif isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress) and record.of in by_number:
                 add_to(by_number[record.of], number, record)
+            elif isinstance(record, rec.Begin) and record.kind == "rollback":
+                self._rollbacks.add(record.run)
         for traced in self._traced.values():
             traced.undo = self._undoing.get(traced.number)
 
@@ -99,8 +104,12 @@ class Standing:
 
     @property
     def effects(self) -> list[Traced]:
-        """What was done to the world outside, oldest first."""
-        found = [one for one in self._traced.values() if not one.call.tool.startswith(OWN)]
+        """What was done to the world outside, oldest first. What a compensation did is part of undoing."""
+        found = [
+            one
+            for one in self._traced.values()
+            if not one.call.tool.startswith(OWN) and one.call.run not in self._rollbacks
+        ]
         return sorted(found, key=lambda one: one.number)
 
     @property

@@ -7,8 +7,9 @@ What always holds: every store that a program gets is one of these, so that no a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import holdfast.agent.store as below
 from holdfast.agent.names import name_key
@@ -18,6 +19,12 @@ from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
 from holdfast.run.waiting import signal_body, signal_key
 from holdfast.store.catalog import Event
 from holdfast.store.opening import now_us
+
+if TYPE_CHECKING:
+    from holdfast.run.batch import Batch, OnError
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class Store(below.Store):
@@ -77,6 +84,54 @@ class Store(below.Store):
     def due(self) -> list[RunInfo]:
         """Runs that were put off and can go on now: their time, or their signal, has come."""
         return [info for view in self._views() for info in runs_of(view, only_due=True)]
+
+    def map(
+        self,
+        function: Callable[[T], R],
+        items: Iterable[T],
+        *,
+        name: str,
+        key: Callable[[T], str] | None = None,
+        workers: int = 16,
+        on_error: OnError = "collect",
+    ) -> list[R | Exception]:
+        """Call ``function(item)`` for each item, ``workers`` at a time; its tools are recorded on the agent ``name``.
+
+        Called again after an interruption it goes on: what has finished is not executed again. ``key(item)`` identifies
+        an item, otherwise its place does. Returns the results in the order of the items, with an exception in the place
+        of one that failed or is in doubt; ``on_error="raise"`` stops at the first of them and raises it.
+        """
+        with self._batch(function, items, name, key, workers, on_error) as batch:
+            return batch.now()
+
+    async def amap(
+        self,
+        function: Callable[[T], Awaitable[R]],
+        items: Iterable[T],
+        *,
+        name: str,
+        key: Callable[[T], str] | None = None,
+        workers: int = 16,
+        on_error: OnError = "collect",
+    ) -> list[R | Exception]:
+        """As map(), for async functions."""
+        with self._batch(function, items, name, key, workers, on_error) as batch:
+            return await batch.later()
+
+    @contextmanager
+    def _batch(self, function: Any, items: Any, name: str, key: Any, workers: int, on_error: Any) -> Iterator[Batch]:
+        from holdfast.run.batch import Batch
+
+        with self._lock:
+            before = list(self._handles.values())
+            agent = self.agent(name)
+        try:
+            batch = Batch(agent._host, function, items, key, workers, on_error)
+            with agent._host.executing():
+                yield batch
+        finally:
+            if not any(agent is one for one in before):  # nobody else holds it
+                agent.close()
 
     def _views(self) -> Iterator[View]:
         self._check_open()

@@ -11,7 +11,7 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Collection
-from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 
 from holdfast.errors import BadName, BadOption, FailedBeforeEffect, UnknownTool
 from holdfast.run.arguments import Binder
@@ -103,6 +103,17 @@ class Tool:
         return f"<Tool {self.name} ({self.kind})>"
 
 
+class Recorded(Protocol[P, R]):
+    """A decorated function, as type checkers see it."""
+
+    __name__: str
+    tool: Tool
+    direct: Callable[P, R]
+    """The function itself: what it does is not recorded."""
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+
 _LOCAL = "<locals>"
 
 
@@ -141,7 +152,7 @@ TOOLS = Tools()
 
 
 @overload
-def tool(function: Callable[P, R], /) -> Callable[P, R]: ...
+def tool(function: Callable[P, R], /) -> Recorded[P, R]: ...
 @overload
 def tool(
     *,
@@ -157,7 +168,7 @@ def tool(
     fallback: Callable[..., Any] | None = None,
     checkpoint: When | None = None,
     stream: bool = False,
-) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+) -> Callable[[Callable[P, R]], Recorded[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
     /,

@@ -114,8 +114,8 @@ def _wait_for(name: str, timeout_s: float | None = None) -> None:
     """How the receipt of a signal is recorded."""
 
 
-_SLEEP: Tool = _sleep.tool  # type: ignore[attr-defined]
-_WAIT_FOR: Tool = _wait_for.tool  # type: ignore[attr-defined]
+_SLEEP: Tool = _sleep.tool
+_WAIT_FOR: Tool = _wait_for.tool
 
 
 def sleep(agent: Any, seconds: float) -> None:

@@ -30,32 +30,28 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store import files, forks, upgrade, witness
+from holdfast.store.accepting import Accepting, packed
 from holdfast.store.catalog import (
     AgentRow,
     Append,
     BranchRow,
-    Commit,
-    EffectRow,
     Event,
-    LineRow,
     LineStart,
-    NewPack,
     NewRecord,
     PackRow,
-    Queued,
     TagRow,
 )
-from holdfast.store.commits import Batches, Waiting
+from holdfast.store.commits import Batches
 from holdfast.store.files import Layout
 from holdfast.store.folding import LOG_KEEP_BYTES, Folding
 from holdfast.store.forgetting import Forgetting
 from holdfast.store.locks import BUSY_WAIT_S, Lease, Leases, StoreLock, describe_self
 from holdfast.store.opening import Clock, check_facts, create_store, lost_commits, now_us, open_reader
 from holdfast.store.packs import Io, Packs
-from holdfast.store.reading import Reading, Row
+from holdfast.store.reading import Reading
 from holdfast.store.sqlite import connect, reading_error
 from holdfast.store.witness import WitnessFile
-from holdfast.store.writing import Vanished, Writer, pack_node
+from holdfast.store.writing import Writer
 
 T = TypeVar("T")
 
@@ -92,7 +88,7 @@ def open_embedded(
     )
 
 
-class Embedded(Reading):
+class Embedded(Accepting):
     """An open store. Threads may share it. Use ``open_embedded``."""
 
     def __init__(
@@ -205,11 +201,6 @@ class Embedded(Reading):
     def closed(self) -> bool:
         return self._refusal is StoreClosed
 
-    @property
-    def pending(self) -> bool:
-        """Whether something that was accepted is not durable yet."""
-        return self._batches is not None and self._batches.pending
-
     def check_usable(self) -> None:
         """Raise unless this process may use the store."""
         self._usable()
@@ -236,12 +227,6 @@ class Embedded(Reading):
         if self._refusal is not None:
             raise StoreClosed("the store was closed", hint="Open it again.")
 
-    def _select(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[Row]:
-        # Records that wait are of no concern to whoever reads states.
-        if self._batches is not None and self._batches.commits_pending and self._refusal is None:
-            self._batches.settle()
-        return super()._select(sql, bindings)
-
     def _writable(self) -> Writer:
         self._usable()
         because = self._read_only_because
@@ -259,10 +244,6 @@ class Embedded(Reading):
         writer = self._writable()
         self._settle()  # what was accepted before this change comes before it
         return writer.transaction(lambda: change(writer))
-
-    def _settle(self) -> None:
-        if self._batches is not None and self._batches.pending and self._refusal is None:
-            self._batches.settle()
 
     # Writing
 
@@ -316,7 +297,7 @@ class Embedded(Reading):
         """
         if self._batches is not None:
             self._batches.flush(b)
-        nodes = _packed(append.nodes) if append is not None else ()
+        nodes = packed(append.nodes) if append is not None else ()
         return self._write(
             lambda writer: writer.set_head(b, generation, expect_head_id, head, head_id, event, append, nodes)
         )
@@ -336,90 +317,6 @@ class Embedded(Reading):
         """Several events at the price of one flush. ``guard`` is a branch and the generation it must still have."""
         return self._write(lambda writer: writer.add_events(a, events, guard))
 
-    def commit(self, commit: Commit) -> int | None:
-        """Write one checkpoint. Returns its n, or None with ``durability="batched"``, where it is not known yet."""
-        writer = self._writable()
-        nodes = _packed(commit.nodes)
-        if commit.chunks:
-            return self._write_bulk(writer, commit, lambda pack: writer.apply(commit, nodes, pack))
-        batches = self._queue(writer)
-        if self.durability == "batched":
-            batches.put(commit, nodes)
-            return None
-        if not batches.pending:
-            return writer.transaction(lambda: writer.apply(commit, nodes, None))
-        # Records wait, and the checkpoint may speak of them: all of it goes to disk together.
-        waiting = batches.put(commit, nodes, soon=True)
-        try:
-            batches.complete(waiting)
-        except HoldfastError:
-            # Unless it was written at the last moment, its caller keeps what is in it, so it must never be.
-            if batches.withdraw(waiting) or not waiting.written:
-                raise
-        except BaseException:
-            batches.withdraw(waiting)
-            raise
-        return waiting.result
-
-    def append(self, append: Append, *, flush: bool) -> None:
-        """Write records: with everything that waits, before this returns; or, without ``flush``, soon."""
-        queued = self.enqueue(append, soon=flush)
-        if flush:
-            self.complete(queued)
-
-    def enqueue(self, append: Append, *, soon: bool) -> Queued:
-        """Accept records. They are durable when ``complete`` or ``flush`` has returned, or a moment later.
-
-        ``soon``: the caller is about to call one of these. Records that bring chunks are durable at once.
-        """
-        writer = self._writable()
-        nodes = _packed(append.nodes)
-        batches = self._queue(writer)
-        if not append.chunks:
-            return batches.put(append, nodes, soon=soon)
-        waiting = Waiting(append, nodes, 0)
-        waiting.result = self._write_bulk(writer, append, lambda pack: writer.append(append, nodes, pack))
-        waiting.done = True
-        return waiting
-
-    def complete(self, queued: Queued) -> None:
-        """Return when what was accepted is durable, with everything before it. Raises if it is not (yet)."""
-        self._usable()
-        if self._batches is not None and isinstance(queued, Waiting):
-            self._batches.complete(queued)
-
-    def withdraw(self, queued: Queued) -> bool:
-        """After ``complete`` raised: see to it that it is never written. False when it is, or others stand on it."""
-        self._usable()
-        return self._batches is not None and isinstance(queued, Waiting) and self._batches.withdraw(queued)
-
-    def _queue(self, writer: Writer) -> Batches:
-        if writer.poison is not None:
-            raise writer.poisoned()
-        if self._batches is None:
-            raise StoreClosed("the store was closed", hint="Open it again.")
-        return self._batches
-
-    def _write_bulk(self, writer: Writer, item: Commit | Append, change: Callable[[NewPack | None], int]) -> int:
-        """Packs first, then the transaction that names them. Chunks that are stored already are not written again."""
-        self._queue(writer).flush(item.b)
-        unique = dict(item.chunks)
-        while True:
-            new = [(digest, data) for digest, data in unique.items() if self.chunk_row(digest) is None]
-            pack = None
-            try:
-                pack = self._packs.write(new) if new else None
-                return writer.transaction(lambda: change(pack))  # noqa: B023  called at once
-            except Vanished:
-                continue
-            except StorePoisoned as error:
-                self._set_poison(error)
-                raise
-            except HoldfastError:
-                if pack is not None:
-                    self._packs.discard(pack)
-                raise
-
     def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]:
         """The chunks' bytes in the order asked for, each proven by its digest."""
         for digest in digests:
@@ -436,25 +333,6 @@ class Embedded(Reading):
         """Prove the parts of a pack that no chunk covers."""
         self._usable()
         self._packs.check(pack, self.chunk_rows(pack.p))
-
-    # Lines
-
-    def line(self, b: int) -> LineRow:
-        self._settle()
-        return super().line(b)
-
-    def effects(
-        self,
-        b: int,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        marked: bool = False,
-        newest_first: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[EffectRow]:
-        self._settle()
-        return super().effects(b, after=after, before=before, marked=marked, newest_first=newest_first, limit=limit)
 
     # Leases
 
@@ -602,11 +480,6 @@ class Embedded(Reading):
             forks.leak(connection)
         forks.leak(self)
         forks.remember(self._layout.catalog, connections if rested else None)
-
-
-def _packed(nodes: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """Nodes as they are stored."""
-    return [(digest, pack_node(node)) for digest, node in nodes] if nodes else ()
 
 
 _open: weakref.WeakSet[Embedded] = weakref.WeakSet()

@@ -27,10 +27,11 @@ from holdfast.store.catalog import (
     forgotten_key,
     row_sum,
 )
+from holdfast.store.ends import line_sum
 from holdfast.store.packs import Packs
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, Reading, checked
-from holdfast.store.writing import Writer, line_sum, pack_node
+from holdfast.store.writing import Writer, pack_node
 
 ROWS_AT_ONCE = 256
 """Rows that one transaction deletes: other writers wait for milliseconds."""
@@ -97,7 +98,7 @@ class Forgetting:
             for branch, start in zip(made.branches, made.lines, strict=True):
                 b = self._writer.insert_branch(replace(branch, a=agent.a)).b
                 if start is not None:
-                    self._writer.begin_line(b, start)
+                    self._writer.ends.begin(b, start)
             for tag in made.tags:
                 self._writer.insert_tag(replace(tag, a=agent.a))
             for validity in made.validities:

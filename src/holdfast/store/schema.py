@@ -71,6 +71,16 @@ TABLE_NAMES = tuple(sql.split()[2] for sql in TABLES if sql.startswith("CREATE T
 NUMBERED = {"agent": "a", "branch": "b", "checkpoint": "n", "event": "e", "effect": "r"}
 """Tables whose numbers are never given twice, with their columns: a row that outlives its agent must stay its own."""
 
+
+def next_number(table: str) -> str:
+    """The statement that gives the number of a numbered table's next row."""
+    column = NUMBERED[table]
+    return (
+        f"SELECT max(coalesce((SELECT max({column}) FROM {table}), 0),"  # noqa: S608  constants only
+        f" coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{table}'), 0)) + 1"
+    )
+
+
 SUMMED_TABLES = frozenset(TABLE_NAMES) - {"tail", "node", "metadata"}
 
 # SQLite makes this one itself, for AUTOINCREMENT, and stores its text without our hand in it.

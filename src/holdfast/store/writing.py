@@ -35,7 +35,6 @@ from holdfast.store.catalog import (
     CheckpointRow,
     Commit,
     Event,
-    LineRow,
     LineStart,
     NewPack,
     NewRecord,
@@ -45,11 +44,11 @@ from holdfast.store.catalog import (
     forgotten_key,
     row_sum,
 )
-from holdfast.store.lines import LINE
+from holdfast.store.ends import Ends
 from holdfast.store.locks import BUSY_WAIT_S, StoreLock
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, checked
-from holdfast.store.schema import NUMBERED
+from holdfast.store.schema import NUMBERED, next_number
 from holdfast.store.sqlite import reading_error, writing_error
 from holdfast.store.witness import WitnessFile
 
@@ -58,12 +57,8 @@ COMPRESS_FROM_BYTES = 256
 
 COMPRESS_LEVEL = 1
 
-_NEXT = {
-    table: f"SELECT max(coalesce((SELECT max({column}) FROM {table}), 0),"  # noqa: S608  constants only
-    f" coalesce((SELECT seq FROM sqlite_sequence WHERE name = '{table}'), 0)) + 1"
-    for table, column in NUMBERED.items()
-}
-_NEXT_N, _NEXT_E, _NEXT_R = _NEXT["checkpoint"], _NEXT["event"], _NEXT["effect"]
+_NEXT = {table: next_number(table) for table in NUMBERED}
+_NEXT_N, _NEXT_E = _NEXT["checkpoint"], _NEXT["event"]
 _BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM branch"
 
 T = TypeVar("T")
@@ -76,14 +71,6 @@ class Head:
     row: BranchRow
     sum: bytes
     base: int
-
-
-@dataclass(frozen=True, slots=True)
-class LineEnd:
-    """A line as this process last wrote it. ``sum`` is None while it has no row."""
-
-    row: LineRow
-    sum: bytes | None
 
 
 class Vanished(Exception):
@@ -109,10 +96,6 @@ def branch_sum(row: BranchRow) -> bytes:
     return row_sum("branch", row.b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation)
 
 
-def line_sum(row: LineRow) -> bytes:
-    return row_sum("line", row.b, row.origin, row.start, row.count, row.chain)
-
-
 class Writer:
     """The one writing connection of a store in this process."""
 
@@ -125,7 +108,7 @@ class Writer:
         self.busy_wait_s = BUSY_WAIT_S
         self._run = connection.cursor().execute
         self._heads: dict[int, Head] = {}
-        self._lines: dict[int, LineEnd] = {}
+        self.ends = Ends(connection)
         # What the transaction in hand gave out: newest checkpoint, event and effect, that checkpoint's id.
         self._n = self._e = self._r = 0
         self._id = b""
@@ -265,7 +248,7 @@ class Writer:
     def forget_heads(self) -> None:
         """What is remembered of branches may be out of date."""
         self._heads.clear()
-        self._lines.clear()
+        self.ends.forget()
 
     # Changes, each the body of one transaction
 
@@ -292,10 +275,10 @@ class Writer:
         made = self.insert_branch(branch)
         line = line if line is not None else LineStart(0, 0, b"")
         if line.start:
-            self.begin_line(made.b, line)
+            self.ends.begin(made.b, line)
         if copies:
             end = reduce(effect_chain, (record.body for record in copies), line.chain)
-            self._extend(Append(made.a, made.b, 0, line.start, line.chain, copies, end))
+            self._r = self.ends.extend(Append(made.a, made.b, 0, line.start, line.chain, copies, end))
         self.insert_event(branch.a, event)
         return made
 
@@ -324,7 +307,7 @@ class Writer:
         self.insert_event(row.a, event)
         self.insert_nodes(nodes)
         if append is not None:
-            self._extend(append)
+            self._r = self.ends.extend(append)
         return self.update_branch(replace(row, head=head, head_id=head_id))
 
     def set_tag(self, tag: TagRow, event: Event) -> TagRow:
@@ -391,7 +374,7 @@ class Writer:
         for event in commit.events:
             self.insert_event(a, event)
         if commit.append is not None:
-            self._extend(commit.append)
+            self._r = self.ends.extend(commit.append)
         self._n = n
         self._id = commit.id
         return int(n)
@@ -488,58 +471,8 @@ class Writer:
         self.insert_nodes(nodes)
         if pack is not None or append.chunks:
             self._insert_chunks(append.chunks, pack)
-        return self._extend(append)
-
-    def begin_line(self, b: int, start: LineStart) -> None:
-        self._insert_line(LineRow(b, start.origin, start.start, start.start, start.chain))
-
-    def _insert_line(self, row: LineRow) -> bytes:
-        total = line_sum(row)
-        columns = (row.b, row.origin, row.start, row.count, row.chain, total)
-        self._run("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?)", columns)
-        return total
-
-    def _extend(self, append: Append) -> int:
-        self._move_end(append)
-        r = int(self._run(_NEXT_R).get)
-        try:
-            for at, record in enumerate(append.records):
-                row = (r + at, append.b, append.count + at + 1, record.mark, record.refs, record.body)
-                self._run("INSERT INTO effect VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, row_sum("effect", *row)))
-        except apsw.ConstraintError as error:  # somebody put an older row of the line back
-            raise Damaged(
-                f"table line, row {append.b}: there are records after its end", what=(f"line {append.b}",)
-            ) from error
-        self._r = r + len(append.records) - 1
+        self._r = self.ends.extend(append)
         return self._r
-
-    def _move_end(self, append: Append) -> None:
-        """Compare and swap the end of a line."""
-        end = self._lines.get(append.b)
-        for _ in range(2):
-            if end is None:
-                found = self._run(f"{LINE} WHERE b = ?", (append.b,)).fetchone()
-                row = checked("line", LineRow, found) if found is not None else LineRow(append.b)
-                end = LineEnd(row, line_sum(row) if found is not None else None)
-            old = end.row
-            if old.count == append.count and old.chain == append.chain:
-                new = replace(old, count=old.count + len(append.records), chain=append.end)
-                if end.sum is None:
-                    self._lines[append.b] = LineEnd(new, self._insert_line(new))
-                    return
-                total = line_sum(new)
-                self._run(
-                    "UPDATE line SET count = ?, chain = ?, sum = ? WHERE b = ? AND sum = ?",
-                    (new.count, new.chain, total, new.b, end.sum),
-                )
-                if self.connection.changes() == 1:
-                    self._lines[append.b] = LineEnd(new, total)
-                    return
-            end = None  # what we remembered is out of date: look at the row itself, once
-        raise Fenced(
-            f"the line does not end at the record that these were to follow ({append.count}); nothing was written",
-            hint="Open the agent again to go on from its newest record.",
-        )
 
     # One of many in a transaction
 

@@ -64,12 +64,14 @@ class Intake:
         self._clear()
 
     def _clear(self) -> None:
-        self._moves: list[tuple[Any, Node, Any]] = []  # value, its new parent, its key
+        self._moves: list[tuple[Any, Node, Any]] = []  # value, its parent after the operation, its key
         self._originals: list[tuple[Any, bytes, Any, Any, dict[int, Any] | None]] = []
         # What this operation has moved already (its place is the same until the commit), and all nodes above that.
         self._used: dict[int, Any] = {}
         self._around: set[int] = set()
         self._homes.forget()
+        self._looked = False  # whether handed-out values were compared
+        self._left: tuple[Any, set[int]] = ((), set())  # what the operation takes out, and the ids of what lives there
         self._clean = True
 
     # -- one operation ----------------------------------------------------------------------------------
@@ -194,9 +196,14 @@ class Intake:
             return taken, packed
         self._clean = False
         # Trees keep digests of what they saw; what was changed in place meanwhile must be in them before they move.
-        self._handouts.check(all_encoded=True)
+        # Once is enough, and later is too late: what was taken by then has no place yet, so its snapshot would be lost.
+        if not self._looked:
+            self._looked = True
+            self._handouts.check(all_encoded=True)
         above = {id(node) for node in _upwards(holder)}
-        taken = self._build(value, holder, {id(item) for item in leaving if self._lives_in(holder, item)}, above)
+        if leaving is not self._left[0]:  # it is the same for all values of an operation
+            self._left = (leaving, {id(item) for item in leaving if self._lives_in(holder, item)})
+        taken = self._build(value, holder, self._left[1], above)
         if type(value) in RAW:
             pins: dict[int, Any] = {}
             shape = encode(sketch(value, self._stands_for_itself(value).__contains__, pins), self._registry)
@@ -253,7 +260,7 @@ class Intake:
             if child is kept:
                 self._moves.append((child, node, None))
             else:
-                self._handouts.hand_out(child, node)
+                self._hand_out(child, node)
         if keyed:
             dict.__setitem__(node, key, child)
         else:
@@ -311,7 +318,7 @@ class Intake:
                 else:
                     # It may have been changed while nobody looked.
                     self._packing.snapshots.pop(id(child), None)
-                    self._handouts.hand_out(child, node)
+                    self._hand_out(child, node)
                 doubtful = True
         if node._tree is not None:
             if doubtful:
@@ -325,8 +332,13 @@ class Intake:
         if isinstance(copy, Node):
             copy._adopt(node, key if isinstance(node, dict) else None)
         else:
-            self._handouts.hand_out(copy, node)
+            self._hand_out(copy, node)
         node._swap(key, copy)
+
+    def _hand_out(self, value: Any, node: Node) -> None:
+        """A value will be in ``node`` after the operation. Should it lose its snapshot until then, it gets another."""
+        self._handouts.hand_out(value, node)
+        self._moves.append((value, node, None))
 
     # -- children -----------------------------------------------------------------------------------------
 

@@ -1,0 +1,245 @@
+"""Batches: one function for each of many items, each item on its own.
+
+Owns which items are left, how many are under way at once, and what becomes of one that fails. What always holds: an
+item that has finished is not executed again; what an item has done outside is not repeated; one that fails or is in
+doubt does not stop the others. Items have no state to share: a batch's function cannot change the agent's.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Literal
+
+from holdfast.errors import BadName, BadOption
+from holdfast.run import records as rec
+from holdfast.run import secrets, waiting
+from holdfast.run.arguments import fetch, fingerprint, stow
+from holdfast.run.context import active
+from holdfast.run.doubt import settle_all
+from holdfast.run.host import AgentHost
+from holdfast.run.past import Past, RunPast
+from holdfast.run.positions import Lane, number_tasks
+from holdfast.run.rollback import resuming
+from holdfast.run.runs import Run, _stopped, known
+from holdfast.run.scope import in_doubt, now_us
+from holdfast.run.steps import Request, Steps, Work, drive, drive_later
+from holdfast.run.tools import TOOLS
+
+KEY_MAX = 150
+"""Characters of an item's key: it is part of the run's id."""
+
+WORKERS_MAX = 1_000
+"""Each is a thread, or a task."""
+
+OnError = Literal["collect", "raise"]
+
+
+class Item(Run):
+    """The execution of one item: a run on the batch's line, with no state of its own."""
+
+    owns_state = False
+
+    def _checkpoint(self, lane: Lane, label: str) -> Any:  # noqa: ARG002 - as it is for runs
+        raise BadOption(
+            "an item of a batch takes no checkpoint: the state is not its own",
+            hint="What its tools return is recorded anyway. For work with a state, give the item an agent of its own.",
+        )
+
+
+class _Body(Request):
+    """Call the function with the item."""
+
+    def __init__(self, run: Item, function: Callable[..., Any], item: Any) -> None:
+        self.run, self.function, self.item = run, function, item
+
+    def now(self) -> Any:
+        with active(self.run.lane):
+            return self.function(self.item)
+
+    async def later(self) -> Any:
+        with active(self.run.lane):
+            result = self.function(self.item)
+            return await result if inspect.isawaitable(result) else result
+
+
+class Batch:
+    """One call of ``store.map``."""
+
+    def __init__(
+        self,
+        host: AgentHost,
+        function: Callable[..., Any],
+        items: Iterable[Any],
+        key: Callable[[Any], str] | None,
+        workers: int,
+        on_error: OnError,
+    ) -> None:
+        if on_error not in {"collect", "raise"}:
+            raise BadOption(f"on_error={on_error!r}", hint='Use "collect" or "raise".')
+        if not 1 <= workers <= WORKERS_MAX:
+            raise BadOption(f"workers={workers}", hint=f"Use a number from 1 to {WORKERS_MAX}.")
+        self.made = known(function)
+        self.host, self.workers, self.on_error = host, workers, on_error
+        self.items = list(items)
+        self.keys = keys_of(self.items, key)
+        self.results: list[Any] = [None] * len(self.items)
+        self.failed: BaseException | None = None  # what ends the batch
+        self._marks: list[bytes] = []
+        self._past = Past()
+        self._left: Iterator[int] = iter(())
+        self._lock = threading.Lock()
+
+    # -- all of it --------------------------------------------------------------------------------------------
+
+    def now(self) -> list[Any]:
+        """Execute what is left, in threads."""
+        if self.made.waits:
+            raise BadOption(f"{self.made.name} is async", hint="Use `await store.amap(...)`.")
+        drive(self._prepare())
+
+        def work() -> None:
+            while (at := self._next()) is not None:
+                self._note(at, lambda: drive(self._steps(at)))
+
+        threads = [threading.Thread(target=work, name=f"map {number}") for number in range(self._wanted)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                thread.join()
+        except BaseException as error:
+            self.failed = error  # those under way are finished, no other begins
+            for thread in threads:
+                thread.join()
+            raise
+        return self._finished()
+
+    async def later(self) -> list[Any]:
+        """Execute what is left, in tasks."""
+        import asyncio
+
+        number_tasks(asyncio.get_running_loop())
+        await drive_later(self._prepare())
+
+        async def work() -> None:
+            while (at := self._next()) is not None:
+                try:
+                    self.results[at] = await drive_later(self._steps(at))
+                except Exception as error:  # noqa: BLE001 - it is that item's outcome
+                    self._fail(at, error)
+
+        tasks = [asyncio.ensure_future(work()) for _ in range(self._wanted)]
+        try:
+            await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return await Work(self._finished).later()  # type: ignore[no-any-return] # what a Work returns is not declared
+
+    @property
+    def _wanted(self) -> int:
+        return min(self.workers, len(self.items))
+
+    def _next(self) -> int | None:
+        with self._lock:
+            return next(self._left, None) if self.failed is None else None
+
+    def _note(self, at: int, call: Callable[[], Any]) -> None:
+        try:
+            self.results[at] = call()
+        except Exception as error:  # noqa: BLE001 - it is that item's outcome
+            self._fail(at, error)
+        except BaseException as error:  # noqa: BLE001 - raised where the batch was begun
+            self.failed = error
+
+    def _fail(self, at: int, error: Exception) -> None:
+        self.results[at] = error
+        if self.on_error == "raise":
+            self.failed = self.failed or error
+
+    def _finished(self) -> list[Any]:
+        self.host.ledger.flush()
+        if self.failed is not None:
+            raise self.failed
+        return self.results
+
+    # -- what is left -----------------------------------------------------------------------------------------
+
+    def _prepare(self) -> Steps:
+        """Read what is recorded, and refuse what does not fit to it before anything is done."""
+        host = self.host
+        registry, name = host.registry, self.made.name
+        for item in self.items:
+            secrets.refuse(host, f"an item of {name}", {"item": item})
+            self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
+        yield from resuming(host)
+        past = self._past = yield Work(lambda: Past(host.ledger.records()))
+        for key, mark in zip(self.keys, self._marks, strict=True):
+            run = past.runs.get(run_id(key))
+            if run is not None and run.begin.fingerprint != mark:
+                raise BadOption(
+                    f"{host.name} has an item {key!r} already, with other content or another function"
+                    f" ({run.begin.function}); nothing was done",
+                    hint="Use another name= for another batch, or key= to say what identifies an item.",
+                )
+        host.loop.read(past)
+        yield from host.loop.settling()
+        host.loop.check_settled()
+        if host.handle.head is None:
+            yield Work(lambda: host.handle.checkpoint(f"map {name}"))  # there is something to roll back to
+        self._left = iter(range(len(self.items)))
+
+    def _steps(self, at: int) -> Steps:
+        host, item = self.host, self.items[at]
+        ledger, registry = host.ledger, host.registry
+        id = run_id(self.keys[at])
+        this = self._past.runs.get(id)
+        if this is not None and this.end is not None and this.end.how == "finished":
+            return fetch(this.end.value, ledger, registry)
+        if this is None:
+            stowed = stow({"item": item}, registry)
+            begin = rec.Begin(now_us(), id, self.made.name, stowed.value, self._marks[at], kind="map")
+            begin.generation = host.generation
+            this = RunPast(ledger.append(begin, nodes=stowed.nodes, chunks=stowed.chunks), begin)
+        elif this.end is not None:
+            ledger.append(rec.Note(now_us(), id, "resume", this.end.how))
+            this.end = None
+        run = Item(host, self._past, this, strict=self.made.strict)
+        try:
+            left = yield from settle_all(run, this.open_calls(), TOOLS.find)
+            if left:
+                run.unsettled = left
+                raise in_doubt(run, left)
+            result = yield from waiting.body(run, _Body(run, self.made.function, item))
+            run.check_settled()
+            run.check_reached()
+            kept = stow(secrets.scrub(host, result, f"the result of {self.made.name}"), registry)
+            run.write(rec.End(now_us(), id, "finished", kept.value), kept)
+            return fetch(kept.value, ledger, registry)
+        except BaseException as error:
+            _stopped(run, error)
+            raise
+        finally:
+            run.ended = True
+
+
+def run_id(key: str) -> str:
+    """The id of an item's run."""
+    return f"map {key}"
+
+
+def keys_of(items: list[Any], key: Callable[[Any], str] | None) -> list[str]:
+    """What identifies each item: what ``key`` says, or its number."""
+    keys: list[Any] = [str(number) for number in range(len(items))] if key is None else [key(item) for item in items]
+    seen: set[str] = set()
+    for one in keys:
+        if not isinstance(one, str) or not 0 < len(one) <= KEY_MAX:
+            raise BadName(f"an item's key is a text of 1 to {KEY_MAX} characters, not {one!r:.80}")
+        if one in seen:
+            raise BadOption(f"two items have the key {one!r}; nothing was done")
+        seen.add(one)
+    return keys

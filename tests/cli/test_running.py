@@ -1,0 +1,514 @@
+"""Running agents from the command line: scripts, durable functions, what is due, what is in doubt, going back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from tests.cli.conftest import PROGRAM, Ended
+from tests.cli.test_app import PAGE, differences
+
+TRIP = """
+import os, signal, sys
+from pathlib import Path
+import holdfast
+
+WORLD = Path(__file__).with_name("world.txt")
+
+
+def lines():
+    return WORLD.read_text().splitlines() if WORLD.exists() else []
+
+
+def write(text):
+    with WORLD.open("a") as file:
+        file.write(text + "\\n")
+
+
+def dies(where):
+    if os.environ.get("DIE") == where:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def find(effect):
+    return holdfast.Found(effect.key[:6]) if f"booked {effect.key}" in lines() else holdfast.Absent()
+
+
+def cancel(effect):
+    if os.environ.get("STUCK"):
+        raise OSError("the airline is closed")
+    write(f"cancelled {effect.key}")
+
+
+@holdfast.tool(probe=find, compensate=cancel)
+def book(flight: str) -> str:
+    dies("before")
+    write(f"booked {holdfast.effect().key}")
+    dies("after")
+    return holdfast.effect().key[:6]
+
+
+@holdfast.tool
+def mail(text: str) -> None:
+    write(f"mailed {text}")
+    dies("mail")
+
+
+@holdfast.tool(effect="read")
+def search(city: str) -> list:
+    return [city.upper()]
+
+
+@holdfast.durable
+def travel(agent, city, mails=False):
+    print("travelling")
+    with agent.step("plan"):
+        agent.state["flight"] = search(city)[0]
+        agent.checkpoint("planned")
+    agent.state["booking"] = book(agent.state["flight"])
+    agent.checkpoint("booked")
+    if mails:
+        mail("hello")
+    return agent.state["booking"]
+
+
+@holdfast.durable(name="wait for it")
+def asks(agent, /, *questions, id="x"):
+    agent.state["answer"] = agent.wait_for("answer")
+    return [*questions, id, agent.state["answer"]]
+
+
+@holdfast.durable
+async def naps(agent, seconds):
+    await agent.asleep(seconds)
+    return "rested"
+
+
+@holdfast.durable
+def fails(agent):
+    raise ValueError("no such \\x1b[31mthing")
+
+
+def plain(agent, n):
+    return n + 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["exit"]:
+        sys.exit(int(sys.argv[2]))
+    if sys.argv[1:2] == ["raise"]:
+        raise KeyError("mine")
+    print(sys.argv[1:])
+    with holdfast.open() as store:
+        print(store.agent("scripted").run(travel, "rome"))
+"""
+
+
+@pytest.fixture
+def room(tmp_path):
+    """A directory with the program in it."""
+    (tmp_path / "trip_app.py").write_text(TRIP)
+    return tmp_path
+
+
+@pytest.fixture
+def hold(room):
+    """``hold("runs")``: the program, in that directory, with a store there."""
+
+    def call(*words, **variables):
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOLDFAST", "FORCE_COLOR"))}
+        env = kept | {"TZ": "UTC", "PYTHONUTF8": "1"} | variables
+        done = subprocess.run(
+            [*PROGRAM, *words], cwd=room, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+        )
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture
+def world(room):
+    """What has happened outside, one word for each."""
+    return lambda: [line.split()[0] for line in (room / "world.txt").read_text().splitlines()]
+
+
+def doubtful(hold, name):
+    return next(e for e in hold("effects", name, "--json").json["effects"] if e["condition"] == "in doubt")
+
+
+# -- scripts ------------------------------------------------------------------------------------------------
+
+
+def test_a_script_runs_with_its_own_words_and_goes_on_after_a_kill(hold, world):
+    killed = hold("run", "trip_app.py", DIE="after")
+    assert killed.code == -signal.SIGKILL
+    ended = hold("run", "trip_app.py", "--store", "mine", "--agent", "--", "-x")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.splitlines()[0] == "['--store', 'mine', '--agent', '--', '-x']"
+    assert world() == ["booked"]
+
+
+def test_a_script_uses_the_store_that_is_named(hold, room):
+    assert hold("--store", "elsewhere", "run", "trip_app.py").code == 0
+    assert (room / "elsewhere").is_dir()
+    assert not (room / ".holdfast").exists()
+
+
+def test_a_script_ends_with_its_own_code_and_shows_its_own_errors(hold):
+    assert hold("run", "trip_app.py", "exit", "42").code == 42
+    ended = hold("run", "trip_app.py", "raise")
+    assert ended.code == 1
+    first, second, *_ = ended.err.splitlines()
+    assert first.startswith("Traceback")
+    assert re.search(r'trip_app\.py", line \d+', second)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["run"], "what is to be run?"),
+        (["run", "gone.py"], "there is no file gone.py"),
+        (["run", "gone:f", "--agent", "a"], "there is no module 'gone'"),
+        (["run", "trip_app:gone", "--agent", "a"], "has no function 'gone'"),
+        (["run", "trip_app:travel"], "whose run is it?"),
+        (["run", "trip_app:travel", "--agent", "a", "--args", "rome"], "--args is not JSON"),
+        (["run", "trip_app:travel", "--agent", "a", "--args", "3"], "neither an array nor an object"),
+        (["run", "trip_app:travel", "--agent", "a", "--args", '["a", 1, 2]'], "too many positional"),
+        (["run", "trip_app:travel", "--agent", "a", "rome"], "too many arguments"),
+        (["run", "--agent", "a", "trip_app.py"], "a script is run as it is"),
+        (["run", "--due", "--agent", "a"], "--due goes on with every run"),
+    ],
+)
+def test_mistakes_are_said_and_nothing_happens(hold, room, words, said):
+    ended = hold(*words)
+    assert ended.code == 2
+    assert said in ended.err
+    assert "Traceback" not in ended.err
+    assert not (room / "world.txt").exists()
+
+
+# -- durable functions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["trip_app", "trip_app.py", "./trip_app.py"])
+def test_a_function_is_run_for_an_agent_and_its_result_printed(hold, place):
+    ended = hold("run", f"{place}:travel", "--agent", "a", "--args", '{"city": "rome"}', "--json")
+    assert ended.code == 0
+    run = ended.json["run"]
+    assert (run["agent"], run["condition"], run["args"]) == ("a", "finished", {"city": "rome"})
+    assert run["result"] == hold("show", "a", "--path", "booking", "--json").json["value"]
+    assert ended.err.splitlines()[-1] == "travelling"  # what it prints does not spoil the JSON
+
+
+def test_a_function_killed_before_and_after_its_booking_books_once(hold, world):
+    words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]')
+    for moment in ("before", "after"):
+        assert hold(*words, DIE=moment).code == -signal.SIGKILL
+        assert [run["condition"] for run in hold("runs", "--json").json["runs"]] == ["interrupted"]
+        assert doubtful(hold, "a")["tool"] == "book"
+    assert hold(*words).code == 0
+    assert world() == ["booked"]
+
+
+def test_an_id_is_executed_once_and_async_and_plain_functions_run(hold, world):
+    for _ in range(2):
+        assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]', "--id", "one").code == 0
+    assert world() == ["booked"]
+    assert "'rested'" in hold("run", "trip_app:naps", "--agent", "b", "--args", "[0.01]").out
+    assert hold("run", "trip_app:plain", "--agent", "b", "--args", "[1]").out.splitlines()[-1] == "2"
+
+
+def test_a_branch_can_be_run_and_a_name_with_an_at_is_a_name(hold):
+    assert hold("run", "trip_app:plain", "--agent", "me@example.com", "--args", "[1]").code == 0
+    assert [info["name"] for info in hold("agents", "--json").json["agents"]] == ["me@example.com"]
+    assert hold("branch", "me@example.com", "other").code == 0
+    assert hold("run", "trip_app:plain", "--agent", "me@example.com@other", "--args", "[1]").code == 0
+    assert [(run["branch"]) for run in hold("runs", "--json").json["runs"]] == ["other", "main"]
+
+
+def test_a_failed_function_ends_with_one_and_shows_where(hold, harmless):
+    ended = hold("run", "trip_app:fails", "--agent", "a")
+    assert ended.code == 1
+    assert re.search(r'Traceback.*\n +File ".*trip_app\.py"', ended.err)
+    listed = hold("runs", "--condition", "failed")
+    assert "ValueError: no such" in listed.out
+    harmless(listed.out)
+
+
+def test_other_arguments_need_change(hold, world):
+    assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]', DIE="before").code == -signal.SIGKILL
+    words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
+    refused = hold(*words)
+    assert refused.code == 7
+    assert "--change" in refused.err
+    assert hold(*words, "--change").code == 0
+    assert world() == ["booked", "mailed"]
+
+
+# -- waiting ------------------------------------------------------------------------------------------------
+
+
+def test_a_run_is_put_off_gets_its_signal_and_goes_on_when_due(hold):
+    words = ("run", "trip_app:asks", "--agent", "a", "--args", '{"id": "mine"}', "--no-wait")
+    ended = hold(*words)
+    assert ended.code == 8
+    assert "waits for the signal 'answer'" in ended.err
+    listed = hold("runs")
+    assert re.search(r"waiting +\w.* for the signal answer", listed.out)
+    assert hold("run", "--due", "trip_app").out == "No run is due.\n"
+    sent = hold("signal", "a", "answer", '{"yes": 1}', "--json").json
+    assert sent["due"] == [run["id"] for run in hold("runs", "--json").json["runs"]]
+    unknown = hold("run", "--due")
+    assert unknown.code == 7
+    assert "no program that was named has the durable function 'wait for it'" in unknown.out
+    due = hold("run", "--due", "trip_app.py", "--json")
+    assert due.code == 0
+    assert due.json["runs"][0]["became"] == "finished"
+    assert hold("runs", "--json").json["runs"][0]["result"] == ["mine", {"yes": 1}]
+
+
+def test_arguments_by_place_survive_being_put_off(hold):
+    assert hold("run", "trip_app:asks", "--agent", "a", "--args", '["q", "r"]', "--no-wait").code == 8
+    assert hold("signal", "a", "answer").code == 0
+    assert "['q', 'r', 'x', None]" in hold("run", "--due", "trip_app.py").out
+
+
+def test_a_sleep_is_due_when_its_time_has_come_and_one_failure_does_not_stop_the_others(hold):
+    assert hold("run", "trip_app:naps", "--agent", "a", "--args", "[600]", "--no-wait").code == 8
+    assert hold("run", "trip_app:naps", "--agent", "b", "--args", "[0.5]", "--no-wait").code == 8
+    time.sleep(0.5)
+    ended = hold("run", "--due", "trip_app.py", "--json")
+    assert [(run["agent"], run["became"]) for run in ended.json["runs"]] == [("b", "finished")]
+    assert "until 20" in hold("runs", "--agent", "a").out
+
+
+def test_a_process_that_waits_gets_the_signal_itself(hold, room):
+    words = [*PROGRAM, "run", "trip_app:asks", "--agent", "a"]
+    with subprocess.Popen(words, cwd=room, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end = time.monotonic() + 30
+            while time.monotonic() < end and "waits for the signal" not in hold("runs").out:
+                time.sleep(0.05)
+            assert re.search("running.*waits for the signal answer", hold("runs").out)
+            assert hold("run", "--due", "trip_app").out == "No run is due.\n"
+            assert hold("signal", "a", "answer", "1").out == "Signal answer was sent to a.\n"
+            out, _ = process.communicate(timeout=30)
+        finally:
+            process.kill()
+    assert out.splitlines()[-1] == "['x', 1]"
+
+
+def test_signals_are_checked(hold):
+    assert hold("run", "trip_app:plain", "--agent", "a", "--args", "[1]").code == 0
+    for words, said in (
+        (["gone", "answer"], "no agent 'gone'"),
+        (["a@gone", "answer"], "is not a branch"),
+        (["a", "answer", "yes"], "is not JSON"),
+        (["a", ""], "a signal's name"),
+    ):
+        ended = hold("signal", *words)
+        assert ended.code == 2, words
+        assert said in ended.err
+    assert hold("signal", "a@main", "answer", "--json").json["branch"] == "main"
+
+
+# -- in doubt -----------------------------------------------------------------------------------------------
+
+
+def test_what_nobody_can_know_needs_attention_until_somebody_decides(hold, world):
+    words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
+    assert hold(*words, DIE="mail").code == -signal.SIGKILL
+    for _ in range(2):
+        ended = hold(*words)
+        assert ended.code == 7
+        assert "it is not known whether this happened: mail" in ended.err
+    effect = doubtful(hold, "a")["id"]
+    assert f"holdfast effects resolve a {effect} --done JSON --why TEXT" in hold("effects", "a").out
+    assert [run["condition"] for run in hold("runs", "--condition", "needs-attention", "--json").json["runs"]] == [
+        "needs attention"
+    ]
+    decided = hold("effects", "resolve", "a", effect, "--done", "null", "--why", "saw it", "--json").json
+    assert (decided["in_doubt"], decided["effect"]["condition"]) == (0, "done")
+    assert hold(*words).code == 0
+    assert world() == ["booked", "mailed"]
+
+
+def test_an_effect_that_did_not_happen_is_done_again_with_its_key(hold, world):
+    words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
+    assert hold(*words, DIE="mail").code == -signal.SIGKILL
+    before = doubtful(hold, "a")
+    assert hold("effects", "resolve", "a", before["id"][:6], "--not-done", "--why", "the server says so").code == 0
+    assert hold(*words).code == 0
+    after = hold("effects", "a", "--json").json["effects"][-1]
+    assert (after["key"], after["condition"]) == (before["key"], "done")
+    assert world() == ["booked", "mailed", "mailed"]
+
+
+def test_deciding_is_checked(hold):
+    words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
+    assert hold(*words, DIE="mail").code == -signal.SIGKILL
+    effect = doubtful(hold, "a")["id"]
+    for more, said in (
+        ([effect], "Missing"),
+        ([effect, "--why", "x"], "say what became of it"),
+        ([effect, "--why", "x", "--done", "1", "--not-done"], "say what became of it"),
+        ([effect, "--why", "x", "--done", "yes"], "is not JSON"),
+        (["zzzz", "--why", "x", "--not-done"], "names no effect"),
+    ):
+        ended = hold("effects", "resolve", "a", *more)
+        assert ended.code == 2, more
+        assert said.lower() in ended.err.lower(), ended.err
+    done = hold("effects", "a", "--json").json["effects"][1]
+    again = hold("effects", "resolve", "a", done["id"], "--why", "x", "--not-done")
+    assert again.code == 2
+    assert "is not in doubt" in again.err
+
+
+def test_effects_can_be_chosen(hold):
+    assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]').code == 0
+    run = hold("runs", "--json").json["runs"][0]["id"]
+    tools = [e["tool"] for e in hold("effects", "a", "--json").json["effects"]]
+    assert tools == ["search", "book", "mail"]
+    assert [e["tool"] for e in hold("effects", "a@booked", "--json").json["effects"]] == ["mail"]
+    assert len(hold("effects", "a@main", "--run", run, "--json").json["effects"]) == 3
+    assert "a has no run 'gone'" in hold("effects", "a", "--run", "gone").err
+    cut = hold("effects", "a", "-n", "1")
+    assert "2 older calls; -n 0 shows all." in cut.out
+    assert "book(" not in cut.out
+    assert hold("show", "a@planned", "--json").json["checkpoint"]["stack"] == ["plan"]
+    assert re.search("^in +plan$", hold("show", "a@planned").out, re.MULTILINE)
+
+
+# -- going back ---------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_shows_what_it_undoes_and_does_it(hold, world):
+    assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]').code == 0
+    back = ("rollback", "a", "--to", "planned")
+    blind = hold(*back, "--dry-run")
+    assert blind.code == 7
+    assert "the tool book is not loaded in this program" in blind.out
+    shown = hold(*back, "--dry-run", "--load", "trip_app.py")
+    assert shown.code == 0
+    assert re.search(r"Will be undone outside, in this order:\n +1\. \w{12} book\(flight='ROME'\)", shown.out)
+    plan = hold(*back, "--dry-run", "--load", "trip_app", "--json").json
+    assert [one["tool"] for one in plan["undo"]] == ["book"]
+    assert (plan["done"], plan["blocked"], world()) == (False, [], ["booked"])
+    done = hold(*back, "--yes", "--load", "trip_app.py")
+    assert done.code == 0
+    assert "1 effect undone." in done.out
+    assert world() == ["booked", "cancelled"]
+    assert hold("show", "a", "--json").json["checkpoint"]["label"] == "planned"
+
+
+def test_what_cannot_be_undone_stops_a_rollback_unless_it_is_accepted(hold, world):
+    assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]').code == 0
+    back = ("rollback", "a", "--to", "#1", "--load", "trip_app.py", "--yes")
+    for more in ((), ("--json",)):
+        ended = hold(*back, *more)
+        assert ended.code == 7
+        assert "1 effect stands in the way; nothing was changed" in ended.err
+    assert world() == ["booked", "mailed"]
+    assert hold(*back, "--accept", "maill").code == 2
+    assert hold(*back, "--keep-effects", "--accept", "mail").code == 2
+    assert hold(*back, "--accept", "mail").code == 0
+    assert world() == ["booked", "mailed", "cancelled"]
+
+
+def test_keeping_effects_moves_the_state_only(hold, world):
+    words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
+    assert hold(*words).code == 0
+    kept = hold("rollback", "a", "--to", "#1", "--keep-effects", "--yes")
+    assert kept.code == 0
+    assert "Stays as it is outside:" in kept.out
+    assert hold(*words).code == 0
+    assert world() == ["booked", "mailed"]  # what stands is not done again
+
+
+def test_undoing_that_fails_needs_attention_and_goes_on_later(hold, world):
+    assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]').code == 0
+    back = ("rollback", "a", "--to", "planned", "--load", "trip_app.py", "--yes")
+    stuck = hold(*back, STUCK="1")
+    assert stuck.code == 7
+    assert "the airline is closed" in stuck.err
+    assert [run["kind"] for run in hold("runs", "--condition", "needs-attention", "--json").json["runs"]] == [
+        "rollback"
+    ]
+    assert hold(*back).code == 0
+    assert world() == ["booked", "cancelled"]
+
+
+# -- the documentation ----------------------------------------------------------------------------------------
+
+
+def test_the_documented_json_of_running_is_the_json(hold):
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = [json.loads(block) for block in re.findall(r"```json\n(.*?)```", text, re.DOTALL)]
+    shown = {block["schema"]: block for block in blocks if "schema" in block}
+    travel = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
+    assert hold(*travel, DIE="mail").code == -signal.SIGKILL
+    assert hold("run", "trip_app:asks", "--agent", "b", "--no-wait").code == 8
+    effect = doubtful(hold, "a")["id"]
+    for name, words in {
+        "effects": ["effects", "a"],
+        "effects.resolve": ["effects", "resolve", "a", effect, "--done", "null", "--why", "x"],
+        "run": [*travel],
+        "runs": ["runs"],
+        "signal": ["signal", "b", "answer", '{"a": 1}'],
+        "run.due": ["run", "--due", "trip_app"],
+        "rollback": ["rollback", "a", "--to", "planned", "--accept", "mail", "--load", "trip_app", "--dry-run"],
+    }.items():
+        real = hold(*words, "--json").json
+        assert not differences(shown[f"holdfast.{name}/1"], real, name), name
+
+
+def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil, harmless):
+    code = textwrap.dedent(f"""
+        import holdfast
+        EVIL = {evil!r}
+        @holdfast.tool(name=EVIL, effect="idempotent")
+        def act(text): return EVIL
+        @holdfast.durable(name=EVIL)
+        def run(agent):
+            with agent.step(EVIL):
+                act(EVIL)
+                agent.checkpoint(EVIL)
+            agent.wait_for(EVIL)
+        with holdfast.open() as store:
+            try:
+                store.agent(EVIL).run(run, wait=False)
+            except holdfast.Waiting:
+                pass
+    """)
+    subprocess.run([sys.executable, "-c", code], cwd=room, check=True, capture_output=True)
+    for words in (["runs"], ["effects", evil], ["show", evil], ["rollback", evil, "--to", "#1", "--dry-run"],
+                  ["signal", evil, evil], ["run", "--due"], ["runs", "--json"], ["effects", evil, "--json"]):  # fmt: skip
+        ended = hold(*words)
+        assert ended.out, words
+        harmless(ended.out + ended.err)
+
+
+def test_wide_and_narrow_terminals(terminal, room):
+    with holdfast.open(room / "store") as store:
+        agent = store.agent("a")
+
+        @holdfast.tool
+        def say(text):
+            return text
+
+        with agent:
+            say("x" * 300)
+    for columns in (60, 200):
+        shown = terminal("effects", "a", columns=columns, store=Path(room / "store"))
+        assert shown.code == 0
+        assert max(map(len, shown.out.splitlines())) <= columns

@@ -1,0 +1,332 @@
+"""The program that is killed while it acts on the outside world, at a moment that it is told by number.
+
+Started once as a warm template (importing takes longer than most lives here). Each line on its standard input, a JSON
+object, forks a real process that opens the store, does one scene, and says how it ended. The template itself never
+opens a store. Moments are counted as they come: before and after every record that is written, around every checkpoint
+and every move of the head, and in the tools themselves, where the world outside does the killing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import importlib
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import holdfast
+from holdfast.agent.writing import Writing
+from holdfast.run import records as rec
+from holdfast.run.returning import Returning
+from holdfast.run.stored import StoredLedger
+from holdfast.store.catalog import Catalog
+from tests.run.world import Client
+
+BEFORE_INTENT = "before intent"
+AFTER_INTENT = "after intent, before the call"
+DURING = "during the call"
+BEFORE_RESULT = "after the call, before the result"
+UNFLUSHED = "result written, not flushed"
+AFTER_RESULT = "after the result"
+SETTLING = "while settling a doubt"
+COMPENSATION = "in compensation"
+ROLLBACK = "in rollback"
+CHECKPOINT = "in checkpoint"
+START, END = "while opening", "at the end of the run"
+
+# What a life would otherwise import by itself: ten times the rest of its work.
+WARM = (
+    "concurrent.futures.thread", "encodings.idna", "holdfast.agent.recovery", "holdfast.codec.plain",
+    "holdfast.run.companions", "holdfast.run.replanning", "holdfast.run.store", "holdfast.store.embedded",
+    "holdfast.store.forks", "holdfast.store.forgetting",
+)  # fmt: skip
+
+WHEN = ("before", "while", "after")
+"""What the world has done when it kills whoever asked: nothing, it is about to, it has."""
+
+NAMES = {"look": "read", "note": "local", "book": "keyed", "order": "probed", "pay": "bare", "abook": "keyed"}
+NAMES |= {"alook": "read", "aorder": "probed"}
+
+
+class Moments:
+    """Counts the moments of a life, and ends it at one of them: by SIGKILL, or SIGSTOP to see what a zombie does."""
+
+    def __init__(self) -> None:
+        self.at = self.seen = 0
+        self.how = signal.SIGKILL
+        self.only = ""  # a point and a kind, instead of a number
+        self.port = 0
+
+    def due(self, point: str, kind: str) -> bool:
+        self.seen += 1
+        if self.seen != self.at and self.only != f"{point}|{kind}":
+            return False
+        self.only = ""
+        say("at", f"{point}|{kind}")
+        return True
+
+    def pass_by(self, point: str, kind: str) -> None:
+        if self.due(point, kind):
+            os.kill(os.getpid(), self.how)
+
+
+MOMENTS = Moments()
+
+
+def say(word: str, rest: Any = "") -> None:
+    os.write(1, f"{word} {rest}\n".encode())
+
+
+# -- tools --------------------------------------------------------------------------------------------------
+
+
+def ask(path: str, kind: str, ref: str, client: Client | None = None, **more: Any) -> Any:
+    """A request to the world, which may be the last."""
+    for when in WHEN:
+        if MOMENTS.due(COMPENSATION if path == "/undo" else DURING, kind):
+            more |= {"kill": os.getpid(), "when": when}
+    return (client or Client(MOMENTS.port)).post(path, ref=ref, **more)
+
+
+def undo(effect: holdfast.Effect) -> None:
+    ask("/undo", NAMES[effect.tool], effect.args["ref"], key=holdfast.effect().key, keyed=True)
+
+
+def find(effect: holdfast.Effect) -> Any:
+    found = Client(MOMENTS.port).post("/find", key=effect.key)
+    return holdfast.Absent() if found is None else holdfast.Found(found)
+
+
+@holdfast.tool(effect="read")
+def look(ref: str) -> Any:
+    MOMENTS.pass_by(BEFORE_INTENT, "read")
+    return ask("/read", "read", ref)["value"]
+
+
+@holdfast.tool(effect="local")
+def note(text: str) -> None:
+    MOMENTS.pass_by(DURING, "local")
+    holdfast.current().state.setdefault("notes", []).append(text)
+    MOMENTS.pass_by(DURING, "local")
+
+
+@holdfast.tool(effect="idempotent", compensate=undo)
+def book(ref: str) -> Any:
+    return ask("/do", "keyed", ref, key=holdfast.effect().key, keyed=True)
+
+
+@holdfast.tool(probe=find, compensate=undo)
+def order(ref: str) -> Any:
+    return ask("/do", "probed", ref, key=holdfast.effect().key)
+
+
+@holdfast.tool
+def pay(ref: str) -> Any:
+    return ask("/do", "bare", ref, key=holdfast.effect().key)
+
+
+@holdfast.tool(effect="read")
+async def alook(ref: str) -> Any:
+    MOMENTS.pass_by(BEFORE_INTENT, "read")
+    return (await asyncio.to_thread(ask, "/read", "read", ref))["value"]
+
+
+@holdfast.tool(effect="idempotent", compensate=undo)
+async def abook(ref: str) -> Any:
+    return await asyncio.to_thread(ask, "/do", "keyed", ref, key=holdfast.effect().key, keyed=True)
+
+
+@holdfast.tool(probe=find, compensate=undo)
+async def aorder(ref: str) -> Any:
+    return await asyncio.to_thread(ask, "/do", "probed", ref, key=holdfast.effect().key)
+
+
+# -- what agents do -----------------------------------------------------------------------------------------
+
+
+@holdfast.durable
+def safe(agent: holdfast.Agent, name: str) -> str:
+    agent.checkpoint("start")
+    agent.state["seen"] = [look(f"{name}/read-1")]
+    note("looked")
+    with agent.step("booking"):
+        agent.state["keyed"] = book(f"{name}/keyed-1")["ref"]
+    agent.checkpoint("half")
+    agent.state["probed"] = order(f"{name}/probed-1")["ref"]
+    note("ordered")
+    agent.state["seen"].append(look(f"{name}/read-2"))
+    return f"{name} done"
+
+
+@holdfast.durable
+async def many(agent: holdfast.Agent, name: str) -> str:
+    """The same at once, from several tasks."""
+
+    async def branch(number: int) -> None:
+        agent.state.setdefault("seen", []).append(await alook(f"{name}/read-{number}"))
+        if number % 2:
+            agent.state["keyed"] = (await abook(f"{name}/keyed-{number}"))["ref"]
+            await agent.acheckpoint("half")
+        else:
+            agent.state["probed"] = (await aorder(f"{name}/probed-{number}"))["ref"]
+        note(f"branch {number}")
+
+    await asyncio.gather(*(branch(number) for number in (1, 2)))
+    return f"{name} done"
+
+
+@holdfast.durable
+def bare(agent: holdfast.Agent, name: str) -> str:
+    agent.state["first"] = pay(f"{name}/bare-1")["ref"]
+    agent.checkpoint("half")
+    agent.state["second"] = pay(f"{name}/bare-2")["ref"]
+    return f"{name} done"
+
+
+# -- one life -----------------------------------------------------------------------------------------------
+
+
+def life(path: str, job: dict[str, Any]) -> None:
+    store = holdfast.open(path)
+    name = job["agent"]
+    agent = store.agent(name)
+    scene = job["scene"]
+    MOMENTS.pass_by(START, "")
+    try:
+        if scene == "safe":
+            result = agent.run(safe, name, id="one")
+        elif scene == "many":
+            result = asyncio.run(agent.arun(many, name, id="one"))
+        elif scene == "bare":
+            for effect in agent.effects():
+                if effect.condition == "in doubt" and effect.args["ref"] in job["told"]:
+                    known = job["told"][effect.args["ref"]]
+                    agent.resolve(effect, known, result={"ref": effect.args["ref"]}, why="looked at the books")
+            result = agent.run(bare, name, id="one")
+        else:
+            result = back(agent)
+    except holdfast.InDoubt as error:
+        say("doubt", json.dumps([effect.args["ref"] for effect in error.effects]))
+    else:
+        MOMENTS.pass_by(END, "")
+        say(
+            "end",
+            json.dumps({"result": result, "state": holdfast.plain(store.agent(name).state), "moments": MOMENTS.seen}),
+        )
+    store.close()
+
+
+def back(agent: holdfast.Agent) -> str:
+    """Go back to where the run began, after finishing a rollback that was interrupted."""
+    store = agent._store
+    with agent:
+        pass
+    agent = store.agent(agent.name)
+    if agent.head.label != "start":
+        agent.rollback("start")
+    return str(agent.head.label)
+
+
+# -- where it may end -----------------------------------------------------------------------------------------
+
+
+def around(owner: type, name: str, before: Callable[..., Any], after: Callable[..., Any]) -> None:
+    """Let a method of a class pass two moments."""
+    inner = getattr(owner, name)
+
+    def outer(self: Any, *args: Any, **kwargs: Any) -> Any:
+        before(*args)
+        found = inner(self, *args, **kwargs)
+        after(*args)
+        return found
+
+    setattr(owner, name, outer)
+
+
+KINDS: dict[str, str] = {}  # by path, of the calls that this life has intended
+UNDOING: set[str] = set()  # paths of compensations
+LAST: list[str] = []  # the kind of the outcome that is being flushed
+
+
+def before_records(*records: Any) -> None:
+    for record in records:
+        if isinstance(record, rec.Intent):
+            kind = NAMES[record.tool.removeprefix("undo ")]
+            KINDS[record.path] = kind
+            if record.undoes:
+                UNDOING.add(record.path)
+            MOMENTS.pass_by(COMPENSATION if record.undoes else BEFORE_INTENT, kind)
+        elif isinstance(record, rec.Done):
+            MOMENTS.pass_by(COMPENSATION if record.path in UNDOING else BEFORE_RESULT, KINDS.get(record.path, "read"))
+        elif isinstance(record, rec.Decision | rec.Doubt):
+            MOMENTS.pass_by(SETTLING, "")
+        elif isinstance(record, rec.Begin):
+            MOMENTS.pass_by(ROLLBACK, "")
+
+
+def after_records(*records: Any) -> None:
+    for record in records:
+        if isinstance(record, rec.Intent):
+            MOMENTS.pass_by(COMPENSATION if record.undoes else AFTER_INTENT, KINDS[record.path])
+        elif isinstance(record, rec.Done):
+            kind = KINDS.get(record.path, "read")
+            if record.path in UNDOING:
+                MOMENTS.pass_by(COMPENSATION, kind)
+            else:
+                LAST[:] = [kind] if record.of else []
+                MOMENTS.pass_by(UNFLUSHED, kind)
+        elif isinstance(record, rec.Decision | rec.Doubt):
+            MOMENTS.pass_by(SETTLING, "")
+        elif isinstance(record, rec.Begin):
+            MOMENTS.pass_by(ROLLBACK, "")
+        elif isinstance(record, rec.End):
+            MOMENTS.pass_by(END, "")
+
+
+def after_flush(*_args: Any) -> None:
+    if LAST:
+        MOMENTS.pass_by(AFTER_RESULT, LAST.pop())
+
+
+def watch() -> None:
+    def pass_by(point: str) -> Callable[..., Any]:
+        return lambda *_args: MOMENTS.pass_by(point, "")
+
+    around(StoredLedger, "append", before_records, after_records)
+    around(StoredLedger, "flush", lambda *_args: None, after_flush)
+    around(Writing, "finish", pass_by(CHECKPOINT), pass_by(CHECKPOINT))
+    around(Catalog, "commit", pass_by(CHECKPOINT), pass_by(CHECKPOINT))
+    around(Returning, "return_to", pass_by(ROLLBACK), pass_by(ROLLBACK))
+    around(Catalog, "set_head", pass_by(ROLLBACK), pass_by(ROLLBACK))
+
+
+def main() -> None:
+    path, port = sys.argv[1], int(sys.argv[2])
+    MOMENTS.port = port
+    for name in WARM:
+        importlib.import_module(name)
+    watch()
+    gc.freeze()
+    for line in sys.stdin:
+        job = json.loads(line)
+        child = os.fork()
+        if child == 0:
+            try:
+                MOMENTS.at, MOMENTS.only = job.get("at", 0), job.get("only", "")
+                MOMENTS.how = signal.Signals[job.get("how", "SIGKILL")]
+                life(path, job)
+            except BaseException as error:
+                say("error", repr(error))
+                os._exit(1)
+            os._exit(0)
+        say("pid", child)
+        _, status = os.waitpid(child, 0)
+        say("gone", os.waitstatus_to_exitcode(status))
+
+
+if __name__ == "__main__":
+    main()

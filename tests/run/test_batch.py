@@ -1,0 +1,229 @@
+"""Batches: each item on its own, finished ones skipped, one in doubt in nobody's way."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import holdfast
+from holdfast import errors
+
+
+class Crash(BaseException):
+    """The process ends here, as far as the program can tell."""
+
+
+class Outside:
+    def __init__(self):
+        self.calls = []
+        self.lock = threading.Lock()
+        self.trouble = {}
+
+    def tools(self):
+        @holdfast.tool(effect="read")
+        def look(n):
+            self.done("look", n)
+            return n * 10
+
+        @holdfast.tool
+        def pay(n):
+            self.done("pay", n)
+            return {"paid": n}
+
+        @holdfast.tool(effect="idempotent")
+        async def book(n):
+            await asyncio.sleep(0)
+            self.done("book", n)
+            return {"booked": n, "key": holdfast.effect().key}
+
+        return look, pay, book
+
+    def done(self, what, n):
+        with self.lock:
+            self.calls.append((what, n))
+        trouble = self.trouble.pop((what, n), None)
+        if trouble is not None:
+            raise trouble
+
+
+@pytest.fixture
+def outside():
+    return Outside()
+
+
+@pytest.fixture
+def opened(store_path):
+    """``opened()`` is the store in a new process, as far as a program can tell."""
+    stores = []
+
+    def again():
+        while stores:
+            stores.pop().close()
+        stores.append(holdfast.open(store_path))
+        return stores[-1]
+
+    yield again
+    while stores:
+        stores.pop().close()
+
+
+def test_results_come_in_the_order_of_the_items_and_finished_ones_are_skipped(opened, outside):
+    look, pay, _ = outside.tools()
+
+    def work(n):
+        time.sleep(0.002 * (n % 3))
+        return look(n) + pay(n)["paid"]
+
+    assert opened().map(work, range(40), name="batch", workers=8) == [11 * n for n in range(40)]
+    assert len(outside.calls) == 80
+    assert opened().map(work, range(40), name="batch") == [11 * n for n in range(40)]
+    assert len(outside.calls) == 80
+    # More items later: only those are new.
+    assert opened().map(work, range(42), name="batch") == [11 * n for n in range(42)]
+    assert outside.calls[80:].count(("pay", 41)) == 1
+    assert len(outside.calls) == 84
+    assert opened().verify().ok
+
+
+def test_one_in_doubt_or_failing_does_not_stop_the_rest_and_goes_on_when_decided(opened, outside):
+    look, pay, _ = outside.tools()
+
+    def work(n):
+        return look(n) + pay(n)["paid"]
+
+    outside.trouble = {("pay", 3): ConnectionError("line cut"), ("look", 5): ValueError("no such thing")}
+    found = opened().map(work, range(8), name="batch", workers=3)
+    assert isinstance(found[3], errors.InDoubt)
+    assert isinstance(found[5], errors.ToolFailed)
+    assert [one for one in found if isinstance(one, int)] == [0, 11, 22, 44, 66, 77]
+    conditions = {run.id: run.condition for run in opened().runs()}
+    assert conditions["map 3"] == "needs attention"
+    assert conditions["map 5"] == "failed"
+    # Again: the failed one is tried anew, the one in doubt stays so and is not repeated.
+    found = opened().map(work, range(8), name="batch")
+    assert isinstance(found[3], errors.InDoubt)
+    assert found[5] == 55
+    agent = opened().agent("batch")
+    (doubtful,) = found[3].effects
+    agent.resolve(doubtful.key, "done", result={"paid": 3}, why="asked them")
+    assert agent.run(lambda agent: "other work") == "other work"
+    assert opened().map(work, range(8), name="batch") == [11 * n for n in range(8)]
+    assert outside.calls.count(("pay", 3)) == 1
+
+
+def test_a_crash_in_the_middle_repeats_no_write(opened, outside):
+    look, pay, _ = outside.tools()
+
+    def work(n):
+        first = pay(n)["paid"]
+        if n == 11 and not outside.trouble:
+            outside.trouble["crashed"] = True
+            raise Crash
+        return first + look(n)
+
+    with pytest.raises(Crash):
+        opened().map(work, range(30), name="batch", workers=4)
+    done = len(outside.calls)
+    assert opened().map(work, range(30), name="batch") == [11 * n for n in range(30)]
+    assert sorted(n for what, n in outside.calls if what == "pay") == list(range(30))
+    assert done < len(outside.calls)
+
+
+def test_the_first_error_ends_it_when_asked_for(opened, outside):
+    look, _, _ = outside.tools()
+    outside.trouble = {("look", 2): ValueError("no")}
+    with pytest.raises(errors.ToolFailed):
+        opened().map(look, range(500), name="batch", workers=2, on_error="raise")
+    assert len(outside.calls) < 100
+
+
+def test_items_are_known_by_their_key(opened, outside):
+    look, _, _ = outside.tools()
+
+    def work(item):
+        return look(item["n"])
+
+    items = [{"n": n} for n in range(6)]
+    opened().map(work, items, name="batch", key=lambda item: f"n{item['n']}")
+    assert opened().map(work, items[::-1], name="batch", key=lambda item: f"n{item['n']}") == [50, 40, 30, 20, 10, 0]
+    assert len(outside.calls) == 6
+    with pytest.raises(errors.BadOption, match="two items"):
+        opened().map(work, items, name="other", key=lambda item: "same")
+    with pytest.raises(errors.BadOption, match="other content"):
+        opened().map(work, [{"n": 7}], name="batch", key=lambda item: "n1")
+    with pytest.raises(errors.Unencodable):
+        opened().map(work, [{"n": object()}], name="batch")
+    assert len(outside.calls) == 6
+
+
+@pytest.mark.parametrize("options", [{"workers": 0}, {"on_error": "ignore"}])
+def test_options_that_make_no_sense_are_refused(opened, outside, options):
+    with pytest.raises(errors.BadOption):
+        opened().map(outside.tools()[0], range(3), name="batch", **options)
+    assert not outside.calls
+
+
+def test_an_item_changes_no_state_and_takes_no_checkpoint(opened, outside):
+    look, _, _ = outside.tools()
+
+    def change(n):
+        holdfast.current().state["n"] = look(n)
+
+    def save(n):
+        holdfast.current().checkpoint("mine")
+
+    (found,) = opened().map(change, [1], name="batch")
+    assert isinstance(found, errors.ReadOnly)
+    (found,) = opened().map(save, [1], name="second")
+    assert isinstance(found, errors.BadOption)
+    assert opened().agent("batch").state == {}
+
+
+def test_async_items(opened, outside):
+    _, _, book = outside.tools()
+
+    async def work(n):
+        first = await book(n)
+        second = await asyncio.gather(book(-n), book(-n))
+        return first["booked"], len({one["key"] for one in second})
+
+    found = asyncio.run(opened().amap(work, range(30), name="batch", workers=7))
+    assert found == [(n, 2) for n in range(30)]
+    assert asyncio.run(opened().amap(work, range(30), name="batch")) == found
+    assert len(outside.calls) == 90
+    with pytest.raises(errors.BadOption, match="async"):
+        opened().map(work, [1], name="batch")
+
+
+def test_a_batch_is_rolled_back_like_anything_else(opened, outside):
+    undone = []
+
+    @holdfast.tool(compensate=lambda effect: undone.append(effect.args["n"]))
+    def reserve(n):
+        return n
+
+    store = opened()
+    store.agent("batch").checkpoint("before")
+    assert store.map(reserve, range(5), name="batch") == list(range(5))
+    store.agent("batch").rollback("before")
+    assert sorted(undone) == list(range(5))
+    assert opened().map(reserve, range(5), name="batch") == list(range(5))
+
+
+@pytest.mark.slow
+def test_ten_thousand_items(opened, outside, rounds):
+    count = rounds(10_000, 50_000)
+    look, _, _ = outside.tools()
+    began = time.perf_counter()
+    assert opened().map(look, range(count), name="batch") == [10 * n for n in range(count)]
+    first = time.perf_counter() - began
+    assert len(outside.calls) == count
+    store = opened()
+    began = time.perf_counter()
+    assert store.map(look, range(count), name="batch") == [10 * n for n in range(count)]
+    again = time.perf_counter() - began
+    assert len(outside.calls) == count
+    print(f"\n{count:,} items: {first:.1f} s, again {again:.1f} s")

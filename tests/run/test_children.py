@@ -1,0 +1,569 @@
+"""Children: begun once, joined, cancelled, and taken back with their parent."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+import holdfast
+from holdfast import errors
+
+
+class Crash(BaseException):
+    """The process ends here, as far as the program can tell."""
+
+
+class World:
+    """The outside: what stands there, and what was ever called."""
+
+    def __init__(self):
+        self.calls = []
+        self.stands = []
+
+    def tool(self):
+        def cancel(effect):
+            self.calls.append(("cancel", effect.args["what"]))
+            self.stands.remove(effect.args["what"])
+
+        @holdfast.tool(compensate=cancel)
+        def book(what):
+            self.calls.append(("book", what))
+            self.stands.append(what)
+            return what
+
+        return book
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def book(world):
+    return world.tool()
+
+
+@pytest.fixture
+def opened(store_path):
+    """``opened()`` is the agent in a new process, as far as a program can tell."""
+    stores = []
+
+    def again(name="trip-7", **options):
+        while stores:
+            stores.pop().close()
+        stores.append(holdfast.open(store_path))
+        return stores[-1].agent(name, **options)
+
+    yield again
+    while stores:
+        stores.pop().close()
+
+
+def pack(book):
+    @holdfast.durable(name="pack")
+    def pack(agent, what):
+        agent.state["what"] = what
+        book(what)
+        return {"packed": what}
+
+    return pack
+
+
+def test_children_run_with_a_state_and_a_line_of_their_own_and_give_their_results(opened, world, book):
+    job = pack(book)
+
+    def work(agent):
+        children = [agent.spawn(job, name, name) for name in ("bags", "box")]
+        agent.state["got"] = [child.join() for child in children]
+        return [child.name for child in children]
+
+    agent = opened()
+    assert agent.run(work) == ["trip-7/bags", "trip-7/box"]
+    assert agent.state == {"got": [{"packed": "bags"}, {"packed": "box"}]}
+    store = agent._store
+    assert store.agent("trip-7/bags").state == {"what": "bags"}
+    assert [run.condition for run in store.agent("trip-7/box").runs()] == ["finished"]
+    assert sorted(world.stands) == ["bags", "box"]
+    assert store.verify().ok
+
+
+@pytest.mark.parametrize("place", ["spawned", "joined", "child"])
+def test_a_parent_that_is_executed_again_finds_its_child_and_begins_no_other(opened, world, book, place):
+    crash = [True]
+    job = pack(book)
+
+    def reach(where):
+        if where == place and crash and crash.pop():
+            raise Crash
+
+    @holdfast.durable
+    def fragile(agent, what):
+        book(what)
+        reach("child")
+        return what
+
+    def work(agent):
+        child = agent.spawn(fragile, "bags", "bags")
+        reach("spawned")
+        found = child.join()
+        reach("joined")
+        return found
+
+    agent = opened()
+    with pytest.raises((Crash, errors.ToolFailed)):
+        agent.run(work)
+    wait_for_children()
+    assert opened().run(work) == "bags"
+    assert world.calls == [("book", "bags")]
+    assert job is not fragile
+
+
+def wait_for_children():
+    deadline = time.monotonic() + 10
+    while any(thread.name.startswith("trip-7/") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_child_that_fails_fails_its_parent_and_is_tried_again_with_it(opened, world):
+    fails = [True]
+
+    def job(agent):
+        if fails[0]:
+            raise ValueError("no room")
+        return "fine"
+
+    def work(agent):
+        return agent.spawn(job, "bags").join()
+
+    agent = opened()
+    with pytest.raises(errors.ToolFailed, match="child trip-7/bags failed: ValueError: no room") as caught:
+        agent.run(work)
+    assert caught.value.error_type == "ValueError"
+    assert [run.condition for run in agent._store.agent("trip-7/bags").runs()] == ["failed"]
+    fails[0] = False
+    assert opened().run(work) == "fine"
+
+
+def test_a_failure_that_the_parent_caught_is_replayed(opened):
+    fails, crash = [True], [True]
+
+    def job(agent):
+        if fails[0]:
+            raise ValueError("no room")
+        return "fine"
+
+    def work(agent):
+        try:
+            found = agent.spawn(job, "bags").join()
+        except errors.ToolFailed as error:
+            found = error.error_type
+        agent.checkpoint("tried")
+        if crash and crash.pop():
+            raise Crash
+        return found
+
+    with pytest.raises(Crash):
+        opened().run(work)
+    fails[0] = False
+    assert opened().run(work) == "ValueError"
+
+
+def test_a_child_in_doubt_stops_its_parent_until_somebody_decides(opened):
+    @holdfast.tool
+    def pay():
+        raise TimeoutError
+
+    def job(agent):
+        return pay()
+
+    def work(agent):
+        return agent.spawn(job, "bags").join()
+
+    agent = opened()
+    with pytest.raises(errors.InDoubt):
+        agent.run(work)
+    assert [run.condition for run in agent.runs()] == ["needs attention"]
+    child = agent._store.agent("trip-7/bags")
+    child.resolve(child.effects()[0], "done", result="paid", why="asked them")
+    assert opened().run(work) == "paid"
+
+
+def test_a_run_ends_when_its_children_have(opened, world, book):
+    def slow(agent):
+        time.sleep(0.1)
+        book("late")
+
+    def work(agent):
+        agent.spawn(slow, "bags")
+        return "done"
+
+    agent = opened()
+    assert agent.run(work) == "done"
+    assert world.stands == ["late"]
+
+
+def test_a_cancelled_child_starts_nothing_new_and_says_so(opened, world, book):
+    began = threading.Event()
+    go_on = threading.Event()
+
+    def job(agent):
+        book("first")
+        began.set()
+        go_on.wait(10)
+        book("second")
+
+    crash = [True]
+
+    def work(agent):
+        child = agent.spawn(job, "bags")
+        if crash:
+            began.wait(10)
+            threading.Timer(0.05, go_on.set).start()
+        child.cancel()
+        if crash and crash.pop():
+            raise Crash
+        return "cancelled"
+
+    agent = opened()
+    with pytest.raises(Crash):
+        agent.run(work)
+    assert [run.condition for run in agent._store.agent("trip-7/bags").runs()] == ["cancelled"]
+    assert opened().run(work) == "cancelled"
+    assert world.calls == [("book", "first")]
+
+
+def test_joining_a_cancelled_child_raises(opened):
+    stop = threading.Event()
+
+    @holdfast.tool(effect="read")
+    def look():
+        time.sleep(0.01)
+
+    def job(agent):
+        while not stop.is_set():
+            look()
+
+    def work(agent):
+        child = agent.spawn(job, "bags")
+        child.cancel()
+        with pytest.raises(errors.ToolFailed) as caught:
+            child.join()
+        return caught.value.error_type
+
+    assert opened().run(work) == "Cancelled"
+
+
+# -- async ----------------------------------------------------------------------------------------------------
+
+
+def test_async_children_are_tasks_of_the_loop_and_shift_no_positions(opened, world):
+    @holdfast.tool(effect="idempotent")
+    async def put(what):
+        await asyncio.sleep(0)
+        world.calls.append(what)
+        return what
+
+    @holdfast.durable
+    async def job(agent, what):
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(put(f"{what}{n}")) for n in range(3)]
+        return [task.result() for task in tasks]
+
+    crash = [True]
+
+    @holdfast.durable
+    async def work(agent):
+        children = [await agent.aspawn(job, name, name) for name in "ab"]
+        found = await asyncio.gather(*(child.ajoin() for child in children))
+        await put("own")
+        if crash and crash.pop():
+            raise Crash
+        return found
+
+    async def go():
+        return await opened().arun(work)
+
+    with pytest.raises(Crash):
+        asyncio.run(go())
+    assert asyncio.run(go()) == [["a0", "a1", "a2"], ["b0", "b1", "b2"]]
+    assert sorted(world.calls) == ["a0", "a1", "a2", "b0", "b1", "b2", "own"]
+
+
+def test_an_async_child_is_cancelled_where_it_waits(opened):
+    @holdfast.durable
+    async def job(agent):
+        await agent.asleep(1000)
+
+    @holdfast.durable
+    async def work(agent):
+        child = await agent.aspawn(job, "bags")
+        await asyncio.sleep(0.05)
+        await child.acancel()
+        return child.running
+
+    async def go():
+        agent = opened()
+        assert await agent.arun(work) is False
+        return [run.condition for run in agent._store.agent("trip-7/bags").runs()]
+
+    assert asyncio.run(go()) == ["cancelled"]
+
+
+def test_a_plain_child_of_an_async_parent_does_not_block_the_loop(opened, world, book):
+    job = pack(book)
+
+    @holdfast.durable
+    async def work(agent):
+        child = await agent.aspawn(job, "bags", "bags")
+        with pytest.raises(errors.BadOption):
+            agent.spawn(work, "other")
+        return await child.ajoin()
+
+    async def go():
+        return await opened().arun(work)
+
+    assert asyncio.run(go()) == {"packed": "bags"}
+
+
+# -- waiting --------------------------------------------------------------------------------------------------
+
+
+def test_a_parent_that_does_not_block_waits_when_its_child_does(opened):
+    def job(agent):
+        agent.sleep(0.3)
+        return "rested"
+
+    def work(agent):
+        return agent.spawn(job, "bags").join()
+
+    agent = opened()
+    with pytest.raises(errors.Waiting):
+        agent.run(work, wait=False)
+    (info,) = agent.runs()
+    assert info.condition == "waiting"
+    assert info.until is not None
+    time.sleep(0.35)
+    assert opened().run(work, wait=False) == "rested"
+
+
+# -- rolled back with the parent --------------------------------------------------------------------------------
+
+
+def family(book):
+    job = pack(book)
+
+    @holdfast.durable(name="family")
+    def family(agent):
+        agent.checkpoint("start")
+        book("flight")
+        agent.spawn(job, "bags", "bags").join()
+        agent.checkpoint("packed")
+        book("hotel")
+
+    return family
+
+
+def test_children_go_back_with_their_parent_all_effects_newest_first(opened, world, book):
+    agent = opened()
+    agent.run(family(book))
+    plan = agent.plan_rollback("start")
+    assert [(one.agent, one.effect.args["what"]) for one in plan.undo] == [
+        ("trip-7", "hotel"),
+        ("trip-7/bags", "bags"),
+        ("trip-7", "flight"),
+    ]
+    assert [name for name, _ in plan.children] == ["trip-7/bags"]
+    plan.apply()
+    assert [call for call in world.calls if call[0] == "cancel"] == [
+        ("cancel", "hotel"),
+        ("cancel", "bags"),
+        ("cancel", "flight"),
+    ]
+    child = opened("trip-7/bags")
+    assert child.state == {}
+    assert child.runs() == []
+    opened().run(family(book))
+    assert world.stands == ["flight", "bags", "hotel"]
+    assert opened("trip-7/bags").state == {"what": "bags"}
+
+
+def test_a_child_that_ended_before_the_target_stays(opened, world, book):
+    agent = opened()
+    agent.run(family(book))
+    agent.rollback("packed")
+    assert world.stands == ["flight", "bags"]
+    assert opened("trip-7/bags").state == {"what": "bags"}
+
+
+def test_kept_effects_keep_the_child_as_well(opened, world, book):
+    agent = opened()
+    function = family(book)
+    agent.run(function)
+    agent.rollback("start", effects="keep")
+    assert opened("trip-7/bags").state == {"what": "bags"}
+    opened().run(function)
+    assert world.calls == [("book", "flight"), ("book", "bags"), ("book", "hotel")]
+
+
+def test_a_child_of_a_child_goes_back_too(opened, world, book):
+    job = pack(book)
+
+    def middle(agent):
+        agent.state["m"] = 1
+        agent.spawn(job, "small", "small").join()
+        book("middle")
+
+    def work(agent):
+        agent.checkpoint("start")
+        agent.spawn(middle, "m").join()
+
+    agent = opened()
+    agent.run(work)
+    agent.rollback("start")
+    assert world.stands == []
+    assert world.calls[-2:] == [("cancel", "middle"), ("cancel", "small")]
+    assert opened("trip-7/m").state == {}
+    assert opened("trip-7/m/small").state == {}
+
+
+def test_what_a_child_cannot_undo_stands_in_the_parents_way(opened, world, book):
+    @holdfast.tool
+    def mail():
+        world.calls.append("mail")
+
+    def job(agent):
+        mail()
+
+    def work(agent):
+        agent.checkpoint("start")
+        book("flight")
+        agent.spawn(job, "bags").join()
+
+    agent = opened()
+    agent.run(work)
+    with pytest.raises(errors.RollbackBlocked, match="trip-7/bags"):
+        agent.rollback("start")
+    assert world.stands == ["flight"]
+    agent.rollback("start", accept=["mail"])
+    assert world.stands == []
+
+
+def test_a_child_that_was_begun_before_the_target_goes_back_to_its_newest_checkpoint_before_it(opened, world, book):
+    first, second = threading.Event(), threading.Event()
+
+    def job(agent):
+        book("early")
+        agent.state["n"] = 1
+        agent.checkpoint("one")
+        first.set()
+        second.wait(10)
+        book("late")
+        agent.state["n"] = 2
+        return agent.state["n"]
+
+    def work(agent):
+        child = agent.spawn(job, "bags")
+        first.wait(10)
+        agent.checkpoint("middle")
+        second.set()
+        return child.join()
+
+    agent = opened()
+    assert agent.run(work) == 2
+    agent.rollback("middle")
+    assert world.stands == ["early"]
+    assert opened("trip-7/bags").state == {"n": 1}
+    assert opened().run(work) == 2
+    assert world.stands == ["early", "late"]
+
+
+def test_a_running_child_is_cancelled_by_a_rollback(opened, world, book):
+    began = threading.Event()
+
+    @holdfast.tool(effect="read")
+    def look():
+        time.sleep(0.01)
+
+    def job(agent):
+        book("bags")
+        began.set()
+        while True:
+            look()
+
+    agent = opened()
+    agent.checkpoint("start")
+    with agent:
+        agent.spawn(job, "bags")
+        began.wait(10)
+        agent.rollback("start")
+    assert world.stands == []
+    assert opened("trip-7/bags").state == {}
+
+
+def test_a_child_rolls_itself_back_and_a_parent_its_children(opened, world, book):
+    tries, failed = [], []
+
+    def job(agent):
+        agent.checkpoint("start")
+        book("bags")
+        tries.append(1)
+        if len(tries) == 1:
+            agent.rollback("start")
+        return len(tries)
+
+    def work(agent):
+        agent.checkpoint("before")
+        try:
+            found = agent.spawn(job, "bags").join()
+        except errors.ToolFailed as error:
+            failed.append(error.error_type)
+            agent.rollback("before")
+        return found
+
+    agent = opened()
+    with pytest.raises(errors.RunRolledBack):
+        agent.run(work)
+    assert failed == ["RunRolledBack"]
+    assert world.stands == []
+    assert agent.run(work) == 2
+    assert world.stands == ["bags"]
+    assert agent._store.verify().ok
+
+
+# -- mistakes ---------------------------------------------------------------------------------------------------
+
+
+def test_children_are_begun_where_the_agent_is_current_and_not_in_a_tool(opened, book):
+    agent = opened()
+    with pytest.raises(errors.NoAgent):
+        agent.spawn(pack(book), "bags", "bags")
+
+    @holdfast.tool(effect="read")
+    def look():
+        holdfast.current().spawn(pack(book), "bags", "bags")
+
+    with pytest.raises(errors.ToolFailed, match="a tool cannot spawn"):
+        agent.run(lambda agent: look())
+    with pytest.raises(errors.BadName):
+        agent.run(lambda agent: agent.spawn(pack(book), "a/b", "bags"))
+
+
+def test_branches_of_a_parent_have_children_of_their_own(opened, world, book):
+    job = pack(book)
+
+    def work(agent, what):
+        return agent.spawn(job, "bags", what).join()
+
+    agent = opened()
+    agent.checkpoint("start")
+    other = agent.branch("try-b")
+    agent.run(work, "here")
+    other.run(work, "there")
+    store = agent._store
+    assert store.agent("trip-7/bags").state == {"what": "here"}
+    assert store.agent("trip-7/bags", branch="try-b").state == {"what": "there"}

@@ -1,0 +1,830 @@
+"""Going back: what was done outside is undone, newest first, or stands in the way; interrupted, it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+
+import pytest
+
+import holdfast
+from holdfast import errors
+from holdfast.run import records as rec
+from holdfast.run.clock import Clock
+from holdfast.run.effects import Absent, Found, Unknown
+
+
+class Crash(BaseException):
+    """The process ends here, as far as the program can tell."""
+
+
+class Quick(Clock):
+    """A clock that only counts how long it would have slept."""
+
+    def __init__(self):
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+
+    async def asleep(self, seconds):
+        self.slept.append(seconds)
+
+
+class World:
+    """The outside: what was really done and undone, and what goes wrong."""
+
+    def __init__(self):
+        self.calls = []
+        self.keys = []
+        self.undoing_fails = 0
+        self.crash_in = None
+
+    def standing(self):
+        done = [what for kind, what in self.calls if kind == "book"]
+        for kind, what in self.calls:
+            if kind == "cancel":
+                done.remove(what)
+        return done
+
+
+@pytest.fixture
+def world():
+    return World()
+
+
+@pytest.fixture
+def book(world):
+    def cancel(effect):
+        world.keys.append(holdfast.effect().key)
+        if world.crash_in == effect.args["what"]:
+            world.crash_in = None
+            raise Crash
+        if world.undoing_fails:
+            world.undoing_fails -= 1
+            raise ConnectionError("no route")
+        assert effect.result == {"booking": effect.args["what"]}
+        world.calls.append(("cancel", effect.args["what"]))
+
+    @holdfast.tool(compensate=cancel)
+    def book(what):
+        world.calls.append(("book", what))
+        world.keys.append(holdfast.effect().key)
+        return {"booking": what}
+
+    return book
+
+
+@pytest.fixture
+def opened(store_path):
+    """``opened()`` is the agent in a new process, as far as a program can tell."""
+    stores = []
+
+    def again(name="trip-7", **options):
+        while stores:
+            stores.pop().close()
+        stores.append(holdfast.open(store_path))
+        agent = stores[-1].agent(name, **options)
+        agent._host.clock = Quick()
+        return agent
+
+    yield again
+    while stores:
+        stores.pop().close()
+
+
+def records(agent, kind):
+    return [record for _, record in agent._host.ledger.records() if isinstance(record, kind)]
+
+
+def trip(book, *more):
+    """A durable function: books one thing after another, with a checkpoint after each."""
+
+    @holdfast.durable(name="trip")
+    def trip(agent):
+        agent.checkpoint("start")
+        agent.state["done"] = []
+        for what in ("flight", "hotel", "car", *more):
+            agent.state["done"].append(book(what)["booking"])
+            agent.checkpoint(what)
+
+    return trip
+
+
+# -- undoing ------------------------------------------------------------------------------------------------
+
+
+def test_effects_are_undone_newest_first_and_the_state_goes_back(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    before = agent._host.ledger.count
+    plan = agent.plan_rollback("flight")
+    assert agent._host.ledger.count == before
+    assert [one.effect.args["what"] for one in plan.undo] == ["car", "hotel"]
+    assert not plan.blocked
+    assert [checkpoint.label for checkpoint in plan.abandons] == ["car", "hotel"]
+    assert plan.apply().label == "flight"
+    assert agent.state == {"done": ["flight"]}
+    assert world.standing() == ["flight"]
+    assert world.calls[-2:] == [("cancel", "car"), ("cancel", "hotel")]
+    undoing = [intent for intent in records(agent, rec.Intent) if intent.undoes]
+    numbers = dict(agent._host.ledger.records())
+    assert [numbers[intent.undoes].tool for intent in undoing] == ["book", "book"]
+    assert agent._store.verify().ok
+    again = opened()
+    assert again.state == {"done": ["flight"]}
+    assert len(again.plan_rollback("start").undone) == 2
+    assert [one.effect.args["what"] for one in again.plan_rollback("start").undo] == ["flight"]
+
+
+def test_a_run_that_began_before_the_target_goes_on_from_there_with_new_keys(opened, world, book):
+    agent = opened()
+    function = trip(book)
+    agent.run(function)
+    agent.rollback("flight")
+    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    opened().run(function)
+    assert world.standing() == ["flight", "hotel", "car"]
+    assert world.calls.count(("book", "flight")) == 1
+    assert len(set(world.keys)) == len(world.keys)
+    agent = opened()
+    assert [checkpoint.label for checkpoint in agent.log()] == ["car", "hotel", "flight", "start", "run trip"]
+
+
+def test_a_run_that_began_after_the_target_is_gone(opened, world, book):
+    agent = opened()
+    agent.state["x"] = 1
+    agent.checkpoint("before")
+    agent.run(trip(book), id="r")
+    agent.rollback("before")
+    assert agent.runs() == []
+    assert agent.state == {"x": 1}
+    assert world.standing() == []
+    agent.run(trip(book), id="r")
+    assert world.standing() == ["flight", "hotel", "car"]
+
+
+def test_a_plan_says_what_it_will_do_in_text_and_json(opened, book):
+    @holdfast.tool(effect="read")
+    def look():
+        return 1
+
+    agent = opened()
+    agent.checkpoint("before")
+    with_look = trip(lambda what: (look(), book(what))[1])
+    agent.run(with_look)
+    plan = agent.plan_rollback("before")
+    data = json.loads(json.dumps(plan.to_json()))
+    assert [one["tool"] for one in data["undo"]] == ["book"] * 3
+    assert data["harmless"] == 3
+    assert [effect.tool for effect in plan.harmless] == ["look"] * 3
+    assert "- undo: book" in str(plan)
+    assert "harmless calls: 3" in str(plan)
+    assert data["diff"]["changes"]
+    readonly = agent._store.agent("trip-7", readonly=True).plan_rollback("before")
+    assert len(readonly.undo) == 3
+
+
+def test_a_rollback_without_effects_writes_no_record(opened):
+    agent = opened()
+    agent.state["x"] = 1
+    agent.checkpoint("one")
+    agent.state["x"] = 2
+    agent.checkpoint("two")
+    assert agent.rollback("one").label == "one"
+    assert agent.state == {"x": 1}
+    assert agent._host.ledger.count == 0
+
+
+def test_unsaved_changes_are_saved_before_a_rollback(opened, book):
+    agent = opened()
+    agent.run(trip(book))
+    agent.state["unsaved"] = True
+    agent.rollback("start")
+    assert [checkpoint.state.get("unsaved") for checkpoint in agent.abandoned()] == [True]
+
+
+def test_an_async_compensation_is_awaited_in_plain_and_in_async_code(opened):
+    done = []
+
+    async def cancel(effect):
+        await asyncio.sleep(0)
+        done.append(effect.args["what"])
+
+    @holdfast.tool(compensate=cancel)
+    async def book(what):
+        return what
+
+    @holdfast.durable
+    async def work(agent):
+        await agent.acheckpoint("start")
+        await book(len(done))
+
+    async def both():
+        agent = opened()
+        await agent.arun(work)
+        await agent.arollback("start")
+        await agent.arun(work)
+        agent.rollback("start")
+        await agent.arun(work)
+
+    asyncio.run(both())
+    opened().rollback("start")
+    assert done == [0, 1, 2]
+
+
+def test_tools_in_a_compensation_are_recorded_and_not_repeated_when_it_is_called_again(opened, world):
+    sent, crash = [], [True]
+
+    @holdfast.tool
+    def mail(text):
+        sent.append(text)
+
+    def cancel(effect):
+        mail("sorry")
+        if crash.pop():
+            raise Crash
+        world.calls.append("cancelled")
+
+    @holdfast.tool(compensate=cancel)
+    def book():
+        return 1
+
+    def work(agent):
+        book()
+
+    agent = opened()
+    agent.checkpoint("start")
+    crash.append(True)
+    agent.run(work)
+    with pytest.raises(Crash):
+        agent.rollback("start")
+    crash[:] = [False]
+    with opened() as agent:
+        assert agent.state == {}
+    assert sent == ["sorry"]
+    assert world.calls == ["cancelled"]
+
+
+def test_a_compensation_cannot_change_the_state(opened):
+    def cancel(effect):
+        holdfast.current().state["x"] = 1
+
+    @holdfast.tool(compensate=cancel)
+    def book():
+        return 1
+
+    agent = opened()
+    agent.checkpoint("start")
+    with agent:
+        book()
+    agent = opened()
+    with pytest.raises(errors.RollbackBlocked, match="ReadOnly"):
+        agent.rollback("start")
+
+
+# -- in the way ---------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_undone_stops_it_before_anything_is_undone_unless_accepted_by_name(opened, world, book):
+    @holdfast.tool
+    def mail(to):
+        world.calls.append(("mail", to))
+
+    def work(agent):
+        agent.checkpoint("start")
+        book("flight")
+        mail("ann")
+        book("hotel")
+
+    agent = opened()
+    agent.run(work)
+    head = agent.head.id
+    with pytest.raises(errors.RollbackBlocked) as caught:
+        agent.rollback("start")
+    assert [effect.tool for effect in caught.value.blocked] == ["mail"]
+    assert "cannot undo it" in str(caught.value)
+    assert world.standing() == ["flight", "hotel"]
+    assert agent.head.id == head
+    with pytest.raises(errors.BadOption, match="mial"):
+        agent.rollback("start", accept=["mial"])
+    plan = agent.plan_rollback("start", accept=["mail"])
+    assert [one.effect.tool for one in plan.accepted] == ["mail"]
+    plan.apply()
+    assert world.standing() == []
+    assert agent.head.label == "start"
+
+
+def test_a_single_effect_is_accepted_by_its_id_even_where_it_could_be_undone(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    plan = agent.plan_rollback("start")
+    hotel = plan.undo[1].effect.id
+    agent.rollback("start", accept=[hotel])
+    assert world.standing() == ["hotel"]
+
+
+def test_a_tool_that_is_not_loaded_stands_in_the_way(opened, book):
+    agent = opened()
+    agent.checkpoint("start")
+
+    def once():
+        @holdfast.tool(name="gone", compensate=print)
+        def gone():
+            return 1
+
+        with agent:
+            gone()
+
+    once()
+    with pytest.raises(errors.RollbackBlocked, match="gone is not loaded"):
+        opened().rollback("start")
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [(Found("it"), "undone"), (Absent(), "nothing"), (Unknown("no idea"), "blocked"), (None, "blocked")],
+)
+def test_what_is_in_doubt_is_asked_about_first(opened, answer, result):
+    undone = []
+
+    @holdfast.tool(probe=(lambda effect: answer) if answer else None, compensate=undone.append)
+    def book():
+        raise Crash
+
+    agent = opened()
+    agent.checkpoint("start")
+    with pytest.raises(Crash):
+        agent.run(lambda agent: book())
+    agent = opened()
+    if result == "blocked":
+        with pytest.raises(errors.RollbackBlocked, match="in doubt"):
+            agent.rollback("start")
+        assert [effect.condition for effect in agent.effects()] == ["in doubt"]
+        agent.resolve(agent.effects()[0], "not-done", why="asked them")
+    assert agent.rollback("start").label == "start"
+    assert [effect.result for effect in undone] == (["it"] if result == "undone" else [])
+
+
+def test_a_repeatable_call_that_failed_may_have_happened(opened):
+    answers = {"x": Unknown("not yet")}
+    undone = []
+
+    @holdfast.tool(effect="idempotent", probe=lambda effect: answers["x"], compensate=lambda e: undone.append(e.result))
+    def put(x):
+        raise TimeoutError
+
+    def work(agent):
+        with pytest.raises(errors.ToolFailed):
+            put(1)
+
+    agent = opened()
+    agent.checkpoint("start")
+    agent.run(work)
+    with pytest.raises(errors.RollbackBlocked, match="not yet"):
+        agent.rollback("start")
+    answers["x"] = Found(5)
+    agent.rollback("start")
+    assert undone == [5]
+
+
+def test_the_state_of_a_target_that_counts_on_what_was_undone_is_not_gone_to_quietly(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    car = agent.head
+    agent.rollback("flight")
+    with pytest.raises(errors.RollbackBlocked, match="counts on it"):
+        agent.rollback(car)
+    assert agent.state == {"done": ["flight"]}
+    agent.rollback(car, accept=["book"])
+    assert agent.state == {"done": ["flight", "hotel", "car"]}
+    assert world.standing() == ["flight"]
+
+
+def test_a_branch_does_not_undo_what_another_made_and_a_plan_says_who_else_knows_an_effect(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    other = agent.branch("try-b")
+    plan = agent.plan_rollback("start")
+    assert [one.used_by for one in plan.undo] == [("branch try-b",)] * 3
+    assert "also known to branch try-b" in str(plan)
+    with pytest.raises(errors.RollbackBlocked, match="another branch made it"):
+        other.rollback("start")
+    with other:
+        book("boat")
+    other = agent._store.agent("trip-7", branch="try-b")
+    other.rollback(other.head)
+    assert world.standing() == ["flight", "hotel", "car"]
+    other.rollback("start", accept=["book"])
+    assert other.state == {}
+    assert world.standing() == ["flight", "hotel", "car"]
+
+
+def test_a_checkpoint_of_another_branch_whose_effects_are_not_known_here_is_refused(opened, world, book):
+    agent = opened()
+    agent.state["x"] = 1
+    agent.checkpoint("one")
+    other = agent.branch("try-b")
+    free = agent.checkpoint("free")
+    agent.run(trip(book))
+    with pytest.raises(errors.BadOption, match="another branch"):
+        other.rollback(agent.head)
+    assert other.rollback(free).label == "free"
+    other.run(trip(book, "boat"))
+    other.rollback(free)
+    assert world.standing() == ["flight", "hotel", "car"]
+
+
+# -- compensation that fails ----------------------------------------------------------------------------------
+
+
+def test_a_compensation_is_tried_again_with_growing_pauses(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    world.undoing_fails = 3
+    agent.rollback("start")
+    assert world.standing() == []
+    pauses = agent._host.clock.slept
+    assert len(pauses) == 3
+    assert pauses == sorted(pauses)
+    assert len(set(world.keys[3:7])) == 1  # four attempts, one key
+
+
+def test_when_it_fails_for_good_a_person_is_needed_and_nothing_is_skipped(opened, world, book):
+    function = trip(book)
+    agent = opened()
+    agent.run(function)
+    head = agent.head.id
+    world.undoing_fails = 5
+    with pytest.raises(errors.RollbackBlocked, match="no route") as caught:
+        agent.rollback("flight")
+    assert [effect.args["what"] for effect in caught.value.remaining] == ["car", "hotel"]
+    assert world.standing() == ["flight", "hotel", "car"]
+    assert agent.head.id == head
+    (info,) = [run for run in agent.runs() if run.kind == "rollback"]
+    assert info.condition == "needs attention"
+    world.undoing_fails = 5
+    again = opened()
+    with pytest.raises(errors.RollbackBlocked):  # nothing else begins
+        again.run(function)
+    assert again.head.id == head
+    again = opened()
+    again.run(function)
+    assert world.standing() == ["flight", "hotel", "car"]
+    assert [call for call in world.calls if call[0] == "cancel"] == [("cancel", "car"), ("cancel", "hotel")]
+
+
+def test_what_was_undone_before_the_failure_is_not_undone_again(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    cancel = book.tool.compensate
+
+    def fails_at_hotel(effect):
+        if effect.args["what"] == "hotel":
+            raise ConnectionError("never")
+        cancel(effect)
+
+    book.tool.compensate = fails_at_hotel
+    with pytest.raises(errors.RollbackBlocked) as caught:
+        agent.rollback("start")
+    assert [effect.args["what"] for effect in caught.value.remaining] == ["hotel", "flight"]
+    agent = opened()
+    plan = agent.plan_rollback("start")
+    assert [one.effect.args["what"] for one in plan.undone] == ["car"]
+    assert plan.undo[0].why == "undoing it has failed before"
+    agent.rollback("start", accept=["book"])  # that one is left standing, the others are undone
+    assert world.standing() == ["hotel"]
+    assert [call for call in world.calls if call[0] == "cancel"] == [("cancel", "car"), ("cancel", "flight")]
+    assert agent.head.label == "start"
+
+
+@pytest.mark.parametrize("where", ["car", "hotel", "flight"])
+def test_a_rollback_that_was_interrupted_is_finished_before_anything_else(opened, world, book, where):
+    function = trip(book)
+    agent = opened()
+    agent.run(function)
+    world.crash_in = where
+    with pytest.raises(Crash):
+        agent.rollback("start")
+    agent = opened()
+    assert agent.head.label == "car"
+    with agent:
+        assert agent.head.label == "start"
+        assert agent.state == {}
+    assert world.standing() == []
+    assert len([call for call in world.calls if call[0] == "cancel"]) == 3
+    agent = opened()
+    agent.run(function)
+    assert world.standing() == ["flight", "hotel", "car"]
+    assert agent._store.verify().ok
+
+
+def test_an_interrupted_rollback_can_be_made_to_go_further_back_but_not_to_what_came_after_it_began(
+    opened, world, book
+):
+    agent = opened()
+    agent.run(trip(book))
+    agent.state["unsaved"] = 1
+    world.crash_in = "hotel"
+    with pytest.raises(Crash):
+        agent.rollback("flight")
+    agent = opened()
+    agent.rollback("start")
+    assert world.standing() == []
+    assert agent.head.label == "start"
+    assert not [run for run in agent.runs() if run.kind == "rollback"]
+
+
+# -- keeping ------------------------------------------------------------------------------------------------
+
+
+def test_effects_that_are_kept_answer_the_run_that_comes_by_again(opened, world, book):
+    function = trip(book)
+    agent = opened()
+    agent.run(function)
+    agent.rollback("flight", effects="keep")
+    assert agent.state == {"done": ["flight"]}
+    assert world.standing() == ["flight", "hotel", "car"]
+    agent = opened()
+    agent.run(function)
+    assert agent.state == {"done": ["flight", "hotel", "car"]}
+    assert [call for call in world.calls if call[0] == "book"] == [
+        ("book", "flight"),
+        ("book", "hotel"),
+        ("book", "car"),
+    ]
+    opened().run(function)  # a new run does it all again
+    assert len(world.standing()) == 6
+
+
+@pytest.mark.parametrize("to", ["flight", "start"])
+def test_a_kept_effect_that_was_claimed_is_undone_once(opened, world, book, to):
+    function = trip(book)
+    agent = opened()
+    agent.run(function)
+    agent.rollback("flight", effects="keep")
+    agent.run(function)
+    agent.rollback(to)
+    assert world.standing() == ([] if to == "start" else ["flight"])
+
+
+def test_a_kept_effect_is_not_repeated_by_a_plain_loop_either(opened, world, book):
+    agent = opened()
+    agent.checkpoint("start")
+    with agent:
+        book("flight")
+        agent.checkpoint("booked")
+        agent.rollback("start", effects="keep")
+        with pytest.raises(errors.MaybeRepeated):
+            book("train")
+        assert book("flight") == {"booking": "flight"}
+    assert world.calls == [("book", "flight")]
+
+
+def test_a_run_with_other_arguments_does_not_repeat_a_kept_effect_either(opened, world, book):
+    def work(agent, what):
+        agent.checkpoint("start")
+        book(what)
+
+    agent = opened()
+    agent.run(work, "flight")
+    agent.rollback("start", effects="keep")
+    agent = opened()
+    with pytest.raises(errors.MaybeRepeated):
+        agent.run(work, "train", change=True)
+    assert world.standing() == ["flight"]
+
+
+def test_what_is_in_doubt_cannot_be_kept(opened):
+    @holdfast.tool
+    def pay():
+        raise Crash
+
+    agent = opened()
+    agent.checkpoint("start")
+    with pytest.raises(Crash):
+        agent.run(lambda agent: pay())
+    with pytest.raises(errors.RollbackBlocked, match="in doubt"):
+        opened().rollback("start", effects="keep")
+
+
+# -- inside a run -------------------------------------------------------------------------------------------
+
+
+def test_a_rollback_inside_a_run_ends_that_execution(opened, world, book):
+    tries = []
+
+    def work(agent):
+        agent.checkpoint("start")
+        book("flight")
+        tries.append(1)
+        if len(tries) == 1:
+            try:
+                agent.rollback("start")
+            except Exception:
+                tries.append("caught")
+            tries.append("went on")
+        return len(tries)
+
+    agent = opened()
+    with pytest.raises(errors.RunRolledBack) as caught:
+        agent.run(work)
+    assert tries == [1]
+    assert [effect.tool for effect in caught.value.undone] == ["book"]
+    assert world.standing() == []
+    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert agent.run(work) == 2
+    assert world.standing() == ["flight"]
+    assert agent._store.verify().ok
+
+
+def test_a_tool_cannot_roll_back(opened):
+    @holdfast.tool(effect="read")
+    def back():
+        holdfast.current().rollback("start")
+
+    def work(agent):
+        agent.checkpoint("start")
+        back()
+
+    with pytest.raises(errors.ToolFailed, match="a tool cannot roll"):
+        opened().run(work)
+
+
+# -- replanning ---------------------------------------------------------------------------------------------
+
+
+def test_the_hook_is_told_what_failed_and_what_was_undone_and_chooses_another_way(opened, world, book):
+    told = []
+
+    @holdfast.tool(effect="read")
+    def seats(train):
+        if train == "full":
+            raise LookupError("no seat")
+        return 1
+
+    @holdfast.durable
+    def by_train(agent, train):
+        agent.state["way"] = train
+        book("hotel")
+        return seats(train)
+
+    def replan(setback):
+        told.append((setback.function, type(setback.error).__name__, [effect.tool for effect in setback.undone]))
+        assert setback.agent.state == {}
+        setback.agent.state["tried"] = setback.attempt
+        return functools.partial(by_train, "empty") if setback.attempt < 3 else None
+
+    agent = opened()
+    assert agent.run(by_train, "full", replan=replan) == 1
+    assert told == [("by_train", "ToolFailed", ["book"])]
+    assert agent.state == {"tried": 1, "way": "empty"}
+    assert world.calls == [("book", "hotel"), ("cancel", "hotel"), ("book", "hotel")]
+    with pytest.raises(errors.ToolFailed, match="no seat"):
+        agent.run(by_train, "full", replan=lambda setback: None)
+    assert world.standing() == ["hotel"]
+
+
+@pytest.mark.parametrize("place", ["undoing", "choosing"])
+def test_the_hook_is_told_after_a_crash_too(opened, world, book, place):
+    crash = [place == "choosing"]
+    told = []
+
+    def work(agent, fails):
+        book("hotel")
+        if fails:
+            raise ValueError("no")
+        return "fine"
+
+    def replan(setback):
+        if crash[0]:
+            crash[0] = False
+            raise Crash
+        told.append((setback.run, str(setback.error), [effect.args["what"] for effect in setback.undone]))
+        return functools.partial(work, False)
+
+    world.crash_in = "hotel" if place == "undoing" else None
+    with pytest.raises(Crash):
+        opened().run(work, True, id="r", replan=replan)
+    assert opened().run(work, True, id="r", replan=replan) == "fine"
+    ((run, error, undone),) = told
+    assert run == "r"
+    assert "ValueError: no" in error
+    assert undone == ["hotel"]
+    assert world.standing() == ["hotel"]
+
+
+def test_an_async_run_is_replanned_by_an_async_hook(opened):
+    async def work(agent, fails):
+        if fails:
+            raise ValueError("no")
+        return "fine"
+
+    async def replan(setback):
+        await asyncio.sleep(0)
+        return functools.partial(work, False)
+
+    async def main():
+        return await opened().arun(work, True, replan=replan)
+
+    assert asyncio.run(main()) == "fine"
+
+
+# -- what else begins meanwhile -------------------------------------------------------------------------------
+
+
+def test_nothing_is_saved_on_top_of_a_rollback_that_has_not_ended(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    world.crash_in = "hotel"
+    with pytest.raises(Crash):
+        agent.rollback("flight")
+    for get in (lambda: agent, opened):
+        handle = get()
+        handle.state["more"] = 1
+        with pytest.raises(errors.RunUnfinished):
+            handle.checkpoint()
+        with pytest.raises(errors.RunUnfinished):
+            asyncio.run(handle.acheckpoint())
+        with pytest.raises(errors.RunUnfinished):
+            handle.undo()
+    handle.rollback("flight")
+    handle.state["more"] = 1
+    assert handle.checkpoint("after").label == "after"
+
+
+def test_a_rollback_that_got_stuck_can_leave_the_rest_standing(opened, world, book):
+    function = trip(book)
+    agent = opened()
+    agent.run(function)
+    world.crash_in = "hotel"
+    with pytest.raises(Crash):
+        agent.rollback("start")
+    agent = opened()
+    agent.rollback("start", effects="keep")
+    assert agent.state == {}
+    assert world.standing() == ["flight", "hotel"]
+    opened().run(function)
+    assert sorted(world.standing()) == ["car", "flight", "hotel"]
+    assert world.calls.count(("book", "car")) == 2
+    assert world.calls.count(("book", "hotel")) == 1
+
+
+def test_a_call_that_was_under_way_when_the_target_was_made_keeps_its_outcome(opened, world, book):
+    began = asyncio.Event()
+
+    @holdfast.tool(compensate=lambda effect: world.calls.append("undone"))
+    async def slow():
+        began.set()
+        await asyncio.sleep(0.05)
+        world.calls.append("slow")
+        return 1
+
+    @holdfast.durable
+    async def work(agent):
+        task = asyncio.create_task(slow())
+        await began.wait()
+        await agent.acheckpoint("middle")
+        return await task
+
+    async def main():
+        agent = opened()
+        await agent.arun(work)
+        await agent.arollback("middle")
+        return await agent.arun(work)
+
+    assert asyncio.run(main()) == 1
+    assert world.calls == ["slow"]
+
+
+def test_an_async_run_rolls_itself_back(opened):
+    undone = []
+
+    async def cancel(effect):
+        undone.append(effect.args)
+
+    @holdfast.tool(compensate=cancel)
+    async def book(what):
+        return what
+
+    tries = []
+
+    @holdfast.durable
+    async def work(agent):
+        await agent.acheckpoint("start")
+        await book(len(tries))
+        tries.append(1)
+        if len(tries) < 3:
+            await agent.arollback("start") if len(tries) == 1 else agent.rollback("start")
+        return len(tries)
+
+    async def main():
+        agent = opened()
+        for _ in range(2):
+            with pytest.raises(errors.RunRolledBack):
+                await agent.arun(work)
+        return await agent.arun(work)
+
+    assert asyncio.run(main()) == 3
+    assert undone == [{"what": 0}, {"what": 1}]

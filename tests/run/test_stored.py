@@ -1,0 +1,624 @@
+"""The ledger in a store: what an agent's branch inherits, keeps, proves and gives back."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.agent.journal import RECORD_MAX_BYTES
+from holdfast.agent.manifest import Manifest
+from holdfast.agent.store import Store, open_as
+from holdfast.codec.types import REGISTRY
+from holdfast.errors import BadOption, Damaged, DiskFull, Fenced, ForkedHandle
+from holdfast.run import records as rec
+from holdfast.run.arguments import fetch, stow
+from holdfast.run.stored import StoredLedger, StoredLine, entries
+from holdfast.store import commits, lines
+from holdfast.store.catalog import effect_chain, row_sum
+from tests.agent.damage import rows, spoil
+from tests.compat.make_store import act
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def open_store(path, **options) -> Store:
+    """A store without what the room of runs adds: nobody else writes records."""
+    return open_as(Store, path, **options)
+
+
+def ledger_of(agent) -> StoredLedger:
+    return StoredLedger(agent._store._catalog, agent._branch.b, agent._writer.journal)
+
+
+def intent(path: str) -> rec.Intent:
+    return rec.Intent(1, "", path, "book", "write", b"\xc0", b"f", "k")
+
+
+def done(path: str) -> rec.Done:
+    return rec.Done(2, "", path, "value", value=b"\xc3")
+
+
+def paths(ledger) -> list[str]:
+    return [record.path for _, record in ledger.records()]
+
+
+def save(agent, label, *records, **blocks):
+    writer = agent._writer
+    pending = writer.capture(agent._document, label, note=lambda _: entries(*records), **blocks)
+    return writer.finish(agent._document, pending)
+
+
+def effects_of(checkpoint) -> tuple[int, bytes]:
+    return Manifest.decode(checkpoint._row.manifest).effects
+
+
+@pytest.fixture
+def store(store_path):
+    with open_store(store_path) as opened:
+        yield opened
+
+
+@pytest.fixture
+def agent(store):
+    agent = store.agent("a")
+    agent.state["n"] = 0
+    agent.checkpoint("first")
+    return agent
+
+
+@pytest.fixture
+def ledger(agent):
+    return ledger_of(agent)
+
+
+def test_records_come_back_as_they_were(agent, ledger, store_path):
+    written = [
+        rec.Begin(1, "r", "f", b"\xc0", b"fp", b"s" * 32, code="c"), intent("0"), done("0"), done("1"),
+        rec.Doubt(3, "r", "0", 2, "why"), rec.Saved(4, "r", "2", b"i" * 32, b"d" * 32, ["plan"]),
+        rec.End(5, "r", "finished", b"\xc0"), rec.Note(6, "", "mode", "x", b"\xc2"),
+    ]  # fmt: skip
+    for number, record in enumerate(written, 1):
+        assert ledger.append(record, flush=number % 2 == 0) == number
+    assert [record for _, record in ledger.records()] == written
+    assert [number for number, _ in ledger.records(after=5)] == [6, 7, 8]
+    seen = StoredLine(agent._store._catalog, agent._branch.b)
+    assert [type(record).__name__ for _, record in seen.marked()] == ["Begin", "Doubt", "End", "Note"]
+    assert (seen.count, seen.chain) == (ledger.count, ledger.chain) == (8, ledger.chain)
+    agent._store.close()
+    with open_store(store_path) as again:
+        reopened = ledger_of(again.agent("a"))
+        assert [record for _, record in reopened.records()] == written
+        assert reopened.append(done("9")) == 9
+        assert again.verify().ok
+        assert again.verify().checked["effects"] == 9
+
+
+def test_long_values_are_nodes_and_are_read_before_and_after_the_flush(ledger, monkeypatch):
+    monkeypatch.setattr(commits, "BATCH_DELAY_S", 60)
+    for value in ({"rows": [{"n": number, "text": "x" * 50} for number in range(2_000)]}, "y" * 300_000):
+        stowed = stow(value, REGISTRY)
+        assert isinstance(stowed.value, list)
+        ledger.append(rec.Done(1, "", "0", "value", value=stowed.value), nodes=stowed.nodes, chunks=stowed.chunks)
+        assert fetch(stowed.value, ledger, REGISTRY) == value
+    missing = [b"m" * 32]
+    with pytest.raises(Damaged, match="missing"):
+        fetch(missing, ledger, REGISTRY)
+
+
+def test_a_record_that_is_too_long_is_refused(ledger):
+    with pytest.raises(BadOption):
+        ledger.append(rec.Done(1, "", "0", "value", value=bytes(RECORD_MAX_BYTES)))
+    assert ledger.append(done("0"), flush=True) == 1
+
+
+# -- checkpoints ------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_holds_the_position_and_takes_what_waits_along(agent, ledger, monkeypatch):
+    monkeypatch.setattr(commits, "BATCH_DELAY_S", 60)
+    assert effects_of(agent.head) == (0, b"")
+    ledger.append(intent("0"), flush=True)
+    ledger.append(done("0"))
+    agent.state["n"] = 1
+    assert effects_of(agent.checkpoint("second")) == (2, ledger.chain)
+    assert not agent._store._catalog.pending
+    assert agent._store.verify().ok
+
+
+def test_records_ride_with_a_checkpoint_that_they_name(agent, ledger):
+    writer = agent._writer
+    pending = writer.capture(
+        agent._document, "run", note=lambda made: entries(rec.Begin(1, "r", "f", None, b"", made._id))
+    )
+    made = writer.finish(agent._document, pending)
+    ((number, begin),) = ledger.records()
+    assert (number, begin.start.hex()) == (1, made.id)
+    assert effects_of(made) == (0, b"")
+    stowed = stow(list(range(10_000)), REGISTRY)
+    save(agent, "end", rec.End(1, "r", "finished", stowed.value), nodes=stowed.nodes, chunks=stowed.chunks)
+    end = [record for _, record in ledger.records()][-1]
+    assert fetch(end.value, ledger, REGISTRY) == list(range(10_000))
+    assert agent._store.verify().ok
+
+
+def test_a_checkpoint_that_fails_gives_its_records_back(agent, ledger, monkeypatch):
+    ledger.append(done("0"), flush=True)
+    agent.state["n"] = 5
+    real = agent._store._catalog._writer.apply
+
+    def full(*_):
+        raise DiskFull("no room")
+
+    monkeypatch.setattr(agent._store._catalog._writer, "apply", full)
+    for waiting in (False, True):
+        if waiting:
+            ledger.append(done("1"))
+        with pytest.raises(DiskFull):
+            save(agent, "fails", done("of the checkpoint"))
+    assert ledger.count == 2
+    monkeypatch.setattr(agent._store._catalog._writer, "apply", real)
+    assert ledger.append(done("2"), flush=True) == 3
+    made = save(agent, "works", done("of the checkpoint"))
+    assert effects_of(made)[0] == 3
+    assert paths(ledger) == ["0", "1", "2", "of the checkpoint"]
+    assert agent.state["n"] == 5
+    agent._store.flush()
+    assert agent._store.verify().ok
+
+
+def test_an_intent_that_cannot_be_written_never_was(agent, ledger, monkeypatch):
+    writer = agent._store._catalog._writer
+    real = writer.append
+    failing = threading.Event()
+
+    def append(*arguments):
+        if failing.is_set():
+            raise DiskFull("no room")
+        return real(*arguments)
+
+    monkeypatch.setattr(writer, "append", append)
+    monkeypatch.setattr(commits, "BATCH_DELAY_S", 60)
+    ledger.append(done("read"))
+    failing.set()
+    for _ in range(2):
+        with pytest.raises(DiskFull):
+            ledger.append(intent("0"), flush=True)
+        assert ledger.count == 1
+        assert agent._writer.journal.position[0] == 1
+    failing.clear()
+    assert ledger.append(intent("1"), flush=True) == 2
+    assert paths(ledger) == ["read", "1"]
+    assert agent._store.verify().ok
+
+
+def test_threads_share_a_ledger_and_checkpoints_are_taken_meanwhile(agent, ledger):
+    def work(name):
+        for number in range(20):
+            ledger.append(intent(f"{name}/{number}"), flush=True)
+            ledger.append(done(f"{name}/{number}"))
+
+    threads = [threading.Thread(target=work, args=(str(name),)) for name in range(5)]
+    for thread in threads:
+        thread.start()
+    for number in range(10):
+        agent.state["n"] = number
+        save(agent, f"step {number}", done(f"saved {number}")) if number % 2 else agent.checkpoint(f"step {number}")
+    for thread in threads:
+        thread.join()
+    ledger.flush()
+    found = paths(ledger)
+    assert len(found) == ledger.count == 205
+    for name in range(5):
+        mine = [path for path in found if path.startswith(f"{name}/")]
+        assert mine == [f"{name}/{number}" for number in range(20) for _ in range(2)]
+    report = agent._store.verify()
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("durability", ["commit", "batched"])
+def test_a_disk_that_is_full_now_and_then_loses_nothing_that_was_accepted(store_path, durability, monkeypatch):
+    chance = random.Random(7)
+    store = open_store(store_path, durability=durability)
+    agent = store.agent("a")
+    ledger = ledger_of(agent)
+    writer = store._catalog._writer
+    failing = threading.Event()
+
+    def now_and_then(real):
+        def call(*arguments):
+            if failing.is_set() and chance.random() < 0.3:
+                raise DiskFull("no room")
+            return real(*arguments)
+
+        return call
+
+    for name in ("append", "apply"):
+        monkeypatch.setattr(writer, name, now_and_then(getattr(writer, name)))
+    accepted, refused = [], []
+
+    def attempt(path, change):
+        try:
+            change()
+            accepted.append(path)
+        except DiskFull:
+            refused.append(path)
+
+    def work(name):
+        for number in range(40):
+            path = f"{name}/{number}"
+            attempt(path, lambda path=path, number=number: ledger.append(done(path), flush=number % 2 == 0))
+
+    failing.set()
+    threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+    for thread in threads:
+        thread.start()
+    for number in range(20):
+        agent.state["n"] = number
+        attempt(f"s/{number}", lambda path=f"s/{number}": save(agent, path, done(path)))
+    for thread in threads:
+        thread.join()
+    failing.clear()
+    ledger.flush()
+    agent.checkpoint("end")
+    found = paths(ledger)
+    assert len(found) == ledger.count
+    assert set(accepted) <= set(found)
+    assert set(found) - set(accepted) <= set(refused)  # one that others stood on by then
+    for name in "abcds":
+        assert [path for path in found if path in accepted and path[0] == name] == [
+            path for path in accepted if path[0] == name
+        ]
+    report = store.verify()
+    assert report.ok, str(report)
+    store.close()
+
+
+# -- branches -------------------------------------------------------------------------------------------------
+
+
+def test_branch_clone_and_their_branches_inherit(store, agent, ledger):
+    ledger.append(intent("0"), done("0"), flush=True)
+    agent.state["n"] = 1
+    agent.checkpoint("second")
+    ledger.append(done("after the checkpoint"), flush=True)
+    side = agent.branch("side", at="second")
+    theirs = ledger_of(side)
+    assert paths(theirs) == ["0", "0"]
+    assert theirs.append(done("of the side"), flush=True) == 3
+    side.state["n"] = 2
+    side.checkpoint("third")
+    side.close()
+    agent.close()
+    store.clone("a", "b")
+    with store.agent("b", branch="side") as clone:
+        copy = ledger_of(clone)
+        assert paths(copy) == ["0", "0", "of the side"]
+        copy.append(done("of the clone"), flush=True)
+        clone.state["n"] = 3
+        clone.checkpoint("fourth")
+        deep = ledger_of(clone.branch("deep"))
+        assert paths(deep) == ["0", "0", "of the side", "of the clone"]
+    assert paths(ledger_of(store.agent("a"))) == ["0", "0", "after the checkpoint"]
+    report = store.verify()
+    assert report.ok, str(report)
+
+
+def test_removing_an_agent_removes_its_line_but_what_a_clone_needs(store, agent, ledger):
+    value = stow([f"{number}: of the first" for number in range(2_000)], REGISTRY)
+    other = stow([f"{number}: of the second" for number in range(2_000)], REGISTRY)
+    ledger.append(rec.Done(1, "", "0", "value", value=value.value), nodes=value.nodes, flush=True)
+    agent.state["n"] = 1
+    agent.checkpoint("second")
+    ledger.append(rec.Done(1, "", "1", "value", value=other.value), nodes=other.nodes, flush=True)
+    agent.close()
+    store.clone("a", "b")
+    store.remove("a")
+    catalog = store._catalog
+    assert [row.i for row in catalog.all_effects()] == [1]
+    assert not catalog.nodes(other.nodes)
+    assert store.verify().ok
+    with store.agent("b") as clone:
+        copy = ledger_of(clone)
+        assert paths(copy) == ["0"]
+        assert fetch(value.value, copy, REGISTRY)[7] == "7: of the first"
+        assert copy.append(done("1"), flush=True) == 2
+    assert store.verify().ok
+    store.remove("b")
+    assert list(catalog.all_effects()) == []
+    assert catalog.lines() == []
+    assert not catalog.nodes([*value.nodes, *other.nodes])
+    report = store.verify()
+    assert report.ok, str(report)
+    third = store.agent("c")
+    assert ledger_of(third).append(done("0"), flush=True) == 1
+    assert catalog.newest()[2] == 4  # numbers are never given twice
+    assert store.verify().ok
+
+
+def test_forgetting_checkpoints_keeps_the_line(store, agent, ledger):
+    value = stow([f"{number}: text" for number in range(2_000)], REGISTRY)
+    agent.state["big"] = [f"{number}: text" for number in range(2_000)]
+    agent.checkpoint("big")
+    ledger.append(rec.Done(1, "", "0", "value", value=value.value), nodes=value.nodes, flush=True)
+    del agent.state["big"]
+    agent.checkpoint("small")
+    number, row = agent.at("big")._row.n, agent._row
+    agent.close()
+    store._forget(row, {number})
+    again = ledger_of(store.agent("a"))
+    assert paths(again) == ["0"]
+    assert fetch(value.value, again, REGISTRY)[3] == "3: text"
+    assert store.verify().ok
+
+
+def test_who_was_passed_over_is_fenced_and_known_to_live(store, agent, ledger, store_path):
+    from holdfast.store.embedded import open_embedded
+
+    ledger.append(intent("0"), flush=True)
+    other = open_embedded(store_path)
+    lease = other.lease(agent._branch.b, takeover=True)
+    generation = agent._writer.generation
+    assert other.holder_alive(agent._branch.b, generation)
+    with pytest.raises(Fenced):
+        ledger.append(intent("1"), flush=True)
+    with pytest.raises(Fenced):
+        ledger.append(intent("2"), flush=True)
+    lease.release()
+    agent.close()
+    assert not other.holder_alive(agent._branch.b, generation)
+    other.close()
+    assert paths(ledger_of(store.agent("a"))) == ["0"]
+
+
+def test_a_fork_is_refused_without_waiting(agent, ledger):
+    import os
+
+    held = agent._writer.journal._lock
+    held.acquire()
+    child = os.fork()
+    if child == 0:
+        try:
+            ledger.append(done("child"))
+        except ForkedHandle:
+            os._exit(7)
+        os._exit(1)
+    held.release()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+# -- kill -------------------------------------------------------------------------------------------------------
+
+CHILD = """
+import sys
+from tests.run.test_stored import done, intent, ledger_of, open_store
+agent = open_store(sys.argv[1]).agent("a")
+ledger = ledger_of(agent)
+print("ready", ledger.count, flush=True)
+while True:
+    number = ledger.append(intent(str(ledger.count)), flush=True)
+    print(number, flush=True)
+    ledger.append(done(str(number)))
+    if number % 5 == 0:
+        agent.state["n"] = number
+        print("saved", agent.checkpoint(str(number)).label, flush=True)
+"""
+
+
+def test_a_killed_writer_loses_nothing_that_it_was_told_is_safe(store_path):
+    with open_store(store_path) as store:
+        agent = store.agent("a")
+        agent.state["n"] = 0
+        agent.checkpoint("first")
+    before = 0
+    for delay_s in (0.02, 0.1, 0.25):
+        child = subprocess.Popen(
+            [sys.executable, "-c", CHILD, str(store_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        )
+        assert child.stdout.readline().split() == ["ready", str(before)]
+        time.sleep(delay_s)
+        child.send_signal(signal.SIGKILL)
+        said = child.communicate(timeout=60)[0].split()
+        numbers = [int(text) for text in said if text.isdigit()]
+        with open_store(store_path) as store:
+            report = store.verify()
+            assert report.ok, str(report)
+            agent = store.agent("a")
+            ledger = ledger_of(agent)
+            found = [record for _, record in ledger.records()]
+            assert len(found) == ledger.count >= max(numbers, default=0)
+            assert agent.state["n"] >= max(
+                [int(said[at + 1]) for at, text in enumerate(said) if text == "saved"] or [0]
+            )
+            assert effects_of(agent.head)[0] <= ledger.count
+            before = ledger.count
+
+
+# -- damage -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def damaged(store_path):
+    """Five records, checkpoints before and after the third, a branch that inherits three."""
+    with open_store(store_path) as store:
+        agent = store.agent("a")
+        agent.state["n"] = 0
+        agent.checkpoint("first")
+        ledger = ledger_of(agent)
+        value = stow(list(range(20_000)), REGISTRY)
+        ledger.append(intent("1"), done("2"), flush=True)
+        ledger.append(rec.Done(1, "", "3", "value", value=value.value), nodes=value.nodes, flush=True)
+        agent.state["n"] = 1
+        agent.checkpoint("second")
+        side = agent.branch("side")
+        side.close()
+        ledger.append(done("4"), done("5"), flush=True)
+    return store_path
+
+
+def resum(path, r) -> None:
+    """Make the sum of a record fit again, as somebody would who knows the format."""
+    ((*columns, _),) = rows(path, "SELECT * FROM effect WHERE r = ?", r)
+    spoil(path, "UPDATE effect SET sum = ? WHERE r = ?", row_sum("effect", *columns), r)
+
+
+def problems(path) -> str:
+    with open_store(path, readonly=True) as store:
+        report = store.verify()
+        assert not report.ok
+        return str(report)
+
+
+def test_verify_notices_a_deleted_record(damaged):
+    spoil(damaged, "DELETE FROM effect WHERE r = 2")
+    found = problems(damaged)
+    assert "table effect: 1 of 5 rows are missing" in found
+    assert "line 1: record 2 is missing or damaged" in found
+
+
+def test_verify_notices_the_last_record_deleted_with_its_traces(damaged):
+    ((_, chain),) = rows(damaged, "SELECT count, chain FROM line WHERE b = 1")
+    bodies = [body for (body,) in rows(damaged, "SELECT body FROM effect ORDER BY r LIMIT 4")]
+    end = b""
+    for body in bodies:
+        end = effect_chain(end, body)
+    assert effect_chain(end, rows(damaged, "SELECT body FROM effect WHERE r = 5")[0][0]) == chain
+    spoil(damaged, "DELETE FROM effect WHERE r = 5")
+    spoil(damaged, "UPDATE line SET count = 4, chain = ?, sum = ? WHERE b = 1", end, row_sum("line", 1, 0, 0, 4, end))
+    with pytest.raises(Damaged, match="lost acknowledged commits"):
+        open_store(damaged)
+    (damaged / "witness").unlink()
+    assert "sqlite_sequence" in problems(damaged)
+
+
+def test_verify_notices_an_altered_record(damaged):
+    spoil(damaged, "UPDATE effect SET body = ? WHERE r = 2", done("other").encode())
+    assert "effect 2: its content does not match its sum" in problems(damaged)
+    resum(damaged, 2)
+    found = problems(damaged)
+    assert "line 1: its records do not lead to the chain digest at its end" in found
+    assert "1 checkpoint(s) speak of records" in found
+
+
+def test_verify_notices_swapped_records(damaged):
+    bodies = dict(rows(damaged, "SELECT r, body FROM effect"))
+    for r, other in ((4, 5), (5, 4)):
+        spoil(damaged, "UPDATE effect SET body = ? WHERE r = ?", bodies[other], r)
+        resum(damaged, r)
+    assert "do not lead to the chain digest" in problems(damaged)
+
+
+def test_verify_notices_a_line_that_is_gone_or_begins_elsewhere(damaged):
+    kept = rows(damaged, "SELECT * FROM line WHERE b = 2")[0]
+    spoil(damaged, "DELETE FROM line WHERE b = 2")
+    assert "its line does not begin where its history says" in problems(damaged)
+    spoil(damaged, "INSERT INTO line VALUES (2, 1, 2, 2, ?, ?)", kept[4], row_sum("line", 2, 1, 2, 2, kept[4]))
+    found = problems(damaged)
+    assert "its line does not begin where its history says" in found
+    assert "line 2: its records do not lead" in found
+    spoil(damaged, "DELETE FROM line WHERE b = 1")
+    assert "5 record(s) that were written on it are not part of it" in problems(damaged)
+
+
+def test_verify_notices_a_missing_node_of_a_value(damaged):
+    ((refs,),) = rows(damaged, "SELECT refs FROM effect WHERE r = 3")
+    spoil(damaged, "DELETE FROM node WHERE digest = ?", refs)
+    assert "effect 3: a node of a value is missing or damaged" in problems(damaged)
+
+
+def test_verify_notices_every_row_that_is_gone(store_path, tmp_path):
+    """Of lines and records of every kind, inherited ones too, and of what an agent that is gone left to its clone."""
+    with open_as(holdfast.Store, store_path) as store:
+        act(store)
+        assert store.verify().ok
+    for table, key in (("line", "b"), ("effect", "r")):
+        for (row,) in rows(store_path, f"SELECT {key} FROM {table}"):
+            copy = tmp_path / f"{table}-{row}"
+            shutil.copytree(store_path, copy)
+            assert spoil(copy, f"DELETE FROM {table} WHERE {key} = ?", row) == 1
+            with suppress(Damaged), open_store(copy, readonly=True) as store:
+                assert not store.verify().ok, f"{table} {row}"
+
+
+def test_a_ledger_that_is_not_proven_is_damaged(damaged):
+    spoil(damaged, "UPDATE effect SET body = ? WHERE r = 4", done("other").encode())
+    resum(damaged, 4)
+    with open_store(damaged) as store, pytest.raises(Damaged, match="not those that were written"):
+        list(ledger_of(store.agent("a")).records())
+
+
+# -- recovering -------------------------------------------------------------------------------------------------
+
+
+def test_recovery_inherits_the_whole_line(damaged):
+    """Also what happened after the checkpoint that is gone back to: outside, it happened."""
+    spoil(damaged, "UPDATE checkpoint SET operations = x'90' WHERE n = 2")
+    with open_store(damaged) as store:
+        agent = store.agent("a", recover=True)
+        assert agent.branch_name == "recovered-1"
+        assert agent.state["n"] == 0
+        ledger = ledger_of(agent)
+        assert paths(ledger) == ["1", "2", "3", "4", "5"]
+        assert ledger.append(done("6"), flush=True) == 6
+        agent.close()
+        assert paths(ledger_of(store.agent("a", recover=True))) == ["1", "2", "3", "4", "5", "6"]
+
+
+def test_recovery_takes_the_records_that_are_proven(damaged):
+    spoil(damaged, "UPDATE effect SET body = x'80' WHERE r = 5")
+    with open_store(damaged) as store:
+        agent = store.agent("a", recover=True)
+        assert agent.branch_name == "recovered-1"
+        assert agent.state["n"] == 1
+        assert "after record 3" in agent.recovery
+        assert paths(ledger_of(agent)) == ["1", "2", "3"]  # the second checkpoint speaks for these
+        report = store.verify()
+        assert all("recovered" not in str(problem) for problem in report.problems)
+
+
+@pytest.mark.parametrize("damage", ["UPDATE line SET count = 77 WHERE b = 1", "DELETE FROM line WHERE b = 1"])
+def test_recovery_copies_records_whose_line_is_lost(damaged, damage):
+    spoil(damaged, damage)
+    with open_store(damaged) as store:
+        if "UPDATE" in damage:
+            with pytest.raises(Damaged) as caught:
+                store.agent("a")
+            assert "recover=True" in caught.value.hint
+        agent = store.agent("a", recover=True)
+        assert agent.branch_name == "recovered-1"
+        assert agent.state["n"] == 1
+        ledger = ledger_of(agent)
+        assert paths(ledger) == ["1", "2", "3", "4", "5"]
+        ledger.append(done("6"), flush=True)
+        agent.close()
+        side = store.agent("a", branch="side", recover=True)
+        assert paths(ledger_of(side)) == ["1", "2", "3"]
+        again = store.agent("a", recover=True)
+        assert again.branch_name == "recovered-1"
+
+
+def test_recovery_of_a_line_without_a_checkpoint(store_path):
+    with open_store(store_path) as store:
+        ledger_of(store.agent("a")).append(done("0"), done("1"), flush=True)
+    spoil(store_path, "DELETE FROM effect WHERE i = 2")
+    with open_store(store_path, recover=True) as store:
+        agent = store.agent("a", recover=True)
+        assert agent.branch_name == "recovered-1"
+        assert paths(ledger_of(agent)) == []
+        assert "record 0" in agent.recovery
+
+
+def test_reading_a_long_line_in_pieces_proves_it(ledger, monkeypatch):
+    monkeypatch.setattr(lines, "RECORDS_AT_ONCE", 7)
+    for number in range(50):
+        ledger.append(done(str(number)))
+    assert paths(ledger) == [str(number) for number in range(50)]
