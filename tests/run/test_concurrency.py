@@ -20,14 +20,14 @@ made = []
 EVENTS = {}
 
 
-@tool(effect="read")
+@tool(name="concurrent.search", effect="read")  # a module's tools are known to all tests of the process
 async def search(branch, number):
     made.append((branch, number))
     await asyncio.sleep(random.random() * 0.003)
     return branch * 1000 + number
 
 
-@tool(effect="idempotent")
+@tool(name="concurrent.book", effect="idempotent")
 async def book(branch, number):
     made.append((branch, number))
     await asyncio.sleep(random.random() * 0.003)

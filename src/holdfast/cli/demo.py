@@ -20,7 +20,6 @@ from rich.text import Text
 
 import holdfast
 from holdfast.cli import demo_agent
-from holdfast.cli.demo_outside import book_once
 from holdfast.cli.demo_stage import PATIENCE_S, Stage
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given
@@ -60,7 +59,7 @@ class _Demo:
         self._look()
         self._go_back()
         self._branch_off()
-        book_once(self.stage)
+        self._act_outside()
         self._prove()
 
     # -- the acts -----------------------------------------------------------------------------------------
@@ -138,6 +137,12 @@ class _Demo:
         self.stage.say("… the agent works on that branch for a moment …")
         self.stage.command("log", demo_agent.NAME, "--all")
         self.stage.pause(1.3)
+
+    def _act_outside(self) -> None:
+        # Loaded only here: it declares tools, and in a process that runs a program there must be no tools but its own.
+        from holdfast.cli.demo_outside import book_once
+
+        book_once(self.stage)
 
     def _prove(self) -> None:
         self.stage.title("7. Every byte can be proven")

@@ -1,0 +1,354 @@
+"""Reading a dump: threads, tasks, frames, objects, search. What the debugger, the summary and the page work with.
+
+Must not know how a dump was taken, nor text for people. Holds always: loading is inert and bounded (dumpfile.py,
+inert.py); a file that was cut opens and says what is missing; objects are read when they are asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast.crash import kinds
+from holdfast.crash.dumpfile import Chunk, Reader
+from holdfast.crash.inert import Gone, Inert, Ref, Value, node
+from holdfast.crash.limits import MAX_CHAIN
+from holdfast.crash.paths import split_name, steps
+from holdfast.crash.records import (
+    Failure,
+    Frame,
+    Hit,
+    PartState,
+    Source,
+    Task,
+    Thread,
+    as_float,
+    as_int,
+    as_text,
+    failure_of,
+    task_of,
+    thread_of,
+    within,
+)
+from holdfast.errors import CorruptValue, NotInDump
+
+_PIECES_KEPT = 16  # decoded chunks of objects, each up to about 100 MiB of hostile or 5 MiB of honest data
+
+
+class Dump:
+    """A dump that was opened. Use it as a context manager, or close it."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._reader = Reader(self.path)
+        self._pieces: OrderedDict[int, tuple[Any, Any, Any]] = OrderedDict()
+        self._problems: dict[str, str] = {}
+        self.head: dict[str, Any] = self._first(kinds.HEAD)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._reader.close()
+
+    # The whole.
+
+    @property
+    def why(self) -> str:
+        return as_text(self.head.get("why"))
+
+    @property
+    def trigger(self) -> str:
+        return as_text(self.head.get("trigger"))
+
+    @property
+    def at(self) -> float:
+        """When it was taken, in seconds since 1970."""
+        return as_float(self.head.get("at"))
+
+    @cached_property
+    def index(self) -> dict[str, Any]:
+        """The newest index; empty when the file was cut before it."""
+        found: dict[str, Any] = {}
+        for chunk in self._reader.of(kinds.INDEX):
+            payload = self._payload(chunk)
+            if isinstance(payload, dict):
+                found = payload
+        return found
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that was written is there and whole."""
+        return not any(part.state == kinds.DAMAGED for part in self.parts) and bool(self.index)
+
+    @cached_property
+    def parts(self) -> list[PartState]:
+        """Every part that was planned or is there, in the order of writing."""
+        chunks: dict[str, list[Chunk]] = {}
+        for chunk in self._reader.chunks:
+            chunks.setdefault(chunk.kind, []).append(chunk)
+            try:
+                self._reader.body(chunk)
+            except CorruptValue as error:
+                self._problems.setdefault(chunk.kind, error.message)
+        told = self.index.get("parts")
+        told = told if isinstance(told, dict) else {}
+        expected = self._expected_counts()
+        plan = self.head.get("plan")
+        planned = [kind for kind in plan if isinstance(kind, str)] if isinstance(plan, list) else []
+        found = []
+        for kind in [*kinds.PARTS, *(set(chunks) - set(kinds.PARTS))]:
+            if (
+                kind not in planned
+                and kind not in chunks
+                and kind not in told
+                and kind not in (kinds.HEAD, kinds.INDEX)
+            ):
+                continue
+            note = told.get(kind)
+            state, reason = (
+                (as_text(note[0]), as_text(note[1])) if isinstance(note, list) and len(note) == 2 else ("", "")
+            )
+            if kind in self._problems:
+                state, reason = kinds.DAMAGED, self._problems[kind]
+            elif len(chunks.get(kind, ())) < expected.get(kind, 0):
+                state, reason = kinds.DAMAGED, f"{expected[kind] - len(chunks.get(kind, ()))} chunks are lost"
+            elif not state and not self.index and kind != kinds.INDEX:
+                state = kinds.PARTIAL if kind in chunks else kinds.ABSENT
+                reason = "the file ends early" + (": there may have been more" if kind in chunks else "")
+            elif not state:
+                state = kinds.WHOLE if kind in chunks else kinds.ABSENT
+                reason = reason or ("" if kind in chunks else "the file ends early")
+            found.append(PartState(kind, kinds.PARTS.get(kind, kind), state, reason))
+        return found
+
+    @property
+    def missing(self) -> list[str]:
+        """In words, everything that is not there."""
+        lines = [f"{part.name}: {part.reason or part.state}" for part in self.parts if part.state != kinds.WHOLE]
+        return lines + self._reader.gaps
+
+    # Parts.
+
+    @cached_property
+    def exceptions(self) -> list[Failure]:
+        """The exception that was dumped and those that it names; the first is the one that was raised last."""
+        chain = self._first(kinds.EXCEPTION).get("chain")
+        every = (
+            [failure_of(item) for item in chain[:MAX_CHAIN] if isinstance(item, dict)]
+            if isinstance(chain, list)
+            else []
+        )
+        return [within(failure, len(every)) for failure in every]
+
+    @cached_property
+    def threads(self) -> list[Thread]:
+        """The failing thread first."""
+        found = [thread_of(payload) for payload in self._all(kinds.STACK) if isinstance(payload, dict)]
+        return sorted(found, key=lambda thread: (not thread.failing, not thread.current, not thread.main))
+
+    @cached_property
+    def tasks(self) -> list[Task]:
+        found: list[Task] = []
+        for payload in self._all(kinds.TASKS):
+            items = payload.get("tasks") if isinstance(payload, dict) else None
+            for item in items if isinstance(items, list) else ():
+                if isinstance(item, dict):
+                    found.append(task_of(len(found), item))
+        return found
+
+    @cached_property
+    def sources(self) -> dict[str, Source]:
+        found = {}
+        for payload in self._all(kinds.SOURCE):
+            if isinstance(payload, dict) and isinstance(payload.get("text"), str):
+                name = as_text(payload.get("file"))
+                lines = tuple(payload["text"].splitlines())
+                first = as_int(payload.get("first")) or 1
+                found[name] = Source(name, first, lines, payload.get("whole") is True, payload.get("changed") is True)
+        return found
+
+    @cached_property
+    def logs(self) -> list[dict[str, Any]]:
+        records = self._first(kinds.LOGS).get("records")
+        return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
+
+    def part(self, kind: str) -> dict[str, Any]:
+        """The content of a part that is one plain record: process, descriptors, environment, modules, heap."""
+        return self._first(kind)
+
+    def extras(self, kind: str) -> dict[str, Any]:
+        """What other rooms gave for a part: their name -> their data."""
+        found = {}
+        for payload in self._all(kind):
+            if isinstance(payload, dict) and isinstance(payload.get("name"), str):
+                found[payload["name"]] = payload.get("data")
+        return found
+
+    # Objects.
+
+    def object(self, ref: Ref | int) -> Inert:
+        """The object of that number. One that was lost or cut is there too, and says so."""
+        number = ref.number if isinstance(ref, Ref) else ref
+        for first, count, chunk in self._ranges:
+            if first <= number < first + count:
+                names, shapes, nodes = self._piece(chunk)
+                return node(number, names, shapes, nodes[number - first])
+        return Inert(number, kinds.CUT, "?", reason="the file does not hold it")
+
+    def value(self, start: Value, path: str) -> Value:
+        """Follow ``.name[3]['key']`` from a value. NotInDump, with how far it got, when it leads nowhere."""
+        current = start
+        done = ""
+        for step, text in steps(path):
+            current = self._step(current, step, done or "the value")
+            done += text
+        return current
+
+    def local(self, frame: Frame, path: str) -> Value:
+        """``messages[0]['role']`` in a frame."""
+        name, rest = split_name(path)
+        for key, value in frame.locals:
+            if key == name:
+                return self.value(value, rest)
+        names = ", ".join(key for key, _value in frame.locals[:20])
+        raise NotInDump(f"no local {name!r} in {frame.function}", hint=f"There are: {names}" if names else frame.hidden)
+
+    def search(self, text: str, *, limit: int = 200) -> Iterator[Hit]:
+        """Values that contain the text (case does not matter): locals, keys, texts, attributes, logs, messages."""
+        wanted = text.casefold()
+        left = limit
+        for hit in self._search(wanted):
+            yield hit
+            left -= 1
+            if left <= 0:
+                return
+
+    def objects(self) -> Iterator[Inert]:
+        """Every object that the file holds, in order."""
+        for first, _count, chunk in self._ranges:
+            names, shapes, nodes = self._piece(chunk)
+            for at, raw in enumerate(nodes):
+                yield node(first + at, names, shapes, raw)
+
+    # Inside.
+
+    def _search(self, wanted: str) -> Iterator[Hit]:
+        for failure in self.exceptions:
+            if wanted in failure.message.casefold():
+                yield Hit(f"exception {failure.type_name}", failure.message)
+        holders: list[tuple[str, tuple[Frame, ...]]] = [
+            (f"thread {item.name or item.id}", item.frames) for item in self.threads
+        ]
+        holders += [(f"task {item.name}", item.frames) for item in self.tasks]
+        for owner, frames in holders:
+            for at, frame in enumerate(frames):
+                for name, value in frame.locals:
+                    if wanted in name.casefold() or _contains(value, wanted):
+                        yield Hit(f"{owner}, frame {at} {frame.function}, {name}", value)
+        for inert in self.objects():
+            if inert.text is not None and _contains(inert.text, wanted):
+                yield Hit(f"#{inert.number} {inert.type_name}", inert.text, inert.number)
+            for way, value in inert.children():
+                if wanted in way.casefold() or _contains(value, wanted):
+                    yield Hit(f"#{inert.number} {inert.type_name}{way}", value, inert.number)
+        for record in self.logs:
+            if wanted in as_text(record.get("text")).casefold():
+                yield Hit(f"log {as_text(record.get('logger'))}", as_text(record.get("text")))
+
+    def _step(self, current: Value, step: Any, where: str) -> Value:
+        if isinstance(current, Gone):
+            raise NotInDump(f"{where} is not in the dump: {current.reason}")
+        if not isinstance(current, Ref):
+            raise NotInDump(f"{where} is {type(current).__name__} and has no {step!r}")
+        inert = self.object(current)
+        if inert.kind == kinds.CUT:
+            raise NotInDump(f"{where} ({inert.type_name}) was not stored: {inert.reason}")
+        name, key = step
+        if name is not None:
+            found = inert.attribute(name)
+            if isinstance(found, Gone) and found.reason == "no such attribute":
+                names = ", ".join(attribute for attribute, _value in inert.attributes[:20])
+                raise NotInDump(
+                    f"{where} ({inert.type_name}) has no attribute {name!r}", hint=f"It has: {names}" if names else ""
+                )
+            return found
+        if inert.pairs or inert.kind == kinds.DICT:
+            for known, value in inert.pairs:
+                if type(known) is type(key) and known == key:
+                    return value
+            raise NotInDump(f"{where} ({inert.type_name}) has no key {key!r}" + _cut_note(inert))
+        if isinstance(key, int) and -len(inert.items) <= key < len(inert.items) and (key >= 0 or inert.total is None):
+            return inert.items[key]
+        raise NotInDump(f"{where} ({inert.type_name}) has no item {key!r}" + _cut_note(inert))
+
+    @cached_property
+    def _ranges(self) -> list[tuple[int, int, Chunk]]:
+        found = []
+        for chunk in self._reader.of(kinds.OBJECTS):
+            payload = self._payload(chunk)
+            if isinstance(payload, dict) and isinstance(payload.get("nodes"), list):
+                first = as_int(payload.get("first"))
+                found.append((first, len(payload["nodes"]), chunk))
+        return found
+
+    def _piece(self, chunk: Chunk) -> tuple[Any, Any, Any]:
+        piece = self._pieces.pop(chunk.offset, None)
+        if piece is None:
+            payload = self._payload(chunk)
+            payload = payload if isinstance(payload, dict) else {}
+            piece = (payload.get("types"), payload.get("shapes"), payload.get("nodes", []))
+        self._pieces[chunk.offset] = piece
+        while len(self._pieces) > _PIECES_KEPT:
+            self._pieces.popitem(last=False)
+        return piece
+
+    def _payload(self, chunk: Chunk) -> Any:
+        try:
+            return self._reader.payload(chunk)
+        except CorruptValue as error:
+            self._problems.setdefault(chunk.kind, error.message)
+            return None
+
+    def _all(self, kind: str) -> Iterator[Any]:
+        return (self._payload(chunk) for chunk in self._reader.of(kind))
+
+    def _first(self, kind: str) -> dict[str, Any]:
+        for payload in self._all(kind):
+            if isinstance(payload, dict):
+                return payload
+        return {}
+
+    def _expected_counts(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        listed = self.index.get("chunks")
+        for item in listed if isinstance(listed, list) else ():
+            if isinstance(item, list) and item and isinstance(item[0], str):
+                counts[item[0]] = counts.get(item[0], 0) + 1
+        return counts
+
+
+def open_dump(path: str | os.PathLike[str]) -> Dump:
+    """Open a dump. NotADump when the file is something else; one that was cut opens."""
+    return Dump(path)
+
+
+def _contains(value: Any, wanted: str) -> bool:
+    if isinstance(value, str):
+        return wanted in value.casefold()
+    if isinstance(value, bytes):
+        return wanted.encode() in value.lower()
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return wanted == repr(value)
+    return isinstance(value, Gone) and wanted in value.type_name.casefold()
+
+
+def _cut_note(inert: Inert) -> str:
+    return f"; {inert.total} items, of which {len(inert.items) + len(inert.pairs)} were stored" if inert.total else ""

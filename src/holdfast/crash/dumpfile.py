@@ -1,0 +1,288 @@
+"""The dump file's bytes: chunks, their sums, and the gate through which everything that is written goes.
+
+Owns the layout (docs/format.md, "Dumps"). Must not know what the parts mean. Holds always: a chunk is on the disk whole
+or is recognised as broken; nothing is written that the redactor still suspects; nothing that a file declares is
+believed before it was compared with the bounds.
+
+    file  = magic chunk*
+    magic = 89 "HOLDFAST-DUMP" 0D 0A                      16 bytes
+    chunk = mark "HFck", kind 4 ASCII, number u32, version u16, 0 u16, stored u64, raw u64,
+            sum of payload 16, sum of header 16, payload  64 bytes of header, big-endian
+    sum   = the first 16 bytes of BLAKE3("holdfast.dump" 00 data)
+    payload = zstd of one MessagePack value
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ormsgpack
+import zstandard
+from blake3 import blake3
+
+from holdfast.crash import kinds
+from holdfast.crash.limits import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_FILE_BYTES
+from holdfast.crash.redaction import Redactor
+from holdfast.errors import CorruptValue, DiskFull, DumpFailed, NewerFormat, NotADump
+
+MAGIC = b"\x89HOLDFAST-DUMP\r\n"
+MARK = b"HFck"
+HEADER = struct.Struct(">4s4sIHHQQ16s16s")
+_FRONT = HEADER.size - 16  # what the header's own sum covers
+_SCAN_BYTES = 1 << 20
+
+# Foreign types must never be packed by the library's own ideas: a dataclass's fields could be properties.
+OPTION = (
+    ormsgpack.OPT_PASSTHROUGH_DATACLASS
+    | ormsgpack.OPT_PASSTHROUGH_DATETIME
+    | ormsgpack.OPT_PASSTHROUGH_ENUM
+    | ormsgpack.OPT_PASSTHROUGH_SUBCLASS
+    | ormsgpack.OPT_PASSTHROUGH_UUID
+)
+
+
+def _sum(data: bytes) -> bytes:
+    return blake3(b"holdfast.dump\0" + data).digest()[:16]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Where one chunk lies. ``problem`` says what is wrong with it, if anything is."""
+
+    kind: str
+    number: int
+    offset: int
+    stored: int
+    raw: int
+    sum: bytes
+    problem: str = ""
+
+
+class Writer:
+    """Appends chunks to a new file that only its owner may read. One thread at a time."""
+
+    def __init__(self, path: Path, redactor: Redactor, *, limit_bytes: int = MAX_FILE_BYTES) -> None:
+        self.path = path
+        self.chunks: list[list[Any]] = []
+        self.size = 0
+        self._redactor = redactor
+        self._limit = limit_bytes
+        try:
+            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND, 0o600)
+        except OSError as error:
+            raise _failed(f"the dump {path} cannot be created", error) from error
+        self._put(MAGIC)
+
+    def add(self, kind: str, payload: Any, *, nodes: str = "", source: bool = False) -> bool:
+        """Write one chunk. False, and nothing written, when it would not fit the file's limit.
+
+        ``nodes`` names a list in the payload whose members may be replaced one by one when they are not clean, and
+        which may be spread over several chunks, with ``first`` counting on.
+        """
+        packed = self._gate(payload, nodes, source)
+        if len(packed) > MAX_CHUNK_BYTES:
+            many = payload[nodes] if nodes else ()
+            if not many:
+                return False
+            if len(many) == 1:
+                cut = [[kinds.CUT, many[0][1], kinds.BUDGET]]
+                return many != cut and self.add(kind, {**payload, nodes: cut}, nodes=nodes)
+            half = len(many) // 2
+            rest = {**payload, nodes: many[half:], "first": payload["first"] + half}
+            return self.add(kind, {**payload, nodes: many[:half]}, nodes=nodes) and self.add(kind, rest, nodes=nodes)
+        if len(self.chunks) >= MAX_CHUNKS - 1:
+            return False
+        body = zstandard.ZstdCompressor(level=3).compress(packed)
+        if self.size + len(body) + HEADER.size > self._limit and kind != kinds.INDEX:
+            return False
+        summed = _sum(body)
+        front = HEADER.pack(
+            MARK, kind.encode(), len(self.chunks), kinds.VERSION, 0, len(body), len(packed), summed, b""
+        )[:_FRONT]
+        self.chunks.append([kind, len(self.chunks), self.size, len(body), len(packed), summed])
+        self._put(front + _sum(front) + body)
+        return True
+
+    def finish(self, parts: dict[str, list[str]]) -> None:
+        """Write the index and let the disk have everything. ``parts``: kind -> [state, reason]."""
+        self.add(kinds.INDEX, {"chunks": [*self.chunks], "parts": parts, "redacted": self._redactor.hits})
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise _failed(f"the dump {self.path} could not be flushed", error) from error
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _gate(self, payload: Any, nodes: str, source: bool) -> bytes:
+        suspicious = self._redactor.suspicious
+        try:
+            packed = ormsgpack.packb(payload, option=OPTION)
+        except (TypeError, ValueError, RecursionError):  # lone surrogates, a huge integer: scrub makes them plain
+            packed = b""
+        if packed and not suspicious(packed, source=source):
+            return packed
+        payload = self._redactor.scrub(payload, source=source)
+        packed = ormsgpack.packb(payload, option=OPTION)
+        if not suspicious(packed, source=source, strict=True):
+            return packed
+        # Texts are clean now. What is left is made of other things: a list of small numbers can spell a key.
+        if nodes:
+            payload[nodes] = [
+                [kinds.CUT, node[1], kinds.REDACTED] if self._dirty(node, source) else node for node in payload[nodes]
+            ]
+            packed = ormsgpack.packb(payload, option=OPTION)
+            if not suspicious(packed, source=source, strict=True):
+                return packed
+        return ormsgpack.packb(self._purged(payload, source), option=OPTION)
+
+    def _dirty(self, value: Any, source: bool) -> bool:
+        return self._redactor.suspicious(ormsgpack.packb(value, option=OPTION), source=source, strict=True)
+
+    def _purged(self, value: Any, source: bool) -> Any:
+        """The value without the smallest containers that are not clean."""
+        if not self._dirty(value, source):
+            return value
+        inside: Any = None
+        if type(value) is list:
+            inside = [self._purged(item, source) for item in value]
+        elif type(value) is dict:
+            inside = {key: self._purged(item, source) for key, item in value.items()}
+        return inside if inside and not self._dirty(inside, source) else "[redacted]"
+
+    def _put(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+        except OSError as error:
+            raise _failed(f"the dump {self.path} could not be written", error) from error
+        self.size += len(data)
+
+
+def _failed(what: str, error: OSError) -> DumpFailed | DiskFull:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"{what}: no room on the disk")
+    return DumpFailed(f"{what}: {error.strerror}")
+
+
+class Reader:
+    """Reads chunks of a file that may be cut, damaged or hostile. Opens nothing else, keeps one descriptor."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise NotADump(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            status = os.fstat(self._file)
+            self.size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
+                raise NotADump(f"{path} is not a file")
+            if self._at(0, len(MAGIC)) != MAGIC:
+                raise NotADump(f"{path} is not a Holdfast dump")
+            if self.size > MAX_FILE_BYTES:
+                raise CorruptValue(f"{path} is larger than a dump can be ({self.size:,} bytes)")
+            self.gaps: list[str] = []
+            self.chunks = list(self._headers())
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def body(self, chunk: Chunk) -> bytes:
+        """The chunk's stored bytes, proven by their sum. CorruptValue when they are not what was written."""
+        if chunk.problem:
+            raise CorruptValue(f"{self._where(chunk)} {chunk.problem}", what=(chunk.kind,))
+        body = self._at(chunk.offset + HEADER.size, chunk.stored)
+        if len(body) != chunk.stored or _sum(body) != chunk.sum:
+            raise CorruptValue(f"{self._where(chunk)} is damaged: its sum does not fit", what=(chunk.kind,))
+        return body
+
+    def payload(self, chunk: Chunk) -> Any:
+        """The chunk's content. CorruptValue when it is not what was written."""
+        body = self.body(chunk)
+        try:
+            # The frame's own size is what the library allocates, so it is compared first.
+            if zstandard.frame_content_size(body) != chunk.raw:
+                raise CorruptValue(f"{self._where(chunk)} has another length than it says", what=(chunk.kind,))
+            packed = zstandard.ZstdDecompressor(max_window_size=1 << 23).decompress(body, allow_extra_data=False)
+        except (zstandard.ZstdError, MemoryError) as error:
+            raise CorruptValue(f"{self._where(chunk)} cannot be decompressed", what=(chunk.kind,)) from error
+        if len(packed) != chunk.raw:
+            raise CorruptValue(f"{self._where(chunk)} has another length than it says", what=(chunk.kind,))
+        try:
+            return ormsgpack.unpackb(packed)
+        except (ValueError, RecursionError, MemoryError) as error:
+            raise CorruptValue(f"{self._where(chunk)} is not MessagePack: {error}", what=(chunk.kind,)) from error
+
+    def of(self, kind: str) -> Iterator[Chunk]:
+        return (chunk for chunk in self.chunks if chunk.kind == kind)
+
+    def _where(self, chunk: Chunk) -> str:
+        return f"{self.path}: chunk {chunk.number} ({kinds.PARTS.get(chunk.kind, chunk.kind)}) at byte {chunk.offset:,}"
+
+    def _at(self, offset: int, count: int) -> bytes:
+        pieces = []
+        while count > 0:
+            piece = os.pread(self._file, min(count, _SCAN_BYTES), offset)
+            if not piece:
+                break
+            pieces.append(piece)
+            offset += len(piece)
+            count -= len(piece)
+        return b"".join(pieces)
+
+    def _headers(self) -> Iterator[Chunk]:
+        offset = len(MAGIC)
+        found = 0
+        while offset < self.size and found < MAX_CHUNKS:
+            chunk, problem = self._header(offset)
+            if chunk is None:
+                after = self._next_mark(offset + 1)
+                self.gaps.append(f"bytes {offset:,} to {after:,}: {problem}")
+                offset = after
+                continue
+            found += 1
+            yield chunk
+            offset += HEADER.size + chunk.stored
+        if offset < self.size:
+            self.gaps.append(f"bytes {offset:,} to {self.size:,}: more chunks than a dump can have")
+
+    def _header(self, offset: int) -> tuple[Chunk | None, str]:
+        data = self._at(offset, HEADER.size)
+        if len(data) < HEADER.size:
+            return None, "the file ends inside a header"
+        mark, kind, number, version, _zero, stored, raw, summed, own = HEADER.unpack(data)
+        if mark != MARK or own != _sum(data[:_FRONT]):
+            return None, "damaged header"
+        if version > kinds.VERSION:
+            raise NewerFormat(f"{self.path} was written by a newer Holdfast (dump version {version})")
+        if raw > MAX_CHUNK_BYTES or stored > MAX_CHUNK_BYTES + 65_536:
+            return None, "a chunk larger than a chunk can be"
+        problem = "" if offset + HEADER.size + stored <= self.size else "is cut: the file ends inside it"
+        return Chunk(kind.decode("latin-1"), number, offset, stored, raw, summed, problem), ""
+
+    def _next_mark(self, offset: int) -> int:
+        """The next place that may be a chunk. Linear, so that a hostile file gains nothing."""
+        while offset < self.size:
+            block = self._at(offset, _SCAN_BYTES + len(MARK) - 1)
+            at = block.find(MARK)
+            if at >= 0:
+                return offset + at
+            offset += max(1, len(block) - len(MARK) + 1)
+        return self.size

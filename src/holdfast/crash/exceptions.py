@@ -1,0 +1,127 @@
+"""Exception records: type, message, notes, cause, context and the members of groups, each with its own frames.
+
+Must not know files. Holds always: no `__str__` of the program runs; a chain that goes in circles, or on for ever, ends
+at its bound and says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.crash.limits import MAX_CHAIN, MAX_NOTES, Limits
+from holdfast.crash.shapes import find, layout_of, overrides, type_name
+from holdfast.crash.stacks import Frames, steps_of_traceback
+
+_READ = BaseException.__dict__
+_ARGS = _READ["args"].__get__
+_CAUSE = _READ["__cause__"].__get__
+_CONTEXT = _READ["__context__"].__get__
+_SUPPRESS = _READ["__suppress_context__"].__get__
+_TRACEBACK = _READ["__traceback__"].__get__
+_MEMBERS = BaseExceptionGroup.__dict__["exceptions"].__get__
+_GROUP_MESSAGE = BaseExceptionGroup.__dict__["message"].__get__
+_FRAMES_EACH = 60  # frames of an exception in the chain; the failing thread's stack has more, with locals
+
+
+def record(error: BaseException, frames: Frames, limits: Limits) -> dict[str, Any]:
+    """The whole tree of an exception as a flat list; ``cause``, ``context`` and ``group`` are places in it."""
+    found: list[dict[str, Any]] = []
+    places: dict[int, int] = {}
+    waiting: list[BaseException] = []
+
+    def place(other: Any) -> int | None:
+        if other is None:
+            return None
+        if id(other) not in places:
+            if len(places) >= MAX_CHAIN:
+                return None
+            places[id(other)] = len(places)
+            waiting.append(other)
+        return places[id(other)]
+
+    place(error)
+    at = 0
+    while at < len(waiting):
+        this = waiting[at]
+        at += 1
+        entry = _one(this, frames, limits)
+        entry["cause"] = place(_CAUSE(this))
+        entry["context"] = place(_CONTEXT(this))
+        entry["suppressed"] = bool(_SUPPRESS(this))
+        if layout_of(type(this)).base is BaseException and _is_group(this):
+            members = _MEMBERS(this)
+            entry["members"] = len(members) if type(members) is tuple else 0
+            entry["group"] = [number for number in map(place, members) if number is not None]
+        found.append(entry)
+    return {"chain": found, "cut": len(places) >= MAX_CHAIN}
+
+
+def message_of(error: BaseException, limit: int) -> tuple[str, bool]:
+    """The text that the exception would show, made from its fields; and whether its class has another idea of it."""
+    cls = type(error)
+    own = overrides(cls, "__str__", BaseException)
+    if _is_group(error):
+        text = _GROUP_MESSAGE(error)
+        return (text[:limit] if type(text) is str else "", False)
+    args = _ARGS(error)
+    fields = dict(pair for pair in layout_of(cls).attributes(error, 50)[0] if type(pair[0]) is str)
+    number, text = fields.get("errno"), fields.get("strerror")
+    if type(number) is int and type(text) is str:
+        names = [fields[name] for name in ("filename", "filename2") if type(fields.get(name)) is str]
+        return f"[Errno {number}] {text[:limit]}" + "".join(f": {name[:1000]!r}" for name in names), False
+    plain = [_shown(arg, limit) for arg in args[:20]]
+    if len(plain) == 1:
+        only = args[0]
+        bare = type(only) is str and not overrides_key_error(cls)
+        return (only[:limit] if bare else plain[0]), own and not _is_builtin(cls)
+    return (f"({', '.join(plain)})" if plain else ""), own and not _is_builtin(cls)
+
+
+def overrides_key_error(cls: type) -> bool:
+    return any(base is KeyError for base in type.__dict__["__mro__"].__get__(cls))
+
+
+def _shown(value: Any, limit: int) -> str:
+    kind = type(value)
+    if kind is str or kind is bytes:
+        return repr(value[:limit])
+    if kind is int:
+        return str(value) if value.bit_length() < 4096 else "a large integer"
+    if value is None or kind is bool or kind is float:
+        return repr(value)
+    return f"<{type_name(kind)}>"
+
+
+def _is_builtin(cls: type) -> bool:
+    return "." not in type_name(cls)
+
+
+def _is_group(error: BaseException) -> bool:
+    return any(base is BaseExceptionGroup for base in type.__dict__["__mro__"].__get__(type(error)))
+
+
+def _one(error: BaseException, frames: Frames, limits: Limits) -> dict[str, Any]:
+    cls = type(error)
+    message, own = message_of(error, limits.text_chars)
+    steps = steps_of_traceback(_TRACEBACK(error))
+    if len(steps) > _FRAMES_EACH:
+        left_out = len(steps) - _FRAMES_EACH
+        steps = steps[:10] + steps[left_out + 10 :]
+    else:
+        left_out = 0
+    entry: dict[str, Any] = {
+        "type": type_name(cls),
+        "bases": [type_name(base) for base in type.__dict__["__mro__"].__get__(cls)[1:-1]][:20],
+        "message": message,
+        "frames": [frames.record(step) for step in steps],
+    }
+    if own:
+        entry["own_str"] = True  # the class has a __str__ of its own, which was not run
+    if left_out:
+        entry["left_out"] = left_out
+    fields = layout_of(cls).instance_dict(error)
+    notes = find(fields, "__notes__") if fields is not None else None
+    if type(notes) is list:
+        entry["notes"] = [_shown(note, limits.text_chars) if type(note) is not str else note[: limits.text_chars]
+                          for note in notes[:MAX_NOTES]]  # fmt: skip
+    return entry

@@ -1,0 +1,315 @@
+"""Taking secrets out of what a dump will hold, before it is written.
+
+Owns which names look secret, which shapes are secrets, and the values that are known to be. Must not know files or
+objects: it sees names, texts and packed bytes. Holds always: shapes are searched for anywhere in a text, and what
+``clean`` returned is not ``suspicious`` any more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import pairwise
+from typing import Any
+
+MIN_KNOWN = 6  # shorter values of secret variables are ordinary words
+MIN_LEARNT = 8
+MAX_KNOWN = 200  # each costs one search of every chunk
+MAX_KNOWN_CHARS = 16_384
+_NAMES_KEPT = 20_000
+
+_WORDS = frozenset(
+    """password passwords passwd passphrase passcode pwd secret secrets token apikey apikeys credential credentials
+    authorization bearer jwt cookie cookies setcookie dsn authtoken accesstoken refreshtoken sessionid sessionkey
+    privatekey secretkey accesskey connstr signature sig otp csrf xsrf sas sessiontoken pgpassword mysqlpwd""".split()  # noqa: SIM905 (a table of words)
+)
+_PAIRS = frozenset(
+    """api_key private_key access_key secret_key signing_key encryption_key session_key session_id account_key auth_key
+    shared_key master_key service_key license_key deploy_key ssh_key access_tokens auth_tokens api_keys private_keys
+    connection_string conn_string database_url db_url redis_url broker_url auth_header basic_auth set_cookie pass_word
+    admin_key client_key storage_key subscription_key webhook_url functions_key project_key""".split()  # noqa: SIM905
+)
+_HARMLESS_WORDS = frozenset(("tokenizer", "tokenize", "count", "limit", "type", "len", "length", "max", "min", "usage"))
+_SPLIT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
+
+# Each shape: its kind, the literal with which it begins, what follows. The literal is what is searched for, which is
+# many times faster than a pattern. A leading "|" means that no letter or digit may stand in front: in texts only,
+# because in packed bytes the byte in front of a text is its length, which may look like a letter.
+_SHAPES: tuple[tuple[str, str, str], ...] = (
+    ("private-key", "-----BEGIN", r" [A-Z0-9 ]*(?:PRIVATE|SECRET)[A-Z ]*-----(?s:.*?)(?:-----END [A-Z0-9 ]+-----|\Z)"),
+    ("private-key", "PuTTY-User-Key", r"-File-(?s:.*)"),
+    ("private-key", "AGE-SECRET-KEY-", r"1[0-9A-Za-z]{20,}"),
+    ("jwt", "eyJ", r"[A-Za-z0-9_-]{12,}(?:\.[A-Za-z0-9_-]*){0,4}"),
+    ("provider-key", "|sk-", r"[A-Za-z0-9_-]{16,}"),
+    ("provider-key", "|sk_", r"(?:live|test|prod)?_?[A-Za-z0-9]{16,}"),
+    ("provider-key", "|rk_", r"(?:live|test)_[A-Za-z0-9]{16,}"),
+    ("provider-key", "whsec_", r"[A-Za-z0-9+/=_-]{16,}"),
+    ("provider-key", "|sess-", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "AIza", r"[0-9A-Za-z_-]{30,}"),
+    ("provider-key", "ya29.", r"[0-9A-Za-z_-]{16,}"),
+    ("provider-key", "GOCSPX-", r"[0-9A-Za-z_-]{16,}"),
+    ("provider-key", "1//0", r"[0-9A-Za-z_-]{30,}"),
+    ("provider-key", "gsk_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "|xai-", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "pplx-", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "|hf_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "|r8_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "nvapi-", r"[A-Za-z0-9_-]{20,}"),
+    ("provider-key", "lsv2_", r"[A-Za-z0-9]{2}_[A-Za-z0-9_]{20,}"),
+    ("provider-key", "tvly-", r"[A-Za-z0-9_-]{16,}"),
+    ("provider-key", "pcsk_", r"[A-Za-z0-9_]{16,}"),
+    ("provider-key", "|fw_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "jina_", r"[A-Za-z0-9_-]{20,}"),
+    ("provider-key", "esecret_", r"[A-Za-z0-9]{16,}"),
+    ("provider-key", "|fc-", r"[a-f0-9]{32}"),
+    ("provider-key", "ghp_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "gho_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "ghu_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "ghs_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "ghr_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "github_pat_", r"[A-Za-z0-9_]{20,}"),
+    ("provider-key", "glpat-", r"[A-Za-z0-9_-]{16,}"),
+    ("provider-key", "|npm_", r"[A-Za-z0-9]{30,}"),
+    ("provider-key", "pypi-", r"[A-Za-z0-9_-]{40,}"),
+    ("provider-key", "xox", r"[abeoprs]-[A-Za-z0-9-]{10,}"),
+    ("provider-key", "xapp-", r"[0-9]-[A-Za-z0-9-]{10,}"),
+    ("provider-key", "hooks.slack.com/", r"(?:services|workflows)/[A-Za-z0-9/_-]{16,}"),
+    ("provider-key", "SG.", r"[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
+    ("provider-key", "|key-", r"[0-9a-f]{32}"),
+    ("provider-key", "dop_v1_", r"[a-f0-9]{32,}"),
+    ("provider-key", "shp", r"(?:at|ca|pa|ss)_[A-Fa-f0-9]{32}"),
+    ("provider-key", "|dapi", r"[a-f0-9]{32}"),
+    ("provider-key", "hvs.", r"[A-Za-z0-9_-]{20,}"),
+    ("provider-key", "ATATT3", r"[A-Za-z0-9_=-]{20,}"),
+    ("provider-key", "lin_api_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "|ntn_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "|secret_", r"[A-Za-z0-9]{32,}"),
+    ("provider-key", "|EAAC", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "|SK", r"[0-9a-f]{32}"),
+    ("telegram-key", ":AA", r"[A-Za-z0-9_-]{30,}"),
+    ("cloud-key", "AKIA", r"[0-9A-Z]{16}"),
+    ("cloud-key", "ASIA", r"[0-9A-Z]{16}"),
+    ("cloud-key", "ABSK", r"[A-Za-z0-9+/=]{40,}"),
+    ("cloud-key", "AccountKey=", r"[A-Za-z0-9+/=]{16,}"),
+    ("cloud-key", "SharedAccess", r"(?:Key|Signature)[= ][A-Za-z0-9+/=%&. -]{16,}"),
+    ("signed-url", "|sig=", r"[A-Za-z0-9%+/_-]{16,}={0,2}"),
+    ("signed-url", "X-Amz-", r"(?:Signature|Security-Token|Credential)=[A-Za-z0-9%/+_.-]{8,}"),
+)  # fmt: skip
+
+# Found in any case, as headers and options are written.
+_JOIN = r"""[\\"']{0,4}\s{0,3}(?::|=>?|%3[Dd])\s{0,3}"""
+_WORD = r"""[^\s"'&,;(){}\[\]\\]"""
+_SET = _JOIN + r"""(?:[rbfu]{0,2}\\{0,3}["'][^"'\\\r\n]{3,}|(?=%s{0,80}[0-9])%s{6,})""" % (_WORD, _WORD)  # noqa: UP031
+_ANY_CASE: tuple[tuple[str, str, str], ...] = (
+    ("bearer", "bearer", r"""(?:\s|%20|[+:="'])+[A-Za-z0-9._~+/=:-]{6,}"""),
+    ("basic", "basic ", r" *(?=[A-Za-z0-9+/_-]+[A-Z0-9=])[A-Za-z0-9+/_-]{8,}={0,2}"),
+    ("url-password", "://", r"""[^\s/@:"'<>\\]{0,1024}:[^\s/@"'<>\\]{1,1024}(?=@)"""),
+    ("cookie", "cookie:", r"[^\r\n]{4,}"),
+    ("cloud-key", "aws", r"""[A-Za-z_.\s"']{0,24}["']?\s{0,3}[:=]\s{0,3}["']?[A-Za-z0-9/+]{40}"""),
+    ("assignment", "password", _SET),
+    ("assignment", "passwd", _SET),
+    ("assignment", "passphrase", _SET),
+    ("assignment", "api", "[_-]?[Kk][Ee][Yy]" + _SET),
+    ("assignment", "secret", "(?:[_-]?[Aa][Cc][Cc][Ee][Ss][Ss])?(?:[_-]?[Kk][Ee][Yy])?" + _SET),
+    ("assignment", "token", _JOIN + r"""["']?(?=[A-Za-z0-9/+_.~-]{0,80}[0-9])[A-Za-z0-9/+_.~-]{16,}={0,2}"""),
+)
+# Not in source text, where ``login(password=password)`` is no secret.
+_NOT_IN_SOURCE: tuple[tuple[str, str, str], ...] = (
+    ("assignment", "password", _JOIN + _WORD + "{3,}"),
+    ("assignment", "passwd", _JOIN + _WORD + "{3,}"),
+    ("assignment", "|pwd=", r"(?!/)" + _WORD + "{3,}"),
+)
+
+
+class Redactor:
+    """One capture's idea of what is secret. Grows while the capture learns values; never shrinks."""
+
+    def __init__(self, environment: Mapping[str, str] | None = None, known: Iterable[str] = ()) -> None:
+        self._known: dict[str, bytes] = {}
+        self._names: dict[str, bool] = {}
+        self.hits: dict[str, int] = {}
+        for value in known:
+            self._add(value, MIN_KNOWN)
+        for name, value in (environment or {}).items():
+            if self.secret_name(name):
+                self._add(value, MIN_KNOWN)
+
+    # Names.
+
+    @property
+    def names(self) -> dict[str, bool]:
+        """What was asked so far, for loops that cannot afford a call."""
+        return self._names
+
+    def secret_name(self, name: str) -> bool:
+        """Whether a text under this key, attribute, local or header is to be left out."""
+        known = self._names.get(name)
+        if known is None:
+            known = looks_secret(name)
+            if len(self._names) < _NAMES_KEPT:
+                self._names[name] = known
+        return known
+
+    def learn(self, value: str) -> None:
+        """A value that stood under a secret name: it goes wherever else it appears, if it looks like one."""
+        if any(char.isdigit() or char.isupper() or not (char.isalnum() or char in "_-./") for char in value[:256]) and (
+            not any(char.isspace() for char in value[:256])
+        ):
+            self._add(value, MIN_LEARNT)
+
+    def _add(self, value: str, shortest: int) -> None:
+        if shortest <= len(value) <= MAX_KNOWN_CHARS and len(self._known) < MAX_KNOWN and value not in self._known:
+            self._known[value] = value.encode("utf-8", "surrogatepass")
+
+    # The gate.
+
+    def suspicious(self, packed: bytes, *, source: bool = False, strict: bool = False) -> bool:
+        """Whether packed bytes hold something that looks secret.
+
+        Fast, because it searches a whole chunk at once. It may take something harmless for a secret; with ``strict``
+        it looks at what stands in front, as ``clean`` does.
+        """
+        return next(self._spans(packed, source=source, strict=strict), None) is not None
+
+    def clean(self, text: str, *, source: bool = False) -> str:
+        """The text with every secret replaced by a mark that names its kind."""
+        data = text.encode("utf-8", "backslashreplace")
+        cleaned = self.clean_bytes(data, source=source)
+        return text if cleaned is data else cleaned.decode("utf-8", "replace")
+
+    def clean_bytes(self, data: bytes, *, source: bool = False) -> bytes:
+        """As ``clean``, for bytes that may hold text. The same object when nothing was found."""
+        spans = sorted(self._spans(data, source=source, strict=True))
+        if not spans:
+            return data
+        pieces: list[bytes] = []
+        done = 0
+        for start, end, kind in spans:
+            if end <= done:
+                continue
+            if start >= done:
+                pieces += (data[done:start], f"[redacted {kind}]".encode())
+                self.hits[kind] = self.hits.get(kind, 0) + 1
+            done = end
+        return b"".join((*pieces, data[done:]))
+
+    def safe_cut(self, text: str, limit: int) -> int:
+        """Where to cut a text that is longer than the limit: at it, or in front of a secret that spans it."""
+        start = max(0, limit - MAX_KNOWN_CHARS)
+        window = text[start : limit + MAX_KNOWN_CHARS].encode("utf-8", "surrogatepass")
+        cut = length = len(text[start:limit].encode("utf-8", "surrogatepass"))
+        for first, last, _kind in sorted(self._spans(window, strict=True), reverse=True):
+            if first < cut < last:  # in this order, because a cut that moved may now be inside an earlier one
+                cut = first
+        return limit if cut == length else start + len(window[:cut].decode("utf-8", "surrogatepass"))
+
+    def _spans(self, data: bytes, *, source: bool = False, strict: bool) -> Iterator[tuple[int, int, str]]:
+        for value in self._known.values():
+            at = data.find(value)
+            while at >= 0:
+                yield at, at + len(value), "known-value"
+                at = data.find(value, at + len(value))
+        for at, rule in _candidates(data):
+            match = rule.rest.match(data, at + len(rule.literal))
+            if match and not (strict and rule.bounded and at and data[at - 1 : at].isalnum()):
+                yield at, match.end(), rule.kind
+        folded = data.lower()
+        for rule in _FOLDED if source else _FOLDED_TEXT:
+            at = folded.find(rule.literal)
+            while at >= 0:
+                match = rule.rest.match(data, at + len(rule.literal))
+                if match and not (strict and rule.bounded and at and data[at - 1 : at].isalnum()):
+                    yield at + rule.keep, match.end(), rule.kind
+                    at = match.end() - 1
+                at = folded.find(rule.literal, at + 1)
+
+    def scrub(self, value: Any, *, source: bool = False) -> Any:
+        """A payload (plain values only) with every text cleaned, also those that MessagePack cannot hold."""
+        kind = type(value)
+        if kind is str:
+            try:
+                value.encode()
+            except UnicodeEncodeError:
+                value = value.encode("utf-8", "backslashreplace").decode()
+            return self.clean(value, source=source) if len(value) >= MIN_KNOWN else value
+        if kind is bytes:
+            return self.clean_bytes(value) if len(value) >= MIN_KNOWN else value
+        if kind is list or kind is tuple:
+            return [self.scrub(item, source=source) for item in value]
+        if kind is dict:
+            return {self.scrub(key): self.scrub(item, source=source) for key, item in value.items()}
+        if kind is int and not -(2**63) <= value < 2**64:
+            return f"an integer of {value.bit_length()} bits"
+        return value
+
+
+def looks_secret(name: str) -> bool:
+    """``OPENAI_API_KEY``, ``dbPassword``, ``X-Auth-Token``; not ``max_tokens``, ``passages``, ``author``."""
+    if len(name) > 200 or name in ("PWD", "OLDPWD"):
+        return False
+    words = [word.lower() for word in _SPLIT.findall(name)]
+    lowered = "".join(words)
+    if any(part in lowered for part in ("password", "passwd", "passphrase", "apikey", "credential", "secretkey")):
+        return True
+    if _HARMLESS_WORDS.intersection(words):
+        return any(word in ("password", "secret") for word in words)
+    if _WORDS.intersection(words) or lowered in _WORDS:
+        return True
+    if words and words[-1] == "key" and len(words) > 1 and name.isupper():
+        return True  # OPENAI_KEY, STRIPE_KEY: variables, not a dictionary's sort_key
+    return any(f"{first}_{second}" in _PAIRS for first, second in pairwise(words))
+
+
+class _Rule:
+    """One shape, ready to search."""
+
+    __slots__ = ("bounded", "keep", "kind", "literal", "rest")
+
+    def __init__(self, kind: str, literal: str, rest: str) -> None:
+        self.kind = kind
+        self.bounded = literal.startswith("|")
+        self.literal = literal.removeprefix("|").encode()
+        if kind == "provider-key":  # whatever follows without a break belongs to it
+            rest = rest.replace("[A-Za-z0-9]{", "[A-Za-z0-9_-]{")
+        self.rest = re.compile(rest.encode())
+        self.keep = len(self.literal) if literal == "://" else 0
+
+
+def _any_of(literals: list[bytes]) -> bytes:
+    """A pattern for any of them that shares their beginnings, which the search needs to be fast."""
+    if b"" in literals:
+        return b""
+    firsts = sorted({literal[:1] for literal in literals})
+    ways = [re.escape(first) + _any_of([word[1:] for word in literals if word[:1] == first]) for first in firsts]
+    return ways[0] if len(ways) == 1 else b"(?:" + b"|".join(ways) + b")"
+
+
+_RULES = {rule.literal: rule for rule in (_Rule(*shape) for shape in _SHAPES)}
+_FOLDED = tuple(_Rule(*shape) for shape in _ANY_CASE)
+_FOLDED_TEXT = (*_FOLDED, *(_Rule(*shape) for shape in _NOT_IN_SOURCE))
+
+# Every shape but the block of a private key lies in a run of these characters, and prose has few long runs of them.
+# Mapping bytes to classes and searching for a run is many times faster than searching for sixty literals.
+_RUN_CHARS = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-+/=%.:~"
+_CLASSES = bytes(ord("x") if byte in _RUN_CHARS else ord(" ") for byte in range(256))
+_RUN = b"x" * 14
+_BLOCK = b"-----BEGIN"
+_LITERALS = re.compile(_any_of(list(_RULES)))
+
+
+def _candidates(data: bytes) -> Iterator[tuple[int, _Rule]]:
+    """Where a literal of a shape stands, and the shape."""
+    at = data.find(_BLOCK)
+    while at >= 0:
+        yield at, _RULES[_BLOCK]
+        at = data.find(_BLOCK, at + 1)
+    classes = data.translate(_CLASSES)
+    at = classes.find(_RUN)
+    while at >= 0:
+        end = classes.find(b" ", at)
+        end = len(data) if end < 0 else end
+        found = _LITERALS.search(data, at, end)
+        while found:
+            yield found.start(), _RULES[found[0]]
+            found = _LITERALS.search(data, found.start() + 1, end)
+        at = classes.find(_RUN, end)

@@ -1,0 +1,276 @@
+"""The machine and the process around the program: kernel, limits, memory, descriptors, environment, modules.
+
+Must not know objects of the program. Holds always: it reads /proc and asks the kernel, never a network; what is not
+there (another system, no rights) is left out; nothing blocks.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.crash.limits import MAX_LISTED
+from holdfast.crash.shapes import exact_text
+
+ENVIRONMENT_NAMES = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TERM", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
+        *("HOSTNAME", "VIRTUAL_ENV", "CONDA_PREFIX", "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_ARENA_MAX", "NODE_NAME"),
+        *("PYTHONPATH", "PYTHONHOME", "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONFAULTHANDLER"),
+        *("PYTHONUNBUFFERED", "PYTHONOPTIMIZE", "PYTHONWARNINGS", "PYTHONASYNCIODEBUG", "PYTHONUTF8", "PYTHON_GIL"),
+        *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "CI", "RANK"),
+        *("WORLD_SIZE", "LOCAL_RANK", "KUBERNETES_SERVICE_HOST", "POD_NAME", "POD_NAMESPACE", "HOLDFAST_STORE"),
+        *("HOLDFAST_DUMPS", "HOLDFAST_DEBUG", "TOKENIZERS_PARALLELISM", "OTEL_SERVICE_NAME", "INVOCATION_ID"),
+    )
+)
+"""Names whose values are written (after redaction). Of the others only the names are, if they do not look secret."""
+
+_LIMIT_NAMES = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
+_STATUS = ("VmPeak", "VmSize", "VmHWM", "VmRSS", "RssAnon", "RssFile", "RssShmem", "VmData", "VmStk", "VmSwap")
+
+
+def process() -> dict[str, Any]:
+    """The process, its limits and its machine."""
+    uname = os.uname()
+    found: dict[str, Any] = {
+        "pid": os.getpid(),
+        "ppid": os.getppid(),
+        "uid": os.getuid(),
+        "cwd": _cwd(),
+        "command": [exact_text(item, 4096) for item in sys.orig_argv[:200]],
+        "executable": exact_text(sys.executable, 4096),
+        "python": sys.version,
+        "implementation": sys.implementation.name,
+        "flags": [exact_text(key, 100) for key in sys._xoptions],  # noqa: SLF001 (its only name)
+        "recursion_limit": sys.getrecursionlimit(),
+        "kernel": [uname.sysname, uname.release, uname.version, uname.machine],
+        "host": uname.nodename,
+        "os": _os_release(),
+        "cpus": os.cpu_count() or 0,
+        "load": list(os.getloadavg()),
+        "uptime_s": _number("/proc/uptime"),
+        "process_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - _started(), 2),
+        "cpu_s": list(os.times()[:2]),
+        "limits": {name: _limit(name) for name in _LIMIT_NAMES if hasattr(resource, "RLIMIT_" + name)},
+        "memory": _table("/proc/self/status", _STATUS),
+        "machine_memory": _table("/proc/meminfo", ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree")),
+        "cgroup": _cgroup(),
+        "oom_score": int(_number("/proc/self/oom_score")),
+        "threads": len(_listed("/proc/self/task")),
+        "core_pattern": _text("/proc/sys/kernel/core_pattern").strip(),
+        "libc": " ".join(platform.libc_ver()),
+    }
+    return found
+
+
+def descriptors() -> dict[str, Any]:
+    """Open descriptors with what they lead to; sockets with their ends."""
+    sockets = _sockets()
+    found = []
+    names = _listed("/proc/self/fd")
+    for name in sorted(names, key=int)[:MAX_LISTED]:
+        try:
+            target = str(Path(f"/proc/self/fd/{name}").readlink())
+        except OSError:
+            continue
+        entry: dict[str, Any] = {"fd": int(name), "target": target[:4096]}
+        if target.startswith("socket:["):
+            entry.update(sockets.get(target[8:-1], {}))
+        else:
+            fields = _table(f"/proc/self/fdinfo/{name}", ("pos", "flags"), kilo=False)
+            entry.update({key: value for key, value in fields.items() if value})
+        found.append(entry)
+    return {"descriptors": found, "total": len(names)}
+
+
+def environment(secret_name: Any) -> dict[str, Any]:
+    """Values of harmless variables; of the others only how many, and the names that do not look secret."""
+    every = dict(os.environ)
+    shown = {name: value[:8192] for name, value in every.items() if name in ENVIRONMENT_NAMES}
+    others = sorted(name[:200] for name in every if name not in shown and not secret_name(name))
+    return {"values": shown, "others": others[:2000], "total": len(every)}
+
+
+def modules(mine: Any) -> dict[str, Any]:
+    """Loaded modules with files and versions, installed distributions among them, and shared objects."""
+    found = []
+    for name, module in sorted((n, m) for n, m in list(sys.modules.items()) if type(n) is str and type(m) is _MODULE):
+        fields = module.__dict__
+        file = exact_text(fields.get("__file__"), 4096)
+        entry: list[Any] = [name[:400], file, exact_text(fields.get("__version__"), 100)]
+        if entry[1] and mine(file):
+            entry.append(True)
+        found.append(entry)
+    return {
+        "modules": found[:MAX_LISTED],
+        "distributions": _distributions(),
+        "path": [exact_text(item, 4096) for item in sys.path[:200]],
+        "shared": _shared_objects(),
+    }
+
+
+_MODULE = type(sys)
+
+
+def _distributions() -> dict[str, str]:
+    """Versions of installed packages, from the names of their metadata folders: no file is opened."""
+    found: dict[str, str] = {}
+    for folder in sys.path[:50]:
+        if type(folder) is str and folder.endswith(("site-packages", "dist-packages")):
+            for name in _listed(folder)[:10_000]:
+                if name.endswith(".dist-info"):
+                    package, _, version = name[:-10].partition("-")
+                    found.setdefault(package, version)
+    return found
+
+
+def _shared_objects() -> list[list[Any]]:
+    """Each mapped file with where it begins and ends."""
+    found: dict[str, list[Any]] = {}
+    for line in _text("/proc/self/maps", 8 << 20).splitlines():
+        parts = line.split(None, 5)
+        if len(parts) == 6 and parts[5].startswith("/") and (".so" in parts[5] or "x" in parts[1]):
+            start, _, end = parts[0].partition("-")
+            entry = found.setdefault(parts[5], [parts[5][:4096], int(start, 16), 0])
+            entry[2] = int(end, 16)
+    return list(found.values())[:MAX_LISTED]
+
+
+def _sockets() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    for kind in ("tcp", "tcp6", "udp", "udp6"):
+        for line in _text(f"/proc/self/net/{kind}", 4 << 20).splitlines()[1:MAX_LISTED]:
+            parts = line.split()
+            if len(parts) > 9:
+                found[parts[9]] = {
+                    "socket": kind,
+                    "local": _address(parts[1]),
+                    "remote": _address(parts[2]),
+                    "state": _TCP_STATES.get(parts[3], parts[3]) if kind.startswith("tcp") else "",
+                    "queues": parts[4],
+                }
+    for line in _text("/proc/self/net/unix", 4 << 20).splitlines()[1:MAX_LISTED]:
+        parts = line.split(None, 7)
+        if len(parts) > 6:
+            found[parts[6]] = {"socket": "unix", "local": parts[7][:400] if len(parts) > 7 else ""}
+    return found
+
+
+_TCP_STATES = dict(
+    zip(
+        ("01", "02", "03", "04", "05", "06", "07", "08", "09", "0A", "0B"),
+        (
+            *("established", "syn-sent", "syn-received", "fin-wait-1", "fin-wait-2", "time-wait", "close"),
+            *("close-wait", "last-ack", "listen", "closing"),
+        ),
+        strict=True,
+    )
+)
+
+
+def _address(text: str) -> str:
+    """``0100007F:1F90`` -> ``127.0.0.1:8080``; the kernel writes each word of four bytes in the machine's order."""
+    host, _, port = text.partition(":")
+    raw = bytes.fromhex(host)
+    words = b"".join(raw[at : at + 4][:: -1 if sys.byteorder == "little" else 1] for at in range(0, len(raw), 4))
+    if len(words) == 4:
+        shown = ".".join(map(str, words))
+    else:
+        shown = "[" + ":".join(words[at : at + 2].hex() for at in range(0, len(words), 2)) + "]"
+    return f"{shown}:{int(port, 16)}"
+
+
+def _cgroup() -> dict[str, str]:
+    found = {}
+    place = "/sys/fs/cgroup"
+    for line in _text("/proc/self/cgroup").splitlines():
+        if line.startswith("0::") and ".." not in line:
+            place += line[3:].rstrip("/")
+            found["path"] = line[3:][:1000]
+    names = ("memory.current", "memory.max", "memory.high", "memory.peak", "memory.events", "cpu.max", "pids.current")
+    for folder in (place, "/sys/fs/cgroup"):
+        for name in names:
+            text = _text(f"{folder}/{name}").strip()
+            if text:
+                found.setdefault(name, text)
+    old = {"memory.max": "memory.limit_in_bytes", "memory.current": "memory.usage_in_bytes"}
+    for name, former in old.items():
+        text = _text(f"/sys/fs/cgroup/memory/{former}").strip()
+        if text:
+            found.setdefault(name, text)
+    return found
+
+
+def _table(path: str, names: tuple[str, ...], *, kilo: bool = True) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for line in _text(path).splitlines():
+        name, _, rest = line.partition(":")
+        if name in names:
+            words = rest.split()
+            if words and words[0].isdigit():
+                found[name] = int(words[0]) * (1024 if kilo and len(words) > 1 else 1)
+    return found
+
+
+def _limit(name: str) -> list[int]:
+    soft, hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
+    return [soft, hard]
+
+
+def _text(path: str, most: int = 1 << 20) -> str:
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return ""
+    pieces = []
+    try:
+        while most > 0 and (piece := os.read(handle, min(most, 1 << 16))):
+            pieces.append(piece)
+            most -= len(piece)
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
+def _listed(path: str) -> list[str]:
+    try:
+        return [entry.name for entry in os.scandir(path)]
+    except OSError:
+        return []
+
+
+def _number(path: str) -> float:
+    try:
+        return float(_text(path).split()[0])
+    except (ValueError, IndexError):
+        return 0.0
+
+
+def _started() -> float:
+    """When this process began, in seconds since boot."""
+    fields = _text("/proc/self/stat").rpartition(")")[2].split()
+    try:
+        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (ValueError, IndexError):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _cwd() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
+def _os_release() -> str:
+    for line in _text("/etc/os-release").splitlines():
+        if line.startswith("PRETTY_NAME="):
+            return line[12:].strip('"')[:200]
+    return ""

@@ -1,0 +1,377 @@
+"""Taking a dump: the order of the parts, the time that each may use, and what happens when one fails.
+
+Owns `capture()`. Must not know what starts it (hooks, signals, a person) nor how a dump is read. Holds always: nothing
+of the program runs; each part is written when it is ready; a part that fails or finds no time is named with its reason;
+the process is as it was, but for time and one file.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import socket
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from holdfast.crash import census, exceptions, kinds, known, logs, shapes, sources, stacks, system, tasks
+from holdfast.crash.dumpfile import Writer
+from holdfast.crash.limits import Limits
+from holdfast.crash.redaction import Redactor
+from holdfast.crash.walk import Walker
+from holdfast.errors import DumpFailed, HoldfastError
+
+_ = known  # importing it registers its readers
+_RESERVE = 0.3  # of the deadline: for system parts, after objects have had their time
+_PRESCAN_FRAMES = 2_000
+_RESERVE_BYTES = 2 << 20  # of the file: for the parts after the objects
+
+Part = Callable[[], Any]
+_extra: dict[str, list[tuple[str, Part]]] = {}
+_lock = threading.Lock()  # one capture at a time
+_holder: list[int] = []
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 (a lock that another thread held would never be free in the child)
+    _lock = threading.Lock()
+    _holder.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def add_part(kind: str, name: str, give: Part) -> Callable[[], None]:
+    """Let other rooms fill a part: ``give()`` returns plain data (dicts with text keys, lists, texts, numbers).
+
+    It is called in a thread of its own and waited for at most ``Limits.part_s``, because it may need a lock that the
+    failed program holds. Returns what takes it away again.
+    """
+    entry = (name, give)
+    _extra.setdefault(kind, []).append(entry)
+
+    def remove() -> None:
+        if entry in _extra.get(kind, []):
+            _extra[kind].remove(entry)
+
+    return remove
+
+
+def capture(
+    why: str = "",
+    *,
+    error: BaseException | None = None,
+    traceback: types.TracebackType | None = None,
+    to: str | os.PathLike[str] | None = None,
+    trigger: str = "asked",
+    limits: Limits | None = None,
+    native: Any = None,
+) -> Path:
+    """Write a dump of this process and return its path. Works in a healthy process and in one that is failing.
+
+    ``error`` is the exception to describe (its own traceback is used, or the one given). ``to`` is a folder, or a file
+    that does not exist yet. Raises DumpFailed or DiskFull when no file could be made; whatever else fails is noted in
+    the dump.
+    """
+    limits = limits or Limits()
+    began = monotonic()
+    path = _place(to, why or trigger)
+    frame = sys._getframe(1)  # noqa: SLF001 (the documented way)
+    if _holder == [threading.get_ident()]:
+        raise DumpFailed("a dump is being taken by this very thread")
+    if not _lock.acquire(timeout=limits.deadline_s):
+        raise DumpFailed("another dump is being taken and does not end")
+    _holder[:] = [threading.get_ident()]
+    try:
+        with _collector_off():
+            return _Capture(path, limits, began).run(why, trigger, error, traceback, frame, native)
+    finally:
+        _holder.clear()
+        _lock.release()
+
+
+def default_folder() -> Path:
+    """Where dumps go when nobody says: $HOLDFAST_DUMPS, else `dumps` in the store of this place, else `dumps` here."""
+    named = os.environ.get("HOLDFAST_DUMPS")
+    if named:
+        return Path(named)
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / ".holdfast").is_dir():
+            return folder / ".holdfast" / "dumps"
+    return here / "dumps"
+
+
+class _Capture:
+    """One capture in progress."""
+
+    def __init__(self, path: Path, limits: Limits, began: float) -> None:
+        self.limits = limits
+        self.began = began
+        self.until = began + limits.deadline_s
+        self.redactor = Redactor(dict(os.environ))
+        self.writer = Writer(path, self.redactor, limit_bytes=limits.file_bytes)
+        self.frames = stacks.Frames(limits)
+        self.parts: dict[str, list[str]] = {}
+        self.walker = Walker(self.redactor, limits, began + limits.deadline_s * (1 - _RESERVE), self._emit)
+
+    def run(
+        self,
+        why: str,
+        trigger: str,
+        error: BaseException | None,
+        traceback: types.TracebackType | None,
+        frame: types.FrameType,
+        native: Any,
+    ) -> Path:
+        try:
+            steps = self._failing(error, traceback, frame)
+            every = stacks.threads()
+            self._prescan([steps, *(stacks.steps_of_frame(thread["frame"]) for thread in every[:50])])
+            self._head(why, trigger, error is not None)
+            if error is not None:
+                self._part(kinds.EXCEPTION, lambda: exceptions.record(error, self.frames, self.limits))
+            self._part(kinds.STACK, lambda: self._stack(every, steps, error), write=False)
+            self._extras(kinds.AGENT)
+            self._sources()
+            self._part(kinds.LOGS, lambda: logs.kept(self.limits.log_records))
+            self._part(kinds.STACK, lambda: self._others(every), write=False)
+            self._part(kinds.TASKS, self._tasks, write=False)
+            self._cuts()
+            self._extras(kinds.LOCKS)
+            self._part(kinds.PROCESS, system.process)
+            self._part(kinds.DESCRIPTORS, system.descriptors)
+            self._part(kinds.ENVIRONMENT, lambda: system.environment(self.redactor.secret_name))
+            self._sources()
+            self._part(kinds.MODULES, lambda: system.modules(self.frames.is_mine))
+            self._part(kinds.HEAP, lambda: census.take(self.limits.census_objects, self.until))
+            if native is not None:
+                self._part(kinds.NATIVE, lambda: native)
+            self._extras(kinds.NATIVE)
+            self._extras(kinds.NOTE)
+            self.writer.finish(self.parts)
+            return self.writer.path
+        finally:
+            self.walker.release()
+            shapes.forget_layouts()
+            self.writer.close()
+
+    # Parts.
+
+    def _failing(
+        self, error: BaseException | None, traceback: types.TracebackType | None, frame: types.FrameType
+    ) -> list[stacks.Step]:
+        if error is not None and traceback is None:
+            traceback = BaseException.__dict__["__traceback__"].__get__(error)
+        return stacks.whole_stack(traceback) or stacks.steps_of_frame(frame)
+
+    def _head(self, why: str, trigger: str, failed: bool) -> None:
+        plan = [*kinds.PARTS][1:-1]
+        absent = {kinds.AGENT, kinds.LOCKS, kinds.NATIVE, kinds.NOTE} - set(_extra)
+        if not failed:
+            absent.add(kinds.EXCEPTION)
+        self.writer.add(
+            kinds.HEAD,
+            {
+                "format": kinds.VERSION,
+                "id": os.urandom(16).hex(),
+                "why": why[:4000],
+                "trigger": trigger[:100],
+                "at": time.time(),
+                "pid": os.getpid(),
+                "host": socket.gethostname()[:200],
+                "program": [shapes.exact_text(item, 1000) for item in sys.argv[:50]],
+                "python": sys.version.split()[0],
+                "deadline_s": self.limits.deadline_s,
+                "plan": [kind for kind in plan if kind not in absent],
+            },
+        )
+
+    def _stack(self, every: list[dict[str, Any]], steps: list[stacks.Step], error: BaseException | None) -> None:
+        """The failing thread: first where it stands, then its values."""
+        own = next((thread for thread in every if thread["current"]), {"id": 0, "name": ""})
+        self._write_stack(own, steps, failing=error is not None, items=self.limits.items, part=0.5)
+
+    def _others(self, every: list[dict[str, Any]]) -> None:
+        others = [thread for thread in every if not thread["current"]]
+        for thread in others[: self.limits.threads]:
+            steps = stacks.steps_of_frame(thread["frame"])
+            self._write_stack(thread, steps, failing=False, items=self.limits.items_elsewhere, part=0.05)
+        if len(others) > self.limits.threads:
+            self.parts[kinds.STACK] = [kinds.PARTIAL, f"{len(others) - self.limits.threads} more threads"]
+        self.walker.flush()
+
+    def _write_stack(
+        self, thread: dict[str, Any], steps: list[stacks.Step], *, failing: bool, items: int, part: float
+    ) -> None:
+        records, left_out, kept = self.frames.records(steps)
+        if self.walker.exhausted():
+            self.parts[kinds.STACK] = [kinds.PARTIAL, "locals of some threads: no time or room left"]
+        else:
+            self.frames.add_locals(records, kept, self.walker, items=items, part=part)
+        fields = {key: value for key, value in thread.items() if key != "frame"}
+        record = {**fields, "failing": failing, "frames": records, "left_out": left_out}
+        if not self.writer.add(kinds.STACK, record):
+            for frame in records:
+                frame.pop("locals", None)
+            record["locals_cut"] = True
+            if not self.writer.add(kinds.STACK, record):
+                raise _NoRoom
+        if failing or thread.get("current"):
+            self.walker.flush()
+
+    def _tasks(self) -> None:
+        live = tasks.live_tasks()
+        if not live:
+            return
+        shown = live[: self.limits.tasks]
+        records, kept = tasks.records(shown, self.frames)
+        tasks.add_locals(records, kept, self.frames, self.walker, self.limits)
+        for first in range(0, len(records), 100):
+            if not self.writer.add(kinds.TASKS, {"first": first, "tasks": records[first : first + 100]}):
+                self.parts[kinds.TASKS] = [kinds.PARTIAL, "no room left in the file"]
+                break
+        if len(live) > len(shown):
+            self.parts[kinds.TASKS] = [kinds.PARTIAL, f"{len(live) - len(shown)} more tasks"]
+        self.walker.flush()
+
+    def _sources(self) -> None:
+        """Sources of the files that were named since the last time."""
+        files, self.frames.files = self.frames.files, {}
+        if files:
+            found, missing = sources.embed(files, self.frames.is_mine, self.limits.source_bytes)
+            for record in found:
+                self.writer.add(kinds.SOURCE, record, source=True)
+            self.parts[kinds.SOURCE] = [kinds.PARTIAL, "not found: " + ", ".join(missing)[:2000]] if missing else [
+                kinds.WHOLE, ""]  # fmt: skip
+
+    def _cuts(self) -> None:
+        self.walker.flush()
+        cuts = {kinds.REASONS[reason]: count for reason, count in self.walker.cuts.items()}
+        told = ", ".join(f"{reason}: {count}" for reason, count in cuts.items())
+        only_redacted = set(self.walker.cuts) <= {kinds.REDACTED}
+        self.parts[kinds.OBJECTS] = [kinds.WHOLE if only_redacted else kinds.PARTIAL, told]
+
+    def _extras(self, kind: str) -> None:
+        for name, give in list(_extra.get(kind, ())):
+            self._part(kind, partial(self._extra, name, give))
+
+    def _extra(self, name: str, give: Part) -> dict[str, Any]:
+        return {"name": name, "data": self._bounded(give)}
+
+    def _bounded(self, give: Part) -> Any:
+        """Run code of another room in a thread, and wait for it only so long."""
+        answer: list[Any] = []
+
+        def work() -> None:
+            try:
+                answer.append((True, give()))
+            except BaseException as error:  # noqa: BLE001 (whatever it was is the answer)
+                answer.append((False, f"{type(error).__name__} while it was collected"))
+
+        thread = threading.Thread(target=work, name="holdfast-dump-part", daemon=True)
+        thread.start()
+        thread.join(max(0.05, min(self.limits.part_s, self.until - monotonic())))
+        if not answer:
+            raise _Late
+        good, value = answer[0]
+        if not good:
+            raise _PartFailed(value)
+        return value
+
+    def _part(self, kind: str, make: Callable[[], Any], *, write: bool = True) -> None:
+        """One part: made, written, and its end noted. Nothing that happens here stops the dump."""
+        if monotonic() > self.until:
+            self.parts.setdefault(kind, [kinds.ABSENT, "out of time"])
+            return
+        try:
+            payload = make()
+            if write and payload is None:
+                self.parts[kind] = [kinds.ABSENT, "nothing was kept"]
+            elif write and not self.writer.add(kind, payload):
+                self.parts[kind] = [kinds.ABSENT, "no room left in the file"]
+            else:
+                self.parts.setdefault(kind, [kinds.WHOLE, ""])
+        except _Late:
+            self.parts[kind] = [kinds.ABSENT, f"no answer in {self.limits.part_s} s"]
+        except _NoRoom:
+            self.parts[kind] = [kinds.PARTIAL, "no room left in the file"]
+        except _PartFailed as failure:
+            self.parts[kind] = [kinds.ABSENT, str(failure)]
+        except HoldfastError:
+            raise
+        except Exception as failure:  # noqa: BLE001 (a broken part must not cost the others)
+            where = failure.__traceback__
+            while where is not None and where.tb_next is not None:
+                where = where.tb_next
+            line = f" at {Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where else ""
+            self.parts[kind] = [kinds.ABSENT, f"{type(failure).__name__} while it was collected{line}"]
+
+    def _emit(self, first: int, names: list[str], shapes: list[Any], nodes: list[Any]) -> bool:
+        if self.writer.size > self.limits.file_bytes - _RESERVE_BYTES:
+            return False
+        payload = {"first": first, "types": names, "shapes": shapes, "nodes": nodes}
+        return self.writer.add(kinds.OBJECTS, payload, nodes="nodes")
+
+    def _prescan(self, found: list[list[stacks.Step]]) -> None:
+        """Learn values under secret names from all frames, before anything that may repeat them is written."""
+        left = _PRESCAN_FRAMES
+        for steps in found:
+            for frame, _instruction in steps[-200:]:
+                left -= 1
+                if left < 0 or monotonic() > self.began + self.limits.deadline_s / 10:
+                    return
+                named = shapes.frame_locals(frame, 500)
+                for name, value in named[0] if named else ():
+                    if type(value) is str:
+                        if self.redactor.secret_name(name):
+                            self.redactor.learn(value)
+                    elif type(value) is dict:
+                        for key, item in shapes.first_items(value, 200):
+                            if type(key) is str and type(item) is str and self.redactor.secret_name(key):
+                                self.redactor.learn(item)
+
+
+class _NoRoom(Exception):
+    """The file's limit is reached."""
+
+
+class _Late(Exception):
+    """A part of another room did not answer in time."""
+
+
+class _PartFailed(Exception):
+    """A part of another room raised; the message is safe to write."""
+
+
+@contextmanager
+def _collector_off() -> Iterator[None]:
+    """A collection would run finalizers of the program in the middle of the walk."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _place(to: str | os.PathLike[str] | None, why: str) -> Path:
+    place = Path(to) if to is not None else default_folder()
+    if place.suffix == kinds.SUFFIX:
+        return place
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DumpFailed(f"the folder for dumps {place} cannot be made: {error.strerror}") from error
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    slug = re.sub(r"[^a-z0-9]+", "-", why.lower())[:40].strip("-") or "dump"
+    return place / f"{stamp}-{os.getpid()}-{slug}-{os.urandom(2).hex()}{kinds.SUFFIX}"

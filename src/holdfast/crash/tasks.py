@@ -1,0 +1,135 @@
+"""asyncio: every task of every loop, with the stack on which it waits.
+
+Must not know files. Holds always: asyncio is not imported when the program has not; the registry of tasks is read
+without its code, because a thread may be inside it.
+"""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+from holdfast.crash.limits import MAX_NAME, MAX_TASKS, Limits
+from holdfast.crash.shapes import exact_text, find, is_subtype, layout_of, type_name, weak_members
+from holdfast.crash.stacks import Frames, Step
+from holdfast.crash.walk import Walker
+
+_MAX_AWAITS = 200
+
+
+def live_tasks() -> list[Any]:
+    """All tasks that are not done, in no order."""
+    module = sys.modules.get("asyncio.tasks")
+    if module is None:
+        return []
+    fields = module.__dict__
+    found: dict[int, Any] = {}
+    for name in ("_all_tasks", "_scheduled_tasks"):
+        weakset = fields.get(name)
+        if weakset is not None:
+            found.update((id(task), task) for task in weak_members(weakset))
+    eager = fields.get("_eager_tasks")
+    if type(eager) is set:
+        found.update((id(task), task) for task in list(eager))
+    return [task for task in found.values() if field(task, "_state") not in ("FINISHED", "CANCELLED")][:MAX_TASKS]
+
+
+def field(task: Any, name: str) -> Any:
+    """A field of a task or future, by the C type's own descriptor or from the instance."""
+    cls = type(task)
+    accelerated = sys.modules.get("_asyncio")
+    if accelerated is not None:
+        for base in (accelerated.Task, accelerated.Future):
+            if is_subtype(cls, base):
+                getter = base.__dict__.get(name)
+                if type(getter) is types.GetSetDescriptorType:
+                    try:
+                        return getter.__get__(task)
+                    except (AttributeError, TypeError):
+                        return None
+    fields = layout_of(cls).instance_dict(task)
+    return find(fields, name) if fields is not None else None
+
+
+def name_of(task: Any) -> str:
+    accelerated = sys.modules.get("_asyncio")
+    if accelerated is not None and is_subtype(type(task), accelerated.Task):
+        return exact_text(accelerated.Task.get_name(task), MAX_NAME)
+    return exact_text(field(task, "_name"), MAX_NAME)
+
+
+def steps_of(task: Any) -> tuple[list[Step], Any]:
+    """The frames on which a task waits, outermost first, and the thing at the end that it waits for."""
+    steps: list[Step] = []
+    current = field(task, "_coro")
+    for _ in range(_MAX_AWAITS):
+        kind = type(current)
+        if kind is types.CoroutineType:
+            frame, following = current.cr_frame, current.cr_await
+        elif kind is types.GeneratorType:
+            frame, following = current.gi_frame, current.gi_yieldfrom
+        elif kind is types.AsyncGeneratorType:
+            frame, following = current.ag_frame, current.ag_await
+        else:
+            break
+        if frame is not None:
+            steps.append((frame, frame.f_lasti))
+        if following is None:
+            break
+        current = following
+    waiter = field(task, "_fut_waiter")
+    return steps, waiter
+
+
+def records(tasks: list[Any], frames: Frames) -> tuple[list[dict[str, Any]], list[list[Step]]]:
+    """A record for each task, without locals; and the steps, for those who add them."""
+    places = {id(task): number for number, task in enumerate(tasks)}
+    found = []
+    stacks = []
+    current = _current_tasks()
+    for task in tasks:
+        steps, waiter = steps_of(task)
+        shown, left_out, kept = frames.records(steps)
+        record: dict[str, Any] = {
+            "name": name_of(task),
+            "state": "running"
+            if any(task is other for other in current)
+            else "waiting"
+            if waiter is not None
+            else "ready",
+            "frames": shown,
+            "left_out": left_out,
+            "type": type_name(type(task)),
+        }
+        if waiter is not None:
+            record["waits_for"] = type_name(type(waiter))
+            if id(waiter) in places:
+                record["waits_for_task"] = places[id(waiter)]
+            children = field(waiter, "_children")
+            if type(children) is list:
+                record["waits_for_tasks"] = [places[id(child)] for child in children[:1000] if id(child) in places]
+        if field(task, "_must_cancel") is True:
+            record["cancelling"] = True
+        found.append(record)
+        stacks.append(kept)
+    return found, stacks
+
+
+def add_locals(
+    found: list[dict[str, Any]], stacks: list[list[Step]], frames: Frames, walker: Walker, limits: Limits
+) -> None:
+    """Locals of the tasks' frames; each task may use a small part of what is left."""
+    for record, steps in zip(found, stacks, strict=True):
+        if walker.exhausted():
+            record["locals_cut"] = True
+            continue
+        frames.add_locals(record["frames"], steps, walker, items=limits.items_elsewhere, part=0.05)
+
+
+def _current_tasks() -> list[Any]:
+    module = sys.modules.get("asyncio.tasks")
+    running = module.__dict__.get("_current_tasks") if module is not None else None
+    if type(running) is dict:
+        return [value for _key, value in list(dict.items(running))]
+    return []
