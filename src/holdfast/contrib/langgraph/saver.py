@@ -38,7 +38,7 @@ from holdfast.contrib.langgraph import removal
 from holdfast.contrib.langgraph.reading import Reader
 from holdfast.contrib.langgraph.thread import Thread, writes_event
 from holdfast.contrib.langgraph.types import allow, registry_for
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, Unencodable
 from holdfast.run.store import open_store
 
 # How often a thread that this process writes is looked at: has its run ended, so that others may write it?
@@ -183,12 +183,18 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     ) -> tuple[Thread, Any]:
         conf = config["configurable"]
         encoded = [
-            (WRITES_IDX_MAP.get(channel, index), channel, encode(value, self._registry))
+            (WRITES_IDX_MAP.get(channel, index), channel, self._encode(channel, value))
             for index, (channel, value) in enumerate(writes)
         ]
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
         ns, name = conf.get("checkpoint_ns", ""), str(conf["checkpoint_id"])
         return self._thread(config), writes_event(ns, name, encoded, task_id, task_path, replace=replace)
+
+    def _encode(self, channel: str, value: Any) -> bytes:
+        try:
+            return encode(value, self._registry)
+        except Unencodable as error:
+            raise error.within(channel) from None
 
     # -- reading --------------------------------------------------------------------------------------------
 
