@@ -25,7 +25,7 @@ MAKEFLAGS += --no-print-directory
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/.runtime ## an agent is killed with SIGKILL and comes back; half a minute
+demo: .venv/.runtime ## agents are killed with SIGKILL, come back, and book nothing twice; half a minute
 	@$(BIN)/holdfast demo
 
 test: .venv/.dev .venv/.machine ## run all tests, the documentation's examples among them

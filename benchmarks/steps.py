@@ -190,10 +190,10 @@ def targets(results: Figures) -> list[Figures]:
             found.append({"what": what, "found": f"{ratio:.1f} x", "least": f"{least:g} x", "reached": ratio >= least})
     if "replay" in results:
         row = results["replay"]["holdfast read"]
-        took = row["replay_us"] / 1e6
+        took = row["live_us"] / 1e6  # opening the store included
         found.append(
             {
-                "what": f"{row['steps']:,} recorded effects replayed",
+                "what": f"{row['steps']:,} recorded effects, opening to the first new step",
                 "found": f"{took:.2f} s",
                 "least": f"under {REPLAY_LIMIT_S} s",
                 "reached": took < REPLAY_LIMIT_S,

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.run.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -73,5 +74,7 @@ def test_the_documentation_names_nothing_that_does_not_exist(written):
     named = set(re.findall(r"(?<![\w./-])holdfast\.([A-Za-z]\w*)", written))
     # Digest tags ("holdfast.node") and schemas ("holdfast.log/1") are words of the formats, not of the library.
     tags = set(re.findall(r'"holdfast\.(\w+)(?:/\d+)?"', written))
-    known = set(holdfast.__all__) | modules | tags
+    # Its own tools, as lists of effects name them: "holdfast.wait_for".
+    tools = {name.removeprefix("holdfast.") for name in TOOLS._wrappers if name.startswith("holdfast.")}
+    known = set(holdfast.__all__) | modules | tags | tools
     assert not named - known

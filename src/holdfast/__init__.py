@@ -41,12 +41,12 @@ if TYPE_CHECKING:
     from holdfast.codec.plain import plain
     from holdfast.codec.types import register
     from holdfast.run.context import current, effect
+    from holdfast.run.durables import durable
     from holdfast.run.effects import Absent, Effect, Found, Unknown
     from holdfast.run.handle import Agent
     from holdfast.run.listing import RunInfo
     from holdfast.run.resilience import Breaker
     from holdfast.run.rollback import RollbackPlan
-    from holdfast.run.runs import durable
     from holdfast.run.store import Store
     from holdfast.run.store import open_store as open
     from holdfast.run.tools import tool
@@ -121,7 +121,7 @@ _HOMES = {
     "Unknown": ("holdfast.run.effects", "Unknown"),
     "VerifyReport": ("holdfast.agent.verify", "VerifyReport"),
     "current": ("holdfast.run.context", "current"),
-    "durable": ("holdfast.run.runs", "durable"),
+    "durable": ("holdfast.run.durables", "durable"),
     "effect": ("holdfast.run.context", "effect"),
     "open": ("holdfast.run.store", "open_store"),
     "plain": ("holdfast.codec.plain", "plain"),

@@ -237,6 +237,8 @@ DOCUMENTED = {
     "doctor": ["doctor"],
     "import": ["import", "langgraph", "sqlite:///{old}", "--dry-run"],
 }
+# These need a program that acts: test_running.py.
+OF_RUNNING = ("run", "run.due", "runs", "signal", "effects", "effects.resolve")
 
 
 @pytest.fixture
@@ -252,14 +254,14 @@ def test_the_documented_json_is_the_json(cli, old):
         json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     ]
     shown = {block["schema"]: block for block in blocks if "schema" in block}
-    assert set(shown) == {f"holdfast.{name}/1" for name in DOCUMENTED}
+    assert set(shown) == {f"holdfast.{name}/1" for name in (*DOCUMENTED, *OF_RUNNING)}
     for name, words in DOCUMENTED.items():
         real = cli(*(word.format(old=old) for word in words), "--json").json
         example = shown[f"holdfast.{name}/1"]
         assert not differences(example, real, name)
     documented = next(block for block in blocks if "schema" not in block)
     real = cli("show", "trip-7@good", "--json").json["checkpoint"]
-    assert set(real) - set(documented) == {"validity_reason", "metadata"}
+    assert set(real) - set(documented) == {"validity_reason", "metadata", "stack"}
     listed = cli("log", "trip-7", "--json").json["checkpoints"][0]
     assert set(listed) - set(documented) == {"heads", "abandoned"}
     assert set(cli("diff", "trip-7@asked", "--json").json["old"]) == set(documented)
@@ -267,7 +269,7 @@ def test_the_documented_json_is_the_json(cli, old):
 
 def test_the_page_documents_every_verb_option_and_exit_code(cli):
     page = PAGE.read_text(encoding="utf-8")
-    for verb in [*VERBS, "import langgraph"]:
+    for verb in [*VERBS, "effects resolve", "import langgraph"]:
         words = verb.split()
         assert f"## {words[0]}" in page or f"### {words[0]}" in page, verb
         for option in set(re.findall(r"(--[a-z-]+)", cli(*words, "--help", store=None).out)):

@@ -25,8 +25,9 @@ def test_the_demo_kills_and_comes_back_in_a_pipe(program, room):
     assert time.monotonic() - begun < half_a_minute()
     assert "\x1b" not in ended.out
     assert max(map(len, ended.out.splitlines())) <= 120
-    killed = re.search(r"kill -9 (\d+)", ended.out)[1]
+    killed, booking = re.findall(r"kill -9 (\d+)", ended.out)
     assert f"started as process {killed}" in ended.out
+    assert f"the agent: process {booking}, asks" in ended.out
     before, after = re.findall(r"(?:before the kill|after it) +([0-9a-f]{48})…", ended.out)
     assert before == after
     for said in (
@@ -36,12 +37,16 @@ def test_the_demo_kills_and_comes_back_in_a_pipe(program, room):
         "$ holdfast rollback trip-7 --to 'dinner planned' --yes",
         "(by-train) asked for trains",
         "[abandoned]",
+        "the airline has made booking 1 on TP539; its answer is on the way",
+        "in doubt   write  book(flight='TP539')",
+        "The airline has booking 1 on TP539: booked once",
         "Everything is as it was written.",
         "What next",
     ):
         assert said in ended.out, said
     assert not list(room.iterdir())
-    assert not alive(int(killed))
+    for process in re.findall(r"process (\d+)", ended.out):
+        assert not alive(int(process))
 
 
 @pytest.mark.slow
@@ -52,6 +57,7 @@ def test_the_demo_in_a_terminal_has_colour_and_stays_under_half_a_minute(termina
     assert time.monotonic() - begun < half_a_minute()
     assert "\x1b[1;36m" in ended.out
     assert "The same, bit for bit." in ended.out
+    assert "booked once" in ended.out
     assert not list(room.iterdir())
 
 
@@ -62,6 +68,7 @@ def test_the_demos_store_can_be_kept_and_is_a_real_one(program, tmp_path, cli):
         agent = store.agent("trip-7")
         assert agent.state["money"] == 520
         assert [c.label for c in agent.abandoned()] == ["upgraded"]
+        assert store.agent("trip-8").state["booking"] == {"number": 1, "flight": "TP539"}
     assert cli("log", "trip-7@by-train", "--json", store=kept).json["checkpoints"][0]["label"] == "asked for trains"
     again = program("demo", "--keep", str(kept))
     assert again.code == 2

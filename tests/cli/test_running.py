@@ -486,14 +486,14 @@ def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil,
             agent.wait_for(EVIL)
         with holdfast.open() as store:
             try:
-                store.agent(EVIL).run(run, wait=False)
+                store.agent("a").run(run, wait=False)
             except holdfast.Waiting:
                 pass
     """)
     subprocess.run([sys.executable, "-c", code], cwd=room, check=True, stdout=subprocess.DEVNULL)
     for words in (
-        *(["runs"], ["effects", evil], ["show", evil], ["rollback", evil, "--to", "#1", "--dry-run"]),
-        *(["signal", evil, evil], ["run", "--due"], ["runs", "--json"], ["effects", evil, "--json"]),
+        *(["runs"], ["effects", "a"], ["show", "a"], ["rollback", "a", "--to", "#1", "--dry-run"]),
+        *(["signal", "a", evil], ["run", "--due"], ["runs", "--json"], ["effects", "a", "--json"]),
     ):
         ended = hold(*words)
         assert ended.out, words

@@ -36,7 +36,7 @@ SETTLING = "while settling a doubt"
 COMPENSATION = "in compensation"
 ROLLBACK = "in rollback"
 CHECKPOINT = "in checkpoint"
-START, END = "while opening", "at the end of the run"
+START, END = "as it begins", "at the end of the run"
 
 # What a life would otherwise import by itself: ten times the rest of its work.
 WARM = (
@@ -45,6 +45,7 @@ WARM = (
     "holdfast.store.forks", "holdfast.store.forgetting",
 )  # fmt: skip
 
+ITEMS = ("keyed-1", "probed-1", "keyed-2", "probed-2")
 WHEN = ("before", "while", "after")
 """What the world has done when it kills whoever asked: nothing, it is about to, it has."""
 
@@ -187,6 +188,21 @@ def bare(agent: holdfast.Agent, name: str) -> str:
     return f"{name} done"
 
 
+def loop(store: holdfast.Store, name: str) -> str:
+    """No durable function: a loop that takes a checkpoint after each call, and goes on from the last one."""
+    with store.agent(name) as agent:
+        done = agent.state.setdefault("done", [])
+        while len(done) < len(ITEMS):
+            done.append(act(f"{name}/{ITEMS[len(done)]}"))
+            agent.checkpoint(f"done {len(done)}")
+    return f"{name} done"
+
+
+def act(ref: str) -> str:
+    """What a loop does at a turn, and a batch for an item."""
+    return str((book if "keyed" in ref else order)(ref)["ref"])
+
+
 # -- one life -----------------------------------------------------------------------------------------------
 
 
@@ -207,6 +223,10 @@ def life(path: str, job: dict[str, Any]) -> None:
                     known = job["told"][effect.args["ref"]]
                     agent.resolve(effect, known, result={"ref": effect.args["ref"]}, why="looked at the books")
             result = agent.run(bare, name, id="one")
+        elif scene == "loop":
+            result = loop(store, name)
+        elif scene == "map":
+            result = store.map(act, [f"{name}/{item}" for item in ITEMS], name=name, workers=2)
         else:
             result = back(agent)
     except holdfast.InDoubt as error:
@@ -265,7 +285,7 @@ def before_records(*records: Any) -> None:
         elif isinstance(record, rec.Decision | rec.Doubt):
             MOMENTS.pass_by(SETTLING, "")
         elif isinstance(record, rec.Begin):
-            MOMENTS.pass_by(ROLLBACK, "")
+            MOMENTS.pass_by(ROLLBACK if record.kind == "rollback" else START, "")
 
 
 def after_records(*records: Any) -> None:
@@ -282,7 +302,7 @@ def after_records(*records: Any) -> None:
         elif isinstance(record, rec.Decision | rec.Doubt):
             MOMENTS.pass_by(SETTLING, "")
         elif isinstance(record, rec.Begin):
-            MOMENTS.pass_by(ROLLBACK, "")
+            MOMENTS.pass_by(ROLLBACK if record.kind == "rollback" else START, "")
         elif isinstance(record, rec.End):
             MOMENTS.pass_by(END, "")
 
@@ -311,6 +331,7 @@ def main() -> None:
         importlib.import_module(name)
     watch()
     gc.freeze()
+    say("ready")
     for line in sys.stdin:
         job = json.loads(line)
         child = os.fork()

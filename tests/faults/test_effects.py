@@ -88,6 +88,7 @@ class Troupe:
         )  # fmt: skip
         self.lines: Queue[str] = Queue()
         threading.Thread(target=self._read, daemon=True).start()
+        assert self.next()[0] == "ready"
 
     def _read(self) -> None:
         for line in self.process.stdout:
@@ -185,6 +186,13 @@ class Campaign:
             if life.end:
                 break
         assert life.end
+        if scene in {"loop", "map"}:
+            for kind in ("keyed", "probed"):
+                self.count(name, kind, (f"{kind}-1", f"{kind}-2"))
+            found = life.end["state"]["done"] if scene == "loop" else life.end["result"]
+            if found != [f"{name}/{item}" for item in child.ITEMS]:
+                self.tally.wrong.append(f"{name}: {life.end}")
+            return
         two = 2 if scene == "many" else 1
         self.count(name, "keyed", ("keyed-1",))
         self.count(name, "probed", (f"probed-{two}",))
@@ -282,7 +290,7 @@ def troupe(store_path, world):
     made.close()
 
 
-SCENES = ("safe", "bare", "safe", "back", "bare", "many")
+SCENES = ("safe", "bare", "loop", "back", "safe", "bare", "many", "map")
 
 
 @pytest.mark.slow
@@ -297,7 +305,7 @@ def test_1000_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
         troupe = Troupe(path, world.port)
         campaign = Campaign(troupe, world, tally, 4_000 + which)
         try:
-            for scene in ("safe", "many"):
+            for scene in ("safe", "many", "loop", "map"):
                 campaign.rehearse(scene, f"rehearsal-{scene}-{which}")
             campaign.rehearse("bare", f"rehearsal-bare-{which}", told={})
             campaign.rehearse("back", f"rehearsal-safe-{which}")
@@ -307,7 +315,7 @@ def test_1000_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
                 turns[scene] += 1
                 turn = turns[scene] * TROUPES + which  # so that together they begin at every moment
                 name = f"{scene}-{number}"
-                if scene in {"safe", "many"}:
+                if scene in {"safe", "many", "loop", "map"}:
                     campaign.safe(scene, name, turn)
                 elif scene == "bare":
                     campaign.bare(name, turn)

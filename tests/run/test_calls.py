@@ -11,9 +11,9 @@ import pytest
 
 from holdfast import errors
 from holdfast.run import context, records
+from holdfast.run.durables import durable
 from holdfast.run.effects import Absent, Found, Unknown
 from holdfast.run.past import Past
-from holdfast.run.runs import durable
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 

@@ -10,11 +10,11 @@ import pytest
 
 from holdfast import errors
 from holdfast.run import context, modes
+from holdfast.run.durables import durable
 from holdfast.run.effects import Absent, Found
 from holdfast.run.notes import notes_of, since_of
 from holdfast.run.past import Past
 from holdfast.run.resilience import BACKOFF_MAX_S, Breaker, backoff_s
-from holdfast.run.runs import durable
 from holdfast.run.tools import tool
 from tests.run.bench import Crash
 from tests.run.test_waiting import Clock, line, timed

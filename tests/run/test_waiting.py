@@ -11,9 +11,9 @@ import pytest
 
 from holdfast import errors
 from holdfast.run import waiting
+from holdfast.run.durables import durable
 from holdfast.run.past import Past
 from holdfast.run.positions import numbered_context
-from holdfast.run.runs import durable
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 

@@ -25,6 +25,7 @@ _CALL_CHARACTERS = 100
 _RESULT_CHARACTERS = 80
 _STYLES = {
     "done": "green", "in doubt": "bold red", "open": "yellow", "failed": "red", "lost": "red", "not done": "dim",
+    "undone": "magenta",
 }  # fmt: skip
 
 effects = App(name="effects", help="Show what an agent did outside, or decide what is in doubt.")

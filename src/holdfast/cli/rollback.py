@@ -7,13 +7,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import Agent, Checkpoint, Store
+from holdfast import Agent, Checkpoint, RollbackPlan, Store
 from holdfast.cli.changes import change_json, lines
 from holdfast.cli.complete import refs
 from holdfast.cli.effects import call_of
@@ -23,9 +23,6 @@ from holdfast.cli.programs import Load, load
 from holdfast.cli.session import Flag, Given, Json, Name, Session, Wait, on_branch, reader
 from holdfast.cli.text import ago, clean, count, now
 from holdfast.errors import BadOption, RollbackBlocked
-
-if TYPE_CHECKING:
-    from holdfast.run.rollback import RollbackPlan
 
 SCHEMA = "holdfast.rollback/1"
 _WAY_OUT = (

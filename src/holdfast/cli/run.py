@@ -7,7 +7,6 @@ store only says which of their functions to go on with.
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import os
 import runpy
@@ -29,7 +28,7 @@ from holdfast.cli.session import Flag, Given, Json, Session, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
-from holdfast.run.runs import DURABLES
+from holdfast.run.durables import DURABLES
 
 SCHEMA = "holdfast.run/1"
 DUE_SCHEMA = "holdfast.run.due/1"
@@ -274,14 +273,14 @@ def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, jso
 
 def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
     """Go on with one run, as far as it gets: what became of it, what is to be said, and the exit code for that."""
-    function = _by_name(info.function)
-    if function is None:
+    known = DURABLES.get(info.function)
+    if known is None:
         return "not loaded", f"no program that was named has the durable function {info.function!r}", ATTENTION
     try:
         with closing(store.agent(info.agent, branch=info.branch, create=False)) as handle:
-            first = next(iter(inspect.signature(function).parameters))
-            bound = inspect.BoundArguments(inspect.signature(function), {first: handle, **info.args})
-            result = execute(handle, function, (list(bound.args[1:]), bound.kwargs), info.id, wait=False)
+            result = (
+                asyncio.run(handle.aresume(info.id, wait=False)) if known.waits else handle.resume(info.id, wait=False)
+            )
     except Waiting as error:
         return "waiting", error.message, 0
     except AgentBusy as error:  # whoever has it goes on with it
@@ -293,20 +292,6 @@ def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
         show_raised(error)
         return "failed", f"{type(error).__name__}: {error}", RAISED
     return "finished", text_of(result, _RESULT_CHARACTERS), 0
-
-
-def _by_name(name: str) -> Callable[..., Any] | None:
-    """The durable function of that name in the programs that were loaded."""
-    made = DURABLES.get(name)
-    if made is None:
-        return None
-
-    @functools.wraps(made.function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return made.function(*args, **kwargs)
-
-    call.durable = made  # type: ignore[attr-defined] # what agent.run looks for
-    return call
 
 
 def _say(session: Session, info: RunInfo, became: str, about: str) -> None:

@@ -18,11 +18,12 @@ from holdfast.run import secrets, waiting
 from holdfast.run.arguments import fetch, fingerprint, stow
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
+from holdfast.run.durables import known
 from holdfast.run.host import AgentHost
 from holdfast.run.past import Past, RunPast
 from holdfast.run.positions import Lane, number_tasks
 from holdfast.run.rollback import resuming
-from holdfast.run.runs import Run, _stopped, known
+from holdfast.run.runs import Run, stopped
 from holdfast.run.scope import in_doubt, now_us
 from holdfast.run.steps import Request, Steps, Work, drive, drive_later
 from holdfast.run.tools import TOOLS
@@ -221,7 +222,7 @@ class Batch:
             run.write(rec.End(now_us(), id, "finished", kept.value), kept)
             return fetch(kept.value, ledger, registry)
         except BaseException as error:
-            _stopped(run, error)
+            stopped(run, error)
             raise
         finally:
             run.ended = True

@@ -26,10 +26,11 @@ from holdfast.run import records as rec
 from holdfast.run.arguments import fingerprint
 from holdfast.run.calls import perform
 from holdfast.run.context import EFFECT, effect, place
+from holdfast.run.durables import Durable, known
 from holdfast.run.endings import CANCELLING, JOINING, Over, ending
 from holdfast.run.past import Past
 from holdfast.run.positions import HERE, Lane, here
-from holdfast.run.runs import Durable, Run, RunHost, known
+from holdfast.run.runs import Run, RunHost
 from holdfast.run.scope import Scope, Suspended, now_us
 from holdfast.run.standing import CANCEL, ENDS, JOIN, SPAWN
 from holdfast.run.steps import Steps, drive, drive_later

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import contextvars
 import os
-import uuid
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, TypeVar, overload
 
 import holdfast.agent.agent as below
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.writing import Writing
 from holdfast.errors import BadOption, ReadOnly
-from holdfast.run import children, companions, listing, modes, runs, secrets, waiting
+from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
 from holdfast.run.claims import Loop
 from holdfast.run.context import EFFECT, active
@@ -36,19 +34,13 @@ from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import now_us
 from holdfast.run.steps import Work, drive, drive_later
-from holdfast.run.tools import tool
+from holdfast.run.surroundings import Surroundings
 from holdfast.store.catalog import CheckpointRow
 
-if TYPE_CHECKING:
-    from holdfast.run.resources import Resource
-
 R = TypeVar("R")
-H = TypeVar("H")
-G = TypeVar("G")
-_ASKED: Any = object()
 
 
-class Agent(below.Agent):
+class Agent(Surroundings, below.Agent):
     """The handle on an agent. Get one from ``store.agent(name)``."""
 
     @cached_property
@@ -189,38 +181,6 @@ class Agent(below.Agent):
         lane = here()
         return lane if lane is not None and lane.scope.agent is self._host else None
 
-    # -- what differs each time, recorded -------------------------------------------------------------------
-
-    def now(self) -> datetime:
-        """The time (UTC). In a run it is the recorded one when that is executed again."""
-        return _now()
-
-    def random(self) -> float:
-        """A random number from 0 to 1, recorded in a run."""
-        return _random()
-
-    def uuid(self) -> uuid.UUID:
-        """A new UUID, recorded in a run."""
-        return _uuid()
-
-    def sleep(self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0) -> None:
-        """Sleep. A run that is interrupted meanwhile sleeps on for what is left."""
-        waiting.sleep(self._host, _seconds(seconds, days, hours, minutes))
-
-    async def asleep(
-        self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0
-    ) -> None:
-        """As sleep()."""
-        await waiting.asleep(self._host, _seconds(seconds, days, hours, minutes))
-
-    def wait_for(self, name: str, timeout_s: float | None = None) -> Any:
-        """Wait for a signal (``store.signal``) and return its value. Raises TimeoutError."""
-        return waiting.wait_for(self._host, name, timeout_s)
-
-    async def await_for(self, name: str, timeout_s: float | None = None) -> Any:
-        """As wait_for()."""
-        return await waiting.await_for(self._host, name, timeout_s)
-
     # -- what happened outside ------------------------------------------------------------------------------
 
     def effects(self, since: str | Checkpoint | None = None, *, run: str | None = None) -> list[Effect]:
@@ -254,57 +214,6 @@ class Agent(below.Agent):
         self._check_open()
         self._store.flush()
         return listing.View(self._store, self._row, self._branch)
-
-    # -- what is kept along with the state, or never --------------------------------------------------------------
-
-    def resource(
-        self,
-        name: str,
-        *,
-        open: Callable[..., H],
-        close: Callable[[H], object] | None = None,
-        describe: Callable[[H], Any] | None = None,
-        fork: Callable[[Any], Any] | None = None,
-    ) -> Resource[H]:
-        """Declare a handle that cannot be saved. It is opened when it is first used, after a restore too.
-
-        With ``describe``, ``open(description)`` gets what ``describe(handle)`` last said on this branch, or None.
-        ``fork(description)`` makes the description for a new branch; without it a branch begins with None.
-        """
-        from holdfast.run import resources
-
-        self._check_writer()
-        self._host.along(companions.Resources)
-        return resources.resource(self._host, name, open=open, close=close, describe=describe, fork=fork)
-
-    def generator(self, name: str, of: G) -> G:
-        """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's."""
-        from holdfast.run import generators
-
-        self._check_writer()
-        self._host.along(companions.Generators)
-        generators.generator(self._host, name, of)
-        return of
-
-    # -- modes ------------------------------------------------------------------------------------------------
-
-    def declare_modes(self, *names: str) -> None:
-        """The modes that this agent knows, from the best to the worst; the first is the usual one."""
-        modes.declare_modes(self._host, *names)
-
-    @property
-    def mode(self) -> str:
-        """How well things are: one of the declared modes, set by hand or by a breaker that opened."""
-        return modes.get_mode(self._host)
-
-    @mode.setter
-    def mode(self, name: str) -> None:
-        self._check_writer()
-        modes.set_mode(self._host, name)
-
-    def secret(self, name: str, value: Any = _ASKED) -> secrets.Secret | None:
-        """A secret that this process was given, or with ``value`` give it one. Secrets are never stored."""
-        return secrets.secret(self._host, name) if value is _ASKED else secrets.secret(self._host, name, value)
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -532,27 +441,6 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
-
-
-@tool(name="holdfast.now", effect="read")
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-@tool(name="holdfast.random", effect="read")
-def _random() -> float:
-    import random
-
-    return random.random()  # noqa: S311 - nothing secret depends on it
-
-
-@tool(name="holdfast.uuid", effect="read")
-def _uuid() -> uuid.UUID:
-    return uuid.uuid4()
-
-
-def _seconds(seconds: float, days: float, hours: float, minutes: float) -> float:
-    return seconds + 60 * (minutes + 60 * (hours + 24 * days))
 
 
 def _user() -> str:

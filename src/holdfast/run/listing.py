@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 from holdfast.codec.values import decode
 from holdfast.errors import BadOption, UnknownTool
 from holdfast.run.arguments import fetch
+from holdfast.run.choosing import arguments_of
+from holdfast.run.durables import DURABLES
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call, Past, RunPast
 from holdfast.run.records import Saved, Value
-from holdfast.run.runs import DURABLES, arguments_of
 from holdfast.run.scope import effect_of, now_us
 from holdfast.run.standing import Standing
 from holdfast.run.stored import StoredLine

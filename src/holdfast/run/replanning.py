@@ -33,12 +33,13 @@ from holdfast.errors import (
 )
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch
+from holdfast.run.durables import known
 from holdfast.run.effects import Effect
 from holdfast.run.outcomes import MESSAGE_MAX
 from holdfast.run.past import Past
 from holdfast.run.planning import RollbackHost
 from holdfast.run.rollback import RollbackPlan, resuming
-from holdfast.run.runs import execute, known
+from holdfast.run.runs import execute
 from holdfast.run.scope import effect_of
 from holdfast.run.standing import Standing
 from holdfast.run.steps import Request, Steps, Work

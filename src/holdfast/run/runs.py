@@ -12,12 +12,9 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol
 from uuid import uuid4
 
-from holdfast.codec.types import REGISTRY as _PLAIN
-from holdfast.codec.types import Registry
-from holdfast.codec.values import encode
 from holdfast.errors import (
     BadName,
     BadOption,
@@ -26,16 +23,17 @@ from holdfast.errors import (
     HoldfastError,
     InDoubt,
     RunRolledBack,
-    RunUnfinished,
     ToolFailed,
     Waiting,
 )
 from holdfast.run import records as rec
 from holdfast.run import secrets, waiting
-from holdfast.run.arguments import Binder, Blocks, Stowed, fetch, fingerprint, stow
+from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.choosing import ARGUMENTS, choose, mark_of
 from holdfast.run.claims import Loop
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
+from holdfast.run.durables import Durable, known
 from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
 from holdfast.run.outcomes import MESSAGE_MAX, diverged
@@ -46,8 +44,6 @@ from holdfast.run.steps import Park, Steps, Turn, Work, drive, drive_later
 from holdfast.run.tools import TOOLS, Tool, tool
 
 log = logging.getLogger("holdfast.run")
-F = TypeVar("F", bound=Callable[..., Any])
-ID_MAX = 200
 SHOWN_MAX = 200
 """Characters of a call's arguments in a message."""
 
@@ -90,59 +86,6 @@ class RunHost(Host, Protocol):
 
     def stopped(self) -> None:
         """The run did not get to its end. If it had not caught up with its record, the state is the head's again."""
-
-
-class Durable:
-    """What is known about a durable function."""
-
-    def __init__(self, function: Callable[..., Any], name: str, *, strict: bool) -> None:
-        self.function = function
-        self.name = name
-        self.strict = strict
-        self.binder = Binder(function)
-        self.waits = inspect.iscoroutinefunction(function)
-
-    @property
-    def code(self) -> str:
-        """A hash of the function's own code, to be compared on resume."""
-        code = inspect.unwrap(self.function).__code__
-        parts = [code.co_code, [str(name) for name in code.co_names], repr(code.co_consts)[:MESSAGE_MAX]]
-        return fingerprint({"code": encode(parts)}, _PLAIN).hex()[:16]
-
-
-@overload
-def durable(function: F, /) -> F: ...
-@overload
-def durable(*, name: str | None = None, strict: bool = False) -> Callable[[F], F]: ...
-def durable(function: Any = None, /, *, name: str | None = None, strict: bool = False) -> Any:
-    """Let ``agent.run`` execute a function so that it goes on where it stopped. It is called as ``f(agent, ...)``."""
-
-    def decorate(function: Any) -> Any:
-        made = Durable(function, name or function.__name__, strict=strict)
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        wrapper.durable = made  # type: ignore[attr-defined] # functions may have attributes
-        DURABLES[made.name] = made
-        return wrapper
-
-    return decorate(function) if function is not None else decorate
-
-
-DURABLES: dict[str, Durable] = {}
-"""Durable functions by name; the newest definition counts."""
-
-
-def known(function: Any) -> Durable:
-    """What is declared about a function, or what would be if it were."""
-    found = function if isinstance(function, Durable) else getattr(function, "durable", None)
-    if isinstance(found, Durable):
-        return found
-    if not callable(function):
-        raise BadOption(f"a run needs a function, not {type(function).__name__}")
-    return Durable(function, function.__name__, strict=False)
 
 
 class Run(Scope):
@@ -436,7 +379,7 @@ def execute(
         return fetch(kept.value, agent.ledger, agent.registry)
     except BaseException as error:
         try:
-            _stopped(run, error)
+            stopped(run, error)
         finally:
             agent.stopped()
         raise
@@ -444,61 +387,11 @@ def execute(
         run.ended = True
 
 
-def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool = False) -> RunPast | None:
-    """The recorded run that is meant; None for a new one. ``change``: its arguments may be other ones."""
-    if id is not None:
-        if not id or len(id) > ID_MAX:
-            raise BadOption(f"a run's id has 1 to {ID_MAX} characters, not {len(id)}")
-        named = past.runs.get(id)
-        if named is not None and not change and mark_of(agent, named) != mark:
-            raise RunUnfinished(
-                f"run {id!r} was begun with another function or other arguments ({named.begin.function})",
-                run=id,
-                hint="Use another id, or the same function and arguments.",
-            )
-        if named is not None:
-            return named
-    open_run = past.unfinished()
-    if open_run is None:
-        return None
-    if open_run.begin.kind == "rollback":
-        raise RunUnfinished("a rollback of this agent has not ended", run=open_run.id, hint="Finish it first.")
-    if id is None and (change or mark_of(agent, open_run) == mark):
-        return open_run
-    if open_run.condition == "failed":
-        return None
-    raise RunUnfinished(
-        f"run {open_run.id} of {open_run.begin.function} has not ended ({open_run.condition or 'interrupted'})",
-        run=open_run.id,
-        hint="Run it again with its own arguments to finish it, with others and change=True, or roll back to before"
-        " it began.",
-    )
-
-
-_ARGUMENTS = "=arguments"
-"""The path, which no call has, of the note that says which arguments a run goes on with."""
-
-
-def mark_of(agent: Host, run: RunPast) -> bytes:
-    """The fingerprint of the function and the arguments that a run was executed with last."""
-    changed = run.notes.get(_ARGUMENTS)
-    if changed is None:
-        return run.begin.fingerprint
-    return bytes(fetch(changed.value, agent.ledger, agent.registry, inert=True)["fingerprint"])
-
-
-def arguments_of(run: RunPast, blocks: Blocks, registry: Registry, *, inert: bool = False) -> dict[str, Any]:
-    """The arguments that a run was executed with last."""
-    changed = run.notes.get(_ARGUMENTS)
-    found = fetch(changed.value if changed is not None else run.begin.args, blocks, registry, inert=inert)
-    return dict(found["arguments"] if changed is not None else found)
-
-
 def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: dict[str, Any]) -> None:
     agent.rewind(this.begin.start)
     if mark != mark_of(agent, this):
         stowed = stow({"fingerprint": mark, "arguments": given}, agent.registry)
-        note = this.notes[_ARGUMENTS] = rec.Note(now_us(), this.id, "arguments", made.name, stowed.value, _ARGUMENTS)
+        note = this.notes[ARGUMENTS] = rec.Note(now_us(), this.id, "arguments", made.name, stowed.value, ARGUMENTS)
         agent.ledger.append(note, nodes=stowed.nodes, chunks=stowed.chunks)
         log.info("run %s of %s goes on with other arguments", this.id, agent.name)
     if this.end is not None:
@@ -508,7 +401,7 @@ def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: di
         log.info("run %s of %s: the code of %s has changed since it began", this.id, agent.name, made.name)
 
 
-def _stopped(run: Run, error: BaseException) -> None:
+def stopped(run: Run, error: BaseException) -> None:
     """Record how a run ended that did not finish. A process that is ending records nothing: it was interrupted."""
     if isinstance(error, InDoubt) or run.unsettled:
         how = "attention"

@@ -1,0 +1,73 @@
+"""Durable functions: what is declared about them, and the table of them by name.
+
+Owns the decorator. Must not know how a run goes. What always holds: a function is known by its name, not by its module,
+so that a program goes on with a run wherever it is started from.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from holdfast.codec.types import REGISTRY as _PLAIN
+from holdfast.codec.values import encode
+from holdfast.errors import BadOption
+from holdfast.run.arguments import Binder, fingerprint
+from holdfast.run.outcomes import MESSAGE_MAX
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Durable:
+    """What is known about a durable function."""
+
+    def __init__(self, function: Callable[..., Any], name: str, *, strict: bool) -> None:
+        self.function = function
+        self.name = name
+        self.strict = strict
+        self.binder = Binder(function)
+        self.waits = inspect.iscoroutinefunction(function)
+
+    @property
+    def code(self) -> str:
+        """A hash of the function's own code, to be compared on resume."""
+        code = inspect.unwrap(self.function).__code__
+        parts = [code.co_code, [str(name) for name in code.co_names], repr(code.co_consts)[:MESSAGE_MAX]]
+        return fingerprint({"code": encode(parts)}, _PLAIN).hex()[:16]
+
+
+@overload
+def durable(function: F, /) -> F: ...
+@overload
+def durable(*, name: str | None = None, strict: bool = False) -> Callable[[F], F]: ...
+def durable(function: Any = None, /, *, name: str | None = None, strict: bool = False) -> Any:
+    """Let ``agent.run`` execute a function so that it goes on where it stopped. It is called as ``f(agent, ...)``."""
+
+    def decorate(function: Any) -> Any:
+        made = Durable(function, name or function.__name__, strict=strict)
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **kwargs)
+
+        wrapper.durable = made  # type: ignore[attr-defined] # functions may have attributes
+        DURABLES[made.name] = made
+        return wrapper
+
+    return decorate(function) if function is not None else decorate
+
+
+DURABLES: dict[str, Durable] = {}
+"""Durable functions by name; the newest definition counts."""
+
+
+def known(function: Any) -> Durable:
+    """What is declared about a function, or what would be if it were."""
+    found = function if isinstance(function, Durable) else getattr(function, "durable", None)
+    if isinstance(found, Durable):
+        return found
+    if not callable(function):
+        raise BadOption(f"a run needs a function, not {type(function).__name__}")
+    return Durable(function, function.__name__, strict=False)
