@@ -49,8 +49,9 @@ ITEMS = ("keyed-1", "probed-1", "keyed-2", "probed-2")
 WHEN = ("before", "while", "after")
 """What the world has done when it kills whoever asked: nothing, it is about to, it has."""
 
-NAMES = {"look": "read", "note": "local", "book": "keyed", "order": "probed", "pay": "bare", "abook": "keyed"}
-NAMES |= {"alook": "read", "aorder": "probed"}
+# Names that no other test's tools have: this module is imported by the test, too.
+NAMES = {"kill.look": "read", "kill.note": "local", "kill.book": "keyed", "kill.order": "probed", "kill.pay": "bare"}
+NAMES |= {"kill.alook": "read", "kill.abook": "keyed", "kill.aorder": "probed"}
 
 
 class Moments:
@@ -102,46 +103,46 @@ def find(effect: holdfast.Effect) -> Any:
     return holdfast.Absent() if found is None else holdfast.Found(found)
 
 
-@holdfast.tool(effect="read")
+@holdfast.tool(name="kill.look", effect="read")
 def look(ref: str) -> Any:
     MOMENTS.pass_by(BEFORE_INTENT, "read")
     return ask("/read", "read", ref)["value"]
 
 
-@holdfast.tool(effect="local")
+@holdfast.tool(name="kill.note", effect="local")
 def note(text: str) -> None:
     MOMENTS.pass_by(DURING, "local")
     holdfast.current().state.setdefault("notes", []).append(text)
     MOMENTS.pass_by(DURING, "local")
 
 
-@holdfast.tool(effect="idempotent", compensate=undo)
+@holdfast.tool(name="kill.book", effect="idempotent", compensate=undo)
 def book(ref: str) -> Any:
     return ask("/do", "keyed", ref, key=holdfast.effect().key, keyed=True)
 
 
-@holdfast.tool(probe=find, compensate=undo)
+@holdfast.tool(name="kill.order", probe=find, compensate=undo)
 def order(ref: str) -> Any:
     return ask("/do", "probed", ref, key=holdfast.effect().key)
 
 
-@holdfast.tool
+@holdfast.tool(name="kill.pay")
 def pay(ref: str) -> Any:
     return ask("/do", "bare", ref, key=holdfast.effect().key)
 
 
-@holdfast.tool(effect="read")
+@holdfast.tool(name="kill.alook", effect="read")
 async def alook(ref: str) -> Any:
     MOMENTS.pass_by(BEFORE_INTENT, "read")
     return (await asyncio.to_thread(ask, "/read", "read", ref))["value"]
 
 
-@holdfast.tool(effect="idempotent", compensate=undo)
+@holdfast.tool(name="kill.abook", effect="idempotent", compensate=undo)
 async def abook(ref: str) -> Any:
     return await asyncio.to_thread(ask, "/do", "keyed", ref, key=holdfast.effect().key, keyed=True)
 
 
-@holdfast.tool(probe=find, compensate=undo)
+@holdfast.tool(name="kill.aorder", probe=find, compensate=undo)
 async def aorder(ref: str) -> Any:
     return await asyncio.to_thread(ask, "/do", "probed", ref, key=holdfast.effect().key)
 
@@ -246,7 +247,12 @@ def back(agent: holdfast.Agent) -> str:
     with agent:
         pass
     agent = store.agent(agent.name)
-    if agent.head.label != "start":
+    if not any(made.label == "start" for made in agent.log()):  # the run was killed before it had done anything
+        return "start"
+    try:
+        agent.rollback("start")  # even from there: there may be something to undo that no checkpoint knows
+    except holdfast.errors.RollbackBlocked:  # a keyed call was cut off: nobody can tell, but it can be finished
+        agent.run(safe, agent.name, id="one")
         agent.rollback("start")
     return str(agent.head.label)
 

@@ -424,7 +424,14 @@ def test_a_branch_row_of_an_earlier_moment_is_noticed(tmp_path):
         assert any(problem.what == "branch main" for problem in report.problems)
 
 
-KEYS = {"store": "name", "tag": "key", "validity": "n", "metadata": "digest", "chunk": "digest", "sqlite_sequence": "name"}
+KEYS = {
+    "store": "name",
+    "tag": "key",
+    "validity": "n",
+    "metadata": "digest",
+    "chunk": "digest",
+    "sqlite_sequence": "name",
+}
 
 
 def sql(path: Path, statement: str, *bindings: object) -> list[tuple]:

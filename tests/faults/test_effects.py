@@ -170,7 +170,8 @@ class Campaign:
             )
         else:
             every = self.moments[scene]
-            at = number % every + 1 if not lives else self.chance.randrange(1, every + 1)
+            # A life that goes on has fewer moments left than a whole one: an early one is more likely to come.
+            at = number % every + 1 if not lives else 1 + int(every * self.chance.random() ** 2)
             life = self.troupe.live(scene=scene, agent=name, at=at, **job)
         if life.killed:
             self.tally.kills[life.point, life.kind] += 1
@@ -254,9 +255,15 @@ class Campaign:
             self.count(name, "bare", ("bare-1", "bare-2"))
 
     def back(self, name: str, number: int) -> None:
-        """A rollback: interrupted, then finished; everything is undone once, and done again with other keys."""
-        life = self.troupe.live(scene="safe", agent=name)
-        assert life.end, life.error
+        """A rollback: interrupted, then finished; everything is undone once, and done again with other keys.
+
+        Every other time the run itself was killed before, so that it is not known what there is to undo.
+        """
+        at = self.chance.randrange(1, self.moments["safe"] + 1) if number // TROUPES % 2 else 0
+        life = self.troupe.live(scene="safe", agent=name, at=at)
+        if life.killed:
+            self.tally.kills[life.point, life.kind] += 1
+        whole = life.end is not None
         for lives in range(LIVES_MAX + 1):
             life = self.live("back", name, number, lives)
             if life.error or life.doubt is not None:
@@ -266,14 +273,17 @@ class Campaign:
                 break
         if life.end != {"result": "start", "state": {}, "moments": life.end["moments"]}:
             self.tally.wrong.append(f"{name}: {life.end}")
-        for kind in ("keyed", "probed"):
-            self.count(name, kind, (f"{kind}-1",), what="undo")
+        before = {kind: self.world.done(f"{name}/{kind}-1") for kind in ("keyed", "probed")}
+        for kind, times in before.items():
+            self.count(name, kind, (f"{kind}-1",), times=times, what="undo")
+            if times > 1 or (whole and not times):
+                self.tally.wrong.append(f"{name}: {kind} was done {times} times before the rollback")
         life = self.troupe.live(scene="safe", agent=name)
         if not life.end:
             self.tally.wrong.append(f"{name}: after the rollback: {life.error or life.doubt}")
             return
-        for kind in ("keyed", "probed"):
-            self.count(name, kind, (f"{kind}-1",), times=2)
+        for kind, times in before.items():
+            self.count(name, kind, (f"{kind}-1",), times=times + 1)
 
 
 @pytest.fixture

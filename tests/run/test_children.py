@@ -351,6 +351,32 @@ def test_a_parent_that_does_not_block_waits_when_its_child_does(opened):
     assert opened().run(work, wait=False) == "rested"
 
 
+def test_a_parent_whose_child_waits_for_a_signal_is_due_when_the_child_can_go_on_or_has(opened):
+    @holdfast.durable(name="due-job")
+    def job(agent):
+        return agent.wait_for("bags")
+
+    @holdfast.durable(name="due-work")
+    def work(agent):
+        return agent.spawn(job, "bags").join()
+
+    agent = opened()
+    with pytest.raises(errors.Waiting):
+        agent.run(work, wait=False)
+    store = opened("other")._store
+    # A signal that is called like the child is no news for anybody.
+    store.signal("trip-7", "trip-7/bags")
+    assert store.due() == []
+    store.signal("trip-7/bags", "bags", "packed")
+    assert sorted(info.agent for info in store.due()) == ["trip-7", "trip-7/bags"]
+    (info,) = opened("trip-7/bags").runs()
+    assert opened("trip-7/bags").resume(info.id) == "packed"
+    store = opened("other")._store
+    assert [info.agent for info in store.due()] == ["trip-7"]
+    assert opened().run(work, wait=False) == "packed"
+    assert opened("other")._store.due() == []
+
+
 # -- rolled back with the parent --------------------------------------------------------------------------------
 
 

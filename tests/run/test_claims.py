@@ -114,6 +114,31 @@ def test_a_call_in_doubt_is_settled_before_the_next(world, answer, times):
     assert world == [5] * times
 
 
+def test_a_write_that_was_tried_again_is_one_write(world):
+    @tool(probe=lambda effect: Absent(), retries=1)
+    def pay(amount):
+        world.append(amount)
+        if len(world) == 1:
+            raise ConnectionError("before it was sent")
+        return "paid"
+
+    @tool(effect="idempotent", retries=1)
+    def put(what):
+        world.append(what)
+        if len(world) == 3:
+            raise ConnectionError
+        return "put"
+
+    bench = Bench()
+    with bench.using(0):
+        assert [pay(5), put(6)] == ["paid", "put"]
+    with bench.crashed().using(0) as loop:
+        assert len(loop.unclaimed) == 2
+        assert [pay(5), put(6)] == ["paid", "put"]
+        assert not loop._left
+    assert world == [5, 5, 6, 6]
+
+
 # -- with a real agent ------------------------------------------------------------------------------------------
 
 
@@ -285,3 +310,114 @@ def test_a_handle_that_only_reads_records_nothing(desk):
     with holdfast.open(desk.path) as store, store.agent("a", readonly=True) as agent:
         assert desk.pay(5) == 1
         assert agent.effects() == []
+
+
+# -- calls that were under way when a checkpoint was taken -------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["write", "idempotent"])
+def test_a_call_that_was_under_way_at_the_checkpoint_and_ended_after_it_is_claimed(desk, kind):
+    @holdfast.tool(effect=kind)
+    def send(text):
+        agent.checkpoint("meanwhile")
+        desk.paid.append(text)
+        return "sent"
+
+    with desk.session() as agent:
+        assert send("hello") == "sent"
+    with desk.session() as agent:
+        if kind == "write":
+            with pytest.raises(errors.MaybeRepeated):
+                send("other words")
+        assert send("hello") == "sent"
+        assert desk.paid == ["hello"]
+        agent.checkpoint("known")
+    with desk.session() as agent:
+        assert send("hello") == "sent"
+    assert desk.paid == ["hello", "hello"]
+
+
+def test_an_outcome_that_came_after_the_checkpoint_stays_offered_through_more_of_them(desk):
+    @holdfast.tool
+    def send(text):
+        agent.checkpoint("meanwhile")
+        desk.paid.append(text)
+        return "sent"
+
+    with desk.session() as agent:
+        send("hello")
+    for number in range(2):
+        with desk.session() as agent:
+            agent.state["x"] = number
+            agent.checkpoint("not known yet")
+    with desk.session() as agent:
+        assert send("hello") == "sent"
+    assert desk.paid == ["hello"]
+
+
+@pytest.mark.parametrize("answer", [Found("sent"), Absent(), None])
+def test_a_call_that_was_under_way_at_the_checkpoint_and_was_interrupted_is_in_doubt(desk, answer):
+    @holdfast.tool(probe=None if answer is None else lambda effect: answer)
+    def send(text):
+        if not desk.paid:
+            agent.checkpoint("meanwhile")
+        desk.paid.append(text)
+        if len(desk.paid) == 1:
+            raise Crash
+        return "sent"
+
+    with pytest.raises(Crash), desk.session() as agent:
+        send("hello")
+    with desk.session() as agent:
+        if answer is None:
+            with pytest.raises(errors.InDoubt):
+                send("hello")
+        else:
+            assert send("hello") == "sent"
+            agent.checkpoint("known")
+    assert len(desk.paid) == (2 if isinstance(answer, Absent) else 1)
+    if answer is not None:
+        with desk.session() as agent:  # meant anew
+            assert send("hello") == "sent"
+        assert len(desk.paid) == (3 if isinstance(answer, Absent) else 2)
+
+
+def killed_in_a_repeatable_call(desk):
+    """A process that is killed in a call, after somebody else has taken a checkpoint; returns the tool."""
+
+    @holdfast.tool(effect="idempotent")
+    def put(what):
+        desk.paid.append(holdfast.effect().key)
+        if len(desk.paid) == 1:
+            agent = holdfast.current()
+            agent.checkpoint("meanwhile")
+            agent._store.flush()
+            agent._host.ledger.append = lambda *_records, **_options: 0  # killed: nothing more is written
+            raise Crash
+        return what
+
+    with pytest.raises(Crash), desk.session():
+        put(1)
+    return put
+
+
+def test_a_repeatable_call_that_was_cut_off_after_the_checkpoint_keeps_its_key(desk):
+    put = killed_in_a_repeatable_call(desk)
+    with desk.session() as agent:
+        assert put(1) == 1
+        agent.checkpoint("known")
+    with desk.session():
+        assert put(1) == 1
+    first, again, anew = desk.paid
+    assert first == again != anew
+
+
+def test_a_repeatable_call_that_was_cut_off_and_given_up_is_not_offered_again(desk):
+    put = killed_in_a_repeatable_call(desk)
+    with desk.session() as agent:
+        agent.accept()
+        agent.checkpoint("known")
+    with desk.session():
+        assert put(1) == 1
+    first, anew = desk.paid
+    assert first != anew

@@ -1,7 +1,7 @@
 """The command line. ``holdfast`` starts at ``main``; each verb is a file of its own.
 
-It calls the public API and nothing beneath it. Reading verbs open the store read-only, never create one, and never
-import or run anything that a store names.
+It calls the public API and nothing beneath it. Reading verbs open the store read-only, never create one, and nothing
+that a store names is ever imported; programs are loaded where a person names them.
 """
 
 from __future__ import annotations

@@ -46,6 +46,8 @@ _HINTS = {
     "agent-busy": "Add --wait SECONDS where the verb has it, or end that process first.",
     "waiting": "Go on with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
     "run-unfinished": "Run it with its own arguments to finish it, with others and --change, or roll back.",
+    "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
+    " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME, --keep-effects).",
     "not-a-store": "Name the store with --store DIR or $HOLDFAST_STORE, or go to where .holdfast is.",
 }
 
@@ -152,7 +154,8 @@ def _usage(error: CycloptsError) -> int:
 
 def _say(message: str, hint: str) -> None:
     console = Output(stderr=True)
-    console.print(f"holdfast: {clean(message)}", style="bold red", soft_wrap=True)
+    for at, line in enumerate(message.splitlines() or [""]):
+        console.print(f"{'' if at else 'holdfast: '}{clean(line)}", style="bold red", soft_wrap=True)
     if hint:
         console.print(clean(hint), soft_wrap=True)
 

@@ -33,9 +33,8 @@ def find(effect: Effect) -> holdfast.Found | holdfast.Absent:
 
 
 @holdfast.tool(probe=find)
-def book(flight: str) -> dict[str, Any]:
-    booked: dict[str, Any] = ask("POST", "/bookings", {"flight": flight, "key": holdfast.effect().key})
-    return booked
+def book(flight: str) -> Any:
+    return ask("POST", "/bookings", {"flight": flight, "key": holdfast.effect().key})
 
 
 @holdfast.durable

@@ -146,7 +146,7 @@ def _print(out: Output, agent: Agent, shown: list[Effect], more: int) -> None:
     doubtful = [one for one in shown if one.condition == "in doubt"]
     if doubtful:
         head = Text(f"{count(len(doubtful), 'effect is', 'effects are')} in doubt. ", style="bold red")
-        out.say(head, "Running it again asks the tool's probe. If that cannot tell, find out, and say so:", wrap=True)
+        out.say(head, "Running it again asks its probe; if that cannot tell, find out and say so:", wrap=True)
         where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
         command = shlex.join(("holdfast", "effects", "resolve", where, doubtful[0].id))
         out.say(f"  {clean(command)} --done JSON --why TEXT   (or --not-done)")

@@ -92,7 +92,7 @@ def rollback(
                 _show(session.out, handle, plan)
             if plan.blocked:
                 said = count(len(plan.blocked), "effect stands", "effects stand")
-                raise RollbackBlocked(f"{said} in the way; nothing was changed", hint=_WAY_OUT)
+                raise RollbackBlocked(f"{said} in the way; nothing was changed")
             if not yes and not _confirmed(session.out):
                 session.out.say("Nothing was changed.")
                 return 0

@@ -6,10 +6,8 @@ store only says which of their functions to go on with.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import os
-import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
@@ -145,6 +143,8 @@ def _script(session: Session, program: str, words: Sequence[str]) -> int:
     sys.argv = [program, *words]
     sys.path.insert(0, str(file.resolve().parent))
     with _programs():
+        import runpy
+
         runpy.run_path(str(file), run_name="__main__")
     return 0
 
@@ -227,6 +227,8 @@ def execute(
     bound = _checked(function, handle, given)
     args, kwargs = bound.args[1:], bound.kwargs
     if waits(function):
+        import asyncio
+
         return asyncio.run(handle.arun(function, *args, id=id, wait=wait, change=change, **kwargs))
     return handle.run(function, *args, id=id, wait=wait, change=change, **kwargs)
 
@@ -278,9 +280,7 @@ def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
         return "not loaded", f"no program that was named has the durable function {info.function!r}", ATTENTION
     try:
         with closing(store.agent(info.agent, branch=info.branch, create=False)) as handle:
-            result = (
-                asyncio.run(handle.aresume(info.id, wait=False)) if known.waits else handle.resume(info.id, wait=False)
-            )
+            result = _resumed(handle, info.id, waits=known.waits)
     except Waiting as error:
         return "waiting", error.message, 0
     except AgentBusy as error:  # whoever has it goes on with it
@@ -292,6 +292,14 @@ def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
         show_raised(error)
         return "failed", f"{type(error).__name__}: {error}", RAISED
     return "finished", text_of(result, _RESULT_CHARACTERS), 0
+
+
+def _resumed(handle: Agent, run: str, *, waits: bool) -> Any:
+    if not waits:
+        return handle.resume(run, wait=False)
+    import asyncio
+
+    return asyncio.run(handle.aresume(run, wait=False))
 
 
 def _say(session: Session, info: RunInfo, became: str, about: str) -> None:

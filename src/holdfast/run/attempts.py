@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from dataclasses import replace
 from typing import Any
 
 from holdfast.errors import BreakerOpen, FailedBeforeEffect, InDoubt, InputError, Unencodable
@@ -72,7 +73,6 @@ class Live:
         return fetch(self.call.progress, self.scope.ledger, self.scope.registry)
 
     def _report(self, value: Any) -> None:
-        value = secrets.scrub(self.scope.agent, value, f"the progress of {self.tool.name}")
         self.scope.report(self.path, self.call.number, value)
 
     def _check_secret(self, stowed: Stowed, what: str) -> None:
@@ -118,8 +118,12 @@ class Live:
                     return (yield from self._give_up(error))
                 if call.number:
                     self.scope.write(self._done("before"))
-            except InDoubt:
-                raise  # of a call inside this one: whether this one happened is part of the same question
+            except InDoubt as error:
+                # Of a call inside this one: whether this one happened is part of the same question. What was raised for
+                # another agent stops nothing here by itself.
+                if tool.kind == "write" and not self.scope.unsettled:
+                    self._leave_open(self._said(error))
+                raise
             except Exception as error:  # noqa: BLE001 - whatever a tool raises is an outcome, or a doubt
                 failed = error
                 if tool.kind == "write":
@@ -288,6 +292,8 @@ class Live:
         yield from self._count(error)
         decision, stowed = yield from settle(scope, call, self.tool, self.effect, live=True)
         if decision is None:
+            if self.effect.why != why:
+                call.doubt = replace(call.doubt, why=f"{why}; {self.effect.why}")
             scope.unsettled.append(call)
             raise in_doubt(scope, [call]) from error
         call.decision = decision
@@ -300,16 +306,20 @@ class Live:
         yield Turn(scope, self.path, self.lane)
         return (give(scope, self.tool, self.path, decision, stowed),)
 
+    def _leave_open(self, why: str) -> None:
+        """Nobody can find out now what became of the call: nothing new starts before somebody does."""
+        call = self.call
+        call.doubt = rec.Doubt(now_us(), self.scope.run_id, self.path, call.number, why)
+        self.scope.write(call.doubt, flush=True)
+        self.scope.unsettled.append(call)
+
     def _interrupted(self, error: BaseException) -> None:
         """The call was cancelled or the process is ending: what became of it outside is not known."""
         cancelled = _is_cancelled(error)
         if self.tool.kind == "write":
-            call = self.call
-            why = "cancelled" if cancelled else f"interrupted by {type(error).__name__}"
-            call.doubt = rec.Doubt(now_us(), self.scope.run_id, self.path, call.number, why)
-            self.scope.write(call.doubt, flush=True)
-            self.scope.unsettled.append(call)
-        elif cancelled:
+            self._leave_open("cancelled" if cancelled else f"interrupted by {type(error).__name__}")
+        elif cancelled or (self.tool.kind == "idempotent" and not self.scope.run_id):
+            # A plain loop knows that it was interrupted, from the next checkpoint on; a run is executed again.
             self.scope.write(self._done("cancelled"), self.packed.stowed)
 
 

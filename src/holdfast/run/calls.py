@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+from holdfast.errors import Unencodable
 from holdfast.run import secrets
 from holdfast.run.arguments import fingerprint
 from holdfast.run.attempts import Live
@@ -149,9 +150,16 @@ def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any
 
 def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     scope: Scope = lane.scope
+    scope.check_tool(tool)
     arguments = tool.binder.bind(args, kwargs)
     secrets.refuse(scope.agent, f"the arguments of {tool.name}", arguments)
-    mark = fingerprint(arguments, scope.registry, tool.volatile)
+    try:
+        mark = fingerprint(arguments, scope.registry, tool.volatile)
+        if tool.volatile:  # what does not count must be saved all the same, before the call takes a place or a claim
+            fingerprint(arguments, scope.registry)
+    except Unencodable as error:
+        error.root = f"the arguments of {tool.name}"
+        raise
     path = lane.take(tool.name, mark)
     scope.order.called(lane)
     call = scope.recorded(path, tool, mark, arguments)

@@ -75,10 +75,14 @@ class Loop(Scope):
             since = since_of(past, self._checkpoint, self._since)
             self.taken = past.taken
             self._open = [call for call in past.loose if call.open]
+            # What was under way when the checkpoint was taken is not known there, either: its outcome came later, or
+            # never.
             self._left = [
                 call
                 for call in (*past.kept, *past.loose)
-                if call.kind in GUARDED and (call.number > since or call.number in noted) and not _never_happened(call)
+                if call.kind in GUARDED
+                and (max(call.number, call.ended) > since or call.open or call.number in noted)
+                and not _never_happened(call)
             ]
             self._known = True
 
@@ -106,7 +110,12 @@ class Loop(Scope):
         """The program knows of these writes, or of all: they answer no call any more."""
         with self.lock:
             self.read()
-            self._left = [call for call in self._left if numbers is not None and call.number not in numbers]
+            given_up = [call for call in self._left if numbers is None or call.number in numbers]
+            self._left = [call for call in self._left if call not in given_up]
+            for call in given_up:
+                # One that is not known to have ended would be offered to whatever state is loaded.
+                if call.kind != "write" and call.open:
+                    self.write(rec.Done(now_us(), call.run, call.path, "cancelled", of=call.number))
 
     def decided(self, call: Call) -> None:
         """Somebody has found out about a call: the next one like it gets its result, or is made."""

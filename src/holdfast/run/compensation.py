@@ -20,6 +20,7 @@ from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import Cancelled, InDoubt, Waiting
 from holdfast.run import records as rec
+from holdfast.run import secrets
 from holdfast.run.arguments import fetch
 from holdfast.run.context import EFFECT, active
 from holdfast.run.effects import Effect
@@ -87,7 +88,8 @@ def undo(run: Run, planned: Planned) -> Steps:
                 yield Pause(run, tries)
                 continue
             done.at, done.how = now_us(), "error"
-            done.fault = ("", type(error).__qualname__, str(error)[:MESSAGE_MAX], None)
+            said = secrets.scrub(run.agent, str(error)[:MESSAGE_MAX], f"an error of {own.tool}")
+            done.fault = ("", type(error).__qualname__, said, None)
             yield Write(run, done)
             raise Failed(planned, error, tries) from error
         done.at = now_us()

@@ -12,8 +12,9 @@ import sys
 from collections.abc import Callable, Generator
 from typing import Any
 
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, Unencodable
 from holdfast.run import records as rec
+from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, stow
 from holdfast.run.effects import Absent, Effect, Found, Unknown
 from holdfast.run.past import Call
@@ -67,7 +68,12 @@ def settle(
         return None, None
     answer = yield Ask(tool.probe, effect)
     if isinstance(answer, Found):
-        stowed = stow(answer.result, scope.registry)
+        try:
+            result = secrets.scrub(scope.agent, answer.result, f"the result of {call.tool}")
+            stowed = stow(result, scope.registry)
+        except Unencodable as error:  # it has happened, but what would be given to the program?
+            effect.why = f"the probe found it, but its result cannot be saved: {error.message}"
+            return None, None
         return _decision(scope, call, "found", "the probe found it", stowed.value), stowed
     if isinstance(answer, Absent):
         generation = call.intent.generation if call.intent is not None else 0

@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar, overload
 
 from holdfast.codec.types import REGISTRY as _PLAIN
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption
 from holdfast.run.arguments import Binder, fingerprint
-from holdfast.run.outcomes import MESSAGE_MAX
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,9 +33,20 @@ class Durable:
     @property
     def code(self) -> str:
         """A hash of the function's own code, to be compared on resume."""
-        code = inspect.unwrap(self.function).__code__
-        parts = [code.co_code, [str(name) for name in code.co_names], repr(code.co_consts)[:MESSAGE_MAX]]
-        return fingerprint({"code": encode(parts)}, _PLAIN).hex()[:16]
+        code = getattr(inspect.unwrap(self.function), "__code__", None)  # what is called may be no function
+        return fingerprint({"code": encode(_parts(code))}, _PLAIN).hex()[:16] if code is not None else ""
+
+
+def _parts(code: CodeType) -> list[Any]:
+    """What a function does, in plain values: the same in every process that runs the same code."""
+    constants = [_parts(one) if isinstance(one, CodeType) else _shown(one) for one in code.co_consts]
+    return [code.co_code, list(code.co_names), list(code.co_varnames), constants]
+
+
+def _shown(constant: Any) -> str:
+    if isinstance(constant, frozenset):  # of a test such as `x in {...}`: its order differs between processes
+        return repr(sorted(map(repr, constant)))
+    return repr(constant)
 
 
 @overload

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadOption, InDoubt, ToolFailed, Unencodable, Waiting
 from holdfast.run import records as rec
-from holdfast.run import waiting
+from holdfast.run import secrets, waiting
 from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
 from holdfast.run.outcomes import MESSAGE_MAX, Local, give, lost
 from holdfast.run.positions import Lane
@@ -122,7 +122,9 @@ def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) 
         raise error
     if error is not None:
         kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-        message = getattr(error, "message", str(error))[:MESSAGE_MAX]
+        message = secrets.scrub(
+            scope.agent, getattr(error, "message", str(error))[:MESSAGE_MAX], f"an error of {child.name}"
+        )
         done.how, done.fault = "error", ("", kind, message, None)
         return None
     try:

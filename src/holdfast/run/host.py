@@ -17,7 +17,8 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.history import Stored
 from holdfast.agent.names import check_label
 from holdfast.agent.writing import Writing
-from holdfast.codec.values import decode
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
@@ -68,6 +69,13 @@ class AgentHost(Returning):
         if (line.b, generation) == (self.handle._branch.b, self.generation):
             return False
         return not catalog.holder_alive(line.b, generation)
+
+    @property
+    def config_hash(self) -> str:
+        """Of the configuration that the agent was opened with; empty when there is none."""
+        writer = self.handle._writer
+        config = writer._config if writer is not None else None
+        return digest_of("holdfast.config", encode(config, self.registry)).hex()[:16] if config is not None else ""
 
     def signals(self) -> list[Signal]:
         """Signals to this agent, or to this branch of it, that are younger than the branch; oldest first."""

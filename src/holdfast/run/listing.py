@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from holdfast.agent.names import name_key
 from holdfast.codec.values import decode
 from holdfast.errors import BadOption, UnknownTool
 from holdfast.run.arguments import fetch
@@ -20,7 +21,7 @@ from holdfast.run.effects import Effect
 from holdfast.run.past import Call, Past, RunPast
 from holdfast.run.records import Saved, Value
 from holdfast.run.scope import effect_of, now_us
-from holdfast.run.standing import Standing
+from holdfast.run.standing import SPAWN, Standing
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
 from holdfast.store.catalog import AgentRow, BranchRow, Catalog
@@ -108,6 +109,13 @@ class View:
     def signals(self) -> list[Signal]:
         return signals_to(self._store._catalog, self._agent, self._branch)
 
+    def child(self, name: str) -> View | None:
+        """The line of an agent that a run of this branch has begun."""
+        catalog = self._store._catalog
+        agent = catalog.agent(name_key(name))
+        branch = catalog.branch(agent.a, name_key(self.branch_name)) if agent is not None else None
+        return View(self._store, agent, branch) if agent is not None and branch is not None else None
+
 
 def signals_to(catalog: Catalog, agent: AgentRow, branch: BranchRow) -> list[Signal]:
     """Signals to an agent, or to this branch of it, that are younger than the branch; oldest first."""
@@ -122,10 +130,29 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     if only_due and view.at_it():
         return []  # whoever is at it goes on by itself
     past = view.past()
-    found = due(past, view.signals(), now_us()) if only_due else past.runs.values()
+    found = _due(view, past) if only_due else past.runs.values()
     first = view.own_from
     # What ended before the branch began belongs to the one that it comes from.
     return [_info(view, run) for run in found if run.number >= first or run.condition not in _OVER]
+
+
+def _due(view: View, past: Past) -> list[RunPast]:
+    return due(past, view.signals(), now_us(), lambda run, name: _child_moves(view, run, name))
+
+
+def _child_moves(view: View, run: RunPast, name: str) -> bool:
+    """Whether what a run would learn of its child has changed since it was put off: it has ended, or can go on."""
+    child = view.child(name)
+    if child is None:
+        return True  # removed: the run has to be told
+    if child.at_it():
+        return False
+    begun = {call.intent.key for call in run.calls.values() if call.tool == SPAWN and call.intent is not None}
+    past = child.past()
+    its = [one for one in past.runs.values() if one.id in begun]
+    if not its or its[-1].condition not in {"", "waiting"} or not open_waits(its[-1]):
+        return True  # it has ended, or was interrupted; an agent executes one run at a time, so the newest is meant
+    return any(one is its[-1] for one in _due(child, past))
 
 
 def _info(view: View, run: RunPast) -> RunInfo:

@@ -19,12 +19,15 @@ SETTLED = frozenset({"value", "error", "lost", "fallback"})
 class Call:
     """Everything that is recorded about the call at one position."""
 
-    __slots__ = ("attempts", "decision", "done", "doubt", "intent", "kept", "number", "path", "progress", "read", "run")
+    __slots__ = (
+        "attempts", "decision", "done", "doubt", "ended", "intent", "kept", "number", "path", "progress", "read", "run",
+    )  # fmt: skip
 
     def __init__(self, run: str, path: str) -> None:
         self.run = run
         self.path = path
         self.number = 0  # of its newest intent, or, for a read, of its outcome
+        self.ended = 0  # the number of the record that says what came of that
         self.attempts = 0
         self.intent: rec.Intent | None = None
         self.done: rec.Done | None = None
@@ -189,14 +192,15 @@ def add_to(call: Call, number: int, record: Record) -> None:
         call.intent, call.number = record, number
         call.attempts = record.attempt
         call.done = call.doubt = call.decision = None
+        call.ended = 0
     elif isinstance(record, rec.Done):
-        call.done = record
+        call.done, call.ended = record, number
         if not record.of:
             call.read, call.number = True, number
     elif isinstance(record, rec.Doubt):
         call.doubt = record
     elif isinstance(record, rec.Decision):
-        call.decision = record
+        call.decision, call.ended = record, number
     elif isinstance(record, rec.Progress):
         call.progress = record.value
 
@@ -212,6 +216,7 @@ class Past:
         self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
         self.taken: set[int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
+        self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
         for number, record in records:
             self._take(number, record)
         for number, record in self._entries:
@@ -267,16 +272,20 @@ class Past:
             self.runs[run] = RunPast(number, record)
         elif run in self.runs:
             self.runs[run].add(number, record)
-        elif isinstance(record, rec.Intent) or (isinstance(record, rec.Done) and not record.of):
-            # Outside of runs nothing is called at the same place twice, so every intent is a call of its own.
+        elif isinstance(record, rec.Intent):
+            # Outside of runs places say nothing: one that is tried again, or made again after a restart, has its key.
+            call = self._loose.get(record.key) or Call(run, record.path)
+            if record.key not in self._loose:
+                self.loose.append(call)
+            self._loose[record.key] = self._loose[number] = call
+            call.path = record.path
+            add_to(call, number, record)
+        elif isinstance(record, rec.Done) and not record.of:
             call = Call(run, record.path)
             add_to(call, number, record)
             self.loose.append(call)
-        elif isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress):
-            for call in reversed(self.loose):
-                if call.number == record.of:
-                    add_to(call, number, record)
-                    break
+        elif isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress) and record.of in self._loose:
+            add_to(self._loose[record.of], number, record)
 
     def calls(self) -> Iterator[Call]:
         """Every call, those of runs first."""

@@ -32,6 +32,7 @@ from holdfast.errors import (
     Waiting,
 )
 from holdfast.run import records as rec
+from holdfast.run import secrets
 from holdfast.run.arguments import fetch
 from holdfast.run.durables import known
 from holdfast.run.effects import Effect
@@ -115,6 +116,7 @@ def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int) 
         raise error  # it did not get so far as to begin
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
     message = (error.message if isinstance(error, Outcome) else str(error))[:MESSAGE_MAX]
+    message = secrets.scrub(agent, message, "the error that ended a run")
     cause = {"run": run.id, "function": name, "kind": kind, "message": message, "attempt": attempt}
     plan = yield Work(lambda: RollbackPlan(agent, run.begin.start, (), keep=False, cause=cause))
     try:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from holdfast.errors import BadOption, RollbackBlocked, RunRolledBack
-from holdfast.run import children
+from holdfast.run import children, secrets
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
 from holdfast.run.compensation import Failed, undo
@@ -294,7 +294,8 @@ class RollbackPlan:
 
     def _stuck(self, active: dict[int, Run], left: list[Planned], error: Exception) -> RollbackBlocked:
         """Record that a person is needed; the error that says for what."""
-        fault = ("", type(error).__qualname__, str(error)[:MESSAGE_MAX], None)
+        said = secrets.scrub(self._agent, str(error)[:MESSAGE_MAX], "the error that stopped a rollback")
+        fault = ("", type(error).__qualname__, said, None)
         for run in active.values():
             run.ledger.append(rec.End(now_us(), run.run_id, "attention", fault=fault), flush=True)
             run.ended = True

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from holdfast.errors import (
-    BadName,
     BadOption,
     Cancelled,
     Diverged,
@@ -29,6 +28,7 @@ from holdfast.errors import (
 from holdfast.run import records as rec
 from holdfast.run import secrets, waiting
 from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.changes import compare, config_of
 from holdfast.run.choosing import ARGUMENTS, choose, mark_of
 from holdfast.run.claims import Loop
 from holdfast.run.context import active
@@ -102,7 +102,6 @@ class Run(Scope):
         # Recorded and not reached yet. What is inside a call that has an outcome is not reached again.
         self._waiting = {path: call for path, call in this.calls.items() if not this.is_inside(path)}
         self._saves = {path: saved for path, saved in this.saved.items() if not this.is_inside(path)}
-        self._tools: dict[str, Tool] = {}
         self._jobs: dict[str, int] = {}
         self._recorded_jobs: dict[str, dict[int, tuple[str, bytes]]] | None = None
 
@@ -114,8 +113,6 @@ class Run(Scope):
         return bool(self._waiting or self._saves)
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
-        if self._tools.setdefault(tool.name, tool) is not tool:
-            self._check_name(tool)
         call = self._waiting.pop(path, None)
         if call is None:
             if path in self._saves:
@@ -127,13 +124,6 @@ class Run(Scope):
         error = diverged(path, self.describe(call), describe(tool.name, arguments))
         self._cut(error)
         return None
-
-    def _check_name(self, tool: Tool) -> None:
-        if self._tools[tool.name].origin != tool.origin:
-            raise BadName(
-                f"two tools are called {tool.name!r}; {tool.origin[1]} was not called",
-                hint="Give one of them another name=.",
-            )
 
     def _cut(self, error: Diverged) -> None:
         """Leave recorded reads behind and go on live, or raise."""
@@ -354,6 +344,7 @@ def execute(
     if this is None:
         stowed = stow(given, agent.registry)
         begin = rec.Begin(now_us(), id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
+        begin.config = config_of(agent)
         begin.generation = agent.generation
         yield Work(agent.begin(begin, stowed))
         this = RunPast(agent.ledger.count, begin)
@@ -397,8 +388,7 @@ def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: di
     if this.end is not None:
         agent.ledger.append(rec.Note(now_us(), this.id, "resume", this.end.how))
         this.end = None
-    if this.begin.code and this.begin.code != made.code:
-        log.info("run %s of %s: the code of %s has changed since it began", this.id, agent.name, made.name)
+    compare(agent, made, this)
 
 
 def stopped(run: Run, error: BaseException) -> None:
@@ -415,5 +405,6 @@ def stopped(run: Run, error: BaseException) -> None:
         return
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
     message = error.message if isinstance(error, HoldfastError) else str(error)
-    fault = ("", kind, message[:MESSAGE_MAX], None)
+    message = secrets.scrub(run.agent, message[:MESSAGE_MAX], "the error that ended a run")
+    fault = ("", kind, message, None)
     run.ledger.append(rec.End(now_us(), run.run_id, how, fault=fault), flush=True)

@@ -12,8 +12,9 @@ from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from holdfast.codec.types import Registry
-from holdfast.errors import InDoubt
+from holdfast.errors import BadName, InDoubt
 from holdfast.run import records as rec
+from holdfast.run import secrets
 from holdfast.run.arguments import Blocks, Stowed, fetch, stow
 from holdfast.run.effects import Effect
 from holdfast.run.ledger import Ledger
@@ -21,7 +22,7 @@ from holdfast.run.order import Order
 from holdfast.run.past import Call
 from holdfast.run.positions import Lane
 from holdfast.run.records import Record, key_of
-from holdfast.run.tools import Tool
+from holdfast.run.tools import TOOLS, Tool
 
 
 class Suspended(BaseException):
@@ -79,6 +80,7 @@ class Scope(ABC):
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
         self.reason: Exception | None = None  # why, where it was not put off
         self.children: list[Any] = []  # what it has spawned
+        self._tools: dict[str, Tool] = {}
 
     # -- what subclasses decide ---------------------------------------------------------------------------
 
@@ -102,6 +104,18 @@ class Scope(ABC):
         if self.unsettled:
             raise in_doubt(self, self.unsettled)
 
+    def check_tool(self, tool: Tool) -> None:
+        """Raise where a recorded name would not say which tool was called."""
+        if self._tools.get(tool.name) is tool:
+            return
+        TOOLS.check(tool.name)
+        if self._tools.setdefault(tool.name, tool).origin != tool.origin:
+            raise BadName(
+                f"two tools are called {tool.name!r}; {tool.origin[1]} was not called",
+                hint="Give one of them another name=.",
+            )
+        self._tools[tool.name] = tool
+
     def key(self, path: str) -> str:
         return key_of(*self.agent.identity, self.incarnation, self.run_id, path)
 
@@ -123,7 +137,7 @@ class Scope(ABC):
 
     def report(self, path: str, number: int, value: Any) -> None:
         """A tool says how far it has come."""
-        stowed = stow(value, self.registry)
+        stowed = stow(secrets.scrub(self.agent, value, "what a tool reported"), self.registry)
         self.write(rec.Progress(now_us(), self.run_id, path, stowed.value, number), stowed, flush=True)
 
 

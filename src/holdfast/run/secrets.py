@@ -1,8 +1,8 @@
 """Secrets: what a process was told and must not write down.
 
 Owns the secrets of each agent, in memory alone, and keeps them out of records. What always holds: a secret is in no
-record and in no state; it does not come back with a rollback, a resume or a branch, because there is nothing to come
-back from: each process gets it anew.
+record, of whatever agent, and in no state; it does not come back with a rollback, a resume or a branch, because there
+is nothing to come back from: each process gets it anew.
 
     secret(agent, name)                  a ``Secret``; UnknownSecret when this process was not given it
     secret(agent, name, value)           give it to this process; ``value=None`` forgets it
@@ -117,12 +117,16 @@ def scrub(agent: Any, value: Any, what: str) -> Any:
 
 
 def _texts(agent: Any) -> list[tuple[str, str | bytes]]:
-    """The texts to look for, as text and as bytes."""
-    mine = _given.get(agent)
-    if not mine:
+    """The texts to look for, as text and as bytes.
+
+    Those of the other agents in this process are among them: an agent's child, or what is around it, may know them.
+    """
+    if not _given:
         return []
+    with _lock:
+        known = [_given.get(agent, {}), *(others for other, others in _given.items() if other is not agent)]
     texts: list[tuple[str, str | bytes]] = []
-    for one in mine.values():
+    for one in (one for secrets in known for one in secrets.values()):
         if isinstance(one._value, str):
             texts += [(one.name, one._value), (one.name, one._value.encode("utf-8", "surrogatepass"))]
         elif isinstance(one._value, bytes):

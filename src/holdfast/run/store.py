@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 import holdfast.agent.store as below
 from holdfast.agent.names import name_key
 from holdfast.errors import BadOption, ReadOnly, UnknownRevision
+from holdfast.run import secrets
 from holdfast.run.handle import Agent
 from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
 from holdfast.run.waiting import signal_body, signal_key
@@ -64,6 +65,7 @@ class Store(below.Store):
         """
         if self._readonly:
             raise ReadOnly("this store was opened read-only")
+        secrets.refuse(self, f"the signal {name}", value)
         row = self._agent_row(agent)
         only = None
         if branch is not None:

@@ -141,6 +141,17 @@ class Tools:
         known: Tool = found[0]
         return known
 
+    def check(self, name: str) -> None:
+        """Raise when modules define several of that name: after a restart nobody would know which one was called.
+
+        One that was made in a function is whoever's holds it.
+        """
+        made = self._wrappers.get(name, ())
+        if len(made) > 1:
+            origins = [wrapper.tool.origin for ref in made if (wrapper := ref()) is not None]
+            if sum(_LOCAL not in inside for _, inside in origins) > 1:
+                self.get(name)
+
     def find(self, name: str) -> Tool | None:
         try:
             return self.get(name)

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
@@ -387,12 +387,25 @@ def open_waits(run: RunPast) -> list[rec.Wait]:
     return [wait for path, wait in run.waits.items() if path not in run.calls and not run.is_inside(path)]
 
 
-def due(past: Past, signals: Iterable[Signal], at_us: int) -> list[RunPast]:
-    """The runs of a line that wait for something that has come: a time, or one of these signals."""
+def due(
+    past: Past,
+    signals: Iterable[Signal],
+    at_us: int,
+    child: Callable[[RunPast, str], bool] = lambda _run, _name: False,
+) -> list[RunPast]:
+    """The runs of a line that wait for something that has come: a time, or one of these signals.
+
+    ``child(run, name)`` says whether a run can go on that waits for its child of that name.
+    """
     sent = {signal.name for signal in signals if signal.number not in past.taken}
+
+    def has_come(run: RunPast, wait: rec.Wait) -> bool:
+        if wait.until and wait.until <= at_us:
+            return True
+        return child(run, wait.name) if wait.what == "child" else wait.what == "signal" and wait.name in sent
+
     return [
         run
         for run in past.runs.values()
-        if run.condition in {"", "waiting"}
-        and any((wait.until and wait.until <= at_us) or wait.name in sent for wait in open_waits(run))
+        if run.condition in {"", "waiting"} and any(has_come(run, wait) for wait in open_waits(run))
     ]

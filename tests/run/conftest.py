@@ -1,0 +1,23 @@
+"""What every test of runs needs: a process in which only its own tools are defined."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.run.tools import TOOLS
+
+HERE = str(Path(__file__).parent)
+
+
+@pytest.fixture(autouse=True)
+def own_tools(monkeypatch):
+    """Programs that other tests have loaded define tools, too, and two of one name are refused."""
+    kept = {
+        name: [ref for ref in made if (tool := ref()) is not None and tool.tool.origin[0].startswith(HERE)]
+        for name, made in TOOLS._wrappers.items()
+        if not name.startswith("holdfast.")
+    }
+    own = {name: made for name, made in TOOLS._wrappers.items() if name.startswith("holdfast.")}
+    monkeypatch.setattr(TOOLS, "_wrappers", {**own, **kept})
