@@ -421,3 +421,27 @@ def test_a_repeatable_call_that_was_cut_off_and_given_up_is_not_offered_again(de
         assert put(1) == 1
     first, anew = desk.paid
     assert first != anew
+
+
+def test_a_call_that_was_under_way_at_the_target_of_a_rollback_still_answers(desk):
+    @holdfast.tool
+    def send(text):
+        agent.checkpoint("meanwhile")
+        desk.paid.append(text)
+        return "sent"
+
+    @holdfast.tool(compensate=lambda effect: desk.paid.append("cancelled"))
+    def book(what):
+        desk.paid.append(what)
+
+    with desk.session() as agent:
+        send("hello")
+        book("flight")
+        agent.state["x"] = 1
+        agent.checkpoint("known")
+        agent.rollback("meanwhile")
+        assert send("hello") == "sent"
+        assert desk.paid == ["hello", "flight", "cancelled"]
+    with desk.session() as agent:
+        assert send("hello") == "sent"
+    assert desk.paid == ["hello", "flight", "cancelled"]
