@@ -377,6 +377,27 @@ def test_a_parent_whose_child_waits_for_a_signal_is_due_when_the_child_can_go_on
     assert opened("other")._store.due() == []
 
 
+def test_going_on_with_all_that_is_due_finishes_parent_and_child_in_any_order(opened):
+    @holdfast.durable(name="due-job")
+    def job(agent):
+        return agent.wait_for("bags")
+
+    @holdfast.durable(name="due-work")
+    def work(agent):
+        return agent.spawn(job, "bags").join()
+
+    for backwards in (False, True):
+        with pytest.raises(errors.Waiting):
+            opened().run(work, wait=False)
+        store = opened("other")._store
+        store.signal("trip-7/bags", "bags", "packed")
+        found = sorted(store.due(), key=lambda info: info.agent, reverse=backwards)
+        assert len(found) == 2
+        assert [store.agent(info.agent).resume(info.id, wait=False) for info in found] == ["packed", "packed"]
+        assert store.due() == []
+        assert store.runs("waiting") == []
+
+
 # -- rolled back with the parent --------------------------------------------------------------------------------
 
 

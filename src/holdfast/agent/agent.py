@@ -383,10 +383,7 @@ class Agent:
     def tags(self) -> dict[str, Checkpoint]:
         self._check_open()
         catalog = self._store._catalog
-        return {
-            name: self._seen(catalog.checkpoint(n))
-            for name, n in self._store._tags(self._row.a).items()
-        }
+        return {name: self._seen(catalog.checkpoint(n)) for name, n in self._store._tags(self._row.a).items()}
 
     def mark(
         self, revision: str | Checkpoint, validity: Literal["good", "suspect", "corrupt"], reason: str = ""
