@@ -58,6 +58,9 @@ optimised: .venv/.dev .venv/.machine ## the fast tests again under python -O, wh
 bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	$(SAY) "benchmarks"
 	@$(BIN)/python benchmarks/commit.py
+	@$(BIN)/python benchmarks/langgraph_savers.py
+	@$(BIN)/python benchmarks/steps.py
+	@$(BIN)/python benchmarks/kills.py
 
 soak: .venv/.dev .venv/.machine ## the same tests with far larger counts; takes hours
 	$(SAY) "soak"
