@@ -17,8 +17,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A run that is killed. It tells the server's folder and process, and waits.
 KILLED = """
+import signal
 import sys
 from tests import postgres
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background inherits that it is ignored
 with postgres.server() as server:
     pid = (server.folder / "data" / "postmaster.pid").read_text().split()[0]
     print(server.folder, pid, flush=True)
