@@ -48,12 +48,14 @@ rooms: .venv/.dev ## which room may import which: import-linter
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-# Without its asserts the code must do the same, everywhere. So every test runs that is not marked slow, the pages of the
-# documentation and the processes that tests start among them (hence a variable rather than -O). Only repetition is less:
-# random programs and examples are a quarter of those in `make test`, and the tests' own server is not tested again.
+# Without its asserts the code must do the same. So the tests of the rooms run again that are not marked slow, the
+# processes that they start among them (hence a variable rather than -O). Repetition is less: random programs and examples
+# are a quarter of those in `make test`. Not run again, to stay within continuous integration's time: the pages of the
+# documentation, dumps, LangGraph's example programs and imports, and the tests' own server.
 optimised: .venv/.dev .venv/.machine ## the fast tests again under python -O, where no assert may be needed
 	$(SAY) "fast tests under python -O"
-	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow" --ignore=tests/test_postgres.py
+	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow" --ignore=tests/test_postgres.py --ignore=tests/test_docs.py \
+	  --ignore=tests/crash --ignore=tests/contrib/test_langgraph_import.py --ignore=tests/contrib/test_langgraph_examples.py
 
 bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	$(SAY) "benchmarks"

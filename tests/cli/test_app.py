@@ -139,7 +139,7 @@ def test_ctrl_c_ends_quietly(filled):
     )
     waiting = (
         "import os, signal, sys, threading, holdfast.cli.app\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background inherits that it is ignored\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a background run ignores it\n"
         "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
         "sys.exit(holdfast.cli.app.run(sys.argv[1:]))\n"
     )
