@@ -5,13 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
-
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import FuncFormatter
+from picture import FLOOR, grid, line, log_log, panels, title
 
 Figures = dict[str, Any]
 
@@ -23,27 +19,13 @@ _LOOK = {
     "langgraph": ("LangGraph SqliteSaver\n(whole history)", "#d55e00", "D"),
     "langgraph FULL": ("LangGraph, synchronous=FULL", "#cc79a7", "v"),
 }
-_FLOOR = "#555555"
-_GRID = "#dddddd"
 
 
 def draw(results: Figures, path: Path) -> None:
-    settings = {
-        "svg.fonttype": "path",
-        "svg.hashsalt": "holdfast",  # the same figures give the same file
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with mpl.rc_context(settings):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.1), width_ratios=(1.25, 1), facecolor="white")
+    with panels(path, 4.1, width_ratios=(1.25, 1)) as (figure, left, right):
         _latency(left, results["append"])
         _bytes(right, results["disk"])
         figure.tight_layout(w_pad=2.5)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None})
-        plt.close(figure)
 
 
 def _latency(axes: Axes, append: Figures) -> None:
@@ -52,24 +34,15 @@ def _latency(axes: Axes, append: Figures) -> None:
     for name, (label, colour, marker) in _LOOK.items():
         if name in append[shortest]:
             values = [append[str(length)][name]["median_us"] / 1e3 for length in lengths]
-            ours = name == "holdfast"
-            axes.plot(
-                lengths, values, color=colour, marker=marker, label=label, linewidth=2.6 if ours else 1.5,
-                markersize=7 if ours else 5, zorder=5 if ours else 3,
-            )  # fmt: skip
-    for name, label, line in (
+            line(axes, lengths, values, label, colour, marker, ours=name == "holdfast")
+    for name, label, style in (
         ("floor", "floor: 4 KB append + fdatasync", "--"),
         ("in place", "floor: 4 KB in place + fdatasync", ":"),
     ):
         values = [append[str(length)][name]["median_us"] / 1e3 for length in lengths]
-        axes.plot(lengths, values, color=_FLOOR, linestyle=line, linewidth=1.3, label=label, zorder=4)
-    axes.set(xscale="log", yscale="log", xlabel="messages already there (about 1 KB each)")
-    axes.set_title("Time to append one message, durably (median)", loc="left", fontsize=10, fontweight="bold")
-    axes.set_xticks(lengths, [f"{length:,}" for length in lengths])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g} ms"))
-    axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+        axes.plot(lengths, values, color=FLOOR, linestyle=style, linewidth=1.3, label=label, zorder=4)
+    title(axes, "Time to append one message, durably (median)")
+    log_log(axes, lengths, "messages already there (about 1 KB each)", lambda value, _: f"{value:g} ms")
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * 40)  # room for the legend above the lines
     axes.legend(frameon=False, fontsize=8, loc="upper left", ncols=2)
@@ -85,12 +58,11 @@ def _bytes(axes: Axes, disk: Figures) -> None:
     for bar, name, ratio in zip(bars, names, ratios, strict=True):
         text = f" {sizes[name] / 1e6:,.1f} MB ({ratio:,.{0 if ratio > 100 else 2}f}x)"
         axes.text(ratio, bar.get_y() + bar.get_height() / 2, text, va="center", fontsize=8.5)
-    axes.axvline(1, color=_FLOOR, linestyle="--", linewidth=1.3)
-    axes.text(1.15, -0.62, f"logical content, {logical / 1e6:.1f} MB", color=_FLOOR, fontsize=8, ha="left", va="center")
+    axes.axvline(1, color=FLOOR, linestyle="--", linewidth=1.3)
+    axes.text(1.15, -0.62, f"logical content, {logical / 1e6:.1f} MB", color=FLOOR, fontsize=8, ha="left", va="center")
     axes.set(xscale="log", xlim=(0.1, max(ratios) * 60), ylim=(len(names) - 0.4, -0.9))
     axes.set_xlabel("times the logical bytes")
-    axes.set_title("Bytes on disk, 1,000 checkpoints", loc="left", fontsize=10, fontweight="bold")
+    title(axes, "Bytes on disk, 1,000 checkpoints")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}x"))
-    axes.grid(visible=True, axis="x", which="major", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    grid(axes, axis="x")
     axes.tick_params(axis="y", length=0, labelsize=8)

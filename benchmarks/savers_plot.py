@@ -5,14 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-
-mpl.use("svg")
-
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, NullFormatter
+from matplotlib.ticker import NullFormatter
+from picture import FLOOR, line, log_log, panels, title
 from savers_graph import TURN_BYTES
 
 Figures = dict[str, Any]
@@ -25,59 +21,36 @@ _LOOK = {
     "postgres": ("PostgresSaver", "#cc79a7", "v"),
     "memory": ("InMemorySaver (not durable)", "#56b4e9", "s"),
 }
-_FLOOR = "#555555"
-_GRID = "#dddddd"
 
 
 def draw(results: Figures, path: Path) -> None:
     lengths = results["cases"]["W1 realistic"]
-    settings = {
-        "svg.fonttype": "path",
-        "svg.hashsalt": "holdfast",  # the same figures give the same file
-        "font.family": "DejaVu Sans",
-        "font.size": 9,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-    }
-    with mpl.rc_context(settings):
-        figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), facecolor="white")
+    with panels(path, 4.5) as (figure, left, right):
         turns = [int(length) for length in lengths]
         _lines(left, lengths, lambda row: row["bytes"] / 1e6 if "bytes" in row else None)
         left.plot(
-            turns, [one * TURN_BYTES / 1e6 for one in turns], "--", color=_FLOOR, lw=1.3, label="the messages alone"
+            turns, [one * TURN_BYTES / 1e6 for one in turns], "--", color=FLOOR, lw=1.3, label="the messages alone"
         )
         _axes(left, turns, "Bytes on disk", lambda value, _: f"{value:g} MB" if value < 1e3 else f"{value / 1e3:g} GB")
         _lines(right, lengths, lambda row: row["p50_us"] / 1e3)
         floor = [lengths[str(one)]["none"]["p50_us"] / 1e3 for one in turns]
-        right.plot(turns, floor, "--", color=_FLOOR, lw=1.3, label="no saver")
+        right.plot(turns, floor, "--", color=FLOOR, lw=1.3, label="no saver")
         _axes(right, turns, "Time of one step, durably (median)", lambda value, _: f"{value:g} ms")
         _legend(figure, left, right)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", facecolor="white", metadata={"Date": None})
-        plt.close(figure)
 
 
 def _lines(axes: Axes, lengths: Figures, read: Any) -> None:
     for name, (label, colour, marker) in _LOOK.items():
         points = [(int(turns), read(row[name])) for turns, row in lengths.items() if name in row]
         points = [point for point in points if point[1] is not None]
-        ours = name == "holdfast"
         if points:
-            axes.plot(
-                *zip(*points, strict=True), color=colour, marker=marker, label=label, linewidth=2.6 if ours else 1.5,
-                markersize=7 if ours else 5, zorder=5 if ours else 3,
-            )  # fmt: skip
+            line(axes, *zip(*points, strict=True), label, colour, marker, ours=name == "holdfast")
 
 
-def _axes(axes: Axes, turns: list[int], title: str, unit: Any) -> None:
-    axes.set(xscale="log", yscale="log", xlabel="turns (a reply of 0.7 KB and a tool result of 4 KB, two steps)")
-    axes.set_title(title, loc="left", fontsize=10, fontweight="bold")
-    axes.set_xticks(turns, [f"{one:,}" for one in turns])
-    axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.yaxis.set_major_formatter(FuncFormatter(unit))
+def _axes(axes: Axes, turns: list[int], text: str, unit: Any) -> None:
+    title(axes, text)
+    log_log(axes, turns, "turns (a reply of 0.7 KB and a tool result of 4 KB, two steps)", unit)
     axes.yaxis.set_minor_formatter(NullFormatter())
-    axes.grid(visible=True, which="major", color=_GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
     axes.tick_params(which="minor", length=0)
 
 

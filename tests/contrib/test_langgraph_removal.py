@@ -303,3 +303,16 @@ def test_a_delta_graph_goes_on_after_prune_copy_and_restart(store_path):
         assert graph.get_state(thread).values == graph.get_state(copy).values
         assert graph.get_state(thread).values["count"] == 24
         assert saver.store.verify().ok
+
+
+def test_a_branch_that_a_person_made_is_no_namespace(ours):
+    made = chain(ours, "t", 3)
+    ours.store.branch("t", "mine", "~1")
+    with ours.store.agent("t", branch="mine") as agent:
+        agent.state["number"] = 99
+        agent.checkpoint("by hand")
+    everywhere = {"configurable": {"thread_id": "t"}}
+    assert [found.config for found in ours.list(everywhere)] == made[::-1]
+    ours.prune(["t"])
+    assert [found.config for found in ours.list(everywhere)] == made[-1:]
+    assert ours.store.agent("t", branch="mine", readonly=True).state["number"] == 99

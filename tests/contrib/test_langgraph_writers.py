@@ -9,6 +9,7 @@ import time
 import pytest
 
 from holdfast.contrib.langgraph import HoldfastSaver
+from holdfast.contrib.langgraph.thread import writes_event
 from holdfast.errors import AgentBusy, Fenced
 from tests.contrib.threads import chain, checkpoint, config, told
 from tests.contrib.writer_child import end, line, start, tell, two_steps
@@ -264,3 +265,19 @@ def test_two_savers_of_one_process_take_turns(store_path):
         assert unforked(one)
         two.close()
         assert not one.store.closed, "a store that was given stays open"
+
+
+def test_writes_that_a_failing_checkpoint_took_along_are_told(ours, monkeypatch):
+    (at,) = chain(ours, "t", 1)
+    thread = ours._known("t")
+    space = thread.begin("")
+    queued = thread.queue(writes_event("", at["configurable"]["checkpoint_id"], [], "task", "", replace=False))
+
+    def fails(*_args, **_options):
+        raise OSError("no room to work in")
+
+    monkeypatch.setattr(space.writer, "capture", fails)
+    with pytest.raises(OSError, match="no room"):
+        ours.put(at, checkpoint({"messages": []}), META, {})
+    with pytest.raises(OSError, match="no room"):
+        queued.done.result(PATIENCE_S)

@@ -8,9 +8,9 @@ from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
 from holdfast.run import claims, runs, waiting
-from holdfast.run.ledger import Memory
 from holdfast.run.positions import here
 from holdfast.run.steps import drive, drive_later
+from tests.run.memory import Memory
 
 
 class Saved:

@@ -135,9 +135,15 @@ def test_a_crash_in_the_middle_repeats_no_write(opened, outside):
 def test_the_first_error_ends_it_when_asked_for(opened, outside):
     look, _, _ = outside.tools()
     outside.trouble = {("look", 2): ValueError("no")}
+
+    def work(n):
+        if n > 2:
+            time.sleep(0.02)  # so that all of the others would take the second worker ten seconds
+        return look(n)
+
     with pytest.raises(errors.ToolFailed):
-        opened().map(look, range(500), name="batch", workers=2, on_error="raise")
-    assert len(outside.calls) < 100
+        opened().map(work, range(500), name="batch", workers=2, on_error="raise")
+    assert len(outside.calls) < 500
 
 
 def test_items_are_known_by_their_key(opened, outside):

@@ -171,10 +171,7 @@ class Store:
                 known_handle = self._handles.get(branch_row.b)
                 if known_handle is not None and not known_handle.closed:
                     return known_handle
-            # An event of its own, so that a catalog that has lost this step is older than its witness says.
-            event = Event(now_us(), encode({"what": "open", "branch": self._name_of(branch_row)}))
-            who = {"agent": name, "branch": branch}
-            lease = self._catalog.lease(branch_row, wait_s=wait_s, takeover=takeover, who=who, event=event)
+            lease = self._lease(name, branch_row, wait_s=wait_s, takeover=takeover)
             try:
                 handle = self._opened(name, row, self._catalog.branch_row(branch_row.b), lease, config)
                 if lost:
@@ -184,6 +181,14 @@ class Store:
                 raise
             self._handles[branch_row.b] = handle
             return handle
+
+    def _lease(self, name: str, branch: BranchRow, *, wait_s: float, takeover: bool = False) -> Lease:
+        """Become the writer of a branch."""
+        called = self._name_of(branch)
+        # An event of its own, so that a catalog that has lost this step is older than its witness says.
+        event = Event(now_us(), encode({"what": "open", "branch": called}))
+        who = {"agent": name, "branch": called}
+        return self._catalog.lease(branch, wait_s=wait_s, takeover=takeover, who=who, event=event)
 
     def _opened(self, name: str, row: AgentRow, branch: BranchRow, lease: Lease | None, config: Any) -> Agent:
         try:

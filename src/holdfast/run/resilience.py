@@ -148,10 +148,6 @@ class Gate:
                 self._trying = None
             return mine
 
-    @property
-    def is_closed(self) -> bool:
-        return bool(self.state["state"] == "closed")
-
     def _put(self, state: dict[str, Any]) -> None:
         self._notes.put("breaker", self.name, state, at=self._clock.wall_us())
 

@@ -549,10 +549,6 @@ class Reading(Lines):
         ((count,),) = self._select("PRAGMA freelist_count")
         return int(count)
 
-    def tail_numbers(self) -> list[int]:
-        """The checkpoints that have a tail row."""
-        return [n for (n,) in self._select("SELECT n FROM tail ORDER BY n")]
-
     def metadata_digests(self) -> list[bytes]:
         return [_blob("metadata", digest, digest) for (digest,) in self._select("SELECT digest FROM metadata")]
 

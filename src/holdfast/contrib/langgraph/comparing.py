@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.line import Line
+from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.codec.assigned import Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.contrib.langgraph.reading import OURS, Reader, channel_of, placed
 from holdfast.contrib.langgraph.sources import Entry, Source, Write
-from holdfast.contrib.langgraph.thread import ABOUT, is_thread, key_of
+from holdfast.contrib.langgraph.thread import ABOUT, has_thread, key_of
 from holdfast.store.catalog import EventRow
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Survey:
         held: set[bytes | None] = set()
         for row in self.reader.line.rows() if self.reader is not None else ():
             held.add(row.key)
-            self.foreign = self.foreign or not is_thread(row)
+            self.foreign = self.foreign or not has_thread(Manifest.decode(row.manifest))
         keys = {key_of(ns, name): name for name in self.parents}
         self.missing = [name for key, name in keys.items() if key not in held]
         self.present = [name for key, name in keys.items() if key in held]
@@ -129,13 +130,13 @@ class _InStep:
 
 
 def _compare_checkpoints(result: Comparison, reader: Reader, entries: _InStep, compared: Callable[[], None]) -> None:
-    for state, about in reader.states():
+    for state, about, events in reader.states():
         name = about["id"]
         if name not in entries.names:
             continue
         entry = entries.take(name)
         result.different += [f"{what} of checkpoint {name}" for what in _differences(entry, state, about)]
-        _compare_writes(result, reader.ns, name, entry.writes, _decoded(reader.page_events(name), reader._registry))
+        _compare_writes(result, reader.ns, name, entry.writes, _decoded(events, reader._registry))
         compared()
 
 

@@ -20,13 +20,16 @@ from holdfast.agent.names import check_name, name_key
 from holdfast.codec.assigned import Assigned, Copies, Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.contrib.langgraph.thread import ABOUT, branch_name, is_thread, key_of
+from holdfast.contrib.langgraph.thread import ABOUT, branch_name, has_thread, key_of
 from holdfast.errors import Damaged
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow
 from holdfast.store.sealing import Values
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
+
+# A state, what LangGraph says about it, and what tasks wrote under it.
+Told = tuple[Still, dict[str, Any], Sequence[EventRow]]
 
 # Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
 PAGE = 64
@@ -53,11 +56,12 @@ class Reader:
 
     @classmethod
     def all_of(cls, store: Store, registry: Registry, thread: str) -> list[Reader]:
-        """Readers of all namespaces of a thread."""
+        """Readers of all namespaces of a thread. Branches that people made of it are none."""
         row = store._catalog.agent(name_key(check_name(thread, "an agent")))
         if row is None:
             return []
-        return [cls(store, registry, thread, row, branch) for branch in store._catalog.branches(row.a)]
+        readers = [cls(store, registry, thread, row, branch) for branch in store._catalog.branches(row.a)]
+        return [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
 
     # -- one checkpoint -------------------------------------------------------------------------------------
 
@@ -68,7 +72,7 @@ class Reader:
         if not self.branch.head:
             return None
         row = self._catalog.checkpoint(self.branch.head)
-        return row if is_thread(row) else None
+        return row if has_thread(Manifest.decode(row.manifest)) else None
 
     def tuple_at(self, row: CheckpointRow) -> CheckpointTuple:
         state = self.state_at(row).still()
@@ -118,16 +122,20 @@ class Reader:
 
         About ``limit`` will be asked for.
         """
-        for state, about in self.states(before, only, PAGE if accepts or limit is None else min(limit, PAGE)):
+        found: Iterable[Told]
+        if only is not None:
+            row = self.find(only)
+            found = self._page([row]) if row is not None and (before is None or only < before) else []
+        else:
+            found = self.states(before, PAGE if accepts or limit is None else min(limit, PAGE))
+        for state, about, events in found:
             metadata = about["metadata"]
             if accepts and any(metadata.get(name) != value for name, value in accepts.items()):
                 continue
-            yield self._tuple(state, about, self._page_events.get(key_of(self.ns, about["id"]), ()))
+            yield self._tuple(state, about, events)
 
-    def states(
-        self, before: str | None = None, only: str | None = None, size: int = PAGE
-    ) -> Iterator[tuple[Still, dict[str, Any]]]:
-        """States and what LangGraph says about them, newest first, each id once."""
+    def states(self, before: str | None = None, size: int = PAGE) -> Iterator[Told]:
+        """States, what LangGraph says about them and what was written under them, newest first, each id once."""
         limit: int | None = None
         if before is not None:
             start = self.line.named(key_of(self.ns, before))
@@ -135,30 +143,18 @@ class Reader:
             limit = start.n if start is not None else None
         told: set[str] = set()
         while True:
-            if only is not None:
-                row = self.line.named(key_of(self.ns, only))
-                page = [row] if row is not None else []
-            else:
-                page = [row for row in self.line.rows(before=limit, limit=size) if is_thread(row)]
+            page = list(self.line.rows(before=limit, limit=size))
             if not page:
                 return
-            found = self._page(page)
-            self._page_events = self._events_by_key([key_of(self.ns, about["id"]) for _, about in found])
-            for state, about in found:
+            for state, about, events in self._page(page):
                 name = about["id"]
                 if name not in told and (before is None or name < before):
                     told.add(name)
-                    yield state, about
-            if only is not None:
-                return
+                    yield state, about, events
             limit = page[-1].n
 
-    def page_events(self, checkpoint_id: str) -> Sequence[EventRow]:
-        """What was written under the checkpoint that ``states`` has just given."""
-        return self._page_events.get(key_of(self.ns, checkpoint_id), ())
-
-    def _page(self, rows: Sequence[CheckpointRow]) -> list[tuple[Still, dict[str, Any]]]:
-        """The states of some rows, in their order. Neighbours follow from each other by their operations."""
+    def _page(self, rows: Sequence[CheckpointRow]) -> list[Told]:
+        """LangGraph's among some rows, in their order. Neighbours follow from each other by their operations."""
         values = Values(self._catalog, rows[::-1])
         copies = Copies(self._registry)
         found: list[tuple[Still, dict[str, Any]]] = []
@@ -166,6 +162,9 @@ class Reader:
         at = 0
         for row in reversed(rows):
             manifest = Manifest.decode(row.manifest)
+            if not has_thread(manifest):
+                state = None
+                continue
             if state is not None and row.parent == at:
                 state.follow(history.operations_of(row, manifest, values))
                 if state.digests() != manifest.sections:
@@ -180,7 +179,9 @@ class Reader:
             still = state.still(copies)
             found.append((still, still.value(ABOUT)))
         found.reverse()
-        return found
+        keys = [key_of(self.ns, about["id"]) for _, about in found]
+        events = self._events_by_key(keys)
+        return [(still, about, events.get(key, ())) for (still, about), key in zip(found, keys, strict=True)]
 
     def _events_by_key(self, keys: Sequence[bytes]) -> dict[bytes, list[EventRow]]:
         found: dict[bytes, list[EventRow]] = {}

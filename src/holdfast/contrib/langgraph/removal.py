@@ -49,7 +49,7 @@ def delete_for_runs(saver: HoldfastSaver, run_ids: set[str], names: Sequence[str
     """Forget what these runs made."""
 
     def made(reader: Reader) -> list[CheckpointRow]:
-        gone = {about["id"] for _, about in reader.states() if str(about["metadata"].get("run_id", "")) in run_ids}
+        gone = {about["id"] for _, about, _ in reader.states() if str(about["metadata"].get("run_id", "")) in run_ids}
         return [row for name in gone if (row := reader.find(name)) is not None]
 
     for name in names:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
@@ -28,7 +27,7 @@ from holdfast.codec.assigned import Assigned
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import BadName, Fenced
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
+from holdfast.store.catalog import AgentRow, BranchRow, Event, digest
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
 
@@ -64,9 +63,9 @@ def branch_name(ns: str) -> str:
     return _HASHED + digest(b"holdfast.name", ns.encode("utf-8", "surrogatepass")).hex()[:32]
 
 
-def is_thread(row: CheckpointRow) -> bool:
+def has_thread(manifest: Manifest) -> bool:
     """Whether a checkpoint is one of LangGraph's."""
-    return any(name == ABOUT for name, _ in Manifest.decode(row.manifest).sections)
+    return any(name == ABOUT for name, _ in manifest.sections)
 
 
 class Namespace:
@@ -160,9 +159,7 @@ class Thread:
             branch = store._catalog.branch(row.a, name_key(ROOT))
             if branch is None:
                 raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
-            event = Event(now_us(), encode({"what": "open", "branch": ROOT}))
-            who = {"agent": self.name, "branch": ROOT}
-            lease = store._catalog.lease(branch, wait_s=self._wait_s, who=who, event=event)
+            lease = store._lease(self.name, branch, wait_s=self._wait_s)
             # Others may have written meanwhile, and the generation is another one.
             self._spaces.clear()
             self._lease = lease
@@ -206,16 +203,7 @@ class Thread:
         name = branch_name(ns)
         branch = store._catalog.branch(row.a, name_key(name))
         if branch is None:
-            now = now_us()
-            branch = store._catalog.add_branch(
-                row.a,
-                key=name_key(name),
-                body=encode({"name": name, "created": now, "from": b"", "ns": ns}),
-                uuid=uuid.uuid4().bytes,
-                head=0,
-                head_id=b"",
-                event=Event(now, encode({"what": "branch", "name": name, "at": b""})),
-            )
+            branch = store._add_branch(row, name, None, {"ns": ns})
         lease = self._lease
         if lease is None:
             raise Fenced(f"the lease of thread {self.name!r} is not held; nothing was written")
@@ -266,10 +254,13 @@ class Thread:
             }
             document = space.document
             document.assign(values, [name for name in document.names() if name not in values])
+            key, guard = key_of(ns, checkpoint["id"]), self.guard
             writes = self._take_writes()
-            pending = space.writer.capture(
-                document, label, key=key_of(ns, checkpoint["id"]), events=writes.events, guard=self.guard
-            )
+            try:
+                pending = space.writer.capture(document, label, key=key, events=writes.events, guard=guard)
+            except BaseException as error:
+                writes.settle(error)  # somebody waits for them
+                raise
             space.id, space.seen = checkpoint["id"], checkpoint.get("versions_seen") or {}
             self.used = time.monotonic()
             self.inflight += 1
