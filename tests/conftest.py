@@ -65,6 +65,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left -= 1
 
 
+# What this user has seen of stores is remembered in the user's state directory. Tests put old copies of stores in their
+# places all day long, so here nothing is remembered, but in tests that ask for it.
+os.environ["XDG_STATE_HOME"] = "/dev/null/none"
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("root") and os.geteuid() != 0:
         pytest.skip("needs root")
@@ -94,6 +99,13 @@ def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
 def store_path(tmp_path: Path) -> Path:
     """Where a test's store goes. Nothing is there yet."""
     return tmp_path / "store"
+
+
+@pytest.fixture
+def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What is seen of stores is remembered, below this directory."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return tmp_path / "state"
 
 
 @pytest.fixture(scope="session")

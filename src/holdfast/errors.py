@@ -432,6 +432,15 @@ class Damaged(HoldfastError):
         self.lost = lost
 
 
+class StoreWentBack(Damaged):
+    """The store is older than this user has seen it: somebody put an old copy back, on purpose or not.
+
+    ``lost`` says in words what is missing. ``accept_older=True`` goes on with what is there.
+    """
+
+    kind = "went-back"
+
+
 class CorruptValue(Damaged):
     """Bytes that are not a value of the format, or exceed its limits."""
 

@@ -154,7 +154,7 @@ def test_ctrl_c_ends_quietly(filled):
         )
         other.kill()
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 45
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -138,3 +139,22 @@ def test_flush_time_where_nothing_can_be_written(tmp_path):
 
 def test_packages_are_found_without_importing_them():
     assert machine.packages(("apsw", "no-such-package"))["no-such-package"] is None
+
+
+def test_accept_takes_an_older_store_as_it_is(filled, program, tmp_path):
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state")}
+
+    def hold(*words):
+        return program("--store", str(filled), *words, env=environment)
+
+    assert "nothing to accept" in hold("accept").out
+    shutil.copytree(filled, tmp_path / "old")
+    assert hold("tag", "trip-7", "here").code == 0
+    shutil.rmtree(filled)
+    shutil.copytree(tmp_path / "old", filled)
+    for verb in ("agents", "verify", "doctor"):
+        ended = hold(verb)
+        assert ended.code == 5
+        assert "holdfast accept" in ended.out + ended.err
+    assert hold("accept").out.startswith("Accepted. Missing from now on: events ")
+    assert hold("verify").code == 0

@@ -42,7 +42,7 @@ def attempt(data: bytes, **options: Any) -> Any:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < BASE_MEMORY + MEMORY_FACTOR * len(data)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 30
     return value
 
 

@@ -13,7 +13,7 @@ from holdfast.crash import Limits, add_part, capture, kinds, open_dump
 from holdfast.crash.inert import Gone, Ref
 from holdfast.errors import BadOption
 
-SLACK_S = 3.0  # a busy machine; what is looked for are captures that run away
+SLACK_S = 20.0  # a busy machine; what is looked for are captures that run away
 
 
 def dumped(tmp_path, error=None, **limits):

@@ -175,7 +175,7 @@ def test_declared_sizes_are_not_believed(tmp_path):
         missing, complete = explore(path)
         assert not complete
         assert missing
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("body", [b"\x90" * (MAX_CHUNK_BYTES - 5), b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc1"])

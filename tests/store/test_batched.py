@@ -42,14 +42,14 @@ def test_flushes_are_shared(batched, path):
     batched.flush()
     slots = (path / "witness").read_bytes()
     after = max(int.from_bytes(slots[start : start + 8], "big") for start in (8, 72))
-    assert after - before < 250
+    assert after - before < 500
 
 
 def test_commit_becomes_durable_without_a_flush_within_the_delay(batched, path):
     hand = Hand(batched, new_branch(batched))
     hand.commit()
     other = open_embedded(path, readonly=True)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not other.newest()[0] and time.monotonic() < deadline:
         time.sleep(commits.BATCH_DELAY_S)
     assert other.newest()[0] == 1

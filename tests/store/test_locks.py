@@ -123,7 +123,7 @@ def test_eight_writers_on_eight_branches_all_get_through(store, path):
         assert len(store.ancestry(branch.head)) == 60
     assert store.engine_check(quick=False) == []
     # The target is 0.5 s on a quiet machine; a test only has to notice starvation.
-    assert max(worst) < 3.0
+    assert max(worst) < 30
 
 
 def test_stopped_writer_makes_others_busy_and_its_death_lets_them_go_on(path):
@@ -146,7 +146,7 @@ def test_store_lock_gives_up_rejoins_and_recovers(tmp_path):
         began = time.monotonic()
         with pytest.raises(StoreBusy):
             two.acquire(0.1)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     # The helper still queues; once the owner lets go nobody wants it any more, and it must not keep it.
     one.release()
     for _ in range(50):

@@ -84,6 +84,7 @@ def open_as(
     types: Sequence[Any] = (),
     paranoid: bool = False,
     recover: bool = False,
+    accept_older: bool = False,
     inert: bool = False,
 ) -> S:
     """Open a store, making it first if there is none. ``kind`` is its class: the rooms above add to what it can do."""
@@ -101,7 +102,12 @@ def open_as(
         else:
             existed = place.exists()
             catalog = open_embedded(
-                place, create=create and not readonly, readonly=readonly, durability=durability, accept_loss=recover
+                place,
+                create=create and not readonly,
+                readonly=readonly,
+                durability=durability,
+                accept_loss=recover,
+                accept_older=accept_older,
             )
             if not existed and sys.stderr is not None:
                 print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
+from holdfast.cli.accept import accept
 from holdfast.cli.agents import agents
 from holdfast.cli.branch import branch
 from holdfast.cli.clone import clone
@@ -60,7 +61,7 @@ _VERBS = {
     _LOOK: (agents, log, show, diff),
     _RUN: (run_, runs, signal),
     _CHANGE: (branch, tag, rollback, undo, redo, clone, remove),
-    _CARE: (verify, doctor, demo),
+    _CARE: (verify, accept, doctor, demo),
 }
 _EVERYWHERE = Group("Everywhere", sort_key=9)
 

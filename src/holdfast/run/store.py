@@ -153,12 +153,14 @@ def open_store(
     types: Sequence[Any] = (),
     paranoid: bool = False,
     recover: bool = False,
+    accept_older: bool = False,
     inert: bool = False,
 ) -> Store:
     """Open a store, making it first if there is none.
 
     ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover`` accepts
-    that acknowledged commits are missing from a damaged catalog, and goes on with what is there.
+    that acknowledged commits are missing from a damaged catalog, and goes on with what is there; ``accept_older`` that
+    the whole store is older than it was when it was last used here (``StoreWentBack``): a backup was put back.
     """
     return below.open_as(
         Store,
@@ -169,5 +171,6 @@ def open_store(
         types=types,
         paranoid=paranoid,
         recover=recover,
+        accept_older=accept_older,
         inert=inert,
     )

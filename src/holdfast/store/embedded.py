@@ -28,8 +28,9 @@ from holdfast.errors import (
     StoreClosed,
     StorePoisoned,
     StoreReadOnly,
+    StoreWentBack,
 )
-from holdfast.store import files, forks, upgrade, witness
+from holdfast.store import files, forks, seen, upgrade, witness
 from holdfast.store.accepting import Accepting, packed
 from holdfast.store.catalog import (
     AgentRow,
@@ -66,12 +67,14 @@ def open_embedded(
     durability: str = "commit",
     clock: Clock = now_us,
     accept_loss: bool = False,
+    accept_older: bool = False,
     io: Io | None = None,
     vfs: str | None = None,
 ) -> Embedded:
     """Open the store at ``path``, making it first if there is none and ``create`` allows it.
 
     ``accept_loss`` opens a store whose catalog is behind its witness, and makes the witness agree with what is left.
+    ``accept_older`` opens one that is older than what this user has seen of it, and takes it as it is from now on.
     ``io`` and ``vfs`` replace the system's calls for packs and for SQLite; they are for tests of failing disks.
     """
     if durability not in DURABILITIES:
@@ -84,7 +87,14 @@ def open_embedded(
         files.classify(real)
     forks.close_inherited(Layout(real).catalog)
     return Embedded(
-        real, readonly=readonly, durability=durability, clock=clock, accept_loss=accept_loss, io=io, vfs=vfs
+        real,
+        readonly=readonly,
+        durability=durability,
+        clock=clock,
+        accept_loss=accept_loss,
+        accept_older=accept_older,
+        io=io,
+        vfs=vfs,
     )
 
 
@@ -99,6 +109,7 @@ class Embedded(Accepting):
         durability: str,
         clock: Clock,
         accept_loss: bool,
+        accept_older: bool,
         io: Io | None,
         vfs: str | None,
     ) -> None:
@@ -113,12 +124,13 @@ class Embedded(Accepting):
         )
         self._batches: Batches | None = None
         self._writer: Writer | None = None
+        self._seen: seen.Record | None = None
         self._packs = Packs(self._layout.packs, io)
         self._folding = Folding(self._layout.catalog, self._layout.store_lock, self._set_poison, vfs)
         self._leases = Leases(self._layout.locks, self.branch_row, self._raise_generation)
         super().__init__(open_reader(self._layout, vfs))
         try:
-            self._check(accept_loss)
+            self._check(accept_loss, accept_older)
         except BaseException:
             self._release()
             raise
@@ -127,11 +139,14 @@ class Embedded(Accepting):
 
     # Opening
 
-    def _check(self, accept_loss: bool) -> None:
+    def _check(self, accept_loss: bool, accept_older: bool) -> None:
         facts = check_facts(self, self._layout)
         self.uuid = facts.uuid
         self.created = facts.created
-        noted = witness.witness_report(self.path).newest  # before the catalog, which can then only be newer
+        # Both before the catalog, which can then only be newer.
+        noted = witness.witness_report(self.path).newest
+        self._seen = seen.open_record(self.path, self.uuid)
+        before = self._seen.newest() if self._seen is not None else None
         if self._read_only_because is None:
             self._open_writer(facts.version)
         lost = lost_commits(self, noted)
@@ -142,8 +157,19 @@ class Embedded(Accepting):
                 lost=", ".join(lost),
                 hint="Put the store back from a backup, or open it with recover=True to go on with what is left.",
             )
-        if lost:
+        older = lost_commits(self, before)
+        if older and not (accept_older or lost):
+            raise StoreWentBack(
+                f"{self.path} is older than it was when it was last used here: {', '.join(older)} are missing",
+                lost=", ".join(older),
+                hint="If a backup was put back on purpose, say so: `holdfast accept`, or accept_older=True.",
+            )
+        if lost or (older and not self.readonly):
             self._accept_loss()
+        elif older and self._seen is not None:
+            self._seen.replace(*self.newest(), self._newest_id())
+        elif self._seen is not None:
+            self._seen.record(*self.newest(), self._newest_id())
         if self._writer is not None:
             self._batches = Batches(self._writer)
 
@@ -157,7 +183,7 @@ class Embedded(Accepting):
                 raise StoreReadOnly(f"{self._layout.catalog} cannot be written")
             connection.execute(f"PRAGMA journal_size_limit={LOG_KEEP_BYTES}").fetchall()
             connection.set_wal_hook(self._folding.committed)
-            self._writer = Writer(connection, lock, WitnessFile(self._layout.witness))
+            self._writer = Writer(connection, lock, WitnessFile(self._layout.witness, self._seen))
         except (StoreReadOnly, OSError, apsw.Error) as error:
             if lock is not None:
                 lock.close()
@@ -183,17 +209,19 @@ class Embedded(Accepting):
         try:
             writer.lock.acquire()
             try:
-                n, e, r = self.newest()
-                last = b""
-                with suppress(Damaged):  # row 0, or one that is damaged: either way there is no id to remember
-                    last = self.checkpoint(n).id
-                writer.witness.replace(n, e, r, last)
+                writer.witness.replace(*self.newest(), self._newest_id())
             except OSError as error:
                 raise files.unavailable(error, "writing the witness") from error
             finally:
                 writer.lock.release()
         finally:
             writer.threads.release()
+
+    def _newest_id(self) -> bytes:
+        """Empty when there is no checkpoint, or the row is damaged or gone: there is no id to remember then."""
+        with suppress(Damaged):
+            return self.checkpoint(self.newest()[0]).id
+        return b""
 
     # Use and refusal
 
@@ -435,6 +463,8 @@ class Embedded(Accepting):
                 writer.connection.close(True)
                 writer.lock.close()
                 writer.witness.close()
+        if self._seen is not None:
+            self._seen.close()
         forks.unwatch(self)
         _open.discard(self)
 
@@ -476,6 +506,8 @@ class Embedded(Accepting):
             connections.append(self._writer.connection)
             self._writer.lock.abandon()
             self._writer.witness.close()
+        if self._seen is not None:
+            self._seen.close()
         for connection in connections:
             forks.leak(connection)
         forks.leak(self)

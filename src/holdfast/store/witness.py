@@ -86,9 +86,13 @@ def witness_report(path: Path) -> WitnessReport:
 
 
 class WitnessFile:
-    """The open witness of a writer. Every call happens under the writers' lock of the store."""
+    """The open witness of a writer. Every call happens under the writers' lock of the store.
 
-    def __init__(self, path: Path) -> None:
+    ``also`` is a second one in another place that is told the same.
+    """
+
+    def __init__(self, path: Path, also: WitnessFile | None = None) -> None:
+        self._also = also
         self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         self._content = b""
         self._newest = EMPTY
@@ -103,10 +107,13 @@ class WitnessFile:
         try:
             self._catch_up()
             last = self._newest
-            prefix = checkpoint_id[:ID_PREFIX_BYTES] or last.id_prefix
+            newer = checkpoint_id and n >= last.n
+            prefix = checkpoint_id[:ID_PREFIX_BYTES] if newer else last.id_prefix
             self._write(Witness(last.sequence + 1, max(n, last.n), max(e, last.e), max(r, last.r), prefix))
         except OSError as error:
             self.failure = error
+        if self._also is not None:
+            self._also.record(n, e, r, checkpoint_id)
 
     def replace(self, n: int, e: int, r: int, checkpoint_id: bytes) -> None:
         """Make the witness agree with the catalog after somebody accepted a loss; raises OSError."""
@@ -115,6 +122,11 @@ class WitnessFile:
         for _ in range(2):  # both slots, or the old one would count again as soon as the new one were torn
             self._write(Witness(self._newest.sequence + 1, n, e, r, prefix))
         os.fsync(self._fd)
+        if self._also is not None:
+            self._also.replace(n, e, r, checkpoint_id)
+
+    def fileno(self) -> int:
+        return self._fd
 
     def close(self) -> None:
         fd, self._fd = self._fd, -1
