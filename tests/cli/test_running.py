@@ -173,6 +173,36 @@ def test_a_script_ends_with_its_own_code_and_shows_its_own_errors(hold):
     assert re.search(r'trip_app\.py", line \d+', second)
 
 
+ENDS = {
+    "raises": "def f():\n    raise ValueError('x')\nf()\n",
+    "interrupted": "import os, signal\nprint('in')\nos.kill(os.getpid(), signal.SIGINT)\nprint('never')\n",
+    "syntax": "def f(:\n",
+    "hook": "import sys\nsys.excepthook = lambda *a: print('mine', *a[1:2], file=sys.stderr)\nraise ValueError('x')\n",
+    "Ctrl-C and a hook": "import sys\nsys.excepthook = lambda *a: print('mine')\nraise KeyboardInterrupt\n",
+    "hook that fails": "import sys\nsys.excepthook = lambda *a: 1 / 0\nraise ValueError('x')\n",
+    "hook that leaves": "import sys\nsys.excepthook = lambda *a: sys.exit(9)\nraise ValueError('x')\n",
+    "who it is": "import sys\nprint(__name__, __file__, sys.argv, __spec__, sys.modules['__main__'].__file__)\n",
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_a_script_ends_as_with_python(hold, room, name):
+    (room / "script.py").write_text(ENDS[name])
+    plain = subprocess.run(
+        [sys.executable, "script.py", "x"], cwd=room, capture_output=True, text=True, check=False, timeout=60
+    )
+    quiet = hold("run", "--no-dumps", "script.py", "x")
+    assert quiet == (plain.returncode, plain.stdout, plain.stderr)
+    if name == "hook":
+        ended = hold("run", "script.py", "x")
+        said = ended.err.splitlines(keepends=True)
+        assert said.pop(0).startswith("holdfast: dump written to ")
+        assert ended[:2] == (plain.returncode, plain.stdout)
+        assert "".join(said) == plain.stderr
+    if "interrupted" in name:
+        assert plain.returncode == -signal.SIGINT
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -12,6 +12,8 @@ import pytest
 from holdfast.crash import Limits, add_part, capture, kinds, open_dump
 from holdfast.crash.inert import Gone, Ref
 from holdfast.errors import BadOption
+from tests.conftest import SOAK
+from tests.crash.processes import python
 
 SLACK_S = 20.0  # a busy machine; what is looked for are captures that run away
 
@@ -129,7 +131,7 @@ def test_many_threads(tmp_path):
     for thread in threads:
         thread.start()
     try:
-        with dumped(tmp_path) as dump:
+        with dumped(tmp_path, deadline_s=60) as dump:
             assert len(dump.threads) >= 401
             found = {dict(frame.locals).get("mine") for thread in dump.threads for frame in thread.frames}
             assert {f"thread {number}" for number in range(400)} <= found
@@ -141,6 +143,66 @@ def test_many_threads(tmp_path):
             thread.join()
 
 
+MANY_THREADS = """
+import sys, threading, time
+from holdfast.crash import Limits, capture, open_dump
+
+threads, deep, deadline_s = map(int, sys.argv[1:4])
+threading.stack_size(128 * 1024)
+gate = threading.Lock()
+gate.acquire()
+
+def down(level, number):
+    mine = f"thread {number} level {level}"
+    if level:
+        return down(level - 1, number)
+    with gate:
+        return mine
+
+started = 0
+try:
+    while started < threads:
+        threading.Thread(target=down, args=(deep, started), daemon=True).start()
+        started += 1
+except RuntimeError:  # as many as the machine allows
+    pass
+
+def fail():
+    budget = {"left": 41}
+    raise ValueError("many threads")
+
+try:
+    fail()
+except ValueError as error:
+    began = time.monotonic()
+    path = capture(error=error, to=sys.argv[4], limits=Limits(deadline_s=deadline_s))
+    print(started, time.monotonic() - began, path, flush=True)
+gate.release()
+"""
+
+
+def test_ten_thousand_threads_worth_of_frames(tmp_path, rounds):
+    """Threads with 14 frames each; fewer threads with deeper stacks where time is short."""
+    count = rounds(2_500, 10_000)
+    deep = 10_000 * 14 // count - 4
+    program = tmp_path / "program.py"
+    program.write_text(MANY_THREADS)
+    limits = Limits(deadline_s=5 if SOAK else 30)  # beside other tests, a machine may be slow
+    done = python(program, str(count), str(deep), str(int(limits.deadline_s)), str(tmp_path / "d"))
+    assert done.returncode == 0, done.stderr
+    started, took, path = done.stdout.split()
+    assert int(started) >= min(count, 1_000)
+    assert float(took) < limits.deadline_s + SLACK_S
+    with open_dump(path) as dump:
+        assert dump.path.stat().st_size <= limits.file_bytes
+        assert dump.exceptions[0].message == "many threads"
+        failing = dump.threads[0]
+        assert failing.failing
+        assert dump.local(failing.frames[-1], "budget['left']") == 41
+        assert dump.complete
+        assert all(part.reason for part in dump.parts if part.state != "whole")
+
+
 def test_a_tiny_file_keeps_what_matters(tmp_path):
     def fail():
         things = [Thing(number) for number in range(20_000)]
@@ -149,7 +211,7 @@ def test_a_tiny_file_keeps_what_matters(tmp_path):
     try:
         fail()
     except ValueError as error:
-        with dumped(tmp_path, error, file_bytes=60_000) as dump:
+        with dumped(tmp_path, error, deadline_s=60, file_bytes=60_000) as dump:
             assert dump.exceptions[0].message == "20000"
             assert dump.threads[0].frames[-1].function.endswith("fail")
             assert any("no room" in line or "budget" in line for line in dump.missing)
@@ -166,7 +228,7 @@ def test_no_time_at_all_still_gives_a_dump(tmp_path):
 
 def test_every_cut_has_a_reason(tmp_path):
     things = [Thing(number) for number in range(5_000)]
-    with dumped(tmp_path, objects=50, text_chars=100) as dump:
+    with dumped(tmp_path, deadline_s=60, objects=50, text_chars=100) as dump:
         gone = [value for inert in dump.objects() for _way, value in inert.children() if isinstance(value, Gone)]
         assert gone
         assert all(value.reason for value in gone)
@@ -198,7 +260,7 @@ def test_a_part_of_another_room_that_hangs_or_fails_costs_only_itself(tmp_path):
     removers = [add_part(kinds.AGENT, "good", lambda: {"agent": "trip-7"}), add_part(kinds.LOCKS, "hangs", hang),
                 add_part(kinds.NOTE, "fails", fail)]  # fmt: skip
     try:
-        with dumped(tmp_path, part_s=0.2) as dump:
+        with dumped(tmp_path, deadline_s=60, part_s=0.2) as dump:
             assert dump.extras(kinds.AGENT) == {"good": {"agent": "trip-7"}}
             missing = "\n".join(dump.missing)
             assert "locks and waiting: no answer in 0.2 s" in missing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import logging
+import pickle
 import subprocess
 import sys
 import textwrap
@@ -91,6 +92,29 @@ def test_every_shape_is_found_anywhere_in_a_text(name, around):
     assert not again.suspicious(cleaned.encode(), strict=True)
 
 
+BEFORE = (
+    *(bytes([byte]) for byte in range(256)),
+    *(rb"\n", rb"\\n", rb"\t", rb"\a", rb"\x3a", rb"\u003a", b"%3D", b"%3A", b"%20", b"&quot;", b"abc", b"prefix_"),
+)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_a_secret_is_found_behind_any_character_escape_or_byte(name):
+    secret, part = SECRETS[name].encode(), secret_part(SECRETS[name]).encode()
+    left = [before for before in BEFORE if part in Redactor().clean_bytes(before + secret)]
+    assert left == []
+
+
+@pytest.mark.parametrize("name", [name for name, text in SECRETS.items() if "\n" not in text])
+def test_a_secret_is_found_in_what_other_formats_make_of_it(name):
+    secret, part = SECRETS[name], secret_part(SECRETS[name])
+    redactor = Redactor()
+    for text in (json.dumps({"text": f"my key is:\n{secret}"}), repr(f"a\n{secret}"), f"x%3D{secret}", f"abc{secret}"):
+        assert part not in redactor.clean(text)
+    for protocol in range(1, pickle.HIGHEST_PROTOCOL + 1):
+        assert part.encode() not in redactor.clean_bytes(pickle.dumps({"k": secret}, protocol))
+
+
 @pytest.mark.parametrize("length", range(14, 140))
 def test_a_text_of_any_length_is_searched_when_packed(length):
     """The byte in front of a packed text is its length, which may look like a letter."""
@@ -110,6 +134,8 @@ def test_a_text_of_any_length_is_searched_when_packed(length):
         "the password must be long; a secret garden; bearer of news; basic training",
         "b4c0ffee-1234-5678-9abc-def012345678 0xdeadbeefdeadbeefdeadbeef",
         "holdfast.crash.redaction.Redactor.secret_name",
+        "task-b4c0ffee12345678b4c0ffee12345678 disk_test_0123456789abcdef0123 task-Planner-step-1-of-the-first-day",
+        "network_test_results_of_2024_01 monkeys-and-donkeys-in-the-desk-drawers-of-1999",
     ],
 )
 def test_ordinary_text_stays(text):
@@ -158,7 +184,7 @@ def test_a_cut_text_is_cut_in_front_of_a_secret():
 def canaries(tmp_path, monkeypatch=None):
     """A program with every secret everywhere, in a process of its own, with secret variables."""
     program = textwrap.dedent("""
-        import asyncio, json, logging, sys, threading
+        import asyncio, json, logging, pickle, sys, threading
         sys.path.insert(0, sys.argv[3])
         from holdfast.crash import capture, logs
         logs.keep()
@@ -181,6 +207,10 @@ def canaries(tmp_path, monkeypatch=None):
                 self.password = back("yrettab esroh tcerroc")
                 self.credentials = {"user": back("terces-enoemos"), "parts": [back("trap-terces-renni")]}
                 self.text = f"before {text} after"
+                self.behind = [f"{before}{text}" for before in ("\\\\n", "%3D", "abc", "8")]
+                self.behind += [json.dumps({"t": "my key is:\\n" + text}), repr("a\\n" + text)]
+                self.behind += [b"a\\\\n" + text.encode()]
+                self.pickled = pickle.dumps({"k": text})
                 self.data = f"in bytes {text}".encode()
                 self.array = bytearray(text.encode())
                 self.numbers = list(text.encode())

@@ -6,10 +6,14 @@ line; no name that a store holds leads here.
 
 from __future__ import annotations
 
+import builtins
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
+import io
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable
@@ -26,7 +30,9 @@ Load = Annotated[tuple[str, ...], Parameter(name="--load", metavar="PROGRAM", ne
 """How a verb that needs the tools of a program lets people name it."""
 
 _PACKAGE = str(Path(holdfast.__file__).parent)
+_PACKED = {".pyc", ".pyz", ".zip"}
 _SHOWN = 6
+_shown: list[BaseException] = []  # what has ended the script
 
 
 def load(programs: Iterable[str]) -> None:
@@ -124,12 +130,59 @@ def given_json(text: str, what: str) -> Any:
         ) from None
 
 
+def run_file(file: Path) -> None:
+    """Run a file as ``python FILE`` does: as the module ``__main__``, under its whole path."""
+    path = os.path.abspath(file)  # noqa: PTH100 (links stay, as with Python)
+    if file.suffix in _PACKED:
+        import runpy
+
+        runpy.run_path(path, run_name="__main__")
+        return
+    with io.open_code(path) as source:
+        code = compile(source.read(), path, "exec", dont_inherit=True)
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    vars(main).update(__file__=path, __builtins__=builtins, __loader__=loader, __cached__=None)
+    exec(code, vars(main))  # noqa: S102 (a person has named it)
+
+
 def show_raised(error: BaseException) -> None:
     """A program's own exception, as Python shows it, from where the program begins."""
+    trace = _own(error)
+    traceback.print_exception(type(error), error, trace if trace is not None else error.__traceback__)
+
+
+def show_ended(error: BaseException) -> None:
+    """What has ended a script, as the interpreter shows it: by ``sys.excepthook``, which may be the script's."""
+    trace = error.__traceback__ = _own(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    _shown[:] = [error]
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit:
+        raise
+    except BaseException as second:  # noqa: BLE001 (the interpreter says both)
+        sys.stderr.write("Error in sys.excepthook:\n")
+        show_raised(second)
+        sys.stderr.write("\nOriginal exception was:\n")
+        show_raised(error)
+
+
+def was_shown(error: BaseException) -> bool:
+    """Whether it has ended a script, and ``show_ended`` has shown it. Python is then to end by it in silence."""
+    shown = any(error is one for one in _shown)
+    if shown:
+        sys.excepthook = lambda *_: None
+    return shown
+
+
+def _own(error: BaseException) -> TracebackType | None:
     trace: TracebackType | None = error.__traceback__
-    while trace is not None and trace.tb_next is not None and _is_ours(trace.tb_frame.f_code.co_filename):
+    while trace is not None and _is_ours(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    traceback.print_exception(type(error), error, trace)
+    return trace
 
 
 def _is_ours(file: str) -> bool:

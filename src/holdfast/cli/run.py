@@ -9,8 +9,10 @@ from __future__ import annotations
 import inspect
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -19,17 +21,19 @@ from rich.text import Text
 import holdfast
 from holdfast import Agent, RunInfo, Store
 from holdfast.cli.complete import agents
-from holdfast.cli.exits import ATTENTION, RAISED, exit_code
-from holdfast.cli.programs import existing, function_of, given_json, load, show_raised, waits
+from holdfast.cli.exits import ATTENTION, DAMAGED, FAILED, RAISED, exit_code
+from holdfast.cli.programs import existing, function_of, given_json, load, run_file, show_ended, show_raised, waits
 from holdfast.cli.runs import run_json, style_of, whose
 from holdfast.cli.session import Flag, Given, Json, Session, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
+from holdfast.crash.taking import default_folder
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
 from holdfast.run.durables import DURABLES
 
 SCHEMA = "holdfast.run/1"
 DUE_SCHEMA = "holdfast.run.due/1"
+Failed = Callable[[BaseException], Any]
 _RESULT_CHARACTERS = 400
 # Options of this verb that take a word after them; needed to find where a script's own words begin.
 _TAKING = frozenset({"--store", "--agent", "--args", "--id", "--types"})
@@ -45,6 +49,7 @@ def run(
     change: Flag = False,
     no_wait: Flag = False,
     due: Flag = False,
+    no_dumps: Flag = False,
     types: Annotated[tuple[str, ...], Parameter(metavar="MODULE", negative="", show_default=False)] = (),
     json: Json = False,
     session: Given,
@@ -75,6 +80,8 @@ def run(
         Do not block where the run sleeps or waits for a signal: end with 8.
     due
         Go on with every run whose time or signal has come, as far as it gets without waiting.
+    no_dumps
+        Do not watch the program: when it crashes, it leaves no dump.
     types
         Modules whose classes may be stored and loaded.
     json
@@ -85,19 +92,20 @@ def run(
             raise BadOption(
                 "--due goes on with every run that can", hint="Leave --agent, --args, --id and --change away."
             )
-        return _due(session, (*(() if program is None else (program,)), *words), types, json=json)
+        with _dumps(session, wanted=not no_dumps):
+            return _due(session, (*(() if program is None else (program,)), *words), types, json=json)
     if program is None:
         raise BadOption("what is to be run?", hint="holdfast run FILE, MODULE:FUNCTION --agent NAME, or --due.")
     if not names_function(program):
         if agent is not None or args is not None or id is not None or json:
             raise BadOption("a script is run as it is", hint="--agent, --args, --id and --json need MODULE:FUNCTION.")
-        return _script(session, program, words)
+        return _script(session, program, words, dumps=not no_dumps)
     if words:
         raise BadOption(f"too many arguments: {' '.join(words)}", hint="Give them with --args JSON.")
     if agent is None:
         raise BadOption("whose run is it?", hint="Add --agent NAME.")
     given = _arguments(args)
-    with _programs(json=json):
+    with _dumps(session, wanted=not no_dumps) as failed, _programs(json=json, failed=failed):
         function = function_of(program)
         with _store(session, types) as store:
             info, result = _execute(store, function, agent, given, id, wait=not no_wait, change=change)
@@ -136,29 +144,74 @@ def marked(arguments: Sequence[str]) -> list[str]:
 # -- a script ---------------------------------------------------------------------------------------------------
 
 
-def _script(session: Session, program: str, words: Sequence[str]) -> int:
+def _script(session: Session, program: str, words: Sequence[str], *, dumps: bool) -> int:
     file = existing(program)
     if session.path is not None:
         os.environ["HOLDFAST_STORE"] = str(session.path.absolute())
     sys.argv = [program, *words]
     sys.path.insert(0, str(file.resolve().parent))
-    with _programs():
-        import runpy
-
-        runpy.run_path(str(file), run_name="__main__")
+    with _dumps(session, wanted=dumps) as failed:
+        hook, ended = sys.excepthook, None
+        try:
+            run_file(file)
+        except HoldfastError as error:
+            _tell(failed, error)
+            raise
+        except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, it is the script's
+            ended = error
+        if ended is not None:  # not handled any more: what the script's hook raises has no context
+            if sys.excepthook != hook:  # the script's own may end the process
+                _tell(failed, ended)
+            show_ended(ended)
+            _tell(failed, ended)
+            if isinstance(ended, KeyboardInterrupt):
+                raise ended
+            raise SystemExit(RAISED)
     return 0
 
 
+def _tell(failed: Failed, error: BaseException) -> None:
+    """What it ends with is a matter of whoever calls; what is a failure leaves a dump, once."""
+    ends = exit_code(error) if isinstance(error, HoldfastError) else RAISED
+    if ends in {RAISED, DAMAGED, FAILED} and isinstance(error, Exception):
+        failed(error)
+
+
 @contextmanager
-def _programs(*, json: bool = False) -> Iterator[None]:
+def _dumps(session: Session, *, wanted: bool) -> Iterator[Failed]:
+    """Inside, a crash leaves a dump. Yields what is told of an exception that ends the program."""
+    if not wanted:
+        yield lambda _error: None
+        return
+    # Where the program's own open() would make its store, unless one is there: its dumps go into it.
+    path = session.path or Path(os.environ.get("HOLDFAST_STORE") or ".holdfast")
+    installed = holdfast.crash.install(None if session.path is None and _has_store() else path.absolute())
+    try:
+        yield installed.failed
+    finally:
+        others = [thread for thread in threading.enumerate() if thread is not threading.current_thread()]
+        if all(thread.daemon for thread in others):  # Python waits for the others, and they may still fail
+            installed.remove()
+
+
+def _has_store() -> bool:
+    return (default_folder().parent / "store.db").is_file()
+
+
+@contextmanager
+def _programs(*, json: bool = False, failed: Failed | None = None) -> Iterator[None]:
     """Inside, code of others runs: what it raises is shown as Python does, what it prints does not spoil the JSON."""
     try:
         with redirect_stdout(sys.stderr) if json else _nothing():
             yield
-    except HoldfastError:
+    except HoldfastError as error:
+        if failed is not None:
+            _tell(failed, error)
         raise
     except Exception as error:  # noqa: BLE001 - whatever it is, it is the program's
         show_raised(error)
+        if failed is not None:
+            _tell(failed, error)
         raise SystemExit(RAISED) from None
 
 

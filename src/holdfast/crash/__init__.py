@@ -11,17 +11,36 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.crash.dump import Dump, open_dump
+    from holdfast.crash.growth import Snapshot, heap
+    from holdfast.crash.hooks import Installed, install
     from holdfast.crash.limits import Limits
+    from holdfast.crash.rehydration import rehydrate
     from holdfast.crash.taking import add_part, capture
 
-__all__ = ["Dump", "Limits", "add_part", "capture", "open_dump"]
+__all__ = [
+    "Dump",
+    "Installed",
+    "Limits",
+    "Snapshot",
+    "add_part",
+    "capture",
+    "heap",
+    "install",
+    "open_dump",
+    "rehydrate",
+]
 
 _HOMES = {
     "Dump": "holdfast.crash.dump",
+    "Installed": "holdfast.crash.hooks",
     "Limits": "holdfast.crash.limits",
+    "Snapshot": "holdfast.crash.growth",
     "add_part": "holdfast.crash.taking",
     "capture": "holdfast.crash.taking",
+    "heap": "holdfast.crash.growth",
+    "install": "holdfast.crash.hooks",
     "open_dump": "holdfast.crash.dump",
+    "rehydrate": "holdfast.crash.rehydration",
 }
 
 

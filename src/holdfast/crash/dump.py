@@ -9,13 +9,14 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from holdfast.crash import kinds
 from holdfast.crash.dumpfile import Chunk, Reader
-from holdfast.crash.inert import Gone, Inert, Ref, Value, node
+from holdfast.crash.inert import Gone, Inert, Ref, Seen, Value, node
 from holdfast.crash.limits import MAX_CHAIN
 from holdfast.crash.paths import split_name, steps
 from holdfast.crash.records import (
@@ -30,8 +31,10 @@ from holdfast.crash.records import (
     as_int,
     as_text,
     failure_of,
+    frames_of,
     task_of,
     thread_of,
+    with_locals,
     within,
 )
 from holdfast.errors import CorruptValue, NotInDump
@@ -140,18 +143,24 @@ class Dump:
     @cached_property
     def exceptions(self) -> list[Failure]:
         """The exception that was dumped and those that it names; the first is the one that was raised last."""
-        chain = self._first(kinds.EXCEPTION).get("chain")
-        every = (
-            [failure_of(item) for item in chain[:MAX_CHAIN] if isinstance(item, dict)]
-            if isinstance(chain, list)
-            else []
-        )
+        chain: Any = None
+        later: dict[int, tuple[Frame, ...]] = {}  # frames with their values are written after the chain
+        for payload in self._all(kinds.EXCEPTION):
+            if isinstance(payload, dict) and "of" in payload:
+                later.setdefault(as_int(payload["of"]), frames_of(payload.get("frames")))
+            elif isinstance(payload, dict) and chain is None:
+                chain = payload.get("chain")
+        items = [item for item in chain[:MAX_CHAIN] if isinstance(item, dict)] if isinstance(chain, list) else []
+        every = [failure_of(item) for item in items]
+        every = [replace(one, frames=later[at]) if later.get(at) else one for at, one in enumerate(every)]
         return [within(failure, len(every)) for failure in every]
 
     @cached_property
     def threads(self) -> list[Thread]:
         """The failing thread first."""
         found = [thread_of(payload) for payload in self._all(kinds.STACK) if isinstance(payload, dict)]
+        if found and all(frame.hidden for thread in found for frame in thread.frames):
+            found = with_locals(found, self.extras(kinds.NATIVE).get("core stacks"))
         return sorted(found, key=lambda thread: (not thread.failing, not thread.current, not thread.main))
 
     @cached_property
@@ -194,13 +203,16 @@ class Dump:
 
     # Objects.
 
-    def object(self, ref: Ref | int) -> Inert:
-        """The object of that number. One that was lost or cut is there too, and says so."""
+    def object(self, ref: Ref | int, *, most: int | None = None) -> Inert:
+        """The object of that number. One that was lost or cut is there too, and says so.
+
+        ``most`` is how many items, pairs or attributes are wanted: of a long list the others cost nothing then.
+        """
         number = ref.number if isinstance(ref, Ref) else ref
         for first, count, chunk in self._ranges:
             if first <= number < first + count:
                 names, shapes, nodes = self._piece(chunk)
-                return node(number, names, shapes, nodes[number - first])
+                return node(number, names, shapes, nodes[number - first], most)
         return Inert(number, kinds.CUT, "?", reason="the file does not hold it")
 
     def value(self, start: Value, path: str) -> Value:
@@ -248,6 +260,7 @@ class Dump:
             (f"thread {item.name or item.id}", item.frames) for item in self.threads
         ]
         holders += [(f"task {item.name}", item.frames) for item in self.tasks]
+        holders += [(f"exception {item.type_name}", item.frames) for item in self.exceptions[1:]]
         for owner, frames in holders:
             for at, frame in enumerate(frames):
                 for name, value in frame.locals:
@@ -266,8 +279,13 @@ class Dump:
     def _step(self, current: Value, step: Any, where: str) -> Value:
         if isinstance(current, Gone):
             raise NotInDump(f"{where} is not in the dump: {current.reason}")
+        if isinstance(current, Seen):
+            raise NotInDump(
+                f"of {where} only its text is known, as it was read from outside: nothing inside can be named"
+            )
         if not isinstance(current, Ref):
-            raise NotInDump(f"{where} is {type(current).__name__} and has no {step!r}")
+            missed = f"attribute {step[0]!r}" if step[0] is not None else f"item {step[1]!r}"
+            raise NotInDump(f"{where} is {type(current).__name__} and has no {missed} in the dump")
         inert = self.object(current)
         if inert.kind == kinds.CUT:
             raise NotInDump(f"{where} ({inert.type_name}) was not stored: {inert.reason}")

@@ -30,7 +30,7 @@ from blake3 import blake3
 from holdfast.crash import kinds
 from holdfast.crash.limits import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_FILE_BYTES
 from holdfast.crash.redaction import Redactor
-from holdfast.errors import CorruptValue, DiskFull, DumpFailed, NewerFormat, NotADump
+from holdfast.errors import CorruptValue, DiskFull, DumpFailed, HoldfastError, NewerFormat, NotADump
 
 MAGIC = b"\x89HOLDFAST-DUMP\r\n"
 MARK = b"HFck"
@@ -66,19 +66,29 @@ class Chunk:
 
 
 class Writer:
-    """Appends chunks to a new file that only its owner may read. One thread at a time."""
+    """Appends chunks to a new file that only its owner may read, or to one that was read (``append``)."""
 
-    def __init__(self, path: Path, redactor: Redactor, *, limit_bytes: int = MAX_FILE_BYTES) -> None:
+    def __init__(
+        self, path: Path, redactor: Redactor, *, limit_bytes: int = MAX_FILE_BYTES, behind: Reader | None = None
+    ) -> None:
         self.path = path
-        self.chunks: list[list[Any]] = []
-        self.size = 0
+        before = behind.chunks if behind else []
+        self.chunks = [[item.kind, item.number, item.offset, item.stored, item.raw, item.sum] for item in before]
+        self.size = behind.size if behind else 0
         self._redactor = redactor
         self._limit = limit_bytes
+        how = os.O_NOFOLLOW if behind else os.O_CREAT | os.O_EXCL
         try:
-            self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_APPEND, 0o600)
+            self._file = os.open(path, how | os.O_WRONLY | os.O_CLOEXEC | os.O_APPEND, 0o600)
         except OSError as error:
-            raise _failed(f"the dump {path} cannot be created", error) from error
-        self._put(MAGIC)
+            raise _failed(f"the dump {path} cannot be {'added to' if behind else 'created'}", error) from error
+        self._nothing = not behind  # it holds no chunk yet
+        if not behind:
+            try:
+                self._put(MAGIC)
+            except HoldfastError:
+                self.close()
+                raise
 
     def add(self, kind: str, payload: Any, *, nodes: str = "", source: bool = False) -> bool:
         """Write one chunk. False, and nothing written, when it would not fit the file's limit.
@@ -108,6 +118,7 @@ class Writer:
         )[:_FRONT]
         self.chunks.append([kind, len(self.chunks), self.size, len(body), len(packed), summed])
         self._put(front + _sum(front) + body)
+        self._nothing = False
         return True
 
     def finish(self, parts: dict[str, list[str]]) -> None:
@@ -122,6 +133,8 @@ class Writer:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+            if self._nothing:  # it would look like a dump
+                self.path.unlink(missing_ok=True)
 
     def _gate(self, payload: Any, nodes: str, source: bool) -> bytes:
         suspicious = self._redactor.suspicious
@@ -167,6 +180,34 @@ class Writer:
         except OSError as error:
             raise _failed(f"the dump {self.path} could not be written", error) from error
         self.size += len(data)
+
+
+def append(path: Path, redactor: Redactor) -> tuple[Writer, dict[str, list[str]]]:
+    """Go on writing a dump that is whole: a writer behind its end, and the states of the parts so far.
+
+    A damaged one is left alone (CorruptValue): what is added behind a chunk that was cut would be taken for its rest.
+    """
+    reader = Reader(path)
+    try:
+        if reader.gaps or not reader.chunks or any(chunk.problem for chunk in reader.chunks):
+            raise CorruptValue(f"{path} is damaged, so nothing is added to it")
+        newest: Any = None
+        for chunk in reader.of(kinds.INDEX):
+            newest = reader.payload(chunk)
+        writer = Writer(path, redactor, behind=reader)
+    finally:
+        reader.close()
+    told = newest.get("parts") if isinstance(newest, dict) else None
+    parts = {
+        kind: state
+        for kind, state in (told if isinstance(told, dict) else {}).items()
+        if isinstance(state, list) and len(state) == 2 and all(isinstance(item, str) for item in state)
+    }
+    hits = newest.get("redacted") if isinstance(newest, dict) else None
+    for kind, count in hits.items() if isinstance(hits, dict) else ():
+        if isinstance(count, int):
+            redactor.hits[kind] = redactor.hits.get(kind, 0) + count
+    return writer, parts
 
 
 def _failed(what: str, error: OSError) -> DumpFailed | DiskFull:

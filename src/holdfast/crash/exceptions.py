@@ -6,11 +6,12 @@ at its bound and says so.
 
 from __future__ import annotations
 
+from types import TracebackType
 from typing import Any
 
 from holdfast.crash.limits import MAX_CHAIN, MAX_NOTES, Limits
 from holdfast.crash.shapes import find, layout_of, overrides, type_name
-from holdfast.crash.stacks import Frames, steps_of_traceback
+from holdfast.crash.stacks import Frames, Step, steps_of_traceback
 
 _READ = BaseException.__dict__
 _ARGS = _READ["args"].__get__
@@ -20,40 +21,61 @@ _SUPPRESS = _READ["__suppress_context__"].__get__
 _TRACEBACK = _READ["__traceback__"].__get__
 _MEMBERS = BaseExceptionGroup.__dict__["exceptions"].__get__
 _GROUP_MESSAGE = BaseExceptionGroup.__dict__["message"].__get__
-_FRAMES_EACH = 60  # frames of an exception in the chain; the failing thread's stack has more, with locals
+_FRAMES_EACH = 60  # frames of an exception in the chain; the failing thread's stack has more
+_FRAMES_OUTER = 10  # of these, the outermost
 
 
-def record(error: BaseException, frames: Frames, limits: Limits) -> dict[str, Any]:
-    """The whole tree of an exception as a flat list; ``cause``, ``context`` and ``group`` are places in it."""
-    found: list[dict[str, Any]] = []
-    places: dict[int, int] = {}
-    waiting: list[BaseException] = []
+def tree(error: BaseException) -> list[BaseException]:
+    """The exception and all that it names, each once. Their order is that of the record's ``chain``."""
+    found = [error]
+    known = {id(error)}
+    for this in found:
+        for other in (_CAUSE(this), _CONTEXT(this), *members_of(this)):
+            if other is not None and id(other) not in known and len(found) < MAX_CHAIN:
+                known.add(id(other))
+                found.append(other)
+    return found
 
-    def place(other: Any) -> int | None:
-        if other is None:
-            return None
-        if id(other) not in places:
-            if len(places) >= MAX_CHAIN:
-                return None
-            places[id(other)] = len(places)
-            waiting.append(other)
-        return places[id(other)]
 
-    place(error)
-    at = 0
-    while at < len(waiting):
-        this = waiting[at]
-        at += 1
+def record(chain: list[BaseException], frames: Frames, limits: Limits) -> dict[str, Any]:
+    """A tree as a flat list; ``cause``, ``context`` and ``group`` are places in it."""
+    places = {id(error): number for number, error in enumerate(chain)}
+    found = []
+    for this in chain:
         entry = _one(this, frames, limits)
-        entry["cause"] = place(_CAUSE(this))
-        entry["context"] = place(_CONTEXT(this))
+        entry["cause"] = places.get(id(_CAUSE(this)))
+        entry["context"] = places.get(id(_CONTEXT(this)))
         entry["suppressed"] = bool(_SUPPRESS(this))
-        if layout_of(type(this)).base is BaseException and _is_group(this):
-            members = _MEMBERS(this)
-            entry["members"] = len(members) if type(members) is tuple else 0
-            entry["group"] = [number for number in map(place, members) if number is not None]
+        if _is_group(this):
+            members = members_of(this)
+            entry["members"] = len(members)
+            entry["group"] = [places[id(member)] for member in members if id(member) in places]
         found.append(entry)
-    return {"chain": found, "cut": len(places) >= MAX_CHAIN}
+    return {"chain": found, "cut": len(chain) >= MAX_CHAIN}
+
+
+def by_worth(chain: list[BaseException]) -> list[int]:
+    """Places in the order of what they tell: where it began, the way from there, the last one, then all others."""
+    places = {id(error): number for number, error in enumerate(chain)}
+    way: list[int] = []
+    at: int | None = 0
+    while at is not None and at not in way:
+        way.append(at)
+        cause = _CAUSE(chain[at])
+        at = places.get(id(cause if cause is not None or _SUPPRESS(chain[at]) else _CONTEXT(chain[at])))
+    return [*reversed(way), *(number for number in range(len(chain)) if number not in way)]
+
+
+def stack_of(error: BaseException, frames: Frames) -> tuple[list[dict[str, Any]], int, list[Step]]:
+    """Records of an exception's own traceback, how many frames were left out, and the steps of the others."""
+    steps = steps_of_traceback(traceback_of(error))
+    left_out = max(0, len(steps) - _FRAMES_EACH)
+    if left_out:
+        steps = steps[:_FRAMES_OUTER] + steps[left_out + _FRAMES_OUTER :]
+    found = [frames.record(step) for step in steps]
+    if left_out:
+        found[_FRAMES_OUTER]["gap"] = left_out
+    return found, left_out, steps
 
 
 def message_of(error: BaseException, limit: int) -> tuple[str, bool]:
@@ -75,6 +97,27 @@ def message_of(error: BaseException, limit: int) -> tuple[str, bool]:
         bare = type(only) is str and not overrides_key_error(cls)
         return (only[:limit] if bare else plain[0]), own and not _is_builtin(cls)
     return (f"({', '.join(plain)})" if plain else ""), own and not _is_builtin(cls)
+
+
+def traceback_of(error: BaseException) -> TracebackType | None:
+    found: TracebackType | None = _TRACEBACK(error)
+    return found
+
+
+def cause_of(error: BaseException) -> BaseException | None:
+    found: BaseException | None = _CAUSE(error)
+    return found
+
+
+def context_of(error: BaseException) -> BaseException | None:
+    found: BaseException | None = _CONTEXT(error)
+    return found
+
+
+def members_of(error: BaseException) -> tuple[BaseException, ...]:
+    """The members of a group; of any other exception none."""
+    members = _MEMBERS(error) if _is_group(error) else ()
+    return members if type(members) is tuple else ()
 
 
 def overrides_key_error(cls: type) -> bool:
@@ -103,17 +146,12 @@ def _is_group(error: BaseException) -> bool:
 def _one(error: BaseException, frames: Frames, limits: Limits) -> dict[str, Any]:
     cls = type(error)
     message, own = message_of(error, limits.text_chars)
-    steps = steps_of_traceback(_TRACEBACK(error))
-    if len(steps) > _FRAMES_EACH:
-        left_out = len(steps) - _FRAMES_EACH
-        steps = steps[:10] + steps[left_out + 10 :]
-    else:
-        left_out = 0
+    shown, left_out, _steps = stack_of(error, frames)
     entry: dict[str, Any] = {
         "type": type_name(cls),
         "bases": [type_name(base) for base in type.__dict__["__mro__"].__get__(cls)[1:-1]][:20],
         "message": message,
-        "frames": [frames.record(step) for step in steps],
+        "frames": shown,
     }
     if own:
         entry["own_str"] = True  # the class has a __str__ of its own, which was not run

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.crash.inert import Value, named_values
+from holdfast.crash.inert import Seen, Value, named_values
 
 _MAX_FRAMES = 20_000
 
@@ -117,6 +117,9 @@ def frames_of(raw: Any) -> tuple[Frame, ...]:
 def frame_of(raw: dict[str, Any]) -> Frame:
     span = raw.get("span")
     numbers = [as_int(item) for item in span] if isinstance(span, list) and len(span) == 3 else [0, 0, 0]
+    values = named_values(raw.get("locals"))
+    if raw.get("locals_as_text") is True:
+        values = tuple((name, Seen(value) if isinstance(value, str) else value) for name, value in values)
     return Frame(
         file=as_text(raw.get("file")),
         line=as_int(raw.get("line")),
@@ -126,7 +129,7 @@ def frame_of(raw: dict[str, Any]) -> Frame:
         span=(numbers[0], numbers[1], numbers[2]),
         gap=as_int(raw.get("gap")),
         hidden=as_text(raw.get("hidden")),
-        locals=named_values(raw.get("locals")),
+        locals=values,
         locals_total=as_int(raw["locals_total"]) if "locals_total" in raw else None,
     )
 
@@ -143,6 +146,26 @@ def thread_of(raw: dict[str, Any]) -> Thread:
         failing=raw.get("failing") is True,
         left_out=as_int(raw.get("left_out")),
     )
+
+
+def with_locals(threads: list[Thread], seen: Any) -> list[Thread]:
+    """Threads whose frames have no locals, with those that a core's stacks have at the same places."""
+    listed = seen.get("threads") if isinstance(seen, dict) else None
+    others = [thread_of(item) for item in listed if isinstance(item, dict)] if isinstance(listed, list) else []
+    known = {thread.native_id: thread.frames for thread in others}
+    return [replace(thread, frames=_filled(thread.frames, known.get(thread.native_id, ()))) for thread in threads]
+
+
+def _filled(frames: tuple[Frame, ...], known: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """From the innermost outwards, as far as both stacks are the same."""
+    found = list(frames)
+    for back in range(1, min(len(frames), len(known)) + 1):
+        own, other = frames[-back], known[-back]
+        # Names differ: one tells `Class.method`, the other `method`.
+        if (own.file, own.line) != (other.file, other.line):
+            break
+        found[-back] = replace(own, hidden=other.hidden, locals=other.locals, locals_total=other.locals_total)
+    return tuple(found)
 
 
 def task_of(number: int, raw: dict[str, Any]) -> Task:

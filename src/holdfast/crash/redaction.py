@@ -8,7 +8,7 @@ objects: it sees names, texts and packed bytes. Holds always: shapes are searche
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -33,8 +33,9 @@ _HARMLESS_WORDS = frozenset(("tokenizer", "tokenize", "count", "limit", "type", 
 _SPLIT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 # Each shape: its kind, the literal with which it begins, what follows. The literal is what is searched for, which is
-# many times faster than a pattern. A leading "|" means that no letter or digit may stand in front: in texts only,
-# because in packed bytes the byte in front of a text is its length, which may look like a letter.
+# many times faster than a pattern. A leading "|" means that ordinary words end like this: with a letter or digit in
+# front, it must look more like a key (see `_glued`). In packed bytes that is not asked, because the byte in front of a
+# text is its length, which may look like a letter.
 _SHAPES: tuple[tuple[str, str, str], ...] = (
     ("private-key", "-----BEGIN", r" [A-Z0-9 ]*(?:PRIVATE|SECRET)[A-Z ]*-----(?s:.*?)(?:-----END [A-Z0-9 ]+-----|\Z)"),
     ("private-key", "PuTTY-User-Key", r"-File-(?s:.*)"),
@@ -50,9 +51,9 @@ _SHAPES: tuple[tuple[str, str, str], ...] = (
     ("provider-key", "GOCSPX-", r"[0-9A-Za-z_-]{16,}"),
     ("provider-key", "1//0", r"[0-9A-Za-z_-]{30,}"),
     ("provider-key", "gsk_", r"[A-Za-z0-9]{20,}"),
-    ("provider-key", "|xai-", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "xai-", r"[A-Za-z0-9]{20,}"),
     ("provider-key", "pplx-", r"[A-Za-z0-9]{20,}"),
-    ("provider-key", "|hf_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "hf_", r"[A-Za-z0-9]{20,}"),
     ("provider-key", "|r8_", r"[A-Za-z0-9]{20,}"),
     ("provider-key", "nvapi-", r"[A-Za-z0-9_-]{20,}"),
     ("provider-key", "lsv2_", r"[A-Za-z0-9]{2}_[A-Za-z0-9_]{20,}"),
@@ -69,7 +70,7 @@ _SHAPES: tuple[tuple[str, str, str], ...] = (
     ("provider-key", "ghr_", r"[A-Za-z0-9]{20,}"),
     ("provider-key", "github_pat_", r"[A-Za-z0-9_]{20,}"),
     ("provider-key", "glpat-", r"[A-Za-z0-9_-]{16,}"),
-    ("provider-key", "|npm_", r"[A-Za-z0-9]{30,}"),
+    ("provider-key", "npm_", r"[A-Za-z0-9]{30,}"),
     ("provider-key", "pypi-", r"[A-Za-z0-9_-]{40,}"),
     ("provider-key", "xox", r"[abeoprs]-[A-Za-z0-9-]{10,}"),
     ("provider-key", "xapp-", r"[0-9]-[A-Za-z0-9-]{10,}"),
@@ -78,11 +79,11 @@ _SHAPES: tuple[tuple[str, str, str], ...] = (
     ("provider-key", "|key-", r"[0-9a-f]{32}"),
     ("provider-key", "dop_v1_", r"[a-f0-9]{32,}"),
     ("provider-key", "shp", r"(?:at|ca|pa|ss)_[A-Fa-f0-9]{32}"),
-    ("provider-key", "|dapi", r"[a-f0-9]{32}"),
+    ("provider-key", "dapi", r"[a-f0-9]{32}"),
     ("provider-key", "hvs.", r"[A-Za-z0-9_-]{20,}"),
     ("provider-key", "ATATT3", r"[A-Za-z0-9_=-]{20,}"),
     ("provider-key", "lin_api_", r"[A-Za-z0-9]{20,}"),
-    ("provider-key", "|ntn_", r"[A-Za-z0-9]{20,}"),
+    ("provider-key", "ntn_", r"[A-Za-z0-9]{20,}"),
     ("provider-key", "|secret_", r"[A-Za-z0-9]{32,}"),
     ("provider-key", "|EAAC", r"[A-Za-z0-9]{20,}"),
     ("provider-key", "|SK", r"[0-9a-f]{32}"),
@@ -157,6 +158,13 @@ class Redactor:
         ):
             self._add(value, MIN_LEARNT)
 
+    def learn_arguments(self, arguments: Sequence[str]) -> None:
+        """Values of a command line's options whose name looks secret: ``--password VALUE``, ``--token=VALUE``."""
+        for option, following in pairwise([*arguments, ""]):
+            name, sign, value = option.partition("=")
+            if option.startswith("-") and self.secret_name(name.lstrip("-")):
+                self._add(value if sign else following, MIN_KNOWN)
+
     def _add(self, value: str, shortest: int) -> None:
         if shortest <= len(value) <= MAX_KNOWN_CHARS and len(self._known) < MAX_KNOWN and value not in self._known:
             self._known[value] = value.encode("utf-8", "surrogatepass")
@@ -211,14 +219,14 @@ class Redactor:
                 at = data.find(value, at + len(value))
         for at, rule in _candidates(data):
             match = rule.rest.match(data, at + len(rule.literal))
-            if match and not (strict and rule.bounded and at and data[at - 1 : at].isalnum()):
+            if match and not (strict and rule.bounded and _glued(data, at, match.end())):
                 yield at, match.end(), rule.kind
         folded = data.lower()
         for rule in _FOLDED if source else _FOLDED_TEXT:
             at = folded.find(rule.literal)
             while at >= 0:
                 match = rule.rest.match(data, at + len(rule.literal))
-                if match and not (strict and rule.bounded and at and data[at - 1 : at].isalnum()):
+                if match and not (strict and rule.bounded and _glued(data, at, match.end())):
                     yield at + rule.keep, match.end(), rule.kind
                     at = match.end() - 1
                 at = folded.find(rule.literal, at + 1)
@@ -273,6 +281,25 @@ class _Rule:
             rest = rest.replace("[A-Za-z0-9]{", "[A-Za-z0-9_-]{")
         self.rest = re.compile(rest.encode())
         self.keep = len(self.literal) if literal == "://" else 0
+
+
+# Keys that nothing else looks like, whatever stands in front; and what is random enough to be one.
+_DISTINCT = re.compile(rb"sk-(?:proj|ant|svcacct|or-v1)-")
+_RANDOM = re.compile(rb"(?=[a-z0-9]*[A-Z])(?=[A-Z0-9]*[a-z])(?=[A-Za-z]*[0-9])[A-Za-z0-9]{20,}")
+_DIGIT = re.compile(rb"[0-9]")
+
+
+def _glued(data: bytes, at: int, end: int) -> bool:
+    """Whether a shape is the end of a word: ``task-...``, ``disk_...``. A key may stand behind anything, too.
+
+    Behind an escape (a backslash and n, %3D), a length or another text. Of words, a vowel stands before these endings.
+    """
+    before = data[at - 1 : at]
+    if not at or not before.isalnum() or data[max(0, at - 3) : at].startswith(b"%") or _DISTINCT.match(data, at):
+        return False
+    if before not in b"aeiouyAEIOUY" and _DIGIT.search(data, at, end):
+        return False
+    return data[at:end].islower() or _RANDOM.search(data, at, end) is None
 
 
 def _any_of(literals: list[bytes]) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from holdfast.crash import kinds
 from holdfast.crash.dump import Dump
-from holdfast.crash.inert import Gone, Inert, Ref, Value
+from holdfast.crash.inert import Gone, Inert, Ref, Seen, Value
 
 _OPEN = {"list": "[]", "tuple": "()", "set": "{}", "frozenset": "{}", "collections.deque": "[]"}
 
@@ -21,13 +21,16 @@ def text_of(dump: Dump, value: Value, *, width: int = 200, depth: int = 3) -> st
 def _text(dump: Dump, value: Value, width: int, depth: int, path: set[int]) -> str:
     if isinstance(value, Gone):
         return f"<{value.type_name}: {value.reason}>" if value.type_name else f"<{value.reason}>"
+    if isinstance(value, Seen):
+        return value[: width + 20]
     if isinstance(value, str | bytes):
         return repr(value[: width + 20])
     if not isinstance(value, Ref):
         return repr(value)
     if value.number in path:
         return "..."
-    return _object(dump, dump.object(value), width, depth, path | {value.number})
+    # Each piece takes two characters at least, so that more of them are never shown.
+    return _object(dump, dump.object(value, most=width + 10), width, depth, path | {value.number})
 
 
 def _object(dump: Dump, inert: Inert, width: int, depth: int, path: set[int]) -> str:
@@ -50,7 +53,7 @@ def _object(dump: Dump, inert: Inert, width: int, depth: int, path: set[int]) ->
     if inert.kind == kinds.SUSPENDED:
         return f"<{name} {clean(str(inert.details['name']))}, {inert.details['state']}, line {inert.details['line']}>"
     if depth <= 0:
-        count = inert.total or len(inert.items) + len(inert.pairs) or len(inert.attributes)
+        count = inert.total or (len(inert.items) + len(inert.pairs) or len(inert.attributes)) + inert.left
         return f"<{name} of {count}>" if inert.kind != kinds.OBJECT else f"<{name}>"
     pieces: list[str] = []
     used = 0
@@ -64,8 +67,8 @@ def _object(dump: Dump, inert: Inert, width: int, depth: int, path: set[int]) ->
         piece = label + _text(dump, item, max(20, width - used), depth - 1, path)
         pieces.append(piece)
         used += len(piece) + 2
-    if inert.total and (not pieces or pieces[-1] != "..."):
-        pieces.append(f"... {inert.total} in all")
+    if (inert.total or inert.left) and (not pieces or pieces[-1] != "..."):
+        pieces.append(f"... {inert.total or len(inert.items) + len(inert.pairs) + inert.left} in all")
     body = ", ".join(pieces)
     if inert.kind == kinds.DICT:
         return "{" + body + "}" if name == "dict" else f"{name}({{{body}}})"

@@ -165,6 +165,15 @@ def overrides(cls: type, name: str, ancestor: type) -> bool:
     return False
 
 
+def in_class(cls: type, name: str, missing: Any) -> Any:
+    """What the class, or its nearest ancestor, has under a name, as it stands there."""
+    for ancestor in _MRO(cls):
+        for key, value in islice(_PROXY_ITEMS(_TYPE_DICT(ancestor)), _MAX_CLASS_ITEMS):
+            if type(key) is str and key == name:
+                return value
+    return missing
+
+
 def is_subtype(cls: type, ancestor: type) -> bool:
     """As ``issubclass``, without asking a metaclass."""
     return any(base is ancestor for base in _MRO(cls))

@@ -118,14 +118,14 @@ def _is_dull_global(name: str, value: Any) -> bool:
     return dunder or type(value) is types.ModuleType or type(value) is types.FunctionType or type(value) is type
 
 
-def threads() -> list[dict[str, Any]]:
+def threads(most: int = MAX_THREADS) -> list[dict[str, Any]]:
     """All threads with a Python frame: ``frame`` (not part of a record), and name, ids and kind."""
     frames = sys._current_frames()  # noqa: SLF001 (the documented way)
     known = {ident: thread for ident, thread in list(vars(threading)["_active"].items()) if type(ident) is int}
     own = threading.get_ident()
     main = threading.main_thread()
     found = []
-    for ident, frame in list(frames.items())[:MAX_THREADS]:
+    for ident, frame in list(frames.items())[:most]:
         thread = known.get(ident)
         record: dict[str, Any] = {"id": ident, "name": "", "frame": frame, "current": ident == own}
         if thread is not None and is_subtype(type(thread), threading.Thread):

@@ -31,7 +31,7 @@ ENVIRONMENT_NAMES = frozenset(
 """Names whose values are written (after redaction). Of the others only the names are, if they do not look secret."""
 
 _LIMIT_NAMES = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
-_STATUS = ("VmPeak", "VmSize", "VmHWM", "VmRSS", "RssAnon", "RssFile", "RssShmem", "VmData", "VmStk", "VmSwap")
+MEMORY_NAMES = ("VmPeak", "VmSize", "VmHWM", "VmRSS", "RssAnon", "RssFile", "RssShmem", "VmData", "VmStk", "VmSwap")
 
 
 def process() -> dict[str, Any]:
@@ -50,47 +50,47 @@ def process() -> dict[str, Any]:
         "recursion_limit": sys.getrecursionlimit(),
         "kernel": [uname.sysname, uname.release, uname.version, uname.machine],
         "host": uname.nodename,
-        "os": _os_release(),
+        "os": os_release(),
         "cpus": os.cpu_count() or 0,
         "load": list(os.getloadavg()),
-        "uptime_s": _number("/proc/uptime"),
+        "uptime_s": number_in("/proc/uptime"),
         "process_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - _started(), 2),
         "cpu_s": list(os.times()[:2]),
         "limits": {name: _limit(name) for name in _LIMIT_NAMES if hasattr(resource, "RLIMIT_" + name)},
-        "memory": _table("/proc/self/status", _STATUS),
-        "machine_memory": _table("/proc/meminfo", ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree")),
-        "cgroup": _cgroup(),
-        "oom_score": int(_number("/proc/self/oom_score")),
-        "threads": len(_listed("/proc/self/task")),
-        "core_pattern": _text("/proc/sys/kernel/core_pattern").strip(),
+        "memory": table("/proc/self/status", MEMORY_NAMES),
+        "machine_memory": table("/proc/meminfo", ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree")),
+        "cgroup": cgroup(),
+        "oom_score": int(number_in("/proc/self/oom_score")),
+        "threads": len(listed("/proc/self/task")),
+        "core_pattern": text_of("/proc/sys/kernel/core_pattern").strip(),
         "libc": " ".join(platform.libc_ver()),
     }
     return found
 
 
-def descriptors() -> dict[str, Any]:
-    """Open descriptors with what they lead to; sockets with their ends."""
-    sockets = _sockets()
+def descriptors(who: int | str = "self") -> dict[str, Any]:
+    """Open descriptors of a process with what they lead to; sockets with their ends."""
+    sockets = _sockets(who)
     found = []
-    names = _listed("/proc/self/fd")
+    names = listed(f"/proc/{who}/fd")
     for name in sorted(names, key=int)[:MAX_LISTED]:
         try:
-            target = str(Path(f"/proc/self/fd/{name}").readlink())
+            target = str(Path(f"/proc/{who}/fd/{name}").readlink())
         except OSError:
             continue
         entry: dict[str, Any] = {"fd": int(name), "target": target[:4096]}
         if target.startswith("socket:["):
             entry.update(sockets.get(target[8:-1], {}))
         else:
-            fields = _table(f"/proc/self/fdinfo/{name}", ("pos", "flags"), kilo=False)
+            fields = table(f"/proc/{who}/fdinfo/{name}", ("pos", "flags"), kilo=False)
             entry.update({key: value for key, value in fields.items() if value})
         found.append(entry)
     return {"descriptors": found, "total": len(names)}
 
 
-def environment(secret_name: Any) -> dict[str, Any]:
+def environment(secret_name: Any, every: dict[str, str] | None = None) -> dict[str, Any]:
     """Values of harmless variables; of the others only how many, and the names that do not look secret."""
-    every = dict(os.environ)
+    every = dict(os.environ) if every is None else every
     shown = {name: value[:8192] for name, value in every.items() if name in ENVIRONMENT_NAMES}
     others = sorted(name[:200] for name in every if name not in shown and not secret_name(name))
     return {"values": shown, "others": others[:2000], "total": len(every)}
@@ -108,31 +108,31 @@ def modules(mine: Any) -> dict[str, Any]:
         found.append(entry)
     return {
         "modules": found[:MAX_LISTED],
-        "distributions": _distributions(),
+        "distributions": distributions(),
         "path": [exact_text(item, 4096) for item in sys.path[:200]],
-        "shared": _shared_objects(),
+        "shared": shared_objects(),
     }
 
 
 _MODULE = type(sys)
 
 
-def _distributions() -> dict[str, str]:
+def distributions(search: list[str] | None = None) -> dict[str, str]:
     """Versions of installed packages, from the names of their metadata folders: no file is opened."""
     found: dict[str, str] = {}
-    for folder in sys.path[:50]:
+    for folder in (sys.path if search is None else search)[:50]:
         if type(folder) is str and folder.endswith(("site-packages", "dist-packages")):
-            for name in _listed(folder)[:10_000]:
+            for name in listed(folder)[:10_000]:
                 if name.endswith(".dist-info"):
                     package, _, version = name[:-10].partition("-")
                     found.setdefault(package, version)
     return found
 
 
-def _shared_objects() -> list[list[Any]]:
+def shared_objects(who: int | str = "self") -> list[list[Any]]:
     """Each mapped file with where it begins and ends."""
     found: dict[str, list[Any]] = {}
-    for line in _text("/proc/self/maps", 8 << 20).splitlines():
+    for line in text_of(f"/proc/{who}/maps", 8 << 20).splitlines():
         parts = line.split(None, 5)
         if len(parts) == 6 and parts[5].startswith("/") and (".so" in parts[5] or "x" in parts[1]):
             start, _, end = parts[0].partition("-")
@@ -141,10 +141,10 @@ def _shared_objects() -> list[list[Any]]:
     return list(found.values())[:MAX_LISTED]
 
 
-def _sockets() -> dict[str, dict[str, Any]]:
+def _sockets(who: int | str) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for kind in ("tcp", "tcp6", "udp", "udp6"):
-        for line in _text(f"/proc/self/net/{kind}", 4 << 20).splitlines()[1:MAX_LISTED]:
+        for line in text_of(f"/proc/{who}/net/{kind}", 4 << 20).splitlines()[1:MAX_LISTED]:
             parts = line.split()
             if len(parts) > 9:
                 found[parts[9]] = {
@@ -154,7 +154,7 @@ def _sockets() -> dict[str, dict[str, Any]]:
                     "state": _TCP_STATES.get(parts[3], parts[3]) if kind.startswith("tcp") else "",
                     "queues": parts[4],
                 }
-    for line in _text("/proc/self/net/unix", 4 << 20).splitlines()[1:MAX_LISTED]:
+    for line in text_of(f"/proc/{who}/net/unix", 4 << 20).splitlines()[1:MAX_LISTED]:
         parts = line.split(None, 7)
         if len(parts) > 6:
             found[parts[6]] = {"socket": "unix", "local": parts[7][:400] if len(parts) > 7 else ""}
@@ -185,30 +185,35 @@ def _address(text: str) -> str:
     return f"{shown}:{int(port, 16)}"
 
 
-def _cgroup() -> dict[str, str]:
+def cgroup(who: int | str = "self") -> dict[str, str]:
     found = {}
     place = "/sys/fs/cgroup"
-    for line in _text("/proc/self/cgroup").splitlines():
+    former_place = "/sys/fs/cgroup/memory"
+    for line in text_of(f"/proc/{who}/cgroup").splitlines():
+        if ":memory:/" in line and ".." not in line:  # version 1
+            former_place += line.partition(":memory:")[2].rstrip("/")
         if line.startswith("0::") and ".." not in line:
             place += line[3:].rstrip("/")
             found["path"] = line[3:][:1000]
     names = ("memory.current", "memory.max", "memory.high", "memory.peak", "memory.events", "cpu.max", "pids.current")
     for folder in (place, "/sys/fs/cgroup"):
         for name in names:
-            text = _text(f"{folder}/{name}").strip()
+            text = text_of(f"{folder}/{name}").strip()
             if text:
                 found.setdefault(name, text)
     old = {"memory.max": "memory.limit_in_bytes", "memory.current": "memory.usage_in_bytes"}
-    for name, former in old.items():
-        text = _text(f"/sys/fs/cgroup/memory/{former}").strip()
-        if text:
-            found.setdefault(name, text)
+    old["memory.events"] = "memory.oom_control"
+    for folder in (former_place, "/sys/fs/cgroup/memory"):
+        for name, former in old.items():
+            text = text_of(f"{folder}/{former}").strip()
+            if text:
+                found.setdefault(name, text)
     return found
 
 
-def _table(path: str, names: tuple[str, ...], *, kilo: bool = True) -> dict[str, Any]:
+def table(path: str, names: tuple[str, ...], *, kilo: bool = True) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for line in _text(path).splitlines():
+    for line in text_of(path).splitlines():
         name, _, rest = line.partition(":")
         if name in names:
             words = rest.split()
@@ -222,7 +227,7 @@ def _limit(name: str) -> list[int]:
     return [soft, hard]
 
 
-def _text(path: str, most: int = 1 << 20) -> str:
+def text_of(path: str, most: int = 1 << 20) -> str:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
@@ -239,23 +244,23 @@ def _text(path: str, most: int = 1 << 20) -> str:
     return b"".join(pieces).decode("utf-8", "replace")
 
 
-def _listed(path: str) -> list[str]:
+def listed(path: str) -> list[str]:
     try:
         return [entry.name for entry in os.scandir(path)]
     except OSError:
         return []
 
 
-def _number(path: str) -> float:
+def number_in(path: str) -> float:
     try:
-        return float(_text(path).split()[0])
+        return float(text_of(path).split()[0])
     except (ValueError, IndexError):
         return 0.0
 
 
 def _started() -> float:
     """When this process began, in seconds since boot."""
-    fields = _text("/proc/self/stat").rpartition(")")[2].split()
+    fields = text_of("/proc/self/stat").rpartition(")")[2].split()
     try:
         return int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (ValueError, IndexError):
@@ -269,8 +274,8 @@ def _cwd() -> str:
         return ""
 
 
-def _os_release() -> str:
-    for line in _text("/etc/os-release").splitlines():
+def os_release() -> str:
+    for line in text_of("/etc/os-release").splitlines():
         if line.startswith("PRETTY_NAME="):
             return line[12:].strip('"')[:200]
     return ""

@@ -22,8 +22,22 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from holdfast.crash import census, exceptions, kinds, known, logs, shapes, sources, stacks, system, tasks
+from holdfast.crash import (
+    agents,
+    census,
+    deadlocks,
+    exceptions,
+    kinds,
+    known,
+    logs,
+    shapes,
+    sources,
+    stacks,
+    system,
+    tasks,
+)
 from holdfast.crash.dumpfile import Writer
+from holdfast.crash.exceptions import traceback_of
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.walk import Walker
@@ -31,12 +45,16 @@ from holdfast.errors import DumpFailed, HoldfastError
 
 _ = known  # importing it registers its readers
 _RESERVE = 0.3  # of the deadline: for system parts, after objects have had their time
+_STACKS_END = 0.8  # of the deadline: stacks of other threads, of which there may be thousands, end here
+_FOR_CHAIN = 0.25  # of what may be stored: for the causes of an exception, after the failing thread
 _PRESCAN_FRAMES = 2_000
 _RESERVE_BYTES = 2 << 20  # of the file: for the parts after the objects
 
 Part = Callable[[], Any]
 _extra: dict[str, list[tuple[str, Part]]] = {}
+_LOOKED_FOR: dict[str, Callable[[], list[tuple[str, Part]]]] = {kinds.AGENT: agents.parts, kinds.LOCKS: deadlocks.parts}
 _lock = threading.Lock()  # one capture at a time
+_folders: list[Callable[[], Path]] = []  # of those who have said where dumps go; the last one counts
 _holder: list[int] = []
 
 
@@ -65,6 +83,12 @@ def add_part(kind: str, name: str, give: Part) -> Callable[[], None]:
     return remove
 
 
+def go_to(folder: Callable[[], Path]) -> Callable[[], None]:
+    """Where dumps go when ``capture`` is not told, until the function that is returned is called."""
+    _folders.append(folder)
+    return partial(_folders.remove, folder)
+
+
 def capture(
     why: str = "",
     *,
@@ -74,17 +98,22 @@ def capture(
     trigger: str = "asked",
     limits: Limits | None = None,
     native: Any = None,
+    thread: int | None = None,
+    task: Any = None,
 ) -> Path:
     """Write a dump of this process and return its path. Works in a healthy process and in one that is failing.
 
     ``error`` is the exception to describe (its own traceback is used, or the one given). ``to`` is a folder, or a file
-    that does not exist yet. Raises DumpFailed or DiskFull when no file could be made; whatever else fails is noted in
-    the dump.
+    that does not exist yet; otherwise the dump goes where those of an active ``install()`` go. ``thread`` is the ident
+    of the one at fault, where that is not the caller; ``task``: a task that has ended by ``error``. Raises DumpFailed
+    or DiskFull when no file could be made; whatever else fails is noted in the dump.
     """
     limits = limits or Limits()
     began = monotonic()
     path = _place(to, why or trigger)
     frame = sys._getframe(1)  # noqa: SLF001 (the documented way)
+    if thread is not None:
+        frame = sys._current_frames().get(thread, frame)  # noqa: SLF001 (the documented way)
     if _holder == [threading.get_ident()]:
         raise DumpFailed("a dump is being taken by this very thread")
     if not _lock.acquire(timeout=limits.deadline_s):
@@ -92,7 +121,7 @@ def capture(
     _holder[:] = [threading.get_ident()]
     try:
         with _collector_off():
-            return _Capture(path, limits, began).run(why, trigger, error, traceback, frame, native)
+            return _Capture(path, limits, began, thread, task).run(why, trigger, error, traceback, frame, native)
     finally:
         _holder.clear()
         _lock.release()
@@ -103,6 +132,9 @@ def default_folder() -> Path:
     named = os.environ.get("HOLDFAST_DUMPS")
     if named:
         return Path(named)
+    store = os.environ.get("HOLDFAST_STORE")
+    if store and (Path(store) / "store.db").is_file():
+        return Path(store) / "dumps"
     here = Path.cwd()
     for folder in (here, *here.parents):
         if (folder / ".holdfast").is_dir():
@@ -113,11 +145,15 @@ def default_folder() -> Path:
 class _Capture:
     """One capture in progress."""
 
-    def __init__(self, path: Path, limits: Limits, began: float) -> None:
+    def __init__(self, path: Path, limits: Limits, began: float, thread: int | None, task: Any = None) -> None:
         self.limits = limits
+        self.task = task
+        self.thread = thread
         self.began = began
         self.until = began + limits.deadline_s
         self.redactor = Redactor(dict(os.environ))
+        for arguments in (sys.argv, sys.orig_argv):
+            self.redactor.learn_arguments([shapes.exact_text(word, 4096) for word in arguments[:200]])
         self.writer = Writer(path, self.redactor, limit_bytes=limits.file_bytes)
         self.frames = stacks.Frames(limits)
         self.parts: dict[str, list[str]] = {}
@@ -134,12 +170,19 @@ class _Capture:
     ) -> Path:
         try:
             steps = self._failing(error, traceback, frame)
-            every = stacks.threads()
-            self._prescan([steps, *(stacks.steps_of_frame(thread["frame"]) for thread in every[:50])])
+            every = self._marked(stacks.threads())
+            chain = exceptions.tree(error) if error is not None else []
+            began = [stacks.steps_of_traceback(traceback_of(one)) for one in chain[1:]]
+            self._prescan([steps, *began, *(stacks.steps_of_frame(thread["frame"]) for thread in every[:50])])
             self._head(why, trigger, error is not None)
-            if error is not None:
-                self._part(kinds.EXCEPTION, lambda: exceptions.record(error, self.frames, self.limits))
+            if chain:
+                self._part(kinds.EXCEPTION, lambda: exceptions.record(chain, self.frames, self.limits))
+            # A failing thread is one stack of many frames; where a chain began must not find everything used up.
+            give_back = self.walker.set_aside(_FOR_CHAIN if len(chain) > 1 else 0.0)
             self._part(kinds.STACK, lambda: self._stack(every, steps, error), write=False)
+            give_back()
+            if chain:
+                self._part(kinds.EXCEPTION, lambda: self._chain(chain), write=False)
             self._extras(kinds.AGENT)
             self._sources()
             self._part(kinds.LOGS, lambda: logs.kept(self.limits.log_records))
@@ -152,7 +195,8 @@ class _Capture:
             self._part(kinds.ENVIRONMENT, lambda: system.environment(self.redactor.secret_name))
             self._sources()
             self._part(kinds.MODULES, lambda: system.modules(self.frames.is_mine))
-            self._part(kinds.HEAP, lambda: census.take(self.limits.census_objects, self.until))
+            most = self.limits.census_objects
+            self._part(kinds.HEAP, lambda: census.take(most, self.until, self.frames.is_mine))
             if native is not None:
                 self._part(kinds.NATIVE, lambda: native)
             self._extras(kinds.NATIVE)
@@ -170,12 +214,12 @@ class _Capture:
         self, error: BaseException | None, traceback: types.TracebackType | None, frame: types.FrameType
     ) -> list[stacks.Step]:
         if error is not None and traceback is None:
-            traceback = BaseException.__dict__["__traceback__"].__get__(error)
+            traceback = traceback_of(error)
         return stacks.whole_stack(traceback) or stacks.steps_of_frame(frame)
 
     def _head(self, why: str, trigger: str, failed: bool) -> None:
         plan = [*kinds.PARTS][1:-1]
-        absent = {kinds.AGENT, kinds.LOCKS, kinds.NATIVE, kinds.NOTE} - set(_extra)
+        absent = {kind for kind in (kinds.AGENT, kinds.LOCKS, kinds.NATIVE, kinds.NOTE) if not _given(kind)}
         if not failed:
             absent.add(kinds.EXCEPTION)
         self.writer.add(
@@ -198,15 +242,42 @@ class _Capture:
     def _stack(self, every: list[dict[str, Any]], steps: list[stacks.Step], error: BaseException | None) -> None:
         """The failing thread: first where it stands, then its values."""
         own = next((thread for thread in every if thread["current"]), {"id": 0, "name": ""})
-        self._write_stack(own, steps, failing=error is not None, items=self.limits.items, part=0.5)
+        failing = error is not None or self.thread is not None
+        self._write_stack(own, steps, failing=failing, items=self.limits.items, part=0.5)
+
+    def _chain(self, chain: list[BaseException]) -> None:
+        """Frames of the exceptions once more, now with values: with ``raise ... from``, what really failed is there."""
+        for number in exceptions.by_worth(chain):
+            if self.walker.exhausted():
+                self.parts[kinds.EXCEPTION] = [kinds.PARTIAL, "locals of some exceptions: no time or room left"]
+                break
+            records, _left_out, kept = exceptions.stack_of(chain[number], self.frames)
+            if records:
+                self.frames.add_locals(records, kept, self.walker, items=self.limits.items, part=0.3)
+                if not self.writer.add(kinds.EXCEPTION, {"of": number, "frames": records}):
+                    self.parts[kinds.EXCEPTION] = [kinds.PARTIAL, "locals of some exceptions: no room left in the file"]
+                    break
+        self.walker.flush()
+
+    def _marked(self, every: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """With the thread at fault as the current one, where it is not the one that takes the dump."""
+        if self.thread is not None and any(thread["id"] == self.thread for thread in every):
+            for thread in every:
+                thread["current"] = thread["id"] == self.thread
+        return every
 
     def _others(self, every: list[dict[str, Any]]) -> None:
         others = [thread for thread in every if not thread["current"]]
-        for thread in others[: self.limits.threads]:
+        end = self.began + self.limits.deadline_s * _STACKS_END
+        left, why = max(0, len(others) - self.limits.threads), ""
+        for number, thread in enumerate(others[: self.limits.threads]):
+            if monotonic() > end:
+                left, why = len(others) - number, "out of time: "
+                break
             steps = stacks.steps_of_frame(thread["frame"])
             self._write_stack(thread, steps, failing=False, items=self.limits.items_elsewhere, part=0.05)
-        if len(others) > self.limits.threads:
-            self.parts[kinds.STACK] = [kinds.PARTIAL, f"{len(others) - self.limits.threads} more threads"]
+        if left:
+            self.parts[kinds.STACK] = [kinds.PARTIAL, f"{why}{left} more threads"]
         self.walker.flush()
 
     def _write_stack(
@@ -230,6 +301,8 @@ class _Capture:
 
     def _tasks(self) -> None:
         live = tasks.live_tasks()
+        if self.task is not None:
+            live.insert(0, self.task)
         if not live:
             return
         shown = live[: self.limits.tasks]
@@ -261,7 +334,7 @@ class _Capture:
         self.parts[kinds.OBJECTS] = [kinds.WHOLE if only_redacted else kinds.PARTIAL, told]
 
     def _extras(self, kind: str) -> None:
-        for name, give in list(_extra.get(kind, ())):
+        for name, give in _given(kind):
             self._part(kind, partial(self._extra, name, give))
 
     def _extra(self, name: str, give: Part) -> dict[str, Any]:
@@ -290,22 +363,23 @@ class _Capture:
     def _part(self, kind: str, make: Callable[[], Any], *, write: bool = True) -> None:
         """One part: made, written, and its end noted. Nothing that happens here stops the dump."""
         if monotonic() > self.until:
-            self.parts.setdefault(kind, [kinds.ABSENT, "out of time"])
+            self._lost(kind, "out of time")
             return
         try:
             payload = make()
             if write and payload is None:
                 self.parts[kind] = [kinds.ABSENT, "nothing was kept"]
             elif write and not self.writer.add(kind, payload):
-                self.parts[kind] = [kinds.ABSENT, "no room left in the file"]
+                self._lost(kind, "no room left in the file")
             else:
-                self.parts.setdefault(kind, [kinds.WHOLE, ""])
+                state, reason = self.parts.get(kind, [kinds.WHOLE, ""])
+                self.parts[kind] = [kinds.PARTIAL if state == kinds.ABSENT else state, reason]
         except _Late:
-            self.parts[kind] = [kinds.ABSENT, f"no answer in {self.limits.part_s} s"]
+            self._lost(kind, f"no answer in {self.limits.part_s} s")
         except _NoRoom:
             self.parts[kind] = [kinds.PARTIAL, "no room left in the file"]
         except _PartFailed as failure:
-            self.parts[kind] = [kinds.ABSENT, str(failure)]
+            self._lost(kind, str(failure))
         except HoldfastError:
             raise
         except Exception as failure:  # noqa: BLE001 (a broken part must not cost the others)
@@ -313,7 +387,12 @@ class _Capture:
             while where is not None and where.tb_next is not None:
                 where = where.tb_next
             line = f" at {Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where else ""
-            self.parts[kind] = [kinds.ABSENT, f"{type(failure).__name__} while it was collected{line}"]
+            self._lost(kind, f"{type(failure).__name__} while it was collected{line}")
+
+    def _lost(self, kind: str, reason: str) -> None:
+        """Note why some of a part, or all of it, is not there."""
+        some = self.parts.get(kind, [kinds.ABSENT])[0] != kinds.ABSENT
+        self.parts[kind] = [kinds.PARTIAL if some else kinds.ABSENT, reason]
 
     def _emit(self, first: int, names: list[str], shapes: list[Any], nodes: list[Any]) -> bool:
         if self.writer.size > self.limits.file_bytes - _RESERVE_BYTES:
@@ -338,6 +417,21 @@ class _Capture:
                         for key, item in shapes.first_items(value, 200):
                             if type(key) is str and type(item) is str and self.redactor.secret_name(key):
                                 self.redactor.learn(item)
+
+
+def _given(kind: str) -> list[tuple[str, Part]]:
+    """What other rooms registered, and what is looked for at this moment: agents that are open, threads that wait."""
+    found = list(_extra.get(kind, ()))
+    if kind in _LOOKED_FOR:
+        try:
+            found += _LOOKED_FOR[kind]()
+        except Exception as failure:  # noqa: BLE001 (as a part that fails: the others go on)
+            found.append(("", partial(_failed, type(failure).__name__)))
+    return found
+
+
+def _failed(name: str) -> Any:
+    raise _PartFailed(f"{name} while it was looked for")
 
 
 class _NoRoom(Exception):
@@ -365,7 +459,7 @@ def _collector_off() -> Iterator[None]:
 
 
 def _place(to: str | os.PathLike[str] | None, why: str) -> Path:
-    place = Path(to) if to is not None else default_folder()
+    place = Path(to) if to is not None else _folders[-1]() if _folders else default_folder()
     if place.suffix == kinds.SUFFIX:
         return place
     try:

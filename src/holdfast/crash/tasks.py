@@ -10,9 +10,10 @@ import sys
 import types
 from typing import Any
 
+from holdfast.crash.exceptions import traceback_of
 from holdfast.crash.limits import MAX_NAME, MAX_TASKS, Limits
 from holdfast.crash.shapes import exact_text, find, is_subtype, layout_of, type_name, weak_members
-from holdfast.crash.stacks import Frames, Step
+from holdfast.crash.stacks import Frames, Step, steps_of_traceback
 from holdfast.crash.walk import Walker
 
 _MAX_AWAITS = 200
@@ -60,7 +61,13 @@ def name_of(task: Any) -> str:
 
 
 def steps_of(task: Any) -> tuple[list[Step], Any]:
-    """The frames on which a task waits, outermost first, and the thing at the end that it waits for."""
+    """The frames on which a task waits, outermost first, and the thing at the end that it waits for.
+
+    Of one that has failed: where that was.
+    """
+    error = field(task, "_exception")
+    if error is not None:
+        return steps_of_traceback(traceback_of(error)), None
     steps: list[Step] = []
     current = field(task, "_coro")
     for _ in range(_MAX_AWAITS):
@@ -93,7 +100,9 @@ def records(tasks: list[Any], frames: Frames) -> tuple[list[dict[str, Any]], lis
         shown, left_out, kept = frames.records(steps)
         record: dict[str, Any] = {
             "name": name_of(task),
-            "state": "running"
+            "state": "failed"
+            if field(task, "_exception") is not None
+            else "running"
             if any(task is other for other in current)
             else "waiting"
             if waiter is not None

@@ -108,6 +108,21 @@ class Walker:
             items or self.limits.items,
         )
 
+    def set_aside(self, part: float) -> Callable[[], None]:
+        """Keep a part of everything that is left for later. Call the result when later has come."""
+        objects, size = int(self.objects_left * part), int(self.bytes_left * part)
+        seconds = max(0.0, (self.until - monotonic()) * part)
+
+        def give_back() -> None:
+            self.objects_left += objects
+            self.bytes_left += size
+            self.until += seconds
+
+        self.objects_left -= objects
+        self.bytes_left -= size
+        self.until -= seconds
+        return give_back
+
     def exhausted(self) -> bool:
         """Whether nothing more would be stored."""
         return self._full or self.objects_left <= 0 or self.bytes_left <= 0 or monotonic() > self.until

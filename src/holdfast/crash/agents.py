@@ -1,0 +1,370 @@
+"""The agents of a failing process: what a dump says about each, and what their histories say about the dump.
+
+Owns the agents' part and the events *crash* and *stuck*. Must not know how a dump is written. Holds always: nothing
+waits for a lock longer than a moment, because the program that failed may hold it for ever; no class of the program is
+asked for anything; a store that this process has not opened is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from holdfast.crash import exceptions, kinds, shapes
+from holdfast.crash.dumpfile import append
+from holdfast.crash.limits import MAX_CHAIN, MAX_NAME
+from holdfast.crash.redaction import Redactor
+from holdfast.errors import HoldfastError
+
+_LOCK_S = 0.2  # for a lock of the state
+_LEDGER_S = 0.5  # for reading effects, which needs the catalog
+_EVENT_S = 2.0  # for writing an event, which needs the disk
+_MOST_AGENTS = 200
+_STATE_VALUES = 20_000
+_STATE_DEPTH = 24
+_STATE_TEXT = 4_096
+_VALUE_VALUES = 500  # of one argument or result
+_MESSAGE = 400
+
+Part = tuple[str, Callable[[], Any]]
+_left: deque[tuple[weakref.ref[Any], int]] = deque(maxlen=_MOST_AGENTS)  # closed handles, and by which exception
+_travelling: set[int] = set()
+
+
+def open_stores() -> list[Any]:
+    """The stores that this process has open."""
+    module = sys.modules.get("holdfast.agent.store")
+    found = list(module._open.values()) if module is not None else []  # noqa: SLF001 (its registry of open stores)
+    return [store for store in found if not store.closed and store._pid == os.getpid()]  # noqa: SLF001
+
+
+def open_agents() -> list[Any]:
+    """The agents that this process writes, and those that the exception at hand has closed on its way out."""
+    handles = [handle for store in open_stores() for handle in list(store._handles.values())]  # noqa: SLF001
+    found = {_called(handle): handle for handle in handles if not handle.closed}
+    for reference, error in list(_left):
+        handle = reference()
+        if handle is not None and error in _travelling:
+            found.setdefault(_called(handle), handle)
+    return list(found.values())[:_MOST_AGENTS]
+
+
+def watch(handle: Any, opened: bool) -> None:
+    """A handle that is closed while an exception travels is remembered: `with` closes it before anybody is told."""
+    error = sys.exception()
+    if not opened and handle._writer is not None and error is not None:  # noqa: SLF001
+        _left.append((weakref.ref(handle), id(error)))
+
+
+@contextmanager
+def travelling(error: BaseException | None) -> Iterator[None]:
+    """Inside, agents that were closed by this exception, or by one that led to it, count as the process's."""
+    waiting = [error] if error is not None else []
+    while waiting and len(_travelling) < MAX_CHAIN:
+        this = waiting.pop()
+        if id(this) not in _travelling:
+            _travelling.add(id(this))
+            linked = [exceptions.cause_of(this), exceptions.context_of(this), *exceptions.members_of(this)]
+            waiting += [other for other in linked if other is not None]
+    try:
+        yield
+    finally:
+        _travelling.clear()
+
+
+def parts() -> list[Part]:
+    """For each open agent a name and what gives its part."""
+    return [(_called(handle), partial(describe, handle)) for handle in open_agents()]
+
+
+def describe(handle: Any) -> dict[str, Any]:
+    """Everything about one agent that can be had without waiting."""
+    found: dict[str, Any] = standing(handle)
+    problems: list[str] = []
+    document = handle._document  # noqa: SLF001
+    if document.lock.acquire(timeout=_LOCK_S):
+        try:
+            found.update(_state(document))
+        finally:
+            document.lock.release()
+    else:
+        problems.append("the state's lock was not free: what is shown may be half-way through a change")
+        found.update(_state(document))
+    if hasattr(type(handle), "_evidence"):  # the room above knows effects; a plain handle has none
+        effects = _in_time(lambda: _evidence(handle), _LEDGER_S)
+        if type(effects) is dict:
+            found.update(_plain_effects(effects))
+        else:
+            problems.append(f"effects: {effects or f'no answer in {_LEDGER_S} s'}")
+    if problems:
+        found["problem"] = "; ".join(problems)
+    return found
+
+
+def _evidence(handle: Any) -> Any:
+    if not handle.closed:
+        return handle._evidence()  # noqa: SLF001
+    store = handle._store  # noqa: SLF001
+    with _again(store, readonly=True) as fresh:
+        return fresh.agent(handle.name, branch=_branch(handle), readonly=True)._evidence()  # noqa: SLF001
+
+
+@contextmanager
+def _again(store: Any, *, readonly: bool) -> Iterator[Any]:
+    """The store of a handle; opened for a moment where an exception has closed it."""
+    if not store.closed:
+        yield store
+        return
+    from holdfast.agent.store import open_as
+
+    fresh = open_as(type(store), store.path, create=False, readonly=readonly, inert=True)
+    try:
+        yield fresh
+    finally:
+        fresh.close()
+
+
+def standing(handle: Any) -> dict[str, Any]:
+    """Where an agent stands. Costs next to nothing.
+
+    The checkpoint is the newest one of its branch. A run that is executed again may have come to an earlier one.
+    """
+    head, stands_on = _heads(handle)
+    store = handle._store  # noqa: SLF001
+    found = {"store": str(store.path), "kind": shapes.type_name(type(store)), "agent": handle.name}
+    found["branch"] = _branch(handle)
+    if head is None:
+        return {**found, "checkpoint": ""}
+    found |= {
+        "checkpoint": head.id,
+        "label": head.label,
+        "depth": head.depth,
+        "checkpoint_at": head.time.timestamp(),
+        "checkpoint_digest": head.digest,
+    }
+    if stands_on is not None and stands_on.id != head.id:
+        found["stands_on"] = {"checkpoint": stands_on.id, "label": stands_on.label, "depth": stands_on.depth}
+    return found
+
+
+def _heads(handle: Any) -> tuple[Any, Any]:
+    """The newest checkpoint of the handle's branch, and the one that its state came from."""
+    writer = handle._writer  # noqa: SLF001
+    if writer is None:
+        return handle._read_head, None  # noqa: SLF001
+    newest = writer.newest if writer.newest is not None and writer.newest._id == writer.branch_head else writer.head  # noqa: SLF001
+    host = vars(handle).get("_host")  # of the room above, which executes runs again
+    base = host.base if host is not None else None
+    return newest, writer.head if base is None else handle._seen(base)  # noqa: SLF001
+
+
+# -- what the histories say ------------------------------------------------------------------------------------
+
+
+def tell(dump: Path, error: str, message: str, trigger: str, *, what: str = "crash") -> None:
+    """Write an event on every open agent that names the dump. Whatever goes wrong leaves the event out."""
+    told = [(handle, standing(handle)) for handle in open_agents()]
+
+    def write() -> None:
+        for handle, stands in told:
+            with _again(handle._store, readonly=False) as store:  # noqa: SLF001
+                _add(store, stands, dump, error, message, trigger, what)
+
+    if told:
+        _in_time(write, _EVENT_S)
+
+
+def tell_death(
+    agents: list[dict[str, Any]], dump: Path, error: str, message: str, trigger: str, redactor: Redactor | None = None
+) -> list[str]:
+    """The same for a process that is gone, by one that outlived it: ``agents`` are what ``standing`` said last.
+
+    What the store knows by now is added to the dump: checkpoints and effects after that. Returns who was told.
+    """
+    from holdfast.agent.store import open_as
+
+    told = []
+    for place in dict.fromkeys(str(stands.get("store", "")) for stands in agents):
+        here = [stands for stands in agents if stands.get("store") == place]
+        if not (Path(place) / "store.db").exists():
+            continue
+        with suppress(HoldfastError), open_as(_kind(here[0]), place, create=False, inert=True) as store:
+            known = {info.name for info in store.agents()}
+            handles = [
+                store.agent(stands["agent"], branch=stands["branch"], create=False, readonly=True)
+                for stands in here
+                if stands.get("agent") in known
+            ]
+            _complete(dump, handles, redactor or Redactor(dict(os.environ)))
+            for handle in handles:
+                _add(store, standing(handle), dump, error, message, trigger)
+                told.append(str(handle.name))
+    return told
+
+
+def _kind(stands: dict[str, Any]) -> Any:
+    """The class of store that the process had: the room above has one that knows effects."""
+    module, _, name = str(stands.get("kind", "")).rpartition(".")
+    if module not in ("holdfast.agent.store", "holdfast.run.store"):
+        module, name = "holdfast.agent.store", "Store"
+    return getattr(import_module(module), name)
+
+
+def _complete(dump: Path, handles: list[Any], redactor: Redactor) -> None:
+    """Add the agents' parts to a dump that others have written."""
+    try:
+        writer, states = append(dump, redactor)
+    except HoldfastError:  # damaged: it is left as it is
+        return
+    try:
+        for handle in handles:
+            for section in handle.state:  # nobody else will read them: so that they are shown
+                handle.state[section]
+            writer.add(kinds.AGENT, {"name": _called(handle), "data": describe(handle)})
+            states[kinds.AGENT] = [kinds.WHOLE, ""]
+        writer.finish(states)
+    finally:
+        writer.close()
+
+
+def _add(
+    store: Any, stands: dict[str, Any], dump: Path, error: str, message: str, trigger: str, what: str = "crash"
+) -> bool:
+    from holdfast.agent import crashes
+    from holdfast.agent.names import name_key
+
+    row = store._catalog.agent(name_key(stands["agent"]))  # noqa: SLF001
+    if row is None:
+        return False
+    beside = dump.parent.resolve() == (Path(store.path) / "dumps").resolve()
+    body = {
+        "what": what,
+        "dump": dump.name if beside else str(dump.resolve()),
+        "error": error[:MAX_NAME],
+        "message": message[:_MESSAGE],
+        "trigger": trigger[:100],
+        "at": time.time(),
+        "branch": stands["branch"],
+        "checkpoint": stands["checkpoint"],
+    }
+    crashes.note(store, row, body)
+    return True
+
+
+# -- values ----------------------------------------------------------------------------------------------------
+
+
+def _called(handle: Any) -> str:
+    return f"{handle.name}@{_branch(handle)}"
+
+
+def _branch(handle: Any) -> str:
+    return str(handle.branch_name)
+
+
+def _state(document: Any) -> dict[str, Any]:
+    budget = [_STATE_VALUES]
+    state: dict[str, Any] = {}
+    unread, changed, digests = [], [], []
+    for name, section in shapes.first_items(document._sections, _STATE_VALUES):  # noqa: SLF001
+        digests.append((name, section.digest))
+        if not section.loaded:
+            unread.append(name)
+            continue
+        if section.digest is None or section.dirty:
+            changed.append(name)
+        state[name] = _plain(section.value, budget, 0)
+    found: dict[str, Any] = {
+        "state": state,
+        "dirty": bool(document._dirty or document._operations or changed),  # noqa: SLF001
+        "state_cut": budget[0] <= 0,
+    }
+    if unread:
+        found["unread"] = unread  # sections that the process had not loaded: they are as in the checkpoint
+    if changed:
+        found["changed"] = changed
+    if all(digest is not None for _, digest in digests):
+        from holdfast.codec.blocks import digest_of
+        from holdfast.codec.values import encode
+
+        found["digest"] = digest_of("holdfast.state", encode([part for pair in digests for part in pair])).hex()
+    return found
+
+
+def _plain(value: Any, budget: list[int], depth: int) -> Any:
+    """A value as MessagePack takes it. Containers are read by their built-in ancestor; others are named by type."""
+    budget[0] -= 1
+    kind = type(value)
+    if value is None or kind is bool or kind is float:
+        return value
+    if kind is int:
+        return value if -(2**63) <= value < 2**64 else f"an integer of {value.bit_length()} bits"
+    if kind is str or kind is bytes:
+        return value if len(value) <= _STATE_TEXT else {"cut": len(value), "begins": value[:_STATE_TEXT]}
+    if budget[0] <= 0 or depth >= _STATE_DEPTH:
+        return {"cut": True, "type": shapes.type_name(kind)}
+    base = shapes.layout_of(kind).base
+    if base is dict:
+        items = shapes.first_items(value, max(0, budget[0]))
+        found = {_key(key): _plain(item, budget, depth + 1) for key, item in items}
+        if len(items) < dict.__len__(value):
+            found["cut"] = dict.__len__(value) - len(items)
+        return found
+    if base in (list, tuple, set, frozenset):
+        total = base.__len__(value)
+        taken = [_plain(item, budget, depth + 1) for item in _first(base, value, max(0, budget[0]))]
+        return [*taken, {"cut": total - len(taken)}] if total > len(taken) else taken
+    attributes, _total = shapes.layout_of(kind).attributes(value, 200)
+    return {"type": shapes.type_name(kind)} | {name: _plain(item, budget, depth + 1) for name, item in attributes}
+
+
+def _first(base: type, value: Any, most: int) -> list[Any]:
+    if base is list or base is tuple:
+        return list(base.__getitem__(value, slice(0, most)))
+    try:
+        return list(base.__iter__(value))[:most]  # type: ignore[attr-defined]
+    except RuntimeError:  # another thread changed it
+        return []
+
+
+def _key(key: Any) -> str:
+    kind = type(key)
+    if kind is str:
+        return str(key)[:MAX_NAME]
+    return repr(key)[:MAX_NAME] if kind in (int, float, bool, bytes) or key is None else f"<{shapes.type_name(kind)}>"
+
+
+def _plain_effects(found: dict[str, Any]) -> dict[str, Any]:
+    for effect in found["effects"]:
+        for name in ("args", "result"):
+            effect[name] = _plain(effect[name], [_VALUE_VALUES], 0)
+    return found
+
+
+def _in_time(work: Callable[[], Any], seconds: float) -> Any:
+    """What it returns; the name of what it raised; None when it does not come back in time."""
+    answer: list[Any] = []
+
+    def run() -> None:
+        try:
+            answer.append(work())
+        except BaseException as error:  # noqa: BLE001 (a dump goes on without it)
+            answer.append(type(error).__name__)
+
+    thread = threading.Thread(target=run, name="holdfast-dump-agent", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # no thread can be had: memory is short, or the interpreter ends
+        return "no thread could be started"
+    thread.join(seconds)
+    return answer[0] if answer else None

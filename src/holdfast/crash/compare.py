@@ -1,0 +1,283 @@
+"""Two dumps side by side: what is another failure, where the stacks part, what grew, what changed around them.
+
+Owns what is compared and in which order it is told. Must not know terminals. Holds always: the result is plain data of
+bounded size, whatever the dumps hold; a figure that one of them lacks is not compared.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+from holdfast.crash import kinds
+from holdfast.crash.dump import Dump
+from holdfast.crash.page import Line
+from holdfast.crash.records import Frame, as_int, as_text
+from holdfast.crash.render import clean, text_of
+from holdfast.crash.summary import headline, innermost, moment, place, short
+from holdfast.crash.unusual import number, size
+
+_FRAMES = 200  # of each stack, the innermost: comparing takes the product of both
+_LISTED = 20
+_TYPES = 15
+_VALUE = 80
+_PAGE = 4096  # figures of memory that differ by less than this are equal
+
+
+def compare(old: Dump, new: Dump) -> dict[str, Any]:
+    """What leads from one dump to the other."""
+    return {
+        "old": _about(old),
+        "new": _about(new),
+        "same_failure": _signature(old) == _signature(new),
+        "parts": _parts(old, new),
+        "stack": _stack(_failing(old), _failing(new)),
+        "locals": _locals(old, new),
+        "figures": _figures(old, new),
+        "threads": _places(_standing(old.threads), _standing(new.threads)),
+        "tasks": _places(_standing(old.tasks), _standing(new.tasks)),
+        "types": _grown(_types(old), _types(new), _TYPES),
+        "holders": _grown(_holders(old), _holders(new), _TYPES),
+        "places": _grown(_allocations(old), _allocations(new), _TYPES),
+        "packages": _changed(_packages(old), _packages(new)),
+        "environment": _changed(_environment(old), _environment(new)),
+        "sources": _sources(old, new),
+    }
+
+
+def differs(found: Mapping[str, Any]) -> bool:
+    """Whether they differ in more than the figures of a process, which always do."""
+    told = ("parts", "stack", "locals", "packages", "environment", "sources")
+    return not found["same_failure"] or any(found[key] for key in told)
+
+
+def lines(found: Mapping[str, Any]) -> Iterator[Line]:
+    """The comparison as text, the most telling first."""
+    for style, text in _lines(found):
+        yield Line(style, clean(text))
+
+
+# What is compared.
+
+
+def _about(dump: Dump) -> dict[str, Any]:
+    return {"file": str(dump.path), "at": moment(dump.at), "what": headline(dump), "complete": dump.complete}
+
+
+def _signature(dump: Dump) -> tuple[Any, ...]:
+    """Two dumps with the same one are taken for the same failure: type and function, wherever the program lies."""
+    frame = innermost(_failing(dump))
+    kind = dump.exceptions[0].type_name if dump.exceptions else dump.trigger
+    return (kind, frame.file.rpartition("/")[2] if frame else "", frame.function if frame else "")
+
+
+def _failing(dump: Dump) -> tuple[Frame, ...]:
+    return dump.threads[0].frames if dump.threads else next((one.frames for one in dump.exceptions if one.frames), ())
+
+
+def _parts(old: Dump, new: Dump) -> list[list[str]]:
+    before = {part.kind: part for part in old.parts}
+    after = {part.kind: part for part in new.parts}
+    found = []
+    for kind in [*before, *(kind for kind in after if kind not in before)]:
+        states = [side[kind].state if kind in side else "not planned" for side in (before, after)]
+        if states[0] != states[1]:
+            found.append([short(kinds.PARTS.get(kind, kind)), *map(short, states)])
+    return found[:_LISTED]
+
+
+def _stack(old: Sequence[Frame], new: Sequence[Frame]) -> list[list[str]]:
+    """Frames that only one side has, and around them those that both have; empty when the stacks are equal."""
+    before, after = ([_called(frame) for frame in frames[-_FRAMES:]] for frames in (old, new))
+    if before == after:
+        return []
+    found: list[list[str]] = []
+    for what, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
+        if what == "equal":
+            shared = before[i:j]
+            skipped = len(shared) - 2
+            found += [[" ", shared[0]], ["~", str(skipped)], [" ", shared[-1]]] if skipped > 1 else [
+                [" ", frame] for frame in shared]  # fmt: skip
+        else:
+            found += [["-", frame] for frame in before[i:j]] + [["+", frame] for frame in after[k:m]]
+    return found[: 5 * _LISTED]
+
+
+def _called(frame: Frame) -> str:
+    return f"{short(frame.function)} ({place(frame).rpartition(':')[0].rpartition('/')[2]})"
+
+
+def _locals(old: Dump, new: Dump) -> list[list[str]]:
+    """Values of the innermost frame of the program's own, when both stand in the same function."""
+    before, after = innermost(_failing(old)), innermost(_failing(new))
+    if before is None or after is None or _called(before) != _called(after):
+        return []
+    values = dict(after.locals)
+    found = []
+    for name, value in before.locals[: 10 * _LISTED]:
+        texts = [text_of(old, value, width=_VALUE, depth=2)]
+        texts.append(text_of(new, values[name], width=_VALUE, depth=2) if name in values else "not there")
+        if texts[0] != texts[1]:
+            found.append([short(name), *texts])
+    return found[:_LISTED]
+
+
+def _figures(old: Dump, new: Dump) -> list[list[Any]]:
+    before, after = _measured(old), _measured(new)
+    return [
+        [name, before[name], after[name]]
+        for name in before
+        if name in after and abs(after[name] - before[name]) > (_PAGE if name.endswith("bytes") else 0)
+    ]
+
+
+def _measured(dump: Dump) -> dict[str, int]:
+    process, heap, opened = (dump.part(kind) for kind in (kinds.PROCESS, kinds.HEAP, kinds.DESCRIPTORS))
+    memory, cgroup = (_dict(process.get(key)) for key in ("memory", "cgroup"))
+    listed = [one for one in _list(opened.get("descriptors")) if isinstance(one, dict)]
+    found = {
+        "resident bytes": as_int(memory.get("VmRSS")),
+        "peak bytes": as_int(memory.get("VmHWM")),
+        "control group bytes": number(cgroup.get("memory.current")),
+        "descriptors": as_int(opened.get("total")),
+        "sockets": sum(1 for one in listed if one.get("socket")),
+        "threads": as_int(process.get("threads")),
+        "tasks": len(dump.tasks),
+        "heap objects": as_int(heap.get("objects")),
+    }
+    return {name: value for name, value in found.items() if value > 0 or name in ("tasks", "sockets")}
+
+
+def _standing(holders: Sequence[Any]) -> Counter[str]:
+    frames = (innermost(holder.frames) for holder in holders)
+    return Counter(_called(frame) if frame is not None else "no Python frame" for frame in frames)
+
+
+def _places(old: Counter[str], new: Counter[str]) -> list[list[Any]]:
+    """Where more or fewer stand than before."""
+    names = [name for name in old.keys() | new.keys() if old[name] != new[name]]
+    names.sort(key=lambda name: (-abs(new[name] - old[name]), name))
+    return [[name, old[name], new[name]] for name in names[:_LISTED]]
+
+
+def _types(dump: Dump) -> dict[str, tuple[int, int]]:
+    return _rows(dump.part(kinds.HEAP).get("types"))
+
+
+def _allocations(dump: Dump) -> dict[str, tuple[int, int]]:
+    """Lines of the program with what they allocated, where that was traced."""
+    return _rows(dump.part(kinds.HEAP).get("places"))
+
+
+def _holders(dump: Dump) -> dict[str, tuple[int, int]]:
+    """Containers that have a name, with their items: who keeps what grew."""
+    rows = [row for row in _list(dump.part(kinds.HEAP).get("holders")) if isinstance(row, list) and len(row) == 6]
+    return _rows([[row[0], row[3], row[4]] for row in rows])
+
+
+def _rows(listed: Any) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for row in _list(listed):
+        if isinstance(row, list) and len(row) == 3:
+            count, taken = found.get(as_text(row[0]), (0, 0))  # two classes may have the same name
+            found[as_text(row[0])] = (count + as_int(row[1]), taken + as_int(row[2]))
+    return found
+
+
+def _grown(old: dict[str, tuple[int, int]], new: dict[str, tuple[int, int]], most: int) -> list[list[Any]]:
+    """[name, objects before, after, bytes before, after] of those that grew, the most bytes first."""
+    if not old or not new:
+        return []
+    none = (0, 0)
+    names = [name for name in new if new[name][0] > old.get(name, none)[0]]
+    names.sort(key=lambda name: (old.get(name, none)[1] - new[name][1], old.get(name, none)[0] - new[name][0]))
+    rows = ((name, old.get(name, none), new[name]) for name in names[:most])
+    return [[short(name), before[0], after[0], before[1], after[1]] for name, before, after in rows]
+
+
+def _packages(dump: Dump) -> dict[str, str]:
+    listed = _dict(dump.part(kinds.MODULES).get("distributions"))
+    versions = {name: as_text(version) for name, version in listed.items()}
+    return {"Python": as_text(dump.head.get("python")), **versions} if versions else {}
+
+
+def _environment(dump: Dump) -> dict[str, str]:
+    return {name: as_text(value) for name, value in _dict(dump.part(kinds.ENVIRONMENT).get("values")).items()}
+
+
+def _changed(old: dict[str, str], new: dict[str, str]) -> list[list[str]]:
+    """[name, before, after]; nothing when one of the dumps has none at all."""
+    if not old or not new:
+        return []
+    names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
+    return [[short(name), short(old.get(name, "")), short(new.get(name, ""))] for name in names[:_LISTED]]
+
+
+def _sources(old: Dump, new: Dump) -> list[str]:
+    before, after = old.sources, new.sources
+    shared = [file for file in before if file in after and before[file].first == after[file].first]
+    return [short(file) for file in shared if before[file].lines != after[file].lines][:_LISTED]
+
+
+# How it is told.
+
+
+def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for sign, side in (("-", found["old"]), ("+", found["new"])):
+        yield "head" if sign == "-" else "place", f"{sign * 3} {side['at'].replace('+00:00', 'Z')}  {side['what']}"
+    same = "The same failure: type and function are equal." if found["same_failure"] else "Another failure."
+    yield "note" if found["same_failure"] else "bad", same
+    if found["stack"]:
+        yield "head", "Stacks"
+        for sign, text in found["stack"]:
+            style = {"-": "old", "+": "new", "~": "note"}.get(sign, "")
+            yield style, f"    ... {text} frames alike" if sign == "~" else f"  {sign} {text}"
+    yield from _pairs("Values in the failing function", found["locals"])
+    yield from _numbers("Process", found["figures"])
+    yield from _numbers("Threads, by where they stand", found["threads"])
+    yield from _numbers("Tasks, by where they wait", found["tasks"])
+    yield from _growth("Types that grew", found["types"])
+    yield from _growth("Containers that grew, by who holds them", found["holders"])
+    yield from _growth("Places that allocated more", found["places"])
+    yield from _pairs("Packages", found["packages"])
+    yield from _pairs("Environment", found["environment"])
+    yield from _pairs("Parts", found["parts"])
+    if found["sources"]:
+        yield "head", "Source that is not the same"
+        for file in found["sources"]:
+            yield "text", f"  {file}"
+
+
+def _pairs(title: str, rows: list[list[str]]) -> Iterator[tuple[str, str]]:
+    if rows:
+        yield "head", title
+        for name, before, after in rows:
+            yield "text", f"  {name}: {before or 'nothing'} -> {after or 'nothing'}"
+
+
+def _numbers(title: str, rows: list[list[Any]]) -> Iterator[tuple[str, str]]:
+    if rows:
+        yield "head", title
+        for name, before, after in rows:
+            as_size = name.endswith(" bytes")
+            texts = [size(value) if as_size else f"{value:,}" for value in (before, after)]
+            change = size(after - before) if as_size else f"{after - before:,}"
+            sign = "+" if after > before else ""
+            yield "text", f"  {name.removesuffix(' bytes')}: {texts[0]} -> {texts[1]} ({sign}{change})"
+
+
+def _growth(title: str, rows: list[list[Any]]) -> Iterator[tuple[str, str]]:
+    if rows:
+        yield "head", title
+        for name, before, after, took, takes in rows:
+            yield "text", f"  +{after - before:<9,} {name}: {before:,} -> {after:,}, {size(took)} -> {size(takes)}"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}

@@ -1,0 +1,307 @@
+"""Who waits for whom: threads for locks and for each other, tasks for locks and for each other.
+
+Owns the graph of waiting, its cycles, and the part of a dump that shows them. Must not know dumps. Holds always:
+nothing is wrapped and nothing is slowed down: what a thread waits for and what it holds is read from where it stands;
+no code of the program runs; a holder that is only likely is said to be so.
+
+A plain lock does not know its owner. But a thread that stands inside `with lock:` holds it, and one that has called
+`lock.acquire()` further up in the function, and not `release()`, most probably does.
+"""
+
+from __future__ import annotations
+
+import _thread
+import re
+import sys
+import threading
+import types
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.crash import bytecode, shapes, stacks, tasks
+
+_LOCK = type(_thread.allocate_lock())
+_RLOCK = _thread.RLock
+_OWNER = re.compile(r"owner=(\d+)")
+_MOST = 1_000  # threads or tasks that are looked at
+_DEPTH = 60  # frames of each, innermost first
+_JOIN = threading.Thread.join.__code__
+_NOTIFIED = threading.Condition.wait.__code__
+
+
+@dataclass
+class Wait:
+    """One that waits: for what, for whom, and where it stands."""
+
+    who: Any  # the thread's ident, or the task
+    name: str
+    at: str
+    what: str
+    lock: int = 0  # id of the lock, 0 when it waits for a thread or task itself
+    holders: list[Any] = field(default_factory=list)
+    held_at: str = ""
+    sure: bool = True
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """Some that wait for each other, and so for ever."""
+
+    kind: str  # threads, tasks
+    text: list[str]
+    members: tuple[int, ...]
+    threads: tuple[int, ...]
+    sure: bool
+
+
+def parts() -> list[tuple[str, Any]]:
+    """For a dump of a program in which somebody could wait for somebody."""
+    threads = [thread for thread in stacks.threads() if not thread["name"].startswith("holdfast-")]
+    return [("waiting", lambda: _record(_all_waits()))] if len(threads) > 1 or tasks.live_tasks() else []
+
+
+def find_cycles() -> list[Cycle]:
+    """The deadlocks of this moment. Threads move while they are looked at: look twice before believing it."""
+    return [
+        cycle for kind, waits in zip(("threads", "tasks"), _all_waits(), strict=True) for cycle in _cycles(kind, waits)
+    ]
+
+
+def _record(found: tuple[list[Wait], list[Wait]]) -> dict[str, Any]:
+    cycles = [cycle for kind, waits in zip(("threads", "tasks"), found, strict=True) for cycle in _cycles(kind, waits)]
+    names = {wait.who: wait.name for waits in found for wait in waits if type(wait.who) is int}
+    return {
+        "cycles": [{"kind": cycle.kind, "text": cycle.text, "sure": cycle.sure} for cycle in cycles],
+        "problems": [f"deadlock: {'; '.join(cycle.text)}" for cycle in cycles],
+        "waits": [
+            {
+                "who": wait.name, "at": wait.at, "for": wait.what, "held_at": wait.held_at, "sure": wait.sure,
+                "holders": [names.get(holder, str(holder)) if type(holder) is int else tasks.name_of(holder)
+                            for holder in wait.holders[:20]],
+            }
+            for waits in found
+            for wait in waits[:500]
+        ],
+    }  # fmt: skip
+
+
+def _all_waits() -> tuple[list[Wait], list[Wait]]:
+    return _threads(), _tasks()
+
+
+# -- threads ---------------------------------------------------------------------------------------------------
+
+
+def _threads() -> list[Wait]:
+    every = [thread for thread in stacks.threads()[:_MOST] if not thread["current"]]
+    waits = []
+    for thread in every:
+        wait = _thread_waits(thread)
+        if wait is not None:
+            waits.append(wait)
+    wanted = {wait.lock for wait in waits if wait.lock}
+    held = _held_by_threads(every, wanted) if wanted else {}
+    names = {thread["id"]: thread["name"] or f"thread {thread['id']}" for thread in every}
+    for wait in waits:
+        # A lock that its own thread has acquired before is one by which others wake it, unless it stands in `with`.
+        known = [holder for holder in held.get(wait.lock, ()) if holder[0] != wait.who or holder[2]]
+        if known and not wait.holders:
+            ident, wait.held_at, wait.sure = known[0]
+            wait.holders.append(ident)
+        elif known and known[0][0] == wait.holders[0]:
+            wait.held_at = known[0][1]
+        if wait.holders and wait.lock:
+            name = names.get(wait.holders[0], "a thread that is gone")
+            wait.what += _held(name, wait.held_at, wait.sure)
+    return waits
+
+
+def _thread_waits(thread: dict[str, Any]) -> Wait | None:
+    """What the innermost frames of a thread say: a lock that is taken, or a thread that has not ended."""
+    frame: types.FrameType | None = thread["frame"]
+    name = thread["name"] or f"thread {thread['id']}"
+    for inner in (frame, frame.f_back if frame is not None else None):
+        if inner is not None and inner.f_code is _JOIN:
+            return _joins(thread["id"], name, inner)
+    if frame is None or frame.f_code is _NOTIFIED:  # whoever is to be notified waits for no lock that somebody holds
+        return None
+    lock = _lock_of(bytecode.waits_on(frame))
+    if lock is None:
+        return None
+    wait = Wait(
+        thread["id"], name, _user_place(frame), f"a {shapes.type_name(type(lock)).rpartition('.')[2]}", id(lock)
+    )
+    if type(lock) is _RLOCK:
+        owner = _OWNER.search(_RLOCK.__repr__(lock))
+        if owner is None or int(owner[1]) in (0, thread["id"]):
+            return None  # it is free, or on its way to its owner
+        wait.holders.append(int(owner[1]))
+    elif not lock.locked():
+        return None
+    return wait
+
+
+def _joins(ident: int, name: str, frame: types.FrameType) -> Wait | None:
+    found = shapes.frame_locals(frame, 10)
+    values = dict(found[0]) if found is not None else {}
+    other = values.get("self")
+    if values.get("timeout") is not None or other is None or not shapes.is_subtype(type(other), threading.Thread):
+        return None
+    fields = shapes.layout_of(type(other)).instance_dict(other) or {}
+    target = shapes.find(fields, "_ident")
+    if type(target) is not int:
+        return None
+    called = shapes.exact_text(shapes.find(fields, "_name"), 200)
+    return Wait(ident, name, _user_place(frame), f"the end of thread {called}", holders=[target])
+
+
+def _held_by_threads(every: list[dict[str, Any]], wanted: set[int]) -> dict[int, list[tuple[int, str, bool]]]:
+    """For each lock that somebody wants: threads that hold it, those that surely do first."""
+    found: dict[int, list[tuple[int, str, bool]]] = {}
+    for thread in every:
+        frame: types.FrameType | None = thread["frame"]
+        for _ in range(_DEPTH):
+            if frame is None:
+                break
+            for value, line, sure in bytecode.holds(frame):
+                lock = _lock_of(value)
+                if lock is not None and id(lock) in wanted:
+                    found.setdefault(id(lock), []).append((thread["id"], _place(frame, line), sure))
+            frame = frame.f_back
+    for holders in found.values():
+        holders.sort(key=lambda holder: not holder[2])
+    return found
+
+
+def _lock_of(value: Any) -> Any:
+    """The lock that a value is, or that a condition is about."""
+    if type(value) is threading.Condition:
+        value = shapes.find(shapes.layout_of(type(value)).instance_dict(value) or {}, "_lock")
+    return value if type(value) is _LOCK or type(value) is _RLOCK else None
+
+
+# -- tasks -----------------------------------------------------------------------------------------------------
+
+
+def _tasks() -> list[Wait]:
+    live = tasks.live_tasks()[:_MOST]
+    places = {id(task): task for task in live}
+    waits = []
+    wanted: dict[int, Any] = {}
+    for task in live:
+        steps, waiter = tasks.steps_of(task)
+        if waiter is None:
+            continue
+        children = tasks.field(waiter, "_children")
+        targets = [waiter, *(children if type(children) is list else ())]
+        holders = [places[id(target)] for target in targets if id(target) in places]
+        lock = _async_lock(steps)
+        if lock is not None:
+            wanted[id(lock)] = lock
+            waits.append(Wait(task, tasks.name_of(task), _task_place(steps), "an asyncio.Lock", id(lock)))
+        elif holders:
+            named = ", ".join(tasks.name_of(holder) for holder in holders[:5])
+            waits.append(Wait(task, tasks.name_of(task), _task_place(steps), f"task {named}", holders=holders))
+    if wanted:
+        held = _held_by_tasks(live, set(wanted))
+        for wait in waits:
+            for holder, where, sure in held.get(wait.lock, ())[:1]:
+                wait.holders, wait.held_at, wait.sure = [holder], where, sure
+                wait.what += _held(tasks.name_of(holder), where, sure)
+    return waits
+
+
+def _async_lock(steps: list[stacks.Step]) -> Any:
+    """The asyncio.Lock that a task is in the middle of acquiring."""
+    module = sys.modules.get("asyncio.locks")
+    if module is None or not steps:
+        return None
+    code = module.Lock.acquire.__code__
+    for frame, _instruction in steps[-2:]:
+        if frame.f_code is code:
+            found = shapes.frame_locals(frame, 10)
+            lock = dict(found[0]).get("self") if found is not None else None
+            return lock if type(lock) is module.Lock else None
+    return None
+
+
+def _held_by_tasks(live: list[Any], wanted: set[int]) -> dict[int, list[tuple[Any, str, bool]]]:
+    found: dict[int, list[tuple[Any, str, bool]]] = {}
+    for task in live:
+        for frame, _instruction in tasks.steps_of(task)[0][-_DEPTH:]:
+            for value, line, sure in bytecode.holds(frame):
+                if id(value) in wanted:
+                    found.setdefault(id(value), []).append((task, _place(frame, line), sure))
+    for holders in found.values():
+        holders.sort(key=lambda holder: not holder[2])
+    return found
+
+
+def _held(name: str, where: str, sure: bool) -> str:
+    return f" {'' if sure else 'probably '}held by {name}{f', taken at {where}' if where else ''}"
+
+
+# -- cycles ----------------------------------------------------------------------------------------------------
+
+
+def _cycles(kind: str, waits: list[Wait]) -> list[Cycle]:
+    """Each cycle once. Whoever waits for several waits for all of them, so one way round is enough."""
+    by_who = {_key(wait.who): wait for wait in waits}
+    done: set[int] = set()
+    found = []
+    for start, first in by_who.items():
+        way: list[int] = []
+        stack = [(start, iter([_key(holder) for holder in first.holders]))] if start not in done else []
+        if stack:
+            way.append(start)
+        while stack:
+            this, following = stack[-1]
+            after = next(following, None)
+            if after is None:
+                done.add(this)
+                stack.pop()
+                way.pop()
+            elif after in way:
+                found.append(_cycle(kind, [by_who[key] for key in way[way.index(after) :]]))
+                done.update(way)
+                break
+            elif after in by_who and after not in done:
+                way.append(after)
+                stack.append((after, iter([_key(holder) for holder in by_who[after].holders])))
+    return found
+
+
+def _cycle(kind: str, members: list[Wait]) -> Cycle:
+    keys = [_key(member.who) for member in members]
+    first = keys.index(min(keys))
+    ordered = members[first:] + members[:first]
+    return Cycle(
+        kind,
+        [f"{member.name} at {member.at} waits for {member.what}" for member in ordered],
+        tuple(_key(member.who) for member in ordered),
+        tuple(member.who for member in ordered if type(member.who) is int),
+        all(member.sure for member in ordered),
+    )
+
+
+def _key(who: Any) -> int:
+    return who if type(who) is int else id(who)
+
+
+def _place(frame: types.FrameType, line: int | None = None) -> str:
+    file, name = frame.f_code.co_filename, frame.f_code.co_qualname
+    return f"{shapes.exact_text(file, 4096)}:{line or frame.f_lineno} in {shapes.exact_text(name, 400)}"
+
+
+def _user_place(frame: types.FrameType) -> str:
+    """Where the program stands: not inside threading.py, if it is called from elsewhere."""
+    current: types.FrameType | None = frame
+    while current is not None and current.f_code.co_filename == threading.__file__:
+        current = current.f_back
+    return _place(current or frame)
+
+
+def _task_place(steps: list[stacks.Step]) -> str:
+    own = [frame for frame, _ in steps if "/asyncio/" not in frame.f_code.co_filename]
+    frame = own[-1] if own else steps[-1][0] if steps else None
+    return _place(frame) if frame is not None else "?"

@@ -1,0 +1,424 @@
+"""The page that a person wants first: what failed, where, with which values, and what is unusual.
+
+Owns what is chosen from a dump and how much of it. Must not know colours or terminals. Holds always: ``collect``
+returns plain data that JSON can carry, of bounded size whatever the dump holds. page.py turns it into lines.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.crash import kinds, unusual
+from holdfast.crash.dump import Dump
+from holdfast.crash.inert import Ref, Value
+from holdfast.crash.records import Failure, Frame, Source, Thread, as_float, as_int, as_text
+from holdfast.crash.render import clean, text_of
+
+_TEXT = 600  # characters of a message, a reason, a log record
+_NAME = 200  # of a name: a thread's, a function's, a tool's
+_FAILURES = 12
+_FRAMES = 12  # frames of the program's own with their source line
+_ORIGIN_FRAMES = 3  # of the exception at the beginning of a chain
+_LOCALS = 12  # values in the innermost of them, fewer outwards
+_PLACES = 8  # distinct places where other threads or tasks stand
+_EFFECTS = 5
+_LOGS = 5
+_TYPES = 6
+_LISTED = 20  # lines of what is unusual, of what was cut, of locks
+_VALUE = 100
+_LIBRARY = re.compile(r"^.*(?:-packages|/lib/python3\.\d+)/")
+_WORD = re.compile(r"[^\W\d]\w*")
+_LINES = 10  # of a statement, when its names are looked for
+_AGENTS = 8
+_NATIVE_FRAMES = 6  # of the thread that got the signal
+_NO_LIMIT = 2**60  # bytes: what the kernel writes for "no limit" is above this
+
+
+def collect(dump: Dump) -> dict[str, Any]:
+    """What the page tells, as data."""
+    process = dump.part(kinds.PROCESS)
+    cwd = as_text(process.get("cwd"))
+    own = dump.threads[0] if dump.threads and (dump.threads[0].failing or not dump.exceptions) else None
+    frames = own.frames if own is not None else next((one.frames for one in dump.exceptions if one.frames), ())
+    return {
+        "file": str(dump.path),
+        "complete": dump.complete,
+        "why": short(dump.why),
+        "trigger": short(dump.trigger, _NAME),
+        "at": moment(dump.at),
+        "id": short(as_text(dump.head.get("id")), _NAME),
+        "host": short(as_text(dump.head.get("host")), _NAME),
+        "pid": as_int(dump.head.get("pid")),
+        "python": short(as_text(dump.head.get("python")), _NAME),
+        "program": [short(as_text(word), _NAME) for word in _list(dump.head.get("program"))[:8]],
+        "death": _death(dump.extras(kinds.NOTE).get("death")),
+        "failures": _failures(dump.exceptions),
+        "thread": _thread(dump, own) if own else None,
+        "frames": _frames(dump, frames, cwd),
+        "origin": _origin(dump, frames, cwd),
+        "threads": _standing(
+            [(one.name or f"thread {one.native_id or one.id}", one.frames) for one in dump.threads if one is not own],
+            cwd,
+        ),
+        "tasks": _standing([(task.name, task.frames) for task in dump.tasks], cwd),
+        "agents": [_agent(name, data) for name, data in [*dump.extras(kinds.AGENT).items()][:_AGENTS]],
+        "locks": _locks(dump.extras(kinds.LOCKS)),
+        "native": _native(dump.extras(kinds.NATIVE)),
+        "process": _process(dump, process),
+        "heap": _heap(dump.part(kinds.HEAP)),
+        "logs": [_log(record) for record in dump.logs[-_LOGS:]],
+        "unusual": [short(text) for text in unusual.signs(dump)[:_LISTED]],
+        "missing": [short(text) for text in dump.missing[:_LISTED]],
+        "redacted": _redacted(dump.index.get("redacted")),
+    }
+
+
+def _thread(dump: Dump, own: Thread) -> dict[str, Any]:
+    """Whose stack is shown; ``age_s`` where it was seen some time before the end, else None."""
+    notes = dump.extras(kinds.NOTE)
+    ages = [_dict(notes.get(name)).get("stacks_age_s") for name in ("death", "hang")]
+    age = next((finite(one) for one in ages if isinstance(one, int | float)), None)
+    return {"name": short(own.name, _NAME), "id": own.id, "left_out": own.left_out, "age_s": age}
+
+
+def headline(dump: Dump) -> str:
+    """The failure in one line: type and message, or why the dump was taken."""
+    failure = dump.exceptions[0] if dump.exceptions else None
+    if failure is None:
+        return clean(short(dump.why or dump.trigger, _NAME))
+    return clean(short(": ".join(filter(None, (failure.type_name, failure.message))), _NAME))
+
+
+def moment(at: float) -> str:
+    """ISO 8601 in UTC; empty when it is no time."""
+    if not math.isfinite(at) or not 0 < at < 2**33:
+        return ""
+    return datetime.fromtimestamp(at, UTC).isoformat(timespec="seconds")
+
+
+# What is chosen.
+
+
+def _failures(chain: Sequence[Failure]) -> list[dict[str, Any]]:
+    """The failure and what led to it, as a reader follows them; members of groups below their group."""
+    found: list[dict[str, Any]] = []
+    seen: set[int] = set()
+
+    def visit(at: int, why: str, depth: int) -> None:
+        if at in seen or len(found) >= _FAILURES:
+            return
+        seen.add(at)
+        one = chain[at]
+        found.append(
+            {
+                "type": short(one.type_name, _NAME),
+                "message": short(one.message),
+                "own_str": one.own_str,
+                "notes": [short(note) for note in one.notes[:5]],
+                "why": why,
+                "depth": depth,
+                "members": one.members or len(one.group),
+            }
+        )
+        for member in one.group:
+            visit(member, "one of the group", depth + 1)
+        if one.cause is not None:
+            visit(one.cause, "caused by", depth)
+        elif one.context is not None and not one.suppressed:
+            visit(one.context, "while handling", depth)
+
+    if chain:
+        visit(0, "", 0)
+    return found
+
+
+def _origin(dump: Dump, shown: Sequence[Frame], cwd: str) -> dict[str, Any] | None:
+    """The exception at the beginning of the chain, when it failed elsewhere than the one that was dumped."""
+    chain = dump.exceptions
+    way = [0] if chain else []
+    while way:
+        one = chain[way[-1]]
+        before = one.cause if one.cause is not None or one.suppressed else one.context
+        if before is None or before in way:
+            break
+        way.append(before)
+    first = chain[way[-1]] if len(way) > 1 else None
+    if first is None or not first.frames or innermost(first.frames) in shown:
+        return None
+    return {"type": short(first.type_name, _NAME), "frames": _frames(dump, first.frames, cwd)[-_ORIGIN_FRAMES:]}
+
+
+def _frames(dump: Dump, frames: Sequence[Frame], cwd: str) -> list[dict[str, Any]]:
+    """The program's own frames, outermost first, and between them how many of others. At least the innermost one."""
+    own = [at for at, frame in enumerate(frames) if frame.mine][-_FRAMES:]
+    shown = {*own, *([len(frames) - 1] if frames else [])}
+    found: list[dict[str, Any]] = []
+    before = 0
+    for at, frame in enumerate(frames):
+        before += frame.gap
+        if at not in shown:
+            before += 1
+            continue
+        rank = sum(1 for other in shown if other > at)  # 0 is the innermost
+        source = dump.sources.get(frame.file)
+        found.append(
+            {
+                "before": before,
+                "file": short(frame.file, _TEXT),
+                "place": place(frame, cwd),
+                "line": frame.line,
+                "function": short(frame.function, _NAME),
+                "mine": frame.mine,
+                "source": short((source.line(frame.line) or "").strip(), _NAME) if source else "",
+                **_locals(dump, frame, source, max(4, _LOCALS - 3 * rank)),
+                "hidden": short(frame.hidden, _NAME),
+            }
+        )
+        before = 0
+    return found
+
+
+def _locals(dump: Dump, frame: Frame, source: Source | None, most: int) -> dict[str, Any]:
+    """Values that the statement names come first; modules, classes and functions are left away."""
+    named: list[str] = []
+    if source is not None:
+        last = min(max(frame.line, frame.span[0]), frame.line + _LINES)
+        for number in range(frame.line, last + 1):
+            named += _WORD.findall((source.line(number) or "")[:1000])
+    rank = {name: at for at, name in reversed([*enumerate(named)])}
+    wanted = [
+        (name, value) for name, value in frame.locals if not name.startswith("__") and not _definition(dump, value)
+    ]
+    wanted.sort(key=lambda item: rank.get(item[0], len(named)))
+    shown = [[short(name, _NAME), text_of(dump, value, width=_VALUE, depth=2)] for name, value in wanted[:most]]
+    total = frame.locals_total if frame.locals_total is not None else len(frame.locals)
+    return {"locals": shown, "more_locals": max(0, len(wanted) - len(shown) + total - len(frame.locals))}
+
+
+def _definition(dump: Dump, value: Value) -> bool:
+    return isinstance(value, Ref) and dump.object(value, most=1).kind in (kinds.NAMED, kinds.CALLABLE)
+
+
+def _standing(holders: Iterable[tuple[str, Sequence[Frame]]], cwd: str) -> dict[str, Any]:
+    """Where the others are: the same places together, the most crowded first."""
+    counts: Counter[str] = Counter()
+    names: dict[str, list[str]] = {}
+    total = 0
+    for name, frames in holders:
+        total += 1
+        frame = innermost(frames)
+        where = f"{short(frame.function, _NAME)} at {place(frame, cwd)}" if frame is not None else "no Python frame"
+        counts[where] += 1
+        names.setdefault(where, [])
+        if len(names[where]) < 3:
+            names[where].append(short(name, _NAME))
+    ranked = counts.most_common(_PLACES)
+    return {
+        "total": total,
+        "places": [{"where": where, "count": count, "names": sorted(names[where])} for where, count in ranked],
+        "other_places": len(counts) - len(ranked),
+    }
+
+
+def innermost(frames: Sequence[Frame]) -> Frame | None:
+    """The innermost frame of the program's own code; of any code when there is none."""
+    return next((frame for frame in reversed(frames) if frame.mine), frames[-1] if frames else None)
+
+
+def place(frame: Frame, cwd: str = "") -> str:
+    """``trip.py:12``: beneath the working directory or a package folder the path begins there."""
+    home = cwd.rstrip("/") + "/"
+    inside = len(home) > 1 and frame.file.startswith(home)
+    file = frame.file.removeprefix(home) if inside else _LIBRARY.sub("", frame.file)
+    return f"{short(file, _NAME)}:{frame.line}"
+
+
+def _agent(name: str, data: Any) -> dict[str, Any]:
+    data = data if isinstance(data, dict) else {}
+    effects = [one for one in _list(data.get("effects")) if isinstance(one, dict)]
+    doubtful = _list(data.get("in_doubt"))
+    return {
+        "name": short(as_text(data.get("agent")) or name, _NAME),
+        "branch": short(as_text(data.get("branch")), _NAME),
+        "store": short(as_text(data.get("store"))),
+        "checkpoint": short(as_text(data.get("checkpoint")), _NAME),
+        "label": short(as_text(data.get("label")), _NAME),
+        "depth": as_int(data.get("depth")),
+        "checkpoint_at": moment(as_float(data.get("checkpoint_at"))),
+        "stands_on": _place(data.get("stands_on")),
+        "digest": short(as_text(data.get("digest")), _NAME),
+        "dirty": data.get("dirty") is True,
+        "run": short(as_text(data.get("run")), _NAME),
+        "function": short(as_text(data.get("function")), _NAME),
+        "condition": _condition(data),
+        "stack": [short(as_text(step), _NAME) for step in _list(data.get("stack"))[:_LISTED]],
+        "effects": [_effect(one) for one in effects[-_EFFECTS:]],
+        "effects_total": len(effects),
+        "in_doubt": len(doubtful),
+        "problem": short(as_text(data.get("problem"))),
+        "digest_at_checkpoint": short(as_text(data.get("checkpoint_digest")), _NAME),
+    }
+
+
+def _place(found: Any) -> str:
+    """The checkpoint that a run which is executed again had come to, where that is not the last one."""
+    data = found if isinstance(found, dict) else {}
+    depth, label = as_int(data.get("depth")), as_text(data.get("label"))
+    words = [as_text(data.get("checkpoint"))[:12], f"#{depth}" if depth else "", label]
+    return short(" ".join(filter(None, words)), _NAME)
+
+
+def _condition(data: dict[str, Any]) -> str:
+    """What had become of the run that is named."""
+    runs = [one for one in _list(data.get("runs"))[-_LISTED:] if isinstance(one, dict)]
+    return next((short(as_text(one.get("condition")), _NAME) for one in runs if one.get("id") == data.get("run")), "")
+
+
+def _effect(one: dict[str, Any]) -> dict[str, Any]:
+    told = one.get("error") or one.get("result")
+    return {
+        "id": short(as_text(one.get("id")), _NAME),
+        "tool": short(as_text(one.get("tool")), _NAME),
+        "args": flat(one.get("args")),
+        "condition": short(as_text(one.get("condition")), _NAME),
+        "at": moment(as_float(one.get("at"))),
+        "outcome": flat(told),
+    }
+
+
+def flat(value: Any) -> str:
+    """Plain data of a part in one short line."""
+    if isinstance(value, str):
+        return short(value, _NAME)
+    if isinstance(value, dict):
+        return short(", ".join(f"{key}={_leaf(item)}" for key, item in [*value.items()][:8]), _NAME)
+    if isinstance(value, list):
+        return short(", ".join(_leaf(item) for item in value[:8]), _NAME)
+    return "" if value is None else _leaf(value)
+
+
+def _leaf(value: Any) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value[:_NAME])
+    if isinstance(value, dict | list):
+        return ("{...}" if value else "{}") if isinstance(value, dict) else f"[{len(value)} items]"
+    return repr(value)
+
+
+def _locks(extras: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for data in extras.values():
+        if isinstance(data, dict):
+            for cycle in _list(data.get("cycles")):
+                lines += _texts(cycle.get("text") if isinstance(cycle, dict) else cycle)
+            lines += _texts(data.get("problems"))
+    return [short(line) for line in lines[:_LISTED]]
+
+
+def _native(extras: dict[str, Any]) -> list[str]:
+    """The signal, where native code stood, how many stacks there are, the core that was kept."""
+    lines: list[str] = []
+    for name, data in [*extras.items()][:_LISTED]:
+        if not isinstance(data, dict):
+            continue
+        listed = data.get("threads")
+        threads = [*listed.values()] if isinstance(listed, dict) else _list(listed)
+        if isinstance(data.get("signal"), str | int):
+            lines.append(f"signal {data['signal']}")
+            lines += _innermost_native(threads[0] if threads else None)
+        if threads:
+            lines.append(f"{name}: {len(threads):,} native threads")
+        if as_text(data.get("file")):
+            lines.append(f"core {as_text(data['file'])} ({unusual.size(as_int(data.get('kept_bytes')))})")
+        lines += _texts(data.get("problem"))
+    return [short(line) for line in lines[:_LISTED]]
+
+
+def _innermost_native(thread: Any) -> list[str]:
+    frames = _list(thread.get("frames")) if isinstance(thread, dict) else []
+    named = [one for one in frames[-_NATIVE_FRAMES:] if isinstance(one, dict) and as_text(one.get("function"))]
+    return [f"  in {as_text(one['function'])} ({as_text(one.get('module')) or 'unknown'})" for one in reversed(named)]
+
+
+def _process(dump: Dump, process: dict[str, Any]) -> dict[str, Any]:
+    memory, machine, cgroup, limits = (
+        _dict(process.get(key)) for key in ("memory", "machine_memory", "cgroup", "limits")
+    )
+    files = _list(limits.get("NOFILE"))
+    opened = dump.part(kinds.DESCRIPTORS)
+    sockets = sum(1 for one in _list(opened.get("descriptors")) if isinstance(one, dict) and one.get("socket"))
+    load = _list(process.get("load"))
+    return {
+        "resident_bytes": as_int(memory.get("VmRSS")),
+        "peak_bytes": as_int(memory.get("VmHWM")),
+        "cgroup_bytes": unusual.number(cgroup.get("memory.current")),
+        "cgroup_limit_bytes": limit if (limit := unusual.number(cgroup.get("memory.max"))) < _NO_LIMIT else 0,
+        "machine_bytes": as_int(machine.get("MemTotal")),
+        "machine_free_bytes": as_int(machine.get("MemAvailable")),
+        "descriptors": as_int(opened.get("total")),
+        "descriptors_limit": as_int(files[0]) if files else 0,
+        "sockets": sockets,
+        "threads": as_int(process.get("threads")),
+        "cpus": as_int(process.get("cpus")),
+        "load": [finite(one) for one in load[:3]],
+        "process_s": finite(process.get("process_s")),
+        "cwd": short(as_text(process.get("cwd"))),
+        "os": short(as_text(process.get("os")), _NAME),
+    }
+
+
+def finite(value: Any) -> float:
+    value = as_float(value)
+    return value if math.isfinite(value) else 0.0
+
+
+def _heap(heap: dict[str, Any]) -> dict[str, Any]:
+    rows = [row for row in _list(heap.get("types")) if isinstance(row, list) and len(row) == 3]
+    return {
+        "objects": as_int(heap.get("objects")),
+        "types": [[short(as_text(row[0]), _NAME), as_int(row[1]), as_int(row[2])] for row in rows[:_TYPES]],
+    }
+
+
+def _log(record: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "at": moment(as_float(record.get("at"))),
+        "level": short(as_text(record.get("level")), 20),
+        "logger": short(as_text(record.get("logger")), _NAME),
+        "text": short(as_text(record.get("text"))),
+    }
+
+
+def _death(told: Any) -> dict[str, Any] | None:
+    """How the process ended, from whoever outlived it."""
+    if not isinstance(told, dict):
+        return None
+    return {"what": short(flat(told.get("what"))), "evidence": [short(text) for text in _texts(told.get("evidence"))]}
+
+
+def _redacted(told: Any) -> dict[str, int]:
+    return {short(str(kind), 40): as_int(count) for kind, count in [*_dict(told).items()][:_LISTED]}
+
+
+def _texts(value: Any) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    return [item for item in _list(value)[:_LISTED] if isinstance(item, str)]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def short(text: str, most: int = _TEXT) -> str:
+    """The text, cut to a length that a line can have."""
+    return text if len(text) <= most else text[: most - 3] + "..."

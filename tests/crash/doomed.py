@@ -1,0 +1,100 @@
+"""A program that is watched and ends in the way that it is told. Run by tests as a process of its own."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from holdfast.crash import cores, fatal, kinds, logs, sidecar
+
+SIDE: list[sidecar.Sidecar] = []
+KEY = "sk-ant-" + "a1B2" * 12
+
+
+def end(how: str) -> None:
+    held = "a local of the frame that ends"
+    if how == "wait":
+        sys.stdin.readline()
+    elif how == "segv":
+        ctypes.string_at(0)
+    elif how == "exit":
+        sys.exit(3)
+    elif how == "_exit":
+        os._exit(3)
+    elif how == "hang":
+        # With the interpreter's lock held: no other thread runs, and no handler in Python.
+        got = ctypes.PyDLL(None).read(0, ctypes.create_string_buffer(1), 1)
+        print(f"read {got}, {held}", flush=True)
+    elif how == "native":
+        found = SIDE[0].native(within_s=60)
+        own = next(thread for thread in found["threads"] if thread["native_id"] == os.getpid())
+        print(len(found["threads"]), len(own["registers"]) > 20, len(own.get("frames", ())) > 3, flush=True)
+    elif how == "fork":
+        for number in (signal.SIGKILL, signal.SIGSEGV):
+            child = os.fork()
+            if not child:
+                os.kill(os.getpid(), number)
+            os.waitpid(child, 0)
+        print("the children are dead", child, flush=True)
+    elif how == "memory":
+        kept = []
+        while True:
+            kept.append(bytes([len(kept) % 255 + 1]) * (1 << 20))
+    else:
+        os.kill(os.getpid(), getattr(signal, how))
+
+
+def main() -> None:
+    folder, how, *wanted = sys.argv[1:]
+    if "faulthandler" in wanted:
+        faulthandler.enable()
+    for place in [item[7:] for item in wanted if item.startswith("cgroup=")]:
+        (Path(place) / "cgroup.procs").write_text(str(os.getpid()))
+    os.environ["DATABASE_PASSWORD"] = "correct-horse-77"
+    handler = fatal.enable(folder) if "unwatched" in wanted or how != "stop" else None
+    if "core" in wanted:
+        print("core:", cores.allow(), flush=True)
+    if "unwatched" not in wanted:
+        side = sidecar.start(folder, fatal=handler, hang_s=0.5 if "hang_s" in wanted else None, core="core" in wanted)
+        SIDE.append(side)
+        if "early" in wanted:  # before the sidecar has looked at anything
+            print("sidecar", side.pid, flush=True)
+            end(how)
+        logs.keep(100).ship = side.log
+        logging.getLogger("trip").warning("booked with %s", KEY)
+        logging.getLogger("trip").warning("connected by correct-horse-77")
+        side.tell(kinds.AGENT, "trip-7@main", {"agent": "trip-7", "checkpoint": "c1", "note": f"key {KEY}"})
+        side.progress()
+        atexit.register(side.ending)
+
+        def beats() -> None:
+            standing = ""
+            while True:
+                side.beat()
+                if how == "wait" and standing != "end":
+                    standing = sys._current_frames()[threading.main_thread().ident].f_code.co_name
+                    if standing == "end":  # from here on nothing changes: let the newest stacks say so
+                        side._snapshot_at = 0.0
+                        side.beat()
+                        print("settled", flush=True)
+                time.sleep(0.05)
+
+        threading.Thread(target=beats, daemon=True, name="beats").start()
+        time.sleep(0.1)
+        if how == "stop":
+            side.stop()
+            how = "SIGKILL"
+        print("sidecar", side.pid, flush=True)
+    end(how)
+
+
+if __name__ == "__main__":
+    main()

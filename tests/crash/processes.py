@@ -1,0 +1,79 @@
+"""Programs that fail, run as processes of their own: with hooks and without, and what is different then."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.crash import Dump, open_dump
+
+SOURCE = Path(__file__).parents[2] / "src"
+LIMIT_S = 120
+MARK = "holdfast: "  # how each line of ours on stderr begins
+
+
+@dataclass
+class Ended:
+    """How a process ended, and what it left."""
+
+    code: int
+    out: str
+    err: str
+    folder: Path
+
+    @property
+    def paths(self) -> list[Path]:
+        return sorted(self.folder.glob("*.hfdump"))
+
+    @property
+    def own_err(self) -> str:
+        """What stderr would be without Holdfast's lines."""
+        return "".join(line for line in self.err.splitlines(keepends=True) if not line.startswith(MARK))
+
+    def dump(self) -> Dump:
+        """The only dump; stderr says where it is."""
+        assert len(self.paths) == 1, (self.paths, self.err)
+        assert f"{MARK}dump written to {self.paths[0]}\n" in self.err, self.err
+        return open_dump(self.paths[0])
+
+
+def python(
+    program: Path, *args: str, exe: str = sys.executable, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    given = {**inherited, "PYTHONPATH": str(SOURCE), **environment}
+    return subprocess.run(
+        [exe, str(program), *args],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+        cwd=program.parent,
+        env=given,
+    )
+
+
+def run(place: Path, body: str, options: str = "sidecar=False", *, exe: str = sys.executable) -> Ended:
+    """Run a program after `install(to=..., options)` in its first line."""
+    folder = place / "dumps"
+    program = place / "program.py"
+    program.write_text(f"import holdfast.crash as crash; hooks = crash.install(to={str(folder)!r}, {options})\n{body}")
+    ended = python(program, exe=exe)
+    return Ended(ended.returncode, ended.stdout, ended.stderr, folder)
+
+
+def alike(place: Path, body: str, options: str = "sidecar=False", *, exe: str = sys.executable) -> Ended:
+    """Run it with and without hooks: exit code, output and traceback must be the same."""
+    hooked = run(place, body, options, exe=exe)
+    program = place / "program.py"
+    addresses = re.compile(r"0x[0-9a-f]+|refcount : \d+")
+    program.write_text(f"hooks = None\n{body}")
+    bare = python(program, exe=exe)
+    assert hooked.code == bare.returncode
+    assert hooked.out == bare.stdout
+    assert addresses.sub("0x", hooked.own_err) == addresses.sub("0x", bare.stderr)
+    return hooked

@@ -1,0 +1,215 @@
+"""`holdfast dump show`: the page tells what a person wants first, and what is unusual; hostile files cannot harm."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.crash import Limits, capture, kinds, open_dump
+from holdfast.crash.page import page
+from holdfast.crash.summary import collect, headline
+from holdfast.crash.unusual import signs
+from holdfast.errors import HoldfastError
+from tests.crash import trip_program
+
+MIB = 1 << 20
+FEW = Limits(census_objects=1_000, objects=5_000)  # the process that runs the tests is large
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return trip_program.failed(tmp_path_factory.mktemp("failed"))
+
+
+@pytest.fixture(scope="module")
+def honest(path):
+    return trip_program.chunks_of(path)
+
+
+@pytest.fixture
+def crafted(honest, tmp_path):
+    """``crafted(proc={...})``: the same dump with the content of some parts changed."""
+
+    def make(**parts):
+        known = [(kind, payload | parts.pop(kind, {}) if isinstance(payload, dict) else payload)
+                 for kind, payload in honest if kind != kinds.INDEX]  # fmt: skip
+        file = tmp_path / "crafted.hfdump"
+        file.write_bytes(trip_program.sealed([*known, *parts.items()]))
+        return file
+
+    return make
+
+
+def shown(path):
+    with open_dump(path) as dump:
+        return [line.text for line in page(collect(dump))]
+
+
+def test_the_failure_comes_first_with_its_chain_notes_and_group(path):
+    lines = shown(path)
+    assert lines[0] == "ExceptionGroup (2 exceptions): planning failed"
+    assert "  note: after 2 tries" in lines
+    text = "\n".join(lines)
+    assert "one of the group: LookupError: no offer in Lisbon below 100.0" in text
+    assert "caused by: KeyError: 'Lisbon!'" in text
+    assert "one of the group: TimeoutError: hotel" in text
+
+
+def test_frames_of_the_program_have_their_source_line_and_the_values_that_the_line_names_first(path):
+    with open_dump(path) as dump:
+        frames = collect(dump)["frames"]
+    last = frames[-1]
+    assert last["function"] == "plan"
+    assert last["source"] == "raise group from None"
+    assert last["locals"][0][0] == "group"
+    assert ["to", repr(str(path.parent))] in last["locals"]
+    assert any(frame["before"] for frame in frames), "frames of asyncio are counted, not shown"
+    assert all(frame["mine"] for frame in frames)
+
+
+def test_other_threads_and_tasks_stand_where_they_wait(path):
+    text = "\n".join(shown(path))
+    assert "2 in worker at" in text
+    assert "[worker-0, worker-1]" in text
+    assert "2 in wait_for_price at" in text
+
+
+def test_the_last_log_records_memory_and_descriptors_are_there(path):
+    text = "\n".join(shown(path))
+    assert "WARNING trip: starting for Lisbon" in text
+    assert " resident" in text
+    assert "  descriptors  " in text
+
+
+def test_the_agent_its_checkpoint_its_effects_and_what_is_in_doubt(crafted):
+    effect = {"id": "e1", "tool": "book", "condition": "in doubt", "args": {"flight": "TP1"}, "error": "timed out"}
+    data = {"agent": "trip-7", "branch": "try-b", "checkpoint": "ab" * 32, "label": "asked", "depth": 4, "dirty": True,
+            "effects": [effect], "in_doubt": ["e1"], "run": "r1", "function": "travel",
+            "stack": ["travel", "booking"], "runs": [{"id": "r1", "condition": "running"}]}  # fmt: skip
+    lines = shown(crafted(agnt={"name": "trip-7@try-b", "data": data}))
+    assert "Agent trip-7@try-b" in lines
+    assert "  last checkpoint abababababab #4 asked, and changes that were not saved" in lines
+    assert "  running: travel > booking (run r1)" in lines
+    assert "  in doubt: book(flight='TP1') -> timed out" in lines
+    assert "  1 in doubt: nobody knows whether they happened" in lines
+
+
+def test_how_the_process_died_and_who_waits_for_whom_are_told(crafted):
+    death = {"name": "death", "data": {"what": "killed by SIGKILL", "evidence": ["oom_kill rose by 1"]}}
+    locks = {"name": "deadlocks", "data": {"cycles": [{"kind": "threads", "text": ["a waits for b", "b waits for a"]}]}}
+    lines = shown(crafted(note=death, lock=locks))
+    assert "The process ended: killed by SIGKILL" in lines
+    assert "  oom_kill rose by 1" in lines
+    assert "  a waits for b" in lines
+
+
+def test_what_was_cut_is_said_with_its_reason(path, tmp_path):
+    data = path.read_bytes()
+    cut = tmp_path / "cut.hfdump"
+    cut.write_bytes(data[: len(data) // 2])
+    lines = shown(cut)
+    assert "Not in this dump" in lines
+    assert any("the file ends early" in line for line in lines)
+
+
+def test_a_dump_without_an_exception_says_why_and_where(tmp_path):
+    path = capture("just looking", to=tmp_path, limits=FEW)
+    with open_dump(path) as dump:
+        found = collect(dump)
+        assert headline(dump) == "just looking"
+    assert found["frames"][-1]["function"] == "test_a_dump_without_an_exception_says_why_and_where"
+    assert next(page(found)).text == "just looking"
+
+
+def test_signs_of_what_is_unusual(crafted):
+    process = {
+        "memory": {"VmSwap": 100 * MIB, "VmSize": 95 * MIB},
+        "machine_memory": {"MemTotal": 1000 * MIB, "MemAvailable": 20 * MIB},
+        "cgroup": {"memory.current": str(95 * MIB), "memory.max": str(100 * MIB), "memory.events": "oom 1\noom_kill 2"},
+        "limits": {"AS": [100 * MIB, -1], "NOFILE": [100, 100]},
+        "threads": 900,
+        "cpus": 2,
+        "load": [50.0, 1.0, 1.0],
+    }
+    opened = {"descriptors": [{"fd": 1, "socket": "tcp", "state": "close-wait"}] * 30, "total": 95}
+    heap = {"largest": [["dict", 2_000_000, 80 * MIB]]}
+    with open_dump(crafted(proc=process, fdes=opened, heap=heap)) as dump:
+        told = "\n".join(signs(dump))
+    for words in ("95% of the control group's limit", "killed 2 processes", "the machine has only 20.0 MiB",
+                  "swapped out", "of the address space", "95 of 100 are open", "30 were closed by the other side",
+                  "threads: 900", "load: 50 on 2", "a dict with 2,000,000 items"):  # fmt: skip
+        assert words in told
+
+
+def test_a_healthy_program_has_nothing_unusual(path):
+    with open_dump(path) as dump:
+        assert [sign for sign in signs(dump) if not sign.startswith(("load", "memory"))] == []
+
+
+def test_endless_recursion_is_named(tmp_path):
+    program = """
+import sys
+from holdfast.crash import capture
+def again(n):
+    return again(n + 1)
+try:
+    again(0)
+except RecursionError as error:
+    capture(error=error, to=sys.argv[1])
+"""
+    (tmp_path / "program.py").write_text(program)
+    subprocess.run([sys.executable, tmp_path / "program.py", tmp_path / "d"], check=True)
+    (path,) = (tmp_path / "d").iterdir()
+    lines = shown(path)
+    assert any("recursion: again is " in line for line in lines)
+    assert len(lines) < 100
+
+
+def test_text_of_a_dump_cannot_steer_a_terminal(tmp_path):
+    evil = "\x1b]0;owned\x07 \u202etxt.exe \x9b31m\nsecond line"
+    try:
+        raise ValueError(evil)
+    except ValueError as error:
+        path = capture(evil, error=error, to=tmp_path, limits=FEW)
+    for line in shown(path):
+        assert line.isprintable()
+
+
+def test_any_content_gives_a_bounded_harmless_page(honest, tmp_path, rounds):
+    chooser = random.Random(3)
+    file = tmp_path / "x.hfdump"
+    for _ in range(rounds(40, 5_000)):
+        file.write_bytes(trip_program.spoiled(honest, chooser, chooser.choice([0.01, 0.04, 0.2])))
+        try:
+            with open_dump(file) as dump:
+                found = collect(dump)
+        except HoldfastError:
+            continue
+        assert len(json.dumps(found, allow_nan=False)) < 400_000
+        for line in page(found):
+            assert line.text.isprintable()
+
+
+def test_a_list_of_two_million_items_in_every_local_costs_only_what_is_shown(tmp_path):
+    """Built whole each time, this page would take many minutes."""
+    nodes = {"first": 0, "types": ["list"], "shapes": [], "nodes": [[kinds.LIST, 0, [0] * 2_000_000]]}
+    values = [part for at in range(50) for part in (f"v{at}", [0])]
+    frames = [
+        {"file": f"f{at}.py", "line": 1, "function": f"f{at}", "mine": True, "locals": values} for at in range(50)
+    ]
+    stack = {"id": 1, "name": "x", "current": True, "frames": frames}
+    file = tmp_path / "large.hfdump"
+    file.write_bytes(trip_program.sealed([("head", {}), ("stck", stack), ("objs", nodes)]))
+    assert "      v0 = [0, 0, 0, 0" in "\n".join(shown(file))
+
+
+def test_a_file_cut_anywhere_gives_a_page(path, tmp_path, rounds):
+    data = path.read_bytes()
+    file = tmp_path / "cut.hfdump"
+    for length in random.Random(1).sample(range(16, len(data)), rounds(40, 2_000)):
+        file.write_bytes(data[:length])
+        assert "Not in this dump" in shown(file)
