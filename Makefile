@@ -20,7 +20,7 @@ endif
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: help demo test check lint types rooms optimised bench soak format clean distclean
+.PHONY: help demo test check lint types rooms optimised versions bench soak format clean distclean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -32,7 +32,7 @@ test: .venv/.dev .venv/.machine ## run all tests, the documentation's examples a
 	$(SAY) "tests"
 	@$(PYTEST) -q
 
-check: lint types rooms test optimised ## all that continuous integration runs
+check: lint types rooms test versions optimised ## all that continuous integration runs
 	$(SAY) "all checks passed"
 
 lint: .venv/.dev ## style: ruff, and the formatter changes nothing
@@ -57,16 +57,25 @@ optimised: .venv/.dev .venv/.machine ## the fast tests again under python -O, wh
 	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow" --ignore=tests/test_postgres.py --ignore=tests/test_docs.py \
 	  --ignore=tests/crash --ignore=tests/contrib/test_langgraph_import.py --ignore=tests/contrib/test_langgraph_examples.py
 
+versions: .venv/.dev .venv/.machine ## the tests of dumps with the other Pythons that are here
+	@.ci/versions --numprocesses=$(JOBS) --dist=worksteal
+
 bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	$(SAY) "benchmarks"
 	@$(BIN)/python benchmarks/commit.py
 	@$(BIN)/python benchmarks/langgraph_savers.py
 	@$(BIN)/python benchmarks/steps.py
 	@$(BIN)/python benchmarks/kills.py
+	@$(BIN)/python benchmarks/encryption.py
+	@$(BIN)/python benchmarks/retain.py
+	@$(BIN)/python benchmarks/batched.py
+	@$(BIN)/python benchmarks/dump.py
 
-soak: .venv/.dev .venv/.machine ## the same tests with far larger counts; takes hours
+soak: .venv/.dev .venv/.machine ## the same tests with far larger counts, then every campaign in full; takes hours
 	$(SAY) "soak"
 	@HOLDFAST_SOAK=1 $(PYTEST) -o faulthandler_timeout=0
+	$(SAY) "campaigns"
+	@$(BIN)/python -m tests.faults
 
 format: .venv/.dev ## put the code into its one form
 	@$(BIN)/ruff check --fix-only --quiet .

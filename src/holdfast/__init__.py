@@ -31,10 +31,17 @@ from holdfast.errors import (
 )
 
 if TYPE_CHECKING:
+    from holdfast import crash
+    from holdfast.agent import keys
     from holdfast.agent.agent import Rollback
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
+    from holdfast.agent.drill import DrillReport
+    from holdfast.agent.policy import Policy
+    from holdfast.agent.repair import RepairReport, repair
+    from holdfast.agent.retention import RetentionReport
     from holdfast.agent.store import AgentInfo
+    from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
     from holdfast.codec.codes import Record
     from holdfast.codec.document import MISSING, Document
@@ -67,6 +74,7 @@ __all__ = [
     "Diff",
     "Diverged",
     "Document",
+    "DrillReport",
     "Effect",
     "FailedBeforeEffect",
     "Fenced",
@@ -75,8 +83,11 @@ __all__ = [
     "InDoubt",
     "MaybeRepeated",
     "NoAgent",
+    "Policy",
     "Problem",
     "Record",
+    "RepairReport",
+    "RetentionReport",
     "Rollback",
     "RollbackPlan",
     "RunInfo",
@@ -84,19 +95,23 @@ __all__ = [
     "Stale",
     "Store",
     "ToolFailed",
+    "TransferReport",
     "Unencodable",
     "Unknown",
     "UnknownRevision",
     "UnknownType",
     "VerifyReport",
     "Waiting",
+    "crash",
     "current",
     "durable",
     "effect",
     "errors",
+    "keys",
     "open",
     "plain",
     "register",
+    "repair",
     "tool",
 ]
 
@@ -110,14 +125,19 @@ _HOMES = {
     "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
     "Diff": ("holdfast.agent.changes", "Diff"),
     "Document": ("holdfast.codec.document", "Document"),
+    "DrillReport": ("holdfast.agent.drill", "DrillReport"),
     "Effect": ("holdfast.run.effects", "Effect"),
     "Found": ("holdfast.run.effects", "Found"),
+    "Policy": ("holdfast.agent.policy", "Policy"),
     "Problem": ("holdfast.agent.verify", "Problem"),
     "Record": ("holdfast.codec.codes", "Record"),
+    "RepairReport": ("holdfast.agent.repair", "RepairReport"),
+    "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
     "Rollback": ("holdfast.agent.agent", "Rollback"),
     "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
     "RunInfo": ("holdfast.run.listing", "RunInfo"),
     "Store": ("holdfast.run.store", "Store"),
+    "TransferReport": ("holdfast.agent.transfer", "TransferReport"),
     "Unknown": ("holdfast.run.effects", "Unknown"),
     "VerifyReport": ("holdfast.agent.verify", "VerifyReport"),
     "current": ("holdfast.run.context", "current"),
@@ -126,6 +146,7 @@ _HOMES = {
     "open": ("holdfast.run.store", "open_store"),
     "plain": ("holdfast.codec.plain", "plain"),
     "register": ("holdfast.codec.types", "register"),
+    "repair": ("holdfast.agent.repair", "repair"),
     "tool": ("holdfast.run.tools", "tool"),
 }
 
@@ -135,6 +156,10 @@ def __getattr__(name: str) -> object:
         from importlib.metadata import version
 
         return version("holdfast")
+    if name == "keys":
+        return _import_module("holdfast.agent.keys")
+    if name == "crash":
+        return _import_module("holdfast.crash")
     if name not in _HOMES:
         msg = f"module 'holdfast' has no attribute {name!r}"
         raise AttributeError(msg)

@@ -8,6 +8,7 @@ The second level groups errors by what a handler would do:
         Unencodable       a value that cannot be saved (path, reason)
         UnknownAgent      no agent of that name
         UnknownRevision   no such branch, tag, label, depth or id
+          Forgotten         a checkpoint that was there and has been forgotten since
         BadName           an empty, too long or already used name
         BadOption         an argument outside its documented values
         ReadOnly          a change through a handle or a past state that only reads
@@ -35,15 +36,23 @@ The second level groups errors by what a handler would do:
         AgentBusy         another process holds this branch (holder)
         StoreBusy         other writers kept the store for too long
         Fenced            this handle lost its branch to another writer
+        HistoriesDiverged  an agent has gone on in two stores (agent, branch, source_head, dest_head)
+        Rekeying          the store is being encrypted with another key, or was since it was opened
       Incompatible      the data is healthy, this program cannot read it
         NotAStore         the path holds something else
         NewerFormat       written by a newer Holdfast
+        KeyNeeded         the store is encrypted and no key was given
+        WrongKey          the store is encrypted and this key does not open it
+        NotEncrypted      a key was given, and the store is not encrypted
         UnknownType       a type that is not registered here
         SchemaMismatch    a type's stored version has no way to the registered one
         SourceUnreadable  what is to be imported is not there, or not what it should be
+        NotABundle        the file is not a bundle of agents
         NotADump          the file is not a dump
       Damaged           stored bytes are wrong (what, affected, newest_valid)
+        StoreWentBack     the whole store is older than this user has seen it (lost)
         CorruptValue      bytes that are not a value of the format
+        NotAuthentic      encrypted bytes that were not written here with the store's key
         Untracked         paranoid mode found a change that was never recorded
       Unavailable       the machine said no; nothing acknowledged is lost
         StoreReadOnly     the directory cannot be written
@@ -52,6 +61,7 @@ The second level groups errors by what a handler would do:
         StoreClosed       the handle was closed
         ForkedHandle      a handle from before fork, used in the child
         StoreFailed       any other failure of the disk or of SQLite
+        ColdPlaceMissing  old packs lie in a place that cannot be reached (place)
         DumpFailed        a dump could not be written
 """
 
@@ -128,6 +138,12 @@ class UnknownRevision(InputError, LookupError):
     """The revision names nothing in this agent's history."""
 
     kind = "unknown-revision"
+
+
+class Forgotten(UnknownRevision):
+    """The checkpoint was there and has been forgotten since: by a removal, or by a policy of what to keep."""
+
+    kind = "forgotten"
 
 
 class BadName(InputError, ValueError):
@@ -358,6 +374,37 @@ class Fenced(Contention):
     kind = "fenced"
 
 
+class HistoriesDiverged(Contention):
+    """Two stores hold histories of one agent of which neither contains the other; nothing was mixed.
+
+    ``source_head`` and ``dest_head`` are where ``branch`` stands in each, empty where one has another agent altogether.
+    """
+
+    kind = "histories-diverged"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        agent: str = "",
+        branch: str = "",
+        source_head: str = "",
+        dest_head: str = "",
+        hint: str = "",
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.agent = agent
+        self.branch = branch
+        self.source_head = source_head
+        self.dest_head = dest_head
+
+
+class Rekeying(Contention):
+    """The store is being encrypted with another key, or was while this handle had it open; nothing was changed."""
+
+    kind = "rekeying"
+
+
 class Incompatible(HoldfastError):
     """Healthy data that this program cannot read."""
 
@@ -374,6 +421,24 @@ class NewerFormat(Incompatible):
     """The store was written by a newer format version."""
 
     kind = "newer-format"
+
+
+class KeyNeeded(Incompatible):
+    """The store is encrypted, and no key was given."""
+
+    kind = "key-needed"
+
+
+class WrongKey(Incompatible):
+    """The store is encrypted, and the key that was given does not open it."""
+
+    kind = "wrong-key"
+
+
+class NotEncrypted(Incompatible):
+    """A key was given, and the store is not encrypted. It is refused, because it may have been put there instead."""
+
+    kind = "not-encrypted"
 
 
 class UnknownType(Incompatible):
@@ -400,6 +465,12 @@ class SourceUnreadable(Incompatible):
     """What is to be imported cannot be read: it is not there, not what it should be, or a package is missing."""
 
     kind = "source-unreadable"
+
+
+class NotABundle(Incompatible):
+    """The file is not a bundle of agents, or cannot be read."""
+
+    kind = "not-a-bundle"
 
 
 class NotADump(Incompatible):
@@ -445,6 +516,12 @@ class CorruptValue(Damaged):
     """Bytes that are not a value of the format, or exceed its limits."""
 
     kind = "corrupt-value"
+
+
+class NotAuthentic(Damaged):
+    """In an encrypted store: something that is damaged, not encrypted, moved here, or made with another key."""
+
+    kind = "not-authentic"
 
 
 class Untracked(Damaged):
@@ -493,6 +570,16 @@ class StoreFailed(Unavailable):
     """Any other failure of the disk or of the database."""
 
     kind = "store-failed"
+
+
+class ColdPlaceMissing(Unavailable):
+    """Packs were moved to a colder place, which cannot be reached. ``place`` is its URL."""
+
+    kind = "cold-place-missing"
+
+    def __init__(self, message: str, *, place: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.place = place
 
 
 class DumpFailed(Unavailable):

@@ -56,6 +56,36 @@ def hold(path: str, name: str) -> None:
             say(error.kind)
 
 
+def retained(path: str, name: str, count: str) -> None:
+    """Append while others let go what is old, with a rollback now and then; say whether all is as it was."""
+    from holdfast.store import sealing
+
+    sealing.SEAL_CHECKPOINTS = 6
+    store = holdfast.open(path)
+    agent = store.agent(name)
+    agent.state["messages"] = []
+    agent.checkpoint("first")
+    say("ready")
+    sys.stdin.readline()
+    expected: list[str] = []
+    for number in range(int(count)):
+        expected.append(f"{number} " * 200)
+        agent.state["messages"].append(expected[-1])
+        agent.checkpoint(f"m{number}")
+        if number % 9 == 5:
+            head = agent.head
+            agent.state["messages"].append("to be given up")
+            agent.checkpoint("astray")
+            agent.rollback(head)
+    say(len(expected), "as they were" if list(agent.state["messages"]) == expected else "not as they were")
+
+
+def retain(path: str, last: str) -> None:
+    """Let go all but the last few of every agent."""
+    with holdfast.open(path) as store:
+        say("removed", store.retain(holdfast.Policy(last=int(last))).removed)
+
+
 def release_after(path: str, name: str, seconds: str) -> None:
     """Hold an agent until told to let go, and then that much longer."""
     store = holdfast.open(path)

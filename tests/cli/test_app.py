@@ -24,8 +24,8 @@ from tests.contrib.threads import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = [
-    *("agents", "log", "show", "diff", "run", "runs", "signal", "effects"),
-    *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "verify", "doctor", "demo"),
+    *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "effects"),
+    *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "retain", "tier", "verify", "doctor", "demo"),
 ]
 GROUPS = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6, "Outcome": 1}
 ATTENTION = ("InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "ResultLost")
@@ -240,6 +240,11 @@ DOCUMENTED = {
 }
 # These need a program that acts: test_running.py.
 OF_RUNNING = ("run", "run.due", "runs", "signal", "effects", "effects.resolve")
+# These need a dump: test_dump.py.
+# These need an encrypted store: tests/store/test_encryption_keys.py.
+OF_KEYS = ("init", "keys", "key")
+OF_TRANSFER = ("push", "export", "drill")
+OF_DUMPS = ("dump.list", "dump.show", "dump.diff", "dump.rehydrate", "dump.take", "leaks")
 
 
 @pytest.fixture
@@ -255,7 +260,8 @@ def test_the_documented_json_is_the_json(cli, old):
         json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     ]
     shown = {block["schema"]: block for block in blocks if "schema" in block}
-    assert set(shown) == {f"holdfast.{name}/1" for name in (*DOCUMENTED, *OF_RUNNING)}
+    elsewhere = (*OF_RUNNING, *OF_DUMPS, *OF_KEYS, *OF_TRANSFER)
+    assert set(shown) == {f"holdfast.{name}/1" for name in (*DOCUMENTED, *elsewhere)}
     for name, words in DOCUMENTED.items():
         real = cli(*(word.format(old=old) for word in words), "--json").json
         example = shown[f"holdfast.{name}/1"]
@@ -270,7 +276,9 @@ def test_the_documented_json_is_the_json(cli, old):
 
 def test_the_page_documents_every_verb_option_and_exit_code(cli):
     page = PAGE.read_text(encoding="utf-8")
-    for verb in [*VERBS, "effects resolve", "import langgraph"]:
+    dumps = [f"dump {verb}" for verb in ("list", "show", "open", "dap", "diff", "export", "rehydrate", "take")]
+    keys = [f"key {verb}" for verb in ("list", "add", "remove", "rotate")]
+    for verb in [*VERBS, "init", *keys, "effects resolve", "import langgraph", *dumps, "dump native", "dump gdb"]:
         words = verb.split()
         assert f"## {words[0]}" in page or f"### {words[0]}" in page, verb
         for option in set(re.findall(r"(--[a-z-]+)", cli(*words, "--help", store=None).out)):

@@ -158,3 +158,25 @@ def test_accept_takes_an_older_store_as_it_is(filled, program, tmp_path):
         assert "holdfast accept" in ended.out + ended.err
     assert hold("accept").out.startswith("Accepted. Missing from now on: events ")
     assert hold("verify").code == 0
+
+
+def test_repair_says_what_it_would_keep_and_makes_a_new_store(filled, program, tmp_path):
+    def hold(*words):
+        return program("--store", str(filled), *words)
+
+    ended = hold("repair")
+    assert (ended.code, ended.err) == (0, "")
+    assert "Nothing is lost." in ended.out
+    assert "Dry run" in ended.out
+    content = bytearray((filled / "store.db").read_bytes())
+    content[:4096] = bytes(4096)
+    (filled / "store.db").write_bytes(content)
+    assert hold("verify").code != 0
+    found = hold("repair", "--to", str(tmp_path / "new"), "--json")
+    assert found.json["schema"] == "holdfast.repair/1"
+    assert found.code == (0 if found.json["whole"] else 5)
+    assert found.json["problems"]
+    assert program("--store", str(tmp_path / "new"), "verify").code == 0
+    again = hold("repair", "--to", str(tmp_path / "new"))
+    assert again.code == 2
+    assert "exists already" in again.err

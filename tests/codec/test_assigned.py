@@ -197,7 +197,7 @@ class Watched(World):
 @pytest.mark.filterwarnings("ignore::holdfast.errors.DetachedChange")
 def test_histories_of_live_documents(rounds):
     names = [name for name, weight in World.STEPS for _ in range(weight)]
-    for seed in range(rounds(20, 3_000)):
+    for seed in range(rounds(6, 3_000)):
         source = random.Random(seed)
         world = Watched(source.randrange)
         for _ in range(40):

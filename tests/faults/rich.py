@@ -76,8 +76,29 @@ class Point:
 TYPES = [Point, Mood]
 
 
+@holdfast.tool(name="rich.book", effect="idempotent")
+def book(what):
+    return {"booked": what}
+
+
+@holdfast.tool(name="rich.look", effect="read")
+def look(what):
+    return ["seen", what]
+
+
+@holdfast.durable(name="rich.journey")
+def journey(agent, count):
+    """A run that reads, acts and saves."""
+    for number in range(count):
+        look(f"offer {number}")
+        done = book(f"flight {number}")
+        agent.state.setdefault("bookings", []).append(done)
+        agent.checkpoint(f"booked {number}")
+    return count
+
+
 def write(store: holdfast.Store) -> None:
-    """Every kind of record."""
+    """Every kind of record, effects among them."""
     first = store.agent("first@example.com", config={"model": "m"})
     state = first.state
     state["messages"] = [{"role": "user", "content": f"hello {number}"} for number in range(3)]
@@ -124,6 +145,10 @@ def write(store: holdfast.Store) -> None:
         second.state["counter"]["text"] = f"{number} " * 50
         second.checkpoint()
     store.agent("empty")
+    actor = store.agent("actor")
+    actor.run(journey, 2, id="one")
+    other = actor.branch("other way", at="booked 0")  # inherits a part of the line
+    other.run(journey, 2, id="one")  # goes on from there
 
 
 def build(path: Path, page_size: int = 4096) -> None:
@@ -192,6 +217,7 @@ def export(store: holdfast.Store) -> dict[str, Any]:
             "tips": [row.n for row in catalog.tips(agent.a)],
             "checkpoints": checkpoints,
             "events": list(catalog.events(a=agent.a)),
+            "effects": [(catalog.line(row.b), list(catalog.effects(row.b))) for row in catalog.branches(agent.a)],
         }
     found["events"] = list(catalog.events())
     return found

@@ -80,7 +80,7 @@ class Bench:
     def send(self, name, value=None, at=0):
         """A signal from elsewhere."""
         body = waiting.signal_body(name, value, self.registry)
-        self.sent.append(waiting.read_signal(len(self.sent) + 1, at, body))
+        self.sent.append(waiting.read_signal(at, body))
 
     def signals(self):
         return list(self.sent)

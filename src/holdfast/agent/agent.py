@@ -10,16 +10,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agent import history, recovery
+from holdfast.agent import crashes, history, recovery
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import Entry
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import check_label
+from holdfast.agent.watchers import WATCHERS
 from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.compare import differences
@@ -67,6 +69,8 @@ class Agent:
         self._closed = False
         self._writer = Writing(store, row, lease, config) if lease is not None else None
         self._load_head()
+        for watcher in WATCHERS:
+            watcher(self, True)
 
     def _load_head(self) -> None:
         """Take the head's state from the catalog; sections are read when they are touched."""
@@ -169,7 +173,7 @@ class Agent:
             return []
         self._store.flush()
         line = self._line()
-        rows = list(line.rows(limit=limit)) if all else line.ancestry(self._fresh_branch().head, limit=limit)
+        rows = line.rows(limit=limit) if all else islice(line.left(self._fresh_branch().head), limit)
         return [self._seen(row) for row in rows]
 
     def abandoned(self) -> list[Checkpoint]:
@@ -222,6 +226,11 @@ class Agent:
             found.append({"when": datetime.fromtimestamp(row.at / 1e6, UTC), **named})
         return found
 
+    def crashes(self) -> list[dict[str, Any]]:
+        """Crashes of programs that had this agent, and branches that go on from them, newest first."""
+        self._check_open()
+        return crashes.told(self._store, self._row)
+
     def info(self) -> AgentInfo:
         return self._store._info(self._row)
 
@@ -239,7 +248,7 @@ class Agent:
         """What ``rollback`` would do, without doing it."""
         target = self.at(required(revision))
         ahead = []
-        for row in self._line().up(self._fresh_branch().head):
+        for row in self._line().left(self._fresh_branch().head):
             if row.n == target._row.n:
                 break
             ahead.append(self._seen(row))
@@ -423,6 +432,8 @@ class Agent:
         if self._closed:
             return
         self._closed = True
+        for watcher in WATCHERS:
+            watcher(self, False)
         if self._lease is not None:
             try:
                 batched = self._store._durability == "batched"

@@ -114,6 +114,8 @@ class Checkpoint:
     @property
     def metadata(self) -> dict[str, Any]:
         data = self._store._catalog.metadata(self._manifest.metadata)
+        if data is None:
+            history.current(self._store._catalog, self._row)  # it was forgotten, and its metadata with it
         found = decode(data, inert=True) if data is not None else {}
         return found if isinstance(found, dict) else {}
 

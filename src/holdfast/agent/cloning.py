@@ -42,7 +42,7 @@ def _copy(line: Line, without: list[list[list[int]]], new: str, found: Source, r
     branches, lines, named = [], [], []
     for row in found.branches:
         old = decode(row.body)
-        kept = {key: value for key, value in old.items() if key != "base"}
+        kept = {key: value for key, value in old.items() if key not in {"base", "received"}}
         more = {"created": now, "from": row.head_id, "origins": [[row.b, found.n], *old.get("origins", ())]}
         key = uuid.uuid4().bytes
         branches.append(BranchRow(0, 0, key, row.key, encode({**kept, **more}), row.head, row.head_id, 0))
@@ -64,5 +64,7 @@ def _copy(line: Line, without: list[list[list[int]]], new: str, found: Source, r
     events = [Event(now, encode(said), clone_key(agent.a))]
     events += [Event(now, encode({"what": "origin"}), clone_key(a)) for a, *_ in body.get("origins", ())]
     about = {"name": new, "created": now, "origins": origins, "without": without}
+    if line.over:
+        about["over"] = [[n, nearest] for n, nearest in sorted(line.over.items())]
     made = AgentRow(0, uuid.uuid4().bytes, name_key(new), encode(about))
     return Copy(made, branches, lines, found.tags, found.validities, events)

@@ -9,13 +9,14 @@ deleted.
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged
 from holdfast.store.catalog import CheckpointRow, EffectRow, SealRow
+from holdfast.store.forgetting import Waste
 from holdfast.store.reading import Reading
 
 DIGEST_BYTES = 32
@@ -60,20 +61,29 @@ class Reached:
         """``tolerant``: what is not there is passed over, because it was deleted before."""
         self._reading = reading
         self._tolerant = tolerant
+        self._unwritten: Mapping[bytes, bytes] = {}
         self.nodes: set[bytes] = set()
         self.chunks: set[bytes] = set()
+        self.metadata: set[bytes] = set()
 
     def checkpoint(self, row: CheckpointRow, tail: bytes | None) -> None:
-        if row.sealed:
-            try:
-                sections = Manifest.decode(row.manifest).sections
-            except Damaged:
-                if not self._tolerant:
-                    raise
-                sections = []
-            self.add(digest for _, digest in sections)
+        try:
+            manifest = Manifest.decode(row.manifest)
+        except Damaged:
+            if not self._tolerant:
+                raise
+        else:
+            self.metadata.add(manifest.metadata)
+            if row.sealed:
+                self.add(digest for _, digest in manifest.sections)
         for data in (row.operations, tail or b""):
             self.value(data)
+
+    def state(self, sections: Iterable[tuple[str, bytes]], unwritten: Mapping[bytes, bytes]) -> None:
+        """A state of which some nodes are not in the catalog: those are given."""
+        self._unwritten = unwritten
+        self.add(digest for _, digest in sections)
+        self._unwritten = {}
 
     def seal(self, seal: SealRow) -> None:
         self.add(decode(seal.places)[0])
@@ -97,7 +107,8 @@ class Reached:
                 if digest not in self.nodes:
                     self.nodes.add(digest)
                     some[digest] = sure
-            found = self._reading.nodes(some)
+            found = self._reading.nodes(digest for digest in some if digest not in self._unwritten)
+            found.update((digest, self._unwritten[digest]) for digest in some if digest in self._unwritten)
             for digest, sure in some.items():
                 node = found.get(digest)
                 if node is not None:
@@ -121,41 +132,68 @@ class Collection:
     """What of the doomed may be deleted: all that nothing else reaches."""
 
     def __init__(
-        self, reading: Reading, doomed: Reached, dead: Container[int], dead_effects: Container[int] = ()
+        self,
+        reading: Reading,
+        doomed: Reached,
+        dead: Container[int],
+        dead_effects: Container[int] = (),
+        *,
+        seals: Container[int] = (),
+        pace: Callable[[], None] = lambda: None,
     ) -> None:
+        """``seals`` are looked at by the caller: they are about to change. ``pace`` is called every few rows."""
         self._reading = reading
+        self._doomed = doomed
         self._dead = dead
         self._dead_effects = dead_effects
-        self._live = Reached(reading)
+        self._skipped = seals
+        self.live = Reached(reading)
         self._rows_seen = self._seals_seen = self._effects_seen = 0
-        self._nodes = doomed.nodes
-        self._chunks = doomed.chunks
+        self._pace = pace
 
     @property
     def empty(self) -> bool:
-        return not self._nodes and not self._chunks
+        return not self._doomed.nodes and not self._doomed.chunks and not self._doomed.metadata
 
     def mark(self) -> None:
-        """Walk from every checkpoint, seal and record that was added since the last call."""
+        """Walk from every checkpoint, seal and record that was added since the last call. At ease: others write."""
+        self._mark(self._pace)
+
+    def _mark(self, pace: Callable[[], None]) -> None:
         for row, tail in self._reading.rows_with_tails(after=self._rows_seen):
             self._rows_seen = row.n
             if row.n not in self._dead:
-                self._live.checkpoint(row, tail)
+                self.live.checkpoint(row, tail)
+            pace()
         for seal in self._reading.all_seals(after=self._seals_seen):
             self._seals_seen = seal.n
-            self._live.seal(seal)
+            if seal.n not in self._skipped:
+                self.live.seal(seal)
+            pace()
         for effect in self._reading.all_effects(after=self._effects_seen):
             self._effects_seen = effect.r
             if effect.r not in self._dead_effects:
-                self._live.effect(effect)
-        self._nodes = self._nodes - self._live.nodes
-        self._chunks = self._chunks - self._live.chunks
+                self.live.effect(effect)
+            pace()
+        for doomed, live in self._pairs():
+            doomed -= {digest for digest in doomed if digest in live}
 
-    def take(self, most: int) -> tuple[list[bytes], list[bytes]]:
+    def _pairs(self) -> tuple[tuple[set[bytes], set[bytes]], ...]:
+        doomed, live = self._doomed, self.live
+        return (doomed.nodes, live.nodes), (doomed.chunks, live.chunks), (doomed.metadata, live.metadata)
+
+    def settled(self) -> Waste:
+        """All that is left."""
+        self._mark(self._pace)
+        return Waste(list(self._doomed.nodes), list(self._doomed.chunks), list(self._doomed.metadata))
+
+    def take(self, most: int) -> Waste:
         """Mark what is new, and give some of what is left. To be called where nobody else can write."""
-        self.mark()
-        nodes = list(islice(self._nodes, most))
-        some = list(islice(self._chunks, most - len(nodes)))
-        self._nodes.difference_update(nodes)
-        self._chunks.difference_update(some)
-        return nodes, some
+        self._mark(lambda: None)
+        some = []
+        for doomed, _ in self._pairs():
+            chosen = list(islice(doomed, most))
+            doomed.difference_update(chosen)
+            most -= len(chosen)
+            some.append(chosen)
+        return Waste(*some)

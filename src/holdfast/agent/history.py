@@ -13,8 +13,10 @@ from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document, Section
 from holdfast.codec.operations import Operation, decode_operations
 from holdfast.codec.types import Registry
-from holdfast.errors import Damaged
-from holdfast.store.catalog import Catalog, CheckpointRow
+from holdfast.codec.values import decode
+from holdfast.errors import Damaged, Forgotten
+from holdfast.store.catalog import Catalog, CheckpointRow, clone_key
+from holdfast.store.ranges import Ranges
 from holdfast.store.sealing import Values
 
 
@@ -65,15 +67,34 @@ class Stored(Blank):
 
     def __init__(self, catalog: Catalog, row: CheckpointRow) -> None:
         super().__init__(catalog)
+        self.sections = Manifest.decode(row.manifest).sections
+        try:
+            self._rest_on(row)
+        except Damaged:
+            if not self.again():
+                raise
+
+    def _rest_on(self, row: CheckpointRow) -> None:
         self._row = row
-        manifest = Manifest.decode(row.manifest)
-        self.sections = manifest.sections
-        if row.base == row.n:
-            self.base = dict(manifest.sections)
-        elif row.base:
-            base = catalog.checkpoint(row.base)
-            self.base = dict(Manifest.decode(base.manifest).sections)
         self._operations: dict[str, list[Operation]] | None = None
+        self.base = {}
+        if row.base == row.n:
+            self.base = dict(self.sections)
+        elif row.base:
+            base = self._catalog.checkpoint(row.base)
+            self.base = dict(Manifest.decode(base.manifest).sections)
+
+    def again(self) -> bool:
+        """After something could not be read: whether the same state is stored in another way since, and can be now.
+
+        What was before a checkpoint may be forgotten while somebody reads it. Raises ``Forgotten`` when it was
+        forgotten itself.
+        """
+        row = current(self._catalog, self._row)
+        if row is None or row.base == self._row.base:
+            return False
+        self._rest_on(row)
+        return True
 
     def operations(self, section: str) -> list[Operation]:
         if self._operations is None:
@@ -88,6 +109,14 @@ class Stored(Blank):
 
     def since_base(self) -> list[CheckpointRow]:
         """The checkpoints whose operations lead from the base to this state, oldest first, proven to be a chain."""
+        while True:
+            try:
+                return self._since_base()
+            except Damaged:
+                if not self.again():
+                    raise
+
+    def _since_base(self) -> list[CheckpointRow]:
         if self._row.sealed:
             return []
         rows = self._catalog.ancestry(self._row.n, stop_at=self._row.base)
@@ -111,13 +140,49 @@ class Live(Document):
     explain: Callable[[Damaged], Damaged] | None = None
 
     def _load(self, section: Section) -> None:
-        try:
-            super()._load(section)
-        except Damaged as error:
-            error.what = tuple(dict.fromkeys((*error.what, f"section {section.name}")))
-            if self.explain is not None:
-                self.explain(error)
-            raise
+        while True:
+            try:
+                super()._load(section)
+                return
+            except Damaged as error:
+                if isinstance(self._source, Stored) and self._source.again():
+                    continue
+                self._complete(error, section)
+                raise
+
+    def _complete(self, error: Damaged, section: Section) -> None:
+        error.what = tuple(dict.fromkeys((*error.what, f"section {section.name}")))
+        if self.explain is not None:
+            self.explain(error)
+
+
+def current(catalog: Catalog, row: CheckpointRow) -> CheckpointRow | None:
+    """A checkpoint's row as it is now, None when it cannot be read. ``Forgotten`` when nobody sees it any more."""
+    try:
+        found = catalog.checkpoint(row.n)
+    except Damaged:
+        found = None
+    if found is not None and found.id == row.id and found.base != row.base:
+        return found
+    if not _seen(catalog, row):
+        raise Forgotten(
+            f"checkpoint {row.id.hex()[:12]} was forgotten while it was being read",
+            hint="See `holdfast log` for what is left.",
+        )
+    return found
+
+
+def _seen(catalog: Catalog, row: CheckpointRow) -> bool:
+    """Whether the agent that made a checkpoint, or a clone of it, has not forgotten it."""
+    for a in (row.a, *(event.a for event in catalog.events_named([clone_key(row.a)]))):
+        agent = catalog.agent_row(a)
+        if agent is None:
+            continue
+        hidden = [body["n"] for _, body in catalog.forgotten(a)]
+        hidden.append(decode(agent.body).get("without", ((), ()))[0])
+        if not any(row.n in Ranges(pairs) for pairs in hidden):
+            return True
+    return False
 
 
 def empty(catalog: Catalog, registry: Registry, *, inert: bool = False) -> Document:

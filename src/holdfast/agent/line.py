@@ -34,6 +34,7 @@ class Line:
         self._branch = branch
         self.agent = agent
         self.body: dict[str, Any] = decode(agent.body)
+        self._over: dict[int, int] | None = None
         # Agent -> the newest checkpoint and event of its that belong to this one's history, too.
         self.origins: dict[int, tuple[int, int]] = {a: (n, e) for a, _, n, e in self.body.get("origins", ())}
 
@@ -46,9 +47,19 @@ class Line:
     def _hidden(self) -> tuple[Ranges, Ranges]:
         without = self.body.get("without", ((), ()))
         n, e = Ranges(without[0]), Ranges(without[1])
+        over = self.body.get("over", ())
         for _, body in self._catalog.forgotten(self.agent.a):
             n, e = n | Ranges(body["n"]), e | Ranges(body["e"])
+            over = body.get("over", ())
+        self._over = dict(over)
         return n, e
+
+    @property
+    def over(self) -> dict[int, int]:
+        """For checkpoints whose parent was forgotten: the number of the nearest ancestor that is left."""
+        if self._over is None:
+            _ = self._hidden
+        return self._over or {}
 
     @property
     def forgotten(self) -> Ranges:
@@ -105,11 +116,20 @@ class Line:
         return next((rows[:at] for at, row in enumerate(rows) if row.n in hidden), rows) if hidden else rows
 
     def up(self, n: int) -> Iterator[CheckpointRow]:
-        """A checkpoint and its ancestors, nearest first, a few at a time."""
+        """A checkpoint and its ancestors, nearest first, a few at a time, up to where one was forgotten."""
         while n and n not in self.forgotten:
             rows = self.ancestry(n, limit=_STEP)
             yield from rows
             n = rows[-1].parent if rows else 0
+
+    def left(self, n: int) -> Iterator[CheckpointRow]:
+        """A checkpoint and all of its ancestors that are left, nearest first, over what was forgotten."""
+        while n:
+            last = 0
+            for row in self.up(n):
+                last = row.n
+                yield row
+            n = self.over.get(last, 0)
 
     def parent(self, row: CheckpointRow) -> CheckpointRow | None:
         """The checkpoint before, None at a beginning."""

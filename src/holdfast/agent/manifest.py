@@ -51,7 +51,11 @@ class Manifest:
                 "a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",)
             )
         _, parent, agent, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
-        sections = list(zip(flat[::2], flat[1::2], strict=True))
-        return cls(
-            parent, agent, sections, operations, metadata, label, time_us, kind, target, (effects[0], effects[1]), nonce
-        )
+        try:
+            sections = list(zip(flat[::2], flat[1::2], strict=True))
+            count, chain = effects
+        except (TypeError, ValueError) as error:
+            raise CorruptValue(
+                "a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",)
+            ) from error
+        return cls(parent, agent, sections, operations, metadata, label, time_us, kind, target, (count, chain), nonce)

@@ -1,4 +1,4 @@
-"""Forgetting: whole agents, or some checkpoints of one.
+"""Forgetting: whole agents, or some checkpoints of one, also while somebody writes it.
 
 Owns the decision what goes and what must be made to stand alone first; the store does it, one short transaction at a
 time. What always holds: an event says first, durably, what is forgotten; whatever somebody else sees is only hidden
@@ -8,9 +8,9 @@ dies half way leaves a sound store, which the next removal finishes clearing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent import history
@@ -18,16 +18,24 @@ from holdfast.agent.collecting import Collection, Reached
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import decode
 from holdfast.errors import Damaged
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, clone_key
+from holdfast.store import sealing
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, SealRow, clone_key
 from holdfast.store.catalog import effect_chain as chain
-from holdfast.store.forgetting import ROWS_AT_ONCE, Forgetting, Guard
+from holdfast.store.cipher import PLAIN
+from holdfast.store.forgetting import Forgetting, Guard, Pace
 from holdfast.store.opening import now_us
 from holdfast.store.ranges import Ranges
+from holdfast.store.reading import Reading
+from holdfast.store.writing import packed_nodes
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
+
+
+ROW_BYTES = 96
+"""What a checkpoint's row takes besides its manifest and operations: numbers, its sum, and its place in indexes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +61,7 @@ class Removal:
 class Family:
     """The agents that share rows with one, directly or through others, and all rows of theirs."""
 
-    def __init__(self, store: Store, forgetting: Forgetting, a: int) -> None:
+    def __init__(self, store: Store, reading: Reading, a: int, pace: Pace = lambda: None) -> None:
         self.living: dict[int, Line] = {}
         self.agents: set[int] = set()
         branches: set[int] = set()
@@ -63,23 +71,25 @@ class Family:
             if one in self.agents:
                 continue
             self.agents.add(one)
-            row = forgetting.reading.agent_row(one)
+            row = reading.agent_row(one)
             if row is not None:
                 line = self.living[one] = Line(store, row)
                 branches.update(b for b, _ in line.streams)
                 waiting.extend(line.origins)
-            for _, body in forgetting.reading.forgotten(one) if row is None else ():
+            for _, body in reading.forgotten(one) if row is None else ():
                 branches.update(body.get("branches", ()))
                 waiting.extend(body.get("origins", ()))
-            waiting.extend(event.a for event in forgetting.reading.events_named([clone_key(one)]))
+            waiting.extend(event.a for event in reading.events_named([clone_key(one)]))
         self.branches = sorted(branches)
-        self._reading = forgetting.reading
+        self.reading = reading
+        self.newest = reading.newest()[0]  # before its rows: those above may be missing from them, no others
         # One that is damaged could belong to anybody. Where there is nobody else, it goes with the rest.
         alone = not set(self.living) - {a}
         self.rows: dict[int, CheckpointRow] = {}
         for b in self.branches:
-            for found in self._reading.rows_as_they_are(b) if alone else self._reading.checkpoints(b=b):
+            for found in reading.rows_as_they_are(b) if alone else reading.checkpoints(b=b):
                 self.rows[found.n] = found
+                pace()
 
     def seen(self, n: int, but: int | None = None) -> list[Line]:
         """Who sees a checkpoint."""
@@ -95,11 +105,34 @@ class Family:
         """Checkpoints that stay although the one before them goes, oldest first."""
         return [row for n, row in sorted(self.rows.items()) if n not in dead and row.parent in dead]
 
+    def cut(self, dead: set[int]) -> list[bytes]:
+        """The ids of forgotten checkpoints whose children stay: the children still name them."""
+        stay = (row for n, row in self.rows.items() if n not in dead and (not row.parent or row.parent in dead))
+        return sorted({parent for row in stay if (parent := Manifest.decode(row.manifest).parent)})
+
+    def over(self, line: Line, going: Container[int]) -> list[list[int]]:
+        """For each checkpoint whose parent an agent does not see any more: the nearest ancestor that it does see.
+
+        0 where there is none.
+        """
+        left = {n: row for n, row in self.rows.items() if n not in going and line.sees(row)}
+        found = []
+        for n, row in sorted(left.items()):
+            if row.parent in left or not (row.parent or n in line.over):
+                continue
+            above = row.parent or line.over.get(n, 0)
+            while above and above not in left:
+                known = self.rows.get(above)
+                parent = known.parent if known is not None else 0
+                above = parent if parent in self.rows else line.over.get(above, 0)
+            found.append([n, above])
+        return found
+
     def dead_events(self) -> list[int]:
         """Events that nobody sees. Of an agent that is gone, the last word stays: it says so."""
         found: list[int] = []
         for a in self.agents:
-            events = list(self._reading.events(a=a))
+            events = list(self.reading.events(a=a))
             if a not in self.living and events:
                 events.pop()
             lines = self.living.values()
@@ -112,9 +145,9 @@ def remove(store: Store, agent: AgentRow, *, dry_run: bool = False) -> Removal:
     name = decode(agent.body)["name"]
     with ExitStack() as stack:
         forgetting = stack.enter_context(store._catalog.forgetting())
-        _finish(store, forgetting)
+        finish(store, forgetting)
         guards = [] if dry_run else stack.enter_context(_alone(store, agent))
-        family = Family(store, forgetting, agent.a)
+        family = Family(store, forgetting.reading, agent.a)
         line = family.living[agent.a]
         going = [n for n, row in family.rows.items() if line.sees(row)]
         dead = family.dead(going, agent.a)
@@ -126,21 +159,19 @@ def remove(store: Store, agent: AgentRow, *, dry_run: bool = False) -> Removal:
             if not shared:
                 size += sum(forgetting.reading.effect_bytes(b) for b, _ in line.streams)
             return Removal(name, len(going), own + len(events), shared, size, done=False)
-        before = _bytes(store)
+        before = stored_bytes(store)
         body = {
             "name": name,
             "n": (Ranges.of(going) | line.forgotten).pairs,
             "e": (Ranges.of(event.e for event in events) | line.forgotten_events).pairs,
-            "cut": _cut(family, dead) + _cut_before(forgetting, agent.a),
+            "cut": family.cut(dead),
             "branches": sorted(b for b, _ in line.streams),
             "origins": sorted(line.origins),
         }
         forgetting.remove(agent, body, guards, now_us())
-        cleared = _clear(store, forgetting, agent.a)
-        forgetting.finish()
-        forgetting.give_back()
+        cleared = clear(store, forgetting, [agent.a])
     store._catalog.shrink()
-    return Removal(name, len(going), cleared, shared, max(0, before - _bytes(store)), done=True)
+    return Removal(name, len(going), cleared, shared, max(0, before - stored_bytes(store)), done=True)
 
 
 def forget(store: Store, agent: AgentRow, numbers: set[int], *, guard: Guard | None = None) -> Removal:
@@ -148,29 +179,33 @@ def forget(store: Store, agent: AgentRow, numbers: set[int], *, guard: Guard | N
     name = decode(agent.body)["name"]
     with ExitStack() as stack:
         forgetting = stack.enter_context(store._catalog.forgetting())
-        _finish(store, forgetting)
+        finish(store, forgetting)
         guards = [guard] if guard is not None else stack.enter_context(_alone(store, agent))
-        family = Family(store, forgetting, agent.a)
+        family = Family(store, forgetting.reading, agent.a)
         line = family.living[agent.a]
         going = {n for n in numbers if n in family.rows and line.sees(family.rows[n])}
         if not going:
             return Removal(name, 0, 0, [], 0, done=True)
         dead = family.dead(going, agent.a)
-        keys = {family.rows[n].key for n in going}
-        keys -= {row.key for n, row in family.rows.items() if n not in going and line.sees(row)}
-        events = line.events_named(key for key in keys if key is not None)
-        before = _bytes(store)
-        body = {
-            "n": Ranges.of(going).pairs,
-            "e": Ranges.of(event.e for event in events).pairs,
-            "cut": _cut(family, dead),
-        }
+        before = stored_bytes(store)
+        body = said(family, line, going, dead)
         forgetting.forget(agent, Ranges.of(going), body, _nearest(family, line, going), guards, now_us())
-        _clear(store, forgetting, agent.a)
-        forgetting.finish()
-        forgetting.give_back()
+        clear(store, forgetting, [agent.a])
     shared = _shared(family, going, agent.a)
-    return Removal(name, len(going), len(events), shared, max(0, before - _bytes(store)), done=True)
+    return Removal(name, len(going), len(Ranges(body["e"])), shared, max(0, before - stored_bytes(store)), done=True)
+
+
+def said(family: Family, line: Line, going: set[int], dead: set[int]) -> dict[str, Any]:
+    """What the event says when an agent forgets checkpoints, and the events that were found by their keys."""
+    keys = {family.rows[n].key for n in going}
+    keys -= {row.key for n, row in family.rows.items() if n not in going and line.sees(row)}
+    events = line.events_named(key for key in keys if key is not None)
+    return {
+        "n": Ranges.of(going).pairs,
+        "e": Ranges.of(event.e for event in events).pairs,
+        "cut": family.cut(dead),
+        "over": family.over(line, going),
+    }
 
 
 @contextmanager
@@ -192,13 +227,11 @@ def _alone(store: Store, agent: AgentRow) -> Iterator[list[Guard]]:
         yield guards
 
 
-def _finish(store: Store, forgetting: Forgetting) -> None:
-    """What a process that died left to be cleared."""
-    agents, packs = forgetting.unfinished()
-    for a in agents:
-        _clear(store, forgetting, a)
-    if agents or packs:
-        forgetting.finish()
+def finish(store: Store, forgetting: Forgetting) -> None:
+    """What a process that died, or stopped, left to be cleared."""
+    note = forgetting.unfinished()
+    if note.agents or note.packs or note.nodes:
+        clear(store, forgetting, note.agents)
 
 
 def _named_elsewhere(forgetting: Forgetting, line: Line) -> Iterator[Any]:
@@ -207,15 +240,6 @@ def _named_elsewhere(forgetting: Forgetting, line: Line) -> Iterator[Any]:
             if event.e > most:
                 break
             yield event
-
-
-def _cut(family: Family, dead: set[int]) -> list[bytes]:
-    """The ids of forgotten checkpoints whose children stay: the children still name them."""
-    return sorted({Manifest.decode(row.manifest).parent for row in family.orphans(dead)})
-
-
-def _cut_before(forgetting: Forgetting, a: int) -> list[bytes]:
-    return [identity for _, body in forgetting.reading.forgotten(a) for identity in body["cut"]]
 
 
 def _nearest(family: Family, line: Line, going: set[int]) -> Callable[[BranchRow], tuple[int, bytes]]:
@@ -245,22 +269,83 @@ def _shared(family: Family, going: Iterable[int], a: int) -> list[str]:
     return sorted({str(line.body["name"]) for n in going for line in family.seen(n, a)})
 
 
-def _clear(store: Store, forgetting: Forgetting, a: int) -> int:
-    """Everything of an agent's family that nobody sees goes. Can be done again from any point at which it stopped."""
-    family = Family(store, forgetting, a)
-    dead = family.dead()
-    for orphan in family.orphans(dead):
-        row = store._catalog.checkpoint(orphan.n)  # one before it may have become its base
+def clear(store: Store, forgetting: Forgetting, agents: Sequence[int], *, spare: bool = False) -> int:
+    """Everything of some agents' families that nobody sees goes, and the space that it took.
+
+    ``spare``: what takes less than sealing what rests on it stays, unseen. Not where something was to be deleted.
+    Can be done again from any point at which it stopped. Returns how many events went.
+    """
+    families: list[Family] = []
+    for a in agents:
+        if not any(a in family.agents for family in families):
+            families.append(Family(store, forgetting.reading, a, forgetting.pace))
+    dead: set[int] = set()
+    ends: dict[int, int] = {}
+    for family in families:
+        going = family.dead()
+        if spare:
+            going -= supports(store, family, going)
+        _stand_alone(store, forgetting, family, going)
+        ends.update(_cut_lines(forgetting, family, going))
+        dead |= going
+    left = forgetting.unfinished().nodes
+    records = _collect(forgetting, families, dead, ends) if dead or ends or left else set()
+    events = [e for family in families for e in family.dead_events()]
+    forgetting.delete(sorted(dead), events, sorted(records))
+    forgetting.rewrite_packs()
+    forgetting.finish()
+    forgetting.remove_strays()
+    forgetting.give_back()
+    return len(events)
+
+
+def supports(store: Store, family: Family, dead: set[int]) -> set[int]:
+    """Dead checkpoints that stay, unseen, because their operations take less than sealing what rests on them would.
+
+    Without this, keeping every tenth checkpoint could make a store larger.
+    """
+    found: set[int] = set()
+    for row in reversed(family.orphans(dead)):
+        if row.sealed or row.base in dead:
+            continue
+        chain = []
+        n = row.parent
+        while n in dead and n not in found:
+            chain.append(n)
+            n = family.rows[n].parent
+        cost = sum(len(family.rows[n].manifest) + len(family.rows[n].operations) + ROW_BYTES for n in chain)
+        cost += family.reading.tail_bytes(chain)
+        document = history.load(store._catalog, row, Registry(), readonly=False, inert=True)
+        if cost <= sum(len(data) for _, data in packed_nodes(PLAIN, list(document.unstored()[0].items()))):
+            found.update(chain)
+    return found
+
+
+def _stand_alone(store: Store, forgetting: Forgetting, family: Family, dead: set[int]) -> None:
+    """Seal what stays although the one before it goes, and let those after it that stay rest on it.
+
+    The newest first: an older one that stands alone cuts the way on which a newer one is still to be read.
+    """
+    children: dict[int, list[int]] = {}
+    for n, row in sorted(family.rows.items()):
+        if n not in dead:
+            children.setdefault(row.parent, []).append(n)
+    living, newest = sorted(family.living), family.newest
+    for row in reversed(family.orphans(dead)):
+        resting: list[int] = []
         if not row.sealed:
             document = history.load(store._catalog, row, Registry(), readonly=False, inert=True)
-            nodes, _ = document.unstored()
-            forgetting.write_nodes(nodes)
-        forgetting.stand_alone(row.n, family.branches, sorted(family.living))
-    ends = _cut_lines(forgetting, family, dead)
-    records = _collect(forgetting, family, dead, ends) if dead or ends else set()
-    events = family.dead_events()
-    forgetting.delete(sorted(dead), events, sorted(records))
-    return len(events)
+            forgetting.write_nodes(document.unstored()[0])
+            waiting = list(children.get(row.n, ()))
+            while waiting:
+                n = waiting.pop()
+                if family.rows[n].base == row.base:
+                    resting.append(n)
+                    waiting.extend(children.get(n, ()))
+        for n in forgetting.stand_alone(row.n, sorted(resting), family.branches, newest, living):
+            if n in family.rows:
+                known = family.rows[n]
+                family.rows[n] = replace(known, base=row.n, parent=0 if n == row.n else known.parent)
 
 
 def _cut_lines(forgetting: Forgetting, family: Family, dead: set[int]) -> dict[int, int]:
@@ -299,47 +384,78 @@ def _position(row: CheckpointRow, most: int) -> int:
         return most
 
 
-def _collect(forgetting: Forgetting, family: Family, dead: set[int], ends: dict[int, int]) -> set[int]:
-    """Delete the nodes and chunks that only the dead checkpoints needed, and the records after these ends.
+def _collect(forgetting: Forgetting, families: list[Family], dead: set[int], ends: dict[int, int]) -> set[int]:
+    """Delete what only the dead checkpoints needed, and the records after these ends.
 
     Returns the numbers of these records.
     """
     reading = forgetting.reading
+    waste, altered, records = doomed_by(reading, families, dead, ends, forgetting.unfinished().nodes)
+    collection = Collection(reading, waste, dead, records, seals={seal.n for seal, _ in altered}, pace=forgetting.pace)
+    try:
+        # What cannot be read might name anything: then nothing is known to be waste.
+        collection.mark()
+    except Damaged:
+        return records
+    for seal, entries in altered:
+        places, nodes = refolded(reading, seal, entries, collection.live) if entries is not None else (None, {})
+        forgetting.replace_seal(seal, places, nodes, decode(seal.places)[0])
+        if places is not None:
+            collection.live.add(decode(places)[0])
+    try:
+        while not collection.empty and forgetting.sweep(collection.take):
+            pass
+    except Damaged:
+        pass
+    return records
+
+
+Altered = list[tuple[SealRow, list[Any] | None]]
+"""Seals that lose entries, and what is left of these; None where the seal goes with them."""
+
+
+def doomed_by(
+    reading: Reading, families: Sequence[Family], dead: set[int], ends: Mapping[int, int], left: Sequence[bytes] = ()
+) -> tuple[Reached, Altered, set[int]]:
+    """What the dead checkpoints name, the seals that lose entries with them, and the records after these ends.
+
+    ``left`` are nodes that were named by seals which have changed since.
+    """
     doomed = Reached(reading, tolerant=True)
-    for n in dead:
-        doomed.checkpoint(family.rows[n], reading.tail(n))
+    doomed.add(left)
+    altered: Altered = []
+    for family in families:
+        for n in dead & family.rows.keys():
+            doomed.checkpoint(family.rows[n], reading.tail(n))
+        for b in family.branches:
+            for seal in reading.seals(b):
+                nodes, entries = decode(seal.places)
+                kept = [[n, places] for n, places in entries if _stays(n or seal.n, family, dead)]
+                needed = bool(kept) or _stays(seal.n, family, dead)
+                if not needed or len(kept) < len(entries):
+                    doomed.add(nodes)
+                    altered.append((seal, kept if needed else None))
     records = set()
     for b, count in ends.items():
         for record, _ in reading.records_as_they_are(b, count):
             doomed.effect(record)
             records.add(record.r)
-    for b in family.branches:
-        for seal in reading.seals(b):
-            nodes, entries = decode(seal.places)
-            kept = [[n, places] for n, places in entries if (n or seal.n) in family.rows and (n or seal.n) not in dead]
-            needed = bool(kept) or (seal.n in family.rows and seal.n not in dead)
-            if needed and len(kept) == len(entries):
-                continue
-            doomed.add(nodes)
-            forgetting.replace_seal(seal, _places(nodes, kept) if needed else None)
-    collection = Collection(reading, doomed, dead, records)
-    try:
-        if not collection.empty:
-            collection.mark()
-            while forgetting.sweep(lambda: collection.take(ROWS_AT_ONCE)):
-                pass
-    except Damaged:
-        pass  # what cannot be read might name anything: then nothing is known to be waste
-    return records
+    return doomed, altered, records
 
 
-def _places(nodes: list[bytes], entries: list[Any]) -> bytes:
-    """The places of a seal, with the nodes that these entries still need."""
-    used: dict[int, int] = {}
-    for _, places in entries:
-        for place in places:
-            place[0] = used.setdefault(place[0], len(used))
-    return encode([[nodes[index] for index in used], entries])
+def _stays(n: int, family: Family, dead: set[int]) -> bool:
+    return n not in dead and (n in family.rows or n > family.newest)
+
+
+def refolded(reading: Reading, seal: SealRow, entries: list[Any], live: Reached) -> tuple[bytes, dict[bytes, bytes]]:
+    """The places of a seal with only these entries, and the nodes that must be written for it.
+
+    A value stays in its node when that is needed anyway; the others move together, so that a node of many values does
+    not stay for the sake of one.
+    """
+    nodes = decode(seal.places)[0]
+    used = {nodes[place[0]] for _, places in entries for place in places}
+    return sealing.moved(nodes, entries, reading.nodes(used - live.nodes))
 
 
 def _size(store: Store, family: Family, dead: set[int]) -> int:
@@ -348,6 +464,6 @@ def _size(store: Store, family: Family, dead: set[int]) -> int:
     return sum(len(row.manifest) + len(row.operations) for row in rows) + store._catalog.tail_bytes(dead)
 
 
-def _bytes(store: Store) -> int:
+def stored_bytes(store: Store) -> int:
     sizes = store._catalog.sizes()
     return sizes["catalog"] + sizes["log"] + sizes["packs"]

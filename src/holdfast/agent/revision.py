@@ -61,7 +61,7 @@ def _named(store: Store, line: Line, branch: BranchRow, name: str) -> Checkpoint
         return _by_id(line, name[3:])
     if name.startswith("#") and name[1:].isdigit():
         return _by_depth(line, _head(catalog, branch), int(name[1:]))
-    return next((row for row in line.up(branch.head) if Manifest.decode(row.manifest).label == name), None)
+    return next((row for row in line.left(branch.head) if Manifest.decode(row.manifest).label == name), None)
 
 
 def _by_id(line: Line, prefix: str) -> CheckpointRow:
@@ -78,7 +78,12 @@ def _by_id(line: Line, prefix: str) -> CheckpointRow:
 def _by_depth(line: Line, head: CheckpointRow, depth: int) -> CheckpointRow:
     if not 1 <= depth <= head.depth:
         raise UnknownRevision(f"#{depth}: this branch has depths 1 to {head.depth}")
-    return _back(line, head, head.depth - depth, f"#{depth}")
+    if not line.over:
+        return _back(line, head, head.depth - depth, f"#{depth}")
+    for row in line.left(head.n):
+        if row.depth == depth:
+            return row
+    raise UnknownRevision(f"#{depth} was forgotten", hint="See `holdfast log` for what is left.")
 
 
 def _back(line: Line, row: CheckpointRow, steps: int, revision: str) -> CheckpointRow:

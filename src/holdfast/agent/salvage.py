@@ -70,6 +70,12 @@ def inheritance(store: Store, b: int, found: Salvage) -> tuple[LineStart, list[N
     return LineStart(0, 0, b""), [NewRecord(row.mark, row.refs, row.body) for row in rows]
 
 
+def shortened(store: Store, b: int, found: Salvage) -> LineRow:
+    """The row of a line that ends where it can be trusted."""
+    line = _Reader(store)._line(b)
+    return LineRow(b, line.origin, min(line.start, found.end[0]), *found.end)
+
+
 class _Reader:
     """Reads lines whose rows may be damaged. ``unreadable`` says what was wrong with one on the way."""
 
@@ -78,19 +84,24 @@ class _Reader:
         self.unreadable = ""
 
     def known(self, b: int) -> dict[int, bytes]:
-        """Chain digests at some numbers, as the line's end and the checkpoints made on the branch have them."""
-        found = {}
+        """Chain digests at some numbers, as the line's end and the checkpoints made on the branch have them.
+
+        What a line inherits, its origin and the checkpoints made there speak for.
+        """
+        found: dict[int, bytes] = {}
+        try:
+            line = self._catalog.line(b)
+            if 0 < line.origin < b:
+                found = {count: digest for count, digest in self.known(line.origin).items() if count <= line.start}
+            found[line.count] = line.chain
+        except HoldfastError:
+            pass
         for n, _, _ in self._catalog.links(b):
             try:
                 count, digest = Manifest.decode(self._catalog.checkpoint(n).manifest).effects
             except HoldfastError:
                 continue
             found[count] = digest
-        try:
-            line = self._catalog.line(b)
-            found[line.count] = line.chain
-        except HoldfastError:
-            pass
         return found
 
     def records(self, b: int, upto: int | None = None) -> Iterator[EffectRow]:

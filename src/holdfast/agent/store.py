@@ -11,32 +11,41 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-from holdfast.agent import cloning, history, recovery, removal
+from holdfast.agent import cloning, cold, history, recovery, removal, retention
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import inherited
 from holdfast.agent.line import Line
 from holdfast.agent.names import check_name, name_key
+from holdfast.agent.policy import Policy
 from holdfast.agent.removal import Removal
+from holdfast.agent.retention import RetentionReport
 from holdfast.agent.revision import find
+from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
-from holdfast.errors import BadName, BadOption, Damaged, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
+from holdfast.errors import BadName, BadOption, Damaged, KeyNeeded, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
+from holdfast.store import keysources
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, LineStart, NewRecord
 from holdfast.store.embedded import Embedded, open_embedded
+from holdfast.store.keysources import Key, find_secret
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
+from holdfast.store.tiering import Tiering
 from holdfast.store.upgrade import FORMAT_VERSION
 
 if TYPE_CHECKING:
+    from holdfast.agent.drill import DrillReport
+    from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import VerifyReport
 
 DEFAULT_DIRECTORY = ".holdfast"
@@ -86,9 +95,11 @@ def open_as(
     recover: bool = False,
     accept_older: bool = False,
     inert: bool = False,
+    key: Key = None,
 ) -> S:
     """Open a store, making it first if there is none. ``kind`` is its class: the rooms above add to what it can do."""
     place = Path(os.path.realpath(path if path is not None else find_store()))
+    secret = find_secret(key)
     options = (readonly, durability, paranoid, inert)
     with _open_lock:
         known = _open.get(str(place))
@@ -98,10 +109,13 @@ def open_as(
                     f"{place} is open in this process already, with other options",
                     hint="Close that store first, or open it with the same options.",
                 )
+            if secret is not None:
+                known._catalog.check_secret(secret)
             store = known
         else:
-            existed = place.exists()
-            catalog = open_embedded(
+            existed = os.path.exists(place)  # noqa: PTH110  a disk that fails is the catalog's to report
+            opening = partial(
+                open_embedded,
                 place,
                 create=create and not readonly,
                 readonly=readonly,
@@ -109,6 +123,12 @@ def open_as(
                 accept_loss=recover,
                 accept_older=accept_older,
             )
+            try:
+                catalog = opening(secret=secret)
+            except KeyNeeded:
+                if key is False or keysources.ask is None:
+                    raise
+                catalog = opening(secret=keysources.ask(place))
             if not existed and sys.stderr is not None:
                 print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
             store = kind(place, catalog, options)
@@ -132,6 +152,9 @@ class Store:
         self._handles: dict[int, Agent] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
+        self._policies = Policies(self)
+        self._tending = Tending(self, self._policies)
+        catalog.before_close.append(self._tending.stop)
 
     # -- agents ---------------------------------------------------------------------------------------
 
@@ -274,6 +297,61 @@ class Store:
         with self._lock:
             return removal.forget(self, agent, numbers, guard=guard)
 
+    def retain(
+        self, policy: Policy | None = None, agents: Sequence[str] | None = None, *, dry_run: bool = False
+    ) -> RetentionReport:
+        """Let go what a policy does not keep, of some agents or of all, and free the space that nothing else needs.
+
+        Without ``policy`` each agent's own from the store counts, and agents that have none stay as they are. Agents
+        may be written meanwhile. ``dry_run`` says what would go and how many bytes that would free.
+        """
+        self._check_open()
+        if self._readonly and not dry_run:
+            raise ReadOnly("this store was opened read-only")
+        rows = self._catalog.agents() if agents is None else [self._agent_row(name) for name in dict.fromkeys(agents)]
+        chosen = [(row, found) for row in rows if (found := policy or self._policies.of(row)) is not None]
+        return retention.preview(self, chosen) if dry_run else retention.retain(self, chosen)
+
+    def set_policy(self, policy: Policy | None, agent: str | None = None) -> None:
+        """Keep a policy in the store, for all agents or, instead of that one, for one of them; None takes it away.
+
+        From then on every program that writes such an agent applies it by itself, in the background.
+        """
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        row = self._agent_row(agent) if agent is not None else None
+        self._check_open()
+        self._policies.set(row, policy)
+
+    def policies(self) -> dict[str | None, Policy]:
+        """The policies that are kept in the store, by the agent's name; under None the one for all others."""
+        self._check_open()
+        return self._policies.listed()
+
+    def tier(
+        self,
+        to: str | os.PathLike[str] | None = None,
+        *,
+        older_than: timedelta = timedelta(0),
+        dry_run: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> Tiering:
+        """Move packs that are older, and that no branch needs where it stands, to a directory or a ``file://`` URL.
+
+        They are read from there when they are needed. Without ``to`` everything is brought back.
+        """
+        self._check_open()
+        if self._readonly and not dry_run:
+            raise ReadOnly("this store was opened read-only")
+        say = progress or (lambda _what, _done, _total: None)
+        if to is None:
+            return cold.bring_back(self, say, dry_run=dry_run)
+        return cold.move_out(self, to, older_than, say, dry_run=dry_run)
+
+    def _needed(self, branches: Sequence[BranchRow], rows: Iterable[CheckpointRow]) -> Iterable[tuple[bytes, str]]:  # noqa: ARG002 - the rooms above know
+        """Ids of an agent's checkpoints that must stay whatever a policy says, and why."""
+        return ()
+
     def resolve(self, text: str) -> tuple[str, str]:
         """Split ``NAME`` or ``NAME@REV`` at the last ``@``; an existing agent's full name wins. REV "" is the head."""
         self._check_open()
@@ -411,6 +489,91 @@ class Store:
         self._check_open()
         return verify(self, progress, agents)
 
+    def push(
+        self,
+        dest: Store,
+        agents: Sequence[str] = (),
+        *,
+        beside: bool = False,
+        new_name: str | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> TransferReport:
+        """Bring what another store lacks of some agents, or of all, there; everything is proven on arrival.
+
+        Only what is missing moves. After an interruption the next call goes on. Raises ``HistoriesDiverged`` where
+        both stores have gone on with a branch (``beside`` lets it arrive under a name of its own), and ``AgentBusy``
+        while somebody writes the agent in the other store. ``new_name`` is what one agent is to be called there.
+        """
+        from holdfast.agent.transfer import transfer
+
+        self._check_open()
+        dest._check_open()
+        return transfer(self, dest, agents, beside=beside, new_name=new_name, progress=progress)
+
+    def pull(
+        self,
+        source: Store,
+        agents: Sequence[str] = (),
+        *,
+        beside: bool = False,
+        new_name: str | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> TransferReport:
+        """As push(), from the other store to this one."""
+        return source.push(self, agents, beside=beside, new_name=new_name, progress=progress)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        agents: Sequence[str],
+        *,
+        replace: bool = False,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> int:
+        """Write agents with their whole histories to one file; returns its size. It is not encrypted."""
+        from holdfast.agent.bundle import write_bundle
+
+        self._check_open()
+        return write_bundle(self, Path(path), agents, replace=replace, progress=progress)
+
+    def import_bundle(
+        self,
+        path: str | os.PathLike[str],
+        agents: Sequence[str] = (),
+        *,
+        beside: bool = False,
+        new_name: str | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> TransferReport:
+        """Take in the agents of a file that ``export`` wrote, or some of them. Options are those of push().
+
+        The whole file is read and proven first; one that is damaged changes nothing.
+        """
+        from holdfast.agent.bundle import read_bundle
+
+        self._check_open()
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        return read_bundle(self, Path(path), agents, beside=beside, new_name=new_name, progress=progress)
+
+    def drill(
+        self,
+        agents: Sequence[str] = (),
+        *,
+        sample: int = 20,
+        place: str | os.PathLike[str] | None = None,
+        progress: Callable[[str, int, int], None] | None = None,
+    ) -> DrillReport:
+        """Restore a sample of checkpoints in a scratch place, the newest of each branch first, and prove their digests.
+
+        The scratch place is beside the store, or below ``place``, and is removed at the end.
+        """
+        from holdfast.agent.drill import drill
+
+        self._check_open()
+        room = Path(place) if place is not None else None
+        return drill(self, agents, sample=sample, place=room, progress=progress)
+
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and numbers of records."""
         self._check_open()
@@ -420,6 +583,7 @@ class Store:
             "durability": self._durability,
             "bytes": self._catalog.sizes(),
             "counts": self._catalog.counts(),
+            "cold": self._catalog.tiers.summary(),
             "writers": self._catalog.holders(),
         }
 
@@ -446,6 +610,11 @@ class Store:
                     with _open_lock:
                         if _open.get(str(self.path)) is self:
                             del _open[str(self.path)]
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether everything in it is encrypted and signed."""
+        return self._catalog.encrypted
 
     @property
     def closed(self) -> bool:

@@ -154,6 +154,8 @@ class _Verification:
         witness = witness_report(self.store.path)
         for text in witness.problems:
             self.problem("witness", text)
+        for text in self.catalog.key_problems():
+            self.problem("keys", text)
         with self.finding("witness"):
             n, e, r = self.catalog.newest()
             noted = witness.newest
@@ -387,7 +389,7 @@ class _Verification:
     def events(self) -> None:
         """The catalog's names are what its events say, so that one that is gone or was put back shows."""
         with self.finding("table event"):
-            told = _Told()
+            told = Told()
             for event in self.catalog.events():
                 told.add(event.a, decode(event.body, inert=True))
             found = {row.a for row in self.catalog.agents()}
@@ -414,7 +416,7 @@ class _Verification:
                     self.problem("table validity", f"checkpoint {short}: not what was said of it", "", [identity.hex()])
 
 
-class _Told:
+class Told:
     """What the events say that the catalog should hold."""
 
     def __init__(self) -> None:
@@ -451,6 +453,10 @@ class _Told:
             case "forget":
                 for name in body["untag"]:
                     self.tags.get(a, {}).pop(name, None)
+                for name, head in body["heads"]:
+                    self.stood[a, name] = body["newest"], head
+                    self.rollbacks.pop((a, name), None)
+            case "receive":
                 for name, head in body["heads"]:
                     self.stood[a, name] = body["newest"], head
                     self.rollbacks.pop((a, name), None)

@@ -85,6 +85,7 @@ class Writing:
         self.writing = threading.RLock()
         self.head: Checkpoint | None = None
         self.branch_head = b""  # where the branch stands; the next checkpoint may be somebody else's child
+        self.newest: Checkpoint | None = None  # the one of that id, where this writer has seen it
         self._store = store
         self._agent = agent
         self._branch = branch if branch is not None else lease.row
@@ -103,7 +104,7 @@ class Writing:
 
     def start_from(self, head: Checkpoint | None, since_base: list[CheckpointRow]) -> None:
         """The branch stands at ``head``; ``since_base`` are the checkpoints that loading it replays."""
-        self.head = head
+        self.head = self.newest = head
         self.branch_head = self.head_id
         self._unsealed = len(since_base)
         tails = self._store._catalog.tail_bytes(row.n for row in since_base)
@@ -249,8 +250,9 @@ class Writing:
             with self.journal.carrying(pending.note(made)) as append:
                 pending.n = self._store._catalog.commit(replace(commit, append=append)) or 0
         self._metadata_written = described
-        self.head = made
+        self.head = self.newest = made
         self.branch_head = made._id
+        self._store._tending.made(self._agent)
         return made
 
     def _fork_event(self, made: Checkpoint) -> list[Event]:

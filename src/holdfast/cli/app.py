@@ -14,21 +14,33 @@ from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
+import holdfast
 from holdfast.cli.accept import accept
 from holdfast.cli.agents import agents
+from holdfast.cli.asking import ask
 from holdfast.cli.branch import branch
 from holdfast.cli.clone import clone
 from holdfast.cli.demo import demo
 from holdfast.cli.diff import diff
 from holdfast.cli.doctor import doctor
+from holdfast.cli.drill import drill
+from holdfast.cli.dump import dump
 from holdfast.cli.effects import effects
 from holdfast.cli.exits import FAILED, INTERRUPTED, READER_GONE, USAGE, exit_code
+from holdfast.cli.export import export
 from holdfast.cli.import_ import import_
+from holdfast.cli.init import init
+from holdfast.cli.key import key
+from holdfast.cli.leaks import leaks
 from holdfast.cli.log import log
 from holdfast.cli.machine import holdfast_version
 from holdfast.cli.output import Output, ReaderGone
+from holdfast.cli.programs import was_shown
+from holdfast.cli.push import pull, push
 from holdfast.cli.redo import redo
 from holdfast.cli.remove import remove
+from holdfast.cli.repair import repair
+from holdfast.cli.retain import retain
 from holdfast.cli.rollback import rollback
 from holdfast.cli.run import marked
 from holdfast.cli.run import run as run_
@@ -38,6 +50,7 @@ from holdfast.cli.show import show
 from holdfast.cli.signal import signal
 from holdfast.cli.tag import tag
 from holdfast.cli.text import clean
+from holdfast.cli.tier import tier
 from holdfast.cli.undo import undo
 from holdfast.cli.verify import verify
 from holdfast.errors import HoldfastError
@@ -56,12 +69,14 @@ _LOOK = Group("Look", sort_key=1)
 _RUN = Group("Run", sort_key=2)
 _CHANGE = Group("Change", sort_key=3)
 _CARE = Group("Care", sort_key=4)
-_MORE = Group("More", sort_key=5)
+_MOVE = Group("Move", sort_key=5)
+_MORE = Group("More", sort_key=6)
 _VERBS = {
-    _LOOK: (agents, log, show, diff),
+    _LOOK: (agents, log, show, diff, leaks),
     _RUN: (run_, runs, signal),
     _CHANGE: (branch, tag, rollback, undo, redo, clone, remove),
-    _CARE: (verify, accept, doctor, demo),
+    _CARE: (init, verify, repair, accept, retain, tier, doctor, demo),
+    _MOVE: (push, pull, export, drill),
 }
 _EVERYWHERE = Group("Everywhere", sort_key=9)
 
@@ -75,16 +90,20 @@ app = App(
     result_action="return_value",
     exit_on_error=False,
     print_error=False,
+    suppress_keyboard_interrupt=False,
     group_commands=_MORE,
 )
 for _group, _verbs in _VERBS.items():
     for _order, _verb in enumerate(_verbs):
         app.command(_verb, group=_group, sort_key=_order)
 # These have commands of their own.
-for _app, _group in ((effects, _RUN), (import_, _CARE)):
+for _app, _group in ((effects, _RUN), (dump, _LOOK), (key, _CARE), (import_, _MOVE)):
     _app.group, _app.sort_key = (_group,), len(_VERBS[_group])
     app.command(_app)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
+
+
+app.meta.suppress_keyboard_interrupt = False  # `run` below knows what Ctrl-C means
 
 
 @app.meta.default
@@ -105,6 +124,7 @@ def launch(
     given: dict[str, Any] = {}
     if "session" in ignored:
         given["session"] = Session(store)
+        holdfast.keys.ask_with(ask)
     code = command(*bound.args, **bound.kwargs, **given)
     return code if isinstance(code, int) else 0
 
@@ -124,7 +144,9 @@ def run(arguments: Sequence[str]) -> int:
         # What is still buffered has nowhere to go; Python would complain about it on the way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if was_shown(error):
+            raise  # a script's: Python ends by the signal, for the shell to see
         return INTERRUPTED
     except OSError as error:
         if _debugging():

@@ -56,6 +56,17 @@ def refs(context: CompletionContext) -> list[str]:
     return []
 
 
+def dumps(context: CompletionContext) -> list[str]:
+    """The names of the dumps at hand, the newest first."""
+    from holdfast.crash import folder
+
+    given = context.get("store")
+    with suppress(HoldfastError, OSError):
+        found = folder.found(folder.of(given.raw if given is not None and given.raw else None))
+        return [name for path in found[:_OFFERED] if (name := _offer(path.name))]
+    return []
+
+
 def _refs(context: CompletionContext, name: str) -> list[str]:
     with suppress(HoldfastError, OSError), _store(context) as store:
         agent = store.agent(store.resolve(name)[0], create=False, readonly=True)

@@ -101,6 +101,9 @@ def _troubles(data: dict[str, Any]) -> Iterator[_Trouble]:
         yield _Trouble("warning", f"The store is on {store['filesystem']}: it is gone when the machine restarts.")
     if store["space_bytes"] < LOW_SPACE_BYTES:
         yield _Trouble("warning", f"Only {size(store['space_bytes'])} are free. Holdfast stops safely when it is full.")
+    for cold in store["cold"]:
+        if not cold["reachable"]:
+            yield _Trouble("warning", f"Packs lie in {cold['place']}, which cannot be reached: bring it back.")
     if store["bytes"].get("log", 0) > LARGE_LOG_BYTES:
         yield _Trouble("note", "The log is large. It shrinks when a program that writes the store closes it.")
     if store["flush"] is None:
@@ -140,6 +143,8 @@ def _facts(store: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "format", str(store["format"])
     yield "holds", f"{count(store['agents'], 'agent')}, {count(counts.get('checkpoint', 0), 'checkpoint')}"
     yield "size", ", ".join(f"{name} {size(number)}" for name, number in store["bytes"].items())
+    for cold in store["cold"]:
+        yield "cold", f"{count(cold['packs'], 'pack')} in {cold['place']}"
     yield "disk", f"{store['filesystem'] or 'unknown filesystem'}, {size(store['space_bytes'])} free"
     if store["flush"]:
         median, worst = store["flush"]["median_s"] * 1e3, store["flush"]["worst_s"] * 1e3

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import importlib
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
 from rich.text import Text
 
+import holdfast
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
 from holdfast.cli.progress import bars
+from holdfast.cli.push import Beside, Called, tell
 from holdfast.cli.session import Flag, Given, Json
 from holdfast.cli.text import clean, count
-from holdfast.errors import BadOption, SourceUnreadable
+from holdfast.errors import BadOption, NotABundle, SourceUnreadable
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph import ImportedThread, ImportReport
@@ -25,6 +28,42 @@ _LISTED = 20
 _TITLES = {"imported": "imported", "complete": "already there", "failed": "failed", "found": "found"}
 
 import_ = App(name="import", help="Bring histories over from elsewhere; what they come from stays untouched.")
+
+
+@import_.default
+def bundle(
+    file: Path,
+    /,
+    *agents: str,
+    beside: Beside = False,
+    called: Called = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Take in agents from FILE, which `holdfast export` wrote. The store is made if there is none.
+
+    All of the file is read and proven before anything of it can be seen. What is there already stays, and what the
+    file has more is added. For LangGraph threads see `holdfast import langgraph`; a file of that name is ./langgraph.
+
+    Parameters
+    ----------
+    file
+        The file.
+    agents
+        Only these agents. [default: all in the file]
+    beside
+        Where a branch has gone on here and in the file, let it arrive under a name of its own instead of refusing.
+    called
+        What one agent is to be called here.
+    json
+        Print JSON (schema holdfast.import-bundle/1).
+    """
+    if not file.is_file():
+        raise NotABundle(f"there is no file {file}", hint="Name a file that `holdfast export` wrote.")
+    with holdfast.open(session.path, inert=True) as store, bars(session.err) as progress:
+        report = store.import_bundle(file, agents, beside=beside, new_name=called, progress=progress)
+    tell(session, report, json=json, schema="holdfast.import-bundle/1")
+    return 0
 
 
 @import_.command

@@ -13,12 +13,13 @@ from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.graph import Row, draw
 from holdfast.cli.output import Output
 from holdfast.cli.session import Flag, Given, Json, Revision, reader
-from holdfast.cli.text import ago, clean, count, now, size
+from holdfast.cli.text import ago, clean, count, now, shorten, size
 from holdfast.errors import UnknownRevision
 
 SCHEMA = "holdfast.log/1"
 # About two screens. A program that asks for JSON gets everything, unless it says otherwise.
 SHOWN = 50
+_ABOUT = 100  # characters of a crash's error
 
 _DOTS = {"checkpoint": "●", "undo": "↶", "redo": "↷", "recover": "✚"}
 _ASCII_DOTS = {"checkpoint": "*", "undo": "<", "redo": ">", "recover": "+"}
@@ -68,6 +69,7 @@ class _History:
     tags: dict[str, list[str]]
     reached: set[str] | None  # ids that a branch leads to; None when only one line is shown, which one does
     depths: dict[str, int]
+    crashes: list[dict[str, Any]]  # newest first
 
     @classmethod
     def read(cls, store: Store, revision: str, *, everything: bool) -> _History:
@@ -93,7 +95,9 @@ class _History:
         else:
             found = agent.log()
             reached = None
-        return cls(agent, found, heads, tags, reached, {c.id: c.depth for c in found})
+        depths = {c.id: c.depth for c in found}
+        told = [one for one in agent.crashes() if str(one.get("checkpoint", "")) in {*depths, ""}]
+        return cls(agent, found, heads, tags, reached, depths, told)
 
     def names(self, checkpoint: Checkpoint) -> tuple[list[str], list[str]]:
         """(branches whose head it is, tags)."""
@@ -108,6 +112,7 @@ class _History:
             "agent": self.agent.name,
             "branch": self.agent.branch_name,
             "checkpoints": [{**c.to_json(), "heads": self.names(c)[0], "abandoned": self.abandoned(c)} for c in shown],
+            "crashes": [_crash_json(one) for one in self.crashes],
             "more": len(self.checkpoints) - len(shown),
             "abandoned_lines": len(self.agent.abandoned()),
         }
@@ -129,6 +134,7 @@ def _line(checkpoints: list[Checkpoint], start: str) -> Iterator[Checkpoint]:
 def _print(out: Output, history: _History, shown: list[Checkpoint]) -> None:
     if not shown:
         out.say(f"{clean(history.agent.name)} has no checkpoint yet.")
+        _crashed(out, history, "", "")
         return
     rows = list(draw(((c.id, c.parent_id) for c in shown), unicode=out.unicode))
     graph_width = max(len(row.before) + 1 + len(row.after) for row in rows)
@@ -139,10 +145,13 @@ def _print(out: Output, history: _History, shown: list[Checkpoint]) -> None:
         if written != day:
             out.say(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"))
             day = written
+        _crashed(out, history, checkpoint.id, passing)
         if row.joins:
             out.say(Text(row.joins, style="dim"))
         out.say(_entry(out, history, checkpoint, row, graph_width, depth_width))
         passing = row.passing
+    if len(shown) == len(history.checkpoints):
+        _crashed(out, history, "", "")
     _footer(out, history, shown)
 
 
@@ -167,6 +176,28 @@ def _entry(
     line.append_text(_remarks(history, checkpoint))
     line.rstrip()
     return line
+
+
+def _crashed(out: Output, history: _History, checkpoint_id: str, passing: str) -> None:
+    """What happened after a checkpoint ("": before the first) and was no checkpoint: a crash, a new start from one."""
+    for one in history.crashes:
+        if one.get("checkpoint", "") != checkpoint_id:
+            continue
+        told = _crash_json(one)
+        new_start = told["what"] == "rehydrate"
+        mark = ("⚑" if new_start else "✗") if out.unicode else ("+" if new_start else "x")
+        line = Text(passing + " " if passing else "", style="dim")
+        line.append(f"{mark} {told['what']}", style="bold cyan" if new_start else "bold red")
+        line.append(f"  {one['when'].astimezone():%H:%M:%S}  ").append(ago(one["when"], now()), style="dim")
+        about = f"as {told['branch']}, from" if new_start else ": ".join(filter(None, (told["error"], told["message"])))
+        line.append(f"  {clean(shorten(about, _ABOUT))}  ")
+        line.append(clean(told["dump"].rpartition("/")[2]), style="dim")
+        out.say(line)
+
+
+def _crash_json(one: dict[str, Any]) -> dict[str, Any]:
+    keys = ("what", "error", "message", "trigger", "branch", "checkpoint", "dump")
+    return {**{key: str(one.get(key, "")) for key in keys}, "time": one["when"].isoformat()}
 
 
 def _names(history: _History, checkpoint: Checkpoint) -> Text:

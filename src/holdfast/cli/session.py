@@ -1,7 +1,8 @@
 """What one command has to work with: which store, and where its words go.
 
-Owns how the command line opens a store. Always holds: only an import and a run create a store (the demo makes its own);
-what a store holds is read as inert data, so no name in it leads to code, unless a program was named to work with it.
+Owns how the command line opens a store. Always holds: only import, push, pull, init and run create a store (the demo
+makes its own); what a store holds is read as inert data, so no name in it leads to code, unless a program was named to
+work with it.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from holdfast.run.claims import Loop
 from holdfast.run.context import EFFECT, active
 from holdfast.run.doubt import decide
 from holdfast.run.effects import Effect
+from holdfast.run.evidence import evidence
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
 from holdfast.run.positions import HERE, Lane, here, number_tasks, numbered_context
@@ -214,6 +215,11 @@ class Agent(Surroundings, below.Agent):
         self._check_open()
         self._store.flush()
         return listing.View(self._store, self._row, self._branch)
+
+    def _evidence(self) -> dict[str, Any]:
+        """For a dump of this process."""
+        head = self._writer.head if self._writer is not None else self._read_head
+        return evidence(self._view(), head._id if head is not None else b"")
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.run.waiting import Signal
 from holdfast.store.catalog import CheckpointRow
+from holdfast.store.ranges import Ranges
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent
@@ -68,7 +69,9 @@ class AgentHost(Returning):
             line = catalog.line(line.origin)
         if (line.b, generation) == (self.handle._branch.b, self.generation):
             return False
-        return not catalog.holder_alive(line.b, generation)
+        received = Ranges(decode(catalog.branch_row(line.b).body).get("received", ()))
+        # Whoever wrote it did so in another store: nobody here can tell whether they are still at it.
+        return number not in received and not catalog.holder_alive(line.b, generation)
 
     @property
     def config_hash(self) -> str:
@@ -229,9 +232,9 @@ class AgentHost(Returning):
         row, self.base = self.base, None
         if row is None or row.id == writer.head_id:
             return
-        branch_head = writer.branch_head
+        stands = writer.branch_head, writer.newest
         writer.start_from(self.handle._seen(row), Stored(self.handle._store._catalog, row).since_base())
-        writer.branch_head = branch_head
+        writer.branch_head, writer.newest = stands
 
     @property
     def behind(self) -> bool:

@@ -121,7 +121,7 @@ def signals_to(catalog: Catalog, agent: AgentRow, branch: BranchRow) -> list[Sig
     """Signals to an agent, or to this branch of it, that are younger than the branch; oldest first."""
     born = decode(branch.body)["created"]
     rows = catalog.events_named([signal_key(agent.uuid)])
-    found = [read_signal(row.e, row.at, row.body) for row in rows if row.a == agent.a and row.at >= born]
+    found = [read_signal(row.at, row.body) for row in rows if row.a == agent.a and row.at >= born]
     return [signal for signal in found if signal.branch in {None, branch.uuid}]
 
 
@@ -133,7 +133,7 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     found = _due(view, past) if only_due else past.runs.values()
     first = view.own_from
     # What ended before the branch began belongs to the one that it comes from.
-    return [_info(view, run) for run in found if run.number >= first or run.condition not in _OVER]
+    return [_info(view, run) for run in found if run.newest >= first or run.condition not in _OVER]
 
 
 def _due(view: View, past: Past) -> list[RunPast]:

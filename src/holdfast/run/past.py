@@ -91,6 +91,7 @@ class RunPast:
 
     def __init__(self, number: int, begin: rec.Begin) -> None:
         self.number = number
+        self.newest = number  # of its newest record
         self.begin = begin
         self.end: rec.End | None = None
         self.calls: dict[str, Call] = {}
@@ -131,6 +132,7 @@ class RunPast:
 
     def add(self, number: int, record: Record) -> None:
         """One more record of this run."""
+        self.newest = number
         if isinstance(record, rec.Done | rec.Intent | rec.Doubt | rec.Decision | rec.Progress):
             self._call(number, record)
         elif isinstance(record, rec.Saved):
@@ -214,7 +216,7 @@ class Past:
         self.loose: list[Call] = []  # calls outside of runs, in order
         self.kept: list[Call] = []  # calls that a rollback left standing, to be claimed
         self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
-        self.taken: set[int] = set()  # signals that were received: no rollback gives one back
+        self.taken: set[bytes] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
         self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
         for number, record in records:

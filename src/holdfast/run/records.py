@@ -127,7 +127,7 @@ class Done(InRun):
     started: int = 0
     value: Value = None
     fault: Fault | None = None
-    event: int = 0
+    event: bytes = b""
 
     def values(self) -> tuple[Value, ...]:
         return (self.args, self.value, self.fault[3] if self.fault is not None else None)

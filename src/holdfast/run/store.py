@@ -12,13 +12,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import holdfast.agent.store as below
+from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.errors import BadOption, ReadOnly, UnknownRevision
 from holdfast.run import secrets
 from holdfast.run.handle import Agent
 from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
+from holdfast.run.needed import needed
+from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import signal_body, signal_key
-from holdfast.store.catalog import Event
+from holdfast.store.catalog import BranchRow, CheckpointRow, Event
+from holdfast.store.keysources import Key
 from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
@@ -135,6 +139,13 @@ class Store(below.Store):
             if not any(agent is one for one in before):  # nobody else holds it
                 agent.close()
 
+    def _needed(self, branches: Sequence[BranchRow], rows: Iterable[CheckpointRow]) -> Iterator[tuple[bytes, str]]:
+        """What runs that have not ended would look for when they go on, and where effects in doubt can be undone to."""
+        busy = [branch for branch in branches if self._catalog.line(branch.b).count]
+        places = sorted((Manifest.decode(row.manifest).effects[0], row.n, row.id) for row in rows) if busy else []
+        for branch in busy:
+            yield from needed(StoredLine(self._catalog, branch.b), places)
+
     def _views(self) -> Iterator[View]:
         self._check_open()
         self.flush()
@@ -155,12 +166,15 @@ def open_store(
     recover: bool = False,
     accept_older: bool = False,
     inert: bool = False,
+    key: Key = None,
 ) -> Store:
     """Open a store, making it first if there is none.
 
     ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover`` accepts
     that acknowledged commits are missing from a damaged catalog, and goes on with what is there; ``accept_older`` that
     the whole store is older than it was when it was last used here (``StoreWentBack``): a backup was put back.
+    ``key`` opens an encrypted store, and makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32 bytes.
+    Without it, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with ``False`` none of them.
     """
     return below.open_as(
         Store,
@@ -173,4 +187,5 @@ def open_store(
         recover=recover,
         accept_older=accept_older,
         inert=inert,
+        key=key,
     )

@@ -9,7 +9,7 @@ call of it is under way.
     wait_for(agent, name, timeout_s)     await_for(agent, name, timeout_s)      the signal's value, or TimeoutError
     signal_key(agent_uuid)               the key of the events that are signals to this agent
     signal_body(name, value, registry, branch=None)    the body of such an event; ``branch`` is a branch's uuid
-    read_signal(number, at, body)        a ``Signal`` from an event
+    read_signal(at, body)                a ``Signal`` from an event
     due(past, signals, at_us)            the runs of a line that can go on now; ``open_waits(run)`` what they wait for
     body(run, request)                   a run's body, put off where ``run.waits`` is false: raises ``Waiting``
 
@@ -19,6 +19,7 @@ first; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``live``, ``t
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -45,6 +46,7 @@ WAIT_MAX_S = 100 * 366 * 86_400.0
 """Longer than anybody waits, and far from the end of dates."""
 
 SIGNAL_NAME_MAX = 200
+SIGNAL_ID_BYTES = 16
 SIGNAL_MAX_BYTES = 1 << 20
 """A signal is a message, not a way to move data: it is read again at each look until it is received."""
 
@@ -64,9 +66,12 @@ QUIET_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A message to an agent: the number of its event, its time, its name, its encoded value, the branch it is for."""
+    """A message to an agent: its id, its time, its name, its encoded value, the branch it is for.
 
-    number: int
+    The id is its own, not its event's number: a record that says it was received means the same in every store.
+    """
+
+    id: bytes
     at: int
     name: str
     value: bytes
@@ -84,14 +89,14 @@ def signal_body(name: str, value: Any, registry: Registry, branch: bytes | None 
     data = encode(value, registry)
     if len(data) > SIGNAL_MAX_BYTES:
         raise BadOption(f"a signal's value takes {len(data)} bytes, more than {SIGNAL_MAX_BYTES}")
-    return encode({"what": "signal", "name": name, "value": data, "branch": branch})
+    return encode({"what": "signal", "name": name, "value": data, "branch": branch, "id": os.urandom(SIGNAL_ID_BYTES)})
 
 
-def read_signal(number: int, at: int, body: bytes) -> Signal:
+def read_signal(at: int, body: bytes) -> Signal:
     """A signal from its event."""
     parts = decode(body, inert=True)
     try:
-        return Signal(number, at, parts["name"], parts["value"], parts["branch"])
+        return Signal(parts["id"], at, parts["name"], parts["value"], parts["branch"])
     except (KeyError, TypeError) as error:
         raise CorruptValue("an event that should be a signal does not follow the format") from error
 
@@ -222,7 +227,7 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
                 if signal is None:  # another flow of this run was faster
                     continue
                 stowed = stow(decode(signal.value, scope.registry), scope.registry)
-                done.value, done.event = stowed.value, signal.number
+                done.value, done.event = stowed.value, signal.id
             break
     except BaseException as error:
         asyncio = sys.modules.get("asyncio")
@@ -259,8 +264,8 @@ def _claim(scope: Scope, found: Iterable[Signal]) -> Signal | None:
     """Take the oldest of these signals that nobody has. In this process the line is written only here."""
     with scope.lock:
         for signal in found:
-            if signal.number not in scope.taken:
-                scope.taken.add(signal.number)
+            if signal.id not in scope.taken:
+                scope.taken.add(signal.id)
                 return signal
     return None
 
@@ -304,7 +309,7 @@ class Until(Request):
             raise Suspended
         if self.began.what == "signal":
             self.found = [
-                one for one in self.agent.signals() if one.name == self.began.name and one.number not in scope.taken
+                one for one in self.agent.signals() if one.name == self.began.name and one.id not in scope.taken
             ]
             if self.found:
                 return None
@@ -397,7 +402,7 @@ def due(
 
     ``child(run, name)`` says whether a run can go on that waits for its child of that name.
     """
-    sent = {signal.name for signal in signals if signal.number not in past.taken}
+    sent = {signal.name for signal in signals if signal.id not in past.taken}
 
     def has_come(run: RunPast, wait: rec.Wait) -> bool:
         if wait.until and wait.until <= at_us:

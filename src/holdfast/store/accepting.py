@@ -8,7 +8,7 @@ records never reaches the disk before them; a chunk is on disk before a row that
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from holdfast.errors import HoldfastError, StoreClosed, StorePoisoned
@@ -16,12 +16,7 @@ from holdfast.store.catalog import Append, Commit, EffectRow, LineRow, NewPack, 
 from holdfast.store.commits import Batches, Waiting
 from holdfast.store.packs import Packs
 from holdfast.store.reading import Reading, Row
-from holdfast.store.writing import Vanished, Writer, pack_node
-
-
-def packed(nodes: Sequence[tuple[bytes, bytes]]) -> Sequence[tuple[bytes, bytes]]:
-    """Nodes as they are stored."""
-    return [(digest, pack_node(node)) for digest, node in nodes] if nodes else ()
+from holdfast.store.writing import Vanished, Writer, packed_nodes
 
 
 class Accepting(Reading):
@@ -78,7 +73,7 @@ class Accepting(Reading):
     def commit(self, commit: Commit) -> int | None:
         """Write one checkpoint. Returns its n, or None with ``durability="batched"``, where it is not known yet."""
         writer = self._writable()
-        nodes = packed(commit.nodes)
+        nodes = packed_nodes(self._cipher, commit.nodes) if commit.nodes else ()
         if commit.chunks:
             return self._write_bulk(writer, commit, lambda pack: writer.apply(commit, nodes, pack))
         batches = self._queue(writer)
@@ -112,7 +107,7 @@ class Accepting(Reading):
         ``soon``: the caller is about to call one of these. Records that bring chunks are durable at once.
         """
         writer = self._writable()
-        nodes = packed(append.nodes)
+        nodes = packed_nodes(self._cipher, append.nodes) if append.nodes else ()
         batches = self._queue(writer)
         if not append.chunks:
             return batches.put(append, nodes, soon=soon)

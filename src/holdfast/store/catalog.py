@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from blake3 import blake3
 from ormsgpack import packb
@@ -60,9 +60,14 @@ def clone_key(a: int) -> bytes:
     return b"clone" + a.to_bytes(8, "big")
 
 
+def receive_key(a: int) -> bytes:
+    """The key of the events that say what of an agent came from another store."""
+    return b"receive" + a.to_bytes(8, "big")
+
+
 def bookkeeping(key: bytes) -> bool:
-    """Whether an event's key is one of the two above, and not one that the rooms above chose."""
-    return (key.startswith(b"forget") and len(key) == 14) or (key.startswith(b"clone") and len(key) == 13)
+    """Whether an event's key is one of the three above, and not one that the rooms above chose."""
+    return (key[:-8] in {b"forget", b"clone", b"receive"}) and len(key) > 8
 
 
 def row_sum(table: str, *columns: object) -> bytes:
@@ -373,6 +378,7 @@ class Catalog(Protocol):
         self, *, a: int | None = None, after: int = 0, newest_first: bool = False, limit: int | None = None
     ) -> Iterator[EventRow]: ...
     def events_named(self, keys: Iterable[bytes]) -> list[EventRow]: ...
+    def forgotten(self, a: int | None = None) -> Iterator[tuple[EventRow, dict[str, Any]]]: ...
     def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]: ...
     def line(self, b: int) -> LineRow: ...
     def effects(

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Sequence
 
 from holdfast.errors import Damaged, DiskFull, Fenced, HoldfastError, StoreBusy, StoreFailed, StorePoisoned
-from holdfast.store.catalog import Append, Commit
+from holdfast.store.catalog import Append, Buffer, Commit
 from holdfast.store.writing import Writer
 
 BATCH_DELAY_S = 0.01
@@ -39,7 +39,7 @@ class Waiting:
 
     __slots__ = ("done", "error", "item", "nodes", "number", "result", "size_bytes")
 
-    def __init__(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]], size_bytes: int) -> None:
+    def __init__(self, item: Commit | Append, nodes: Sequence[tuple[bytes, Buffer]], size_bytes: int) -> None:
         self.item = item
         self.nodes = nodes
         self.size_bytes = size_bytes
@@ -89,7 +89,7 @@ class Batches:
         """Whether a checkpoint waits: only then is what can be read of states out of date."""
         return self._commits > 0
 
-    def put(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]], *, soon: bool = False) -> Waiting:
+    def put(self, item: Commit | Append, nodes: Sequence[tuple[bytes, Buffer]], *, soon: bool = False) -> Waiting:
         """Accept an item. Raises, without accepting it, what became of earlier ones of its branch.
 
         ``soon``: the caller will make it durable itself, so nobody else need be woken for it.

@@ -30,12 +30,13 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreWentBack,
 )
-from holdfast.store import files, forks, seen, upgrade, witness
-from holdfast.store.accepting import Accepting, packed
+from holdfast.store import files, forks, keys, seen, upgrade, witness
+from holdfast.store.accepting import Accepting
 from holdfast.store.catalog import (
     AgentRow,
     Append,
     BranchRow,
+    ChunkRow,
     Event,
     LineStart,
     NewRecord,
@@ -45,14 +46,17 @@ from holdfast.store.catalog import (
 from holdfast.store.commits import Batches
 from holdfast.store.files import Layout
 from holdfast.store.folding import LOG_KEEP_BYTES, Folding
-from holdfast.store.forgetting import Forgetting
+from holdfast.store.forgetting import Forgetting, Pace
+from holdfast.store.keys import Secret
 from holdfast.store.locks import BUSY_WAIT_S, Lease, Leases, StoreLock, describe_self
-from holdfast.store.opening import Clock, check_facts, create_store, lost_commits, now_us, open_reader
+from holdfast.store.opening import Clock, check_facts, create_store, lost_commits, now_us, open_reader, unlock
 from holdfast.store.packs import Io, Packs
 from holdfast.store.reading import Reading
+from holdfast.store.receiving import Receiving
 from holdfast.store.sqlite import connect, reading_error
+from holdfast.store.tiering import Tiers
 from holdfast.store.witness import WitnessFile
-from holdfast.store.writing import Writer
+from holdfast.store.writing import Writer, packed_nodes
 
 T = TypeVar("T")
 
@@ -68,6 +72,8 @@ def open_embedded(
     clock: Clock = now_us,
     accept_loss: bool = False,
     accept_older: bool = False,
+    secret: Secret | None = None,
+    remember: bool = True,
     io: Io | None = None,
     vfs: str | None = None,
 ) -> Embedded:
@@ -75,6 +81,8 @@ def open_embedded(
 
     ``accept_loss`` opens a store whose catalog is behind its witness, and makes the witness agree with what is left.
     ``accept_older`` opens one that is older than what this user has seen of it, and takes it as it is from now on.
+    ``secret`` is the key of an encrypted store; a new store is encrypted if one is given.
+    ``remember=False`` leaves no record of it in the user's state directory: for a store that is thrown away.
     ``io`` and ``vfs`` replace the system's calls for packs and for SQLite; they are for tests of failing disks.
     """
     if durability not in DURABILITIES:
@@ -83,7 +91,7 @@ def open_embedded(
     if not files.classify(real):
         if readonly or not create:
             raise NotAStore(f"there is no store at {real}", hint="Check the path, or open it with create=True.")
-        create_store(real, clock)
+        create_store(real, clock, secret)
         files.classify(real)
     forks.close_inherited(Layout(real).catalog)
     return Embedded(
@@ -93,6 +101,8 @@ def open_embedded(
         clock=clock,
         accept_loss=accept_loss,
         accept_older=accept_older,
+        secret=secret,
+        remember=remember,
         io=io,
         vfs=vfs,
     )
@@ -110,6 +120,8 @@ class Embedded(Accepting):
         clock: Clock,
         accept_loss: bool,
         accept_older: bool,
+        secret: Secret | None,
+        remember: bool,
         io: Io | None,
         vfs: str | None,
     ) -> None:
@@ -125,12 +137,22 @@ class Embedded(Accepting):
         self._batches: Batches | None = None
         self._writer: Writer | None = None
         self._seen: seen.Record | None = None
+        self._remember = remember
         self._packs = Packs(self._layout.packs, io)
+        self._packs.cold = self.tiers.of
         self._folding = Folding(self._layout.catalog, self._layout.store_lock, self._set_poison, vfs)
+        self._beside: list[tuple[Reading, StoreLock]] = []  # connections of whoever clones or forgets now
+        self.before_close: list[Callable[[], None]] = []
+        """Called when this is about to be closed: what works in the background ends then."""
         self._leases = Leases(self._layout.locks, self.branch_row, self._raise_generation)
+        self._opened_with = secret.mark() if secret is not None else b""
         super().__init__(open_reader(self._layout, vfs))
         try:
-            self._check(accept_loss, accept_older)
+            facts = check_facts(self, self._layout, secret)
+            self.uuid = facts.uuid
+            self.created = facts.created
+            self._cipher = self._packs.cipher = self._leases.cipher = facts.cipher
+            self._check(facts.version, accept_loss, accept_older)
         except BaseException:
             self._release()
             raise
@@ -139,16 +161,23 @@ class Embedded(Accepting):
 
     # Opening
 
-    def _check(self, accept_loss: bool, accept_older: bool) -> None:
-        facts = check_facts(self, self._layout)
-        self.uuid = facts.uuid
-        self.created = facts.created
+    def check_secret(self, secret: Secret) -> None:
+        """Raise unless this opens the store: somebody else in this process wants to use the handle."""
+        if not secret.same(self._opened_with):
+            unlock(self._layout, secret, None)
+            self._opened_with = secret.mark()
+
+    def key_problems(self) -> list[str]:
+        """What is wrong with the file ``keys`` of an encrypted store, for people."""
+        return keys.problems(self.path) if self.encrypted else []
+
+    def _check(self, version: int, accept_loss: bool, accept_older: bool) -> None:
         # Both before the catalog, which can then only be newer.
         noted = witness.witness_report(self.path).newest
-        self._seen = seen.open_record(self.path, self.uuid)
+        self._seen = seen.open_record(self.path, self.uuid) if self._remember else None
         before = self._seen.newest() if self._seen is not None else None
         if self._read_only_because is None:
-            self._open_writer(facts.version)
+            self._open_writer(version)
         lost = lost_commits(self, noted)
         if lost and not accept_loss:
             raise Damaged(
@@ -183,7 +212,8 @@ class Embedded(Accepting):
                 raise StoreReadOnly(f"{self._layout.catalog} cannot be written")
             connection.execute(f"PRAGMA journal_size_limit={LOG_KEEP_BYTES}").fetchall()
             connection.set_wal_hook(self._folding.committed)
-            self._writer = Writer(connection, lock, WitnessFile(self._layout.witness, self._seen))
+            witness_file = WitnessFile(self._layout.witness, self._seen)
+            self._writer = Writer(connection, lock, witness_file, self._cipher)
         except (StoreReadOnly, OSError, apsw.Error) as error:
             if lock is not None:
                 lock.close()
@@ -194,7 +224,7 @@ class Embedded(Accepting):
             return
         if version < upgrade.FORMAT_VERSION:
             writer = self._writer
-            while writer.transaction(lambda: upgrade.step_up(writer.connection)):
+            while writer.transaction(lambda: upgrade.step_up(writer.connection, writer.cipher)):
                 pass
 
     def _not_writable(self, error: HoldfastError | OSError | apsw.Error) -> HoldfastError:
@@ -238,6 +268,10 @@ class Embedded(Accepting):
         return self._leases.holders()
 
     @property
+    def encrypted(self) -> bool:
+        return self._cipher.keyed
+
+    @property
     def readonly(self) -> bool:
         return self._read_only_because is not None
 
@@ -272,6 +306,10 @@ class Embedded(Accepting):
         writer = self._writable()
         self._settle()  # what was accepted before this change comes before it
         return writer.transaction(lambda: change(writer))
+
+    def mend(self, change: Callable[[Writer], None]) -> None:
+        """Write what no ordinary change would (see rescue.py), in one transaction."""
+        self._write(change)
 
     # Writing
 
@@ -325,7 +363,7 @@ class Embedded(Accepting):
         """
         if self._batches is not None:
             self._batches.flush(b)
-        nodes = packed(append.nodes) if append is not None else ()
+        nodes = packed_nodes(self._cipher, append.nodes) if append is not None else ()
         return self._write(
             lambda writer: writer.set_head(b, generation, expect_head_id, head, head_id, event, append, nodes)
         )
@@ -348,14 +386,32 @@ class Embedded(Accepting):
     def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]:
         """The chunks' bytes in the order asked for, each proven by its digest."""
         for digest in digests:
-            with self.snapshot():  # a pack that is removed gives its number to the next one
-                row = self.chunk_row(digest)
-                if row is None:
-                    raise Damaged(f"chunk {digest.hex()} is not in the catalog", what=(f"chunk {digest.hex()}",))
-                pack = self.pack_row(row.p)
-            if pack is None:
-                raise Damaged(f"table pack, row {row.p}: missing", what=(f"pack {row.p}",))
-            yield self._packs.read(pack.uuid, row)
+            pack, row = self._place_of(digest)
+            while True:
+                try:
+                    data = self._packs.read(pack.uuid, row)
+                    break
+                except Damaged:
+                    # A pack of which little was needed has been written anew since its row was read.
+                    now = self._place_of(digest)
+                    if now == (pack, row):
+                        raise
+                    pack, row = now
+            yield data
+
+    def _place_of(self, digest: bytes) -> tuple[PackRow, ChunkRow]:
+        with self.snapshot():  # a pack that is removed gives its number to the next one
+            row = self.chunk_row(digest)
+            if row is None:
+                raise Damaged(f"chunk {digest.hex()} is not in the catalog", what=(f"chunk {digest.hex()}",))
+            pack = self.pack_row(row.p)
+        if pack is None:
+            raise Damaged(f"table pack, row {row.p}: missing", what=(f"pack {row.p}",))
+        return pack, row
+
+    def written_at(self, pack: PackRow) -> float | None:
+        """When a pack's file was written, in seconds since 1970; None when it is not here."""
+        return self._packs.written_at(pack.uuid)
 
     def check_pack(self, pack: PackRow) -> None:
         """Prove the parts of a pack that no chunk covers."""
@@ -379,11 +435,17 @@ class Embedded(Accepting):
             raise writer.poisoned()
         b = branch if isinstance(branch, int) else branch.b
         described = describe_self(self._clock()) | dict(who or {})
-        return self._leases.take(b, described, event, wait_s=wait_s, takeover=takeover)
+        try:
+            return self._leases.take(b, described, event, wait_s=wait_s, takeover=takeover)
+        except OSError as error:
+            raise files.unavailable(error, "becoming the writer of a branch") from error
 
     def holder_alive(self, b: int, generation: int) -> bool:
         """Whether the writer that had this generation of a branch still holds it, or is only believed to be gone."""
-        return self._leases.alive(self.branch_row(b), generation)
+        try:
+            return self._leases.alive(self.branch_row(b), generation)
+        except OSError as error:
+            raise files.unavailable(error, "looking for the writer of a branch") from error
 
     def held_lease(self, b: int) -> Lease | None:
         """The lease that this handle has on a branch."""
@@ -392,24 +454,48 @@ class Embedded(Accepting):
     # Cloning and forgetting
 
     @contextmanager
-    def forgetting(self, wait_s: float = BUSY_WAIT_S) -> Iterator[Forgetting]:
-        """The right to clone and to forget: one holder in all processes. Writers go on meanwhile."""
+    def forgetting(self, wait_s: float = BUSY_WAIT_S, pace: Pace | None = None) -> Iterator[Forgetting]:
+        """The right to clone and to forget: one holder in all processes. Writers go on meanwhile.
+
+        ``pace`` is called between any two transactions of it.
+        """
         writer = self._writable()
-        self.flush()
+        if pace is None:
+            self.flush()
+        else:  # in the background: what becomes of earlier changes is told to whoever made them
+            self._settle()
         lock = StoreLock(self._layout.forgetting_lock)
         try:
             lock.acquire(wait_s)
             try:
                 # A connection of its own: waiting for queued commits inside a transaction would never end.
-                reader = open_reader(self._layout, self._vfs)
+                reading = Reading(open_reader(self._layout, self._vfs), self._cipher)
+                self._beside.append((reading, lock))
                 try:
-                    yield Forgetting(writer, Reading(reader), self._packs)
+                    yield Forgetting(writer, reading, self._packs, pace)
                 finally:
-                    reader.close(True)
+                    self._beside.remove((reading, lock))
+                    with reading.lock:
+                        reading.connection.close(True)
             finally:
                 lock.release()
         finally:
             lock.close()
+
+    @property
+    def tiers(self) -> Tiers:
+        """Which packs lie in a colder place."""
+        return Tiers(self.fact)
+
+    def set_fact(self, name: str, value: bytes | None) -> None:
+        """Write a row of table ``store``, or delete it."""
+        self._write(lambda writer: writer.set_fact(name, value) if value is not None else writer.drop_fact(name))
+
+    @contextmanager
+    def receiving(self) -> Iterator[Receiving]:
+        """The right to take in what comes from another store. Nothing is collected meanwhile; writers go on."""
+        with self.forgetting() as held:
+            yield Receiving(self._writable(), held.reading, self._packs)
 
     def shrink(self) -> None:
         """Fold the log and cut it, so that what was given back leaves the disk."""
@@ -437,6 +523,8 @@ class Embedded(Accepting):
         """
         if self._refusal is not None:
             return
+        for work in list(self.before_close):
+            work()
         failure: HoldfastError | None = None
         if self._batches is not None:
             try:
@@ -473,9 +561,13 @@ class Embedded(Accepting):
         ((page_size,),) = self._select("PRAGMA page_size")
         ((pages,),) = self._select("PRAGMA page_count")
         ((free,),) = self._select("PRAGMA freelist_count")
-        with os.scandir(self._layout.packs) as entries:
-            packs = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".pack"))
-        return {"catalog": pages * page_size, "free": free * page_size, "log": self._layout.log_bytes(), "packs": packs}
+        try:
+            log = self._layout.log_bytes()
+            with os.scandir(self._layout.packs) as entries:
+                packs = sum(entry.stat().st_size for entry in entries if entry.name.endswith(".pack"))
+        except OSError as error:
+            raise files.unavailable(error, "measuring the store") from error
+        return {"catalog": pages * page_size, "free": free * page_size, "log": log, "packs": packs}
 
     # Fork (see forks.py)
 
@@ -484,6 +576,7 @@ class Embedded(Accepting):
         locks: list[Any] = [self._read_lock, self._folding.lock]
         if self._writer is not None:
             locks.append(self._writer.threads)
+        locks.extend(reading.lock for reading, _ in self._beside)
         for lock in locks:
             if not lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
                 return False
@@ -502,6 +595,9 @@ class Embedded(Accepting):
             connections.append(self._folding.connection)
         self._folding.abandon()
         self._leases.abandon()
+        for reading, lock in self._beside:
+            connections.append(reading.connection)
+            lock.abandon()
         if self._writer is not None:
             connections.append(self._writer.connection)
             self._writer.lock.abandon()

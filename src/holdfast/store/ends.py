@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import apsw
 
 from holdfast.errors import Damaged, Fenced
-from holdfast.store.catalog import Append, LineRow, LineStart, row_sum
+from holdfast.store.catalog import Append, LineRow, LineStart
+from holdfast.store.cipher import Cipher, Row
 from holdfast.store.lines import LINE
-from holdfast.store.reading import checked
 from holdfast.store.schema import next_number
 
 _NEXT_R = next_number("effect")
@@ -28,15 +28,16 @@ class LineEnd:
     sum: bytes | None
 
 
-def line_sum(row: LineRow) -> bytes:
-    return row_sum("line", row.b, row.origin, row.start, row.count, row.chain)
+def stored_line(cipher: Cipher, row: LineRow) -> Row:
+    return cipher.stored("line", row.b, row.origin, row.start, row.count, row.chain)
 
 
 class Ends:
     """The ends of all lines, over the writing connection."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, cipher: Cipher) -> None:
         self._connection = connection
+        self._cipher = cipher
         self._run = connection.cursor().execute
         self._known: dict[int, LineEnd] = {}
 
@@ -48,10 +49,9 @@ class Ends:
         self._insert(LineRow(b, start.origin, start.start, start.start, start.chain))
 
     def _insert(self, row: LineRow) -> bytes:
-        total = line_sum(row)
-        columns = (row.b, row.origin, row.start, row.count, row.chain, total)
-        self._run("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?)", columns)
-        return total
+        stored = stored_line(self._cipher, row)
+        self._run("INSERT INTO line VALUES (?, ?, ?, ?, ?, ?)", stored)
+        return bytes(stored[-1])
 
     def extend(self, append: Append) -> int:
         """Write records; returns the store-wide number of the last one."""
@@ -60,7 +60,7 @@ class Ends:
         try:
             for at, record in enumerate(append.records):
                 row = (r + at, append.b, append.count + at + 1, record.mark, record.refs, record.body)
-                self._run("INSERT INTO effect VALUES (?, ?, ?, ?, ?, ?, ?)", (*row, row_sum("effect", *row)))
+                self._run("INSERT INTO effect VALUES (?, ?, ?, ?, ?, ?, ?)", self._cipher.stored("effect", *row))
         except apsw.ConstraintError as error:  # somebody put an older row of the line back
             raise Damaged(
                 f"table line, row {append.b}: there are records after its end", what=(f"line {append.b}",)
@@ -73,18 +73,18 @@ class Ends:
         for _ in range(2):
             if end is None:
                 found = self._run(f"{LINE} WHERE b = ?", (append.b,)).fetchone()
-                row = checked("line", LineRow, found) if found is not None else LineRow(append.b)
-                end = LineEnd(row, line_sum(row) if found is not None else None)
+                row = self._cipher.record("line", LineRow, found) if found is not None else LineRow(append.b)
+                end = LineEnd(row, found[-1] if found is not None else None)
             old = end.row
             if old.count == append.count and old.chain == append.chain:
                 new = replace(old, count=old.count + len(append.records), chain=append.end)
                 if end.sum is None:
                     self._known[append.b] = LineEnd(new, self._insert(new))
                     return
-                total = line_sum(new)
+                *_, count, chain, total = stored_line(self._cipher, new)
                 self._run(
                     "UPDATE line SET count = ?, chain = ?, sum = ? WHERE b = ? AND sum = ?",
-                    (new.count, new.chain, total, new.b, end.sum),
+                    (count, chain, total, new.b, end.sum),
                 )
                 if self._connection.changes() == 1:
                     self._known[append.b] = LineEnd(new, total)

@@ -175,7 +175,8 @@ def create(path: Path, build_catalog: BuildCatalog) -> None:
         shutil.rmtree(new, ignore_errors=True)
         raise
     finally:
-        os.close(fd)
+        with contextlib.suppress(OSError):  # it only kept a sweep away
+            os.close(fd)
 
 
 def _build(layout: Layout, build_catalog: BuildCatalog) -> None:

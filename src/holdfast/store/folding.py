@@ -23,6 +23,12 @@ FOLD_PAGES = 1_000
 LOG_KEEP_BYTES = 64 * 2**20
 """A log that grew larger, by one huge commit, is cut back to this. Below, its space is reused: faster than growing."""
 
+REST_PAGES = 64
+"""What may be left to fold while writers are held up."""
+
+ROUNDS = 8
+"""How often folding tries to catch up with writers before it holds them up whatever is left."""
+
 CLOSE_WAIT_S = 0.2
 """How long closing waits for other writers before it leaves the log as it is. The log is as safe as the database."""
 
@@ -113,7 +119,7 @@ class Folding:
             return
 
     def _fold(self, connection: apsw.Connection, queue: StoreLock) -> None:
-        connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        _catch_up(connection)
         # Meanwhile writers have added to the log. They are held up for the rest, which is short; the next one then
         # starts the log anew. Writing over old pages of the log also flushes faster than making the file longer.
         queue.acquire()
@@ -124,8 +130,19 @@ class Folding:
 
     def _empty(self, connection: apsw.Connection, queue: StoreLock) -> None:
         connection.set_busy_timeout(0)
+        _catch_up(connection)
         queue.acquire(CLOSE_WAIT_S)
         try:
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         finally:
             queue.release()
+
+
+def _catch_up(connection: apsw.Connection) -> None:
+    """Fold while others write, until little is left: a removal writes megabytes while the last ones are folded."""
+    before = 0
+    for _ in range(ROUNDS):
+        _, folded = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+        if folded - before <= REST_PAGES:
+            return
+        before = folded

@@ -13,7 +13,8 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from holdfast.errors import Damaged
-from holdfast.store.catalog import EffectRow, LineRow, row_sum
+from holdfast.store.catalog import EffectRow, LineRow
+from holdfast.store.cipher import Cipher
 
 RECORDS_AT_ONCE = 256
 """Records per read: as few as keep a read short, as many as hide what a read costs."""
@@ -35,6 +36,8 @@ def _missing_record(b: int, i: int) -> Damaged:
 class Lines(ABC):
     """The part of ``Reading`` that reads lines."""
 
+    _cipher: Cipher
+
     @abstractmethod
     def _select(self, sql: str, bindings: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]: ...
 
@@ -53,8 +56,9 @@ class Lines(ABC):
 
     def lines_as_they_are(self) -> Iterator[tuple[LineRow, bool]]:
         """Every line, and whether its sum fits."""
-        for *columns, total in self._select(f"{LINE} ORDER BY b"):
-            yield LineRow(*columns), row_sum("line", *columns) == total
+        for row in self._select(f"{LINE} ORDER BY b"):
+            columns, fits = self._cipher.loose("line", row)
+            yield LineRow(*columns), fits
 
     def segments(self, b: int, upto: int | None = None) -> list[tuple[int, int, int]]:
         """Where the first ``upto`` records of a line are, the newest first: a branch, and after which up to which."""
@@ -122,8 +126,9 @@ class Lines(ABC):
         """Records that were written on a branch itself, from a number on, and whether their sums fit."""
         sql = f"{_EFFECT} WHERE b = ? AND i > ? ORDER BY i LIMIT {RECORDS_AT_ONCE}"
         while batch := self._select(sql, (b, after)):
-            for *columns, total in batch:
-                yield EffectRow(*columns), row_sum("effect", *columns) == total
+            for row in batch:
+                columns, fits = self._cipher.loose("effect", row)
+                yield EffectRow(*columns), fits
             after = batch[-1][2]
 
     def branches_with_records(self) -> list[int]:

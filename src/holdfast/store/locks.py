@@ -19,8 +19,10 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.errors import AgentBusy, StoreBusy, StoreReadOnly
+from holdfast.errors import AgentBusy, HoldfastError, StoreBusy, StoreReadOnly
 from holdfast.store.catalog import BranchRow, Event
+from holdfast.store.cipher import PLAIN, Cipher
+from holdfast.store.files import unavailable
 
 BUSY_WAIT_S = 30.0
 """How long a writer queues for the store. Others hold it for milliseconds; only a stopped process takes longer."""
@@ -41,7 +43,13 @@ def open_lock(path: Path) -> int:
     except OSError as error:
         if error.errno in _READ_ONLY:
             raise StoreReadOnly(f"{path.parent.parent}: the store cannot be written here ({error.strerror})") from error
-        raise
+        raise unavailable(error, f"opening locks/{path.name}") from error
+
+
+def _close_quietly(fd: int) -> None:
+    """The lock is free, whatever closing says; and nothing was written here that has to last."""
+    with suppress(OSError):
+        os.close(fd)
 
 
 def _try_flock(fd: int) -> bool:
@@ -100,13 +108,13 @@ class StoreLock:
             fd, self._fd = self._fd, -1
             self._wanted.release()
         if fd >= 0:
-            os.close(fd)
+            _close_quietly(fd)
 
     def abandon(self) -> None:
         """After fork, in the child: close without unlocking, without touching locks that other threads may hold."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            _close_quietly(fd)
 
     def _stop_waiting(self, *, keep: bool) -> bool:
         """Leave the queue. True if the lock came at the last moment and ``keep`` says to take it."""
@@ -146,18 +154,19 @@ def describe_self(since_us: int) -> dict[str, object]:
     return {"pid": os.getpid(), "host": socket.gethostname(), "program": program, "since": since_us}
 
 
-def read_holder(path: Path) -> dict[str, object]:
+def read_holder(path: Path, cipher: Cipher) -> dict[str, object]:
     """What the holder wrote about itself; empty when it cannot be read."""
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(WHO_LIMIT_BYTES))
-    except (OSError, ValueError):
+            data = file.read(WHO_LIMIT_BYTES + cipher.overhead)
+        found = json.loads(cipher.unbox("lock", path.name, data))
+    except (OSError, ValueError, HoldfastError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _busy(path: Path) -> AgentBusy:
-    holder = read_holder(path)
+def _busy(path: Path, cipher: Cipher) -> AgentBusy:
+    holder = read_holder(path, cipher)
     if holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname():
         holder["this_process"] = True
         text = "this process"
@@ -196,13 +205,13 @@ class Lease:
         except OSError:
             pass  # a left-over file has no meaning without its lock, and the next opener removes it
         finally:
-            os.close(fd)
+            _close_quietly(fd)
 
     def abandon(self) -> None:
         """After fork, in the child: the parent keeps the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            _close_quietly(fd)
 
 
 def _same_file(fd: int, path: Path) -> bool:
@@ -224,6 +233,7 @@ class Leases:
         raise_generation: Callable[[int, int, Event | None], BranchRow | None],
     ) -> None:
         """``raise_generation(b, g, event)`` commits generation g + 1 if it is still g; returns the row, else None."""
+        self.cipher: Cipher = PLAIN
         self._directory = directory
         self._read_row = read_row
         self._raise = raise_generation
@@ -263,7 +273,7 @@ class Leases:
                     path.unlink(missing_ok=True)
             return False
         finally:
-            os.close(fd)
+            _close_quietly(fd)
 
     def close(self) -> None:
         for lease in self._held:
@@ -287,10 +297,11 @@ class Leases:
         found: list[dict[str, object]] = []
         for path in files:
             try:
-                if str(path.stat().st_ino) in locked:
-                    found.append(dict(json.loads(path.read_bytes()[:WHO_LIMIT_BYTES])))
-            except (OSError, ValueError):
-                continue  # it went away meanwhile, or was just being written
+                held = str(path.stat().st_ino) in locked
+            except OSError:
+                continue  # it went away meanwhile
+            if held and (holder := read_holder(path, self.cipher)):
+                found.append(holder)
         return found
 
     def _path(self, row: BranchRow, generation: int) -> Path:
@@ -308,7 +319,7 @@ class Leases:
             # The next generation's file comes before the catalog, so that whoever sees the new number in the catalog
             # finds its lock held.
             next_fd = self._lock(next_path)
-            _write_who(next_fd, who)
+            self._write_who(next_fd, next_path, who)
             raised = self._raise(row.b, row.generation, event) if _same_file(next_fd, next_path) else None
             if raised is None:
                 if self._read_row(row.b).generation > row.generation + 1:
@@ -316,13 +327,14 @@ class Leases:
                 return None
             lease = Lease(raised, next_path, next_fd)
             next_fd = -1
-            if not takeover or not self._taken(current):
-                current.unlink(missing_ok=True)
+            with suppress(OSError):  # a left-over file has no meaning without its lock, and the branch is ours
+                if not takeover or not self._taken(current):
+                    current.unlink(missing_ok=True)
             return lease
         finally:
             for fd in (next_fd, current_fd):
                 if fd >= 0:
-                    os.close(fd)
+                    _close_quietly(fd)
 
     def _taken(self, path: Path) -> bool:
         """Whether somebody still holds a lock file. One who was passed over keeps it, so that it is known to live."""
@@ -333,19 +345,19 @@ class Leases:
         try:
             return not _try_flock(fd)
         finally:
-            os.close(fd)
+            _close_quietly(fd)
+
+    def _write_who(self, fd: int, path: Path, who: Mapping[str, object]) -> None:
+        data = json.dumps(dict(who), default=str).encode()[:WHO_LIMIT_BYTES]
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, self.cipher.box("lock", path.name, data), 0)
 
     def _lock(self, path: Path) -> int:
         fd = open_lock(path)
         try:
             if not _try_flock(fd):
-                raise _busy(path)
+                raise _busy(path, self.cipher)
         except BaseException:
-            os.close(fd)
+            _close_quietly(fd)
             raise
         return fd
-
-
-def _write_who(fd: int, who: Mapping[str, object]) -> None:
-    os.ftruncate(fd, 0)
-    os.pwrite(fd, json.dumps(dict(who), default=str).encode()[:WHO_LIMIT_BYTES], 0)

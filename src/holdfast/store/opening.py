@@ -12,16 +12,27 @@ import time
 import uuid as uuids
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 import apsw
 
 from holdfast.codec.values import decode, encode
-from holdfast.errors import Damaged, HoldfastError, NewerFormat
-from holdfast.store import files, schema, upgrade
-from holdfast.store.catalog import row_sum
+from holdfast.errors import (
+    Damaged,
+    HoldfastError,
+    Incompatible,
+    KeyNeeded,
+    NewerFormat,
+    NotEncrypted,
+    Rekeying,
+    Unavailable,
+)
+from holdfast.store import files, keys, schema, upgrade
+from holdfast.store.cipher import PLAIN, Cipher, Keyed, damaged_row
 from holdfast.store.files import Layout
-from holdfast.store.reading import Reading, damaged_row
+from holdfast.store.keys import Secret
+from holdfast.store.reading import Reading
 from holdfast.store.sqlite import connect, reading_error, settle
 from holdfast.store.witness import ID_PREFIX_BYTES, Witness
 
@@ -33,15 +44,25 @@ def now_us() -> int:
     return time.time_ns() // 1000
 
 
-def create_store(path: str | os.PathLike[str], clock: Clock = now_us) -> None:
-    """Make a new store at ``path``, whole or not at all. One that another process made meanwhile is as good."""
+def create_store(path: str | os.PathLike[str], clock: Clock = now_us, secret: Secret | None = None) -> None:
+    """Make a new store at ``path``, whole or not at all. One that another process made meanwhile is as good.
+
+    With a ``secret`` it is encrypted, and that is the first key that opens it.
+    """
 
     def build(catalog: Path) -> None:
+        uuid = uuids.uuid4().bytes
+        cipher = PLAIN
+        if secret is not None:
+            require_cryptography()
+            created, master = keys.new_keys(uuid, secret, clock())
+            keys.write_keys(catalog.parent, created)
+            cipher = Keyed(master, uuid, cipher_state(created.epoch))
         flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
         try:
             connection = apsw.Connection(str(catalog), flags=flags)
             try:
-                _fill(connection, clock)
+                _fill(connection, clock, uuid, cipher)
             finally:
                 connection.close(True)
         except apsw.Error as error:
@@ -50,7 +71,7 @@ def create_store(path: str | os.PathLike[str], clock: Clock = now_us) -> None:
     files.create(Path(os.path.realpath(path)), build)
 
 
-def _fill(connection: apsw.Connection, clock: Clock) -> None:
+def _fill(connection: apsw.Connection, clock: Clock, uuid: bytes, cipher: Cipher) -> None:
     settle(connection, readonly=False)
     # Incremental vacuum only keeps a note of who refers to each page; giving room back is done after a removal.
     connection.execute("PRAGMA page_size=4096; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL").fetchall()
@@ -58,12 +79,11 @@ def _fill(connection: apsw.Connection, clock: Clock) -> None:
     connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={upgrade.FORMAT_VERSION}")
     schema.create(connection)
-    for name, value in (
-        ("format", encode(upgrade.FORMAT_VERSION)),
-        ("uuid", uuids.uuid4().bytes),
-        ("created", encode(clock())),
-    ):
-        connection.execute("INSERT INTO store VALUES (?, ?, ?)", (name, value, row_sum("store", name, value)))
+    facts = {"format": encode(upgrade.FORMAT_VERSION), "uuid": uuid, "created": encode(clock())}
+    if cipher.keyed:
+        facts["cipher"] = cipher.state
+    for name, value in facts.items():
+        connection.execute("INSERT INTO store VALUES (?, ?, ?)", cipher.stored("store", name, value))
     connection.execute("COMMIT")
     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
@@ -94,19 +114,70 @@ class Facts:
     version: int
     uuid: bytes
     created: int
+    cipher: Cipher
 
 
-def check_facts(reading: Reading, layout: Layout) -> Facts:
+def unlock(layout: Layout, secret: Secret | None, state: bytes | None) -> Cipher:
+    """What the rows of the store are read with. ``state`` is what its table says of it, None when that is nothing."""
+    found = keys.read_keys(layout.path)
+    if found is None and state is None:
+        if secret is None:
+            return PLAIN
+        raise NotEncrypted(
+            f"{layout.path} is not encrypted, and a key was given",
+            hint="If it should be, somebody put another store there. If not, give no key (key=False).",
+        )
+    if found is None:
+        raise Damaged(f"{layout.path}: the file keys is missing", what=("keys",), hint="Put it back from a backup.")
+    if secret is None:
+        raise KeyNeeded(
+            f"{layout.path} is encrypted",
+            hint="Give the key: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND.",
+        )
+    require_cryptography()
+    master, _ = found.unlock(secret)
+    if state is not None and state != cipher_state(found.epoch):
+        raise Rekeying(
+            f"{layout.path} is being encrypted with another key",
+            hint="If nobody is doing that now, finish it: `holdfast key rotate --full`.",
+        )
+    return Keyed(master, found.uuid, cipher_state(found.epoch))
+
+
+def cipher_state(epoch: int) -> bytes:
+    """The row ``cipher`` of a store all of whose rows have the key of that epoch."""
+    return encode([1, epoch])
+
+
+def require_cryptography() -> None:
+    try:
+        import_module("cryptography.hazmat.primitives.kdf.argon2")
+    except ImportError as error:
+        raise Incompatible(
+            "encrypted stores need the package cryptography, 44 or newer", hint="pip install 'holdfast[crypto]'"
+        ) from error
+
+
+def check_facts(reading: Reading, layout: Layout, secret: Secret | None = None) -> Facts:
     """Raise unless the store is sound so far as its header tells, and of a format that this program knows."""
     version = reading.header_version()
     try:
         rows = reading.store_rows()
-        sound = {name: value for name, value, total in rows if row_sum("store", name, value) == total}
-        facts = Facts(decode(sound["format"]), bytes(sound["uuid"]), int(decode(sound["created"])))
+    except Unavailable:
+        raise  # it may be sound: nobody could look
+    except HoldfastError as error:
+        raise _table_damaged(layout, version) from error
+    states = [value for name, value, _ in rows if name == "cipher"]
+    if states and version > upgrade.FORMAT_VERSION:  # how it is encrypted may have changed, too
+        raise _newer(layout, version)
+    cipher = unlock(layout, secret, states[0] if states else None)
+    try:
+        sound = {name: value for (name, value), fits in (cipher.loose("store", row) for row in rows) if fits}
+        facts = Facts(decode(sound["format"]), bytes(sound["uuid"]), int(decode(sound["created"])), cipher)
+        if cipher.keyed and sound["cipher"] != cipher.state:
+            raise _table_damaged(layout, version)
     except (HoldfastError, LookupError, TypeError, ValueError) as error:
-        if version > upgrade.FORMAT_VERSION:
-            raise _newer(layout, version) from error
-        raise Damaged(f"{layout.catalog}: table store is damaged", what=("table store",)) from error
+        raise _table_damaged(layout, version) from error
     if facts.version != version:
         raise Damaged(
             f"{layout.catalog}: its header says format {version}, its table {facts.version}",
@@ -120,6 +191,12 @@ def check_facts(reading: Reading, layout: Layout) -> Facts:
     if version == upgrade.FORMAT_VERSION:
         reading.check_schema()
     return facts
+
+
+def _table_damaged(layout: Layout, version: int) -> Damaged | NewerFormat:
+    if version > upgrade.FORMAT_VERSION:
+        return _newer(layout, version)
+    return Damaged(f"{layout.catalog}: table store is damaged", what=("table store",))
 
 
 def _newer(layout: Layout, version: int) -> NewerFormat:

@@ -15,15 +15,19 @@ import mmap
 import os
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import zstandard
 
 from holdfast.errors import Damaged, InputError, StoreFailed, StorePoisoned
 from holdfast.store.catalog import Buffer, ChunkRow, NewPack, PackRow, chunk_digest
+from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.files import fsync_directory, unavailable
+
+if TYPE_CHECKING:
+    from holdfast.store.tiering import Place
 
 MAGIC = b"HFPACK01"
 ALIGN_BYTES = 4096
@@ -79,21 +83,30 @@ def _round_up(size: int) -> int:
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
 
-class Packs:
-    """The packs of one store. Threads may share it; one writes at a time."""
+def _nowhere(_pack: bytes) -> Place | None:
+    return None
 
-    def __init__(self, directory: Path, io: Io | None = None) -> None:
+
+class Packs:
+    """The packs of one store. Threads may share it; one writes at a time.
+
+    ``cold`` is asked where a pack lies that is not here.
+    """
+
+    def __init__(self, directory: Path, io: Io | None = None, cipher: Cipher = PLAIN) -> None:
+        self.cipher = cipher
         self._directory = directory
         self._io: Io = io or SystemIo()
         self._staging: mmap.mmap | None = None
         self._lock = threading.Lock()
         self._reading: mmap.mmap | None = None
         self._read_lock = threading.Lock()
+        self.cold: Callable[[bytes], Place | None] = _nowhere
 
     def path(self, pack_uuid: bytes) -> Path:
         return self._directory / f"{uuid.UUID(bytes=bytes(pack_uuid))}.pack"
 
-    def write(self, chunks: Sequence[tuple[bytes, Buffer]]) -> NewPack:
+    def write(self, chunks: Iterable[tuple[bytes, Buffer]]) -> NewPack:
         """Write one pack with these chunks. When this returns it is durable, and nobody refers to it yet."""
         pack_uuid = uuid.uuid4().bytes
         final = self.path(pack_uuid)
@@ -132,13 +145,18 @@ class Packs:
         with self._read_lock:
             try:
                 stored = self._read_stored(path, chunk)
-            except FileNotFoundError as error:
-                raise Damaged(f"packs/{path.name} is missing", what=(f"packs/{path.name}", name)) from error
+            except FileNotFoundError:
+                stored = memoryview(self._read_cold(pack_uuid, chunk.offset, chunk.stored + self.cipher.overhead))
             except OSError as error:
                 raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
             data = bytes(stored)
+        if len(data) == chunk.stored + self.cipher.overhead:
+            data = self.cipher.unbox("chunk", chunk.digest, data)
         if len(data) == chunk.stored != chunk.length:
             try:
+                # What a frame declares is allocated before anything is read, whatever the limit says.
+                if zstandard.frame_content_size(data) not in {-1, chunk.length}:
+                    raise zstandard.ZstdError("another length")
                 data = zstandard.ZstdDecompressor().decompress(data, max_output_size=chunk.length)
             except zstandard.ZstdError:
                 data = b""
@@ -149,41 +167,97 @@ class Packs:
     def check(self, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
         """Prove what reading the chunks does not: the pack's first block, its size, and that padding is zero."""
         path = self.path(pack.uuid)
-        name = f"packs/{path.name}"
         try:
             fd = self._io.open(path, os.O_RDONLY)
             try:
-                gaps = [(0, ALIGN_BYTES, MAGIC)]
-                for chunk in chunks:
-                    end = chunk.offset + chunk.stored
-                    gaps.append((end, _round_up(end), b""))
-                for start, end, content in gaps:
-                    if self._read_all(fd, end - start, start) != content.ljust(end - start, b"\0"):
-                        raise Damaged(f"{name}: bytes between chunks are not what was written", what=(name,))
-                if os.fstat(fd).st_size != pack.size:
-                    raise Damaged(f"{name}: its size is not what was written", what=(name,))
+                size = os.fstat(fd).st_size
+                self._check(pack, chunks, size, lambda start, length: self._read_all(fd, length, start))
             finally:
                 self._io.close(fd)
-        except FileNotFoundError as error:
-            raise Damaged(f"{name} is missing", what=(name,)) from error
+        except FileNotFoundError:
+            size = len(self._read_cold(pack.uuid, 0, ALIGN_BYTES)) and self._cold(pack.uuid).size(path.name)
+            self._check(pack, chunks, size, lambda start, length: self._read_cold(pack.uuid, start, length))
         except OSError as error:
-            raise StoreFailed(f"{name}: cannot be read ({error.strerror})") from error
+            raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
+
+    def _check(self, pack: PackRow, chunks: Sequence[ChunkRow], size: int, read: Callable[[int, int], bytes]) -> None:
+        name = f"packs/{self.path(pack.uuid).name}"
+        gaps = [(0, ALIGN_BYTES, MAGIC)]
+        for chunk in chunks:
+            end = chunk.offset + chunk.stored + self.cipher.overhead
+            gaps.append((end, _round_up(end), b""))
+        for start, end, content in gaps:
+            if read(start, end - start) != content.ljust(end - start, b"\0"):
+                raise Damaged(f"{name}: bytes between chunks are not what was written", what=(name,))
+        if size != pack.size:
+            raise Damaged(f"{name}: its size is not what was written", what=(name,))
+
+    # Packs that are not here
+
+    def written_at(self, pack_uuid: bytes) -> float | None:
+        """When its file was written; None when it is not here."""
+        try:
+            return self.path(pack_uuid).stat().st_mtime
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise unavailable(error, "looking for a pack") from error
+
+    def is_here(self, pack_uuid: bytes) -> bool:
+        return self.written_at(pack_uuid) is not None
+
+    def _cold(self, pack_uuid: bytes) -> Place:
+        place = self.cold(pack_uuid)
+        if place is None:
+            name = f"packs/{self.path(pack_uuid).name}"
+            raise Damaged(f"{name} is missing", what=(name,))
+        return place
+
+    def _read_cold(self, pack_uuid: bytes, offset: int, size: int) -> bytes:
+        place, name = self._cold(pack_uuid), self.path(pack_uuid).name
+        try:
+            return place.read(name, offset, size)
+        except FileNotFoundError as error:
+            raise Damaged(f"packs/{name} is missing from {place.url}", what=(f"packs/{name}",)) from error
+        except OSError as error:
+            raise StoreFailed(f"{name} in {place.url} cannot be read ({error.strerror})") from error
+
+    def remove_strays(self, named: Container[bytes], before: float) -> int:
+        """Remove files that no row names and that were written before that time; returns how many bytes they had."""
+        total = 0
+        try:
+            with os.scandir(self._directory) as entries:
+                found_here = list(entries)
+        except OSError as error:
+            raise unavailable(error, "looking for packs that nothing names") from error
+        for entry in found_here:
+            text = entry.name.removeprefix("tmp-")
+            try:
+                known = entry.name == text and uuid.UUID(text.removesuffix(".pack")).bytes in named
+                found = entry.stat(follow_symlinks=False)
+            except (ValueError, OSError):
+                continue  # not ours, or gone meanwhile
+            if not known and found.st_mtime < before:
+                total += found.st_size
+                self._remove(Path(entry.path))
+        return total
 
     def _read_stored(self, path: Path, chunk: ChunkRow) -> memoryview:
         """The stored bytes, or fewer where the file ends early; valid until the next read.
 
         Direct reads of whole chunks are many times faster than the page cache's read-ahead, and leave the cache alone.
         """
-        size = max(_round_up(chunk.stored), ALIGN_BYTES)
+        length = chunk.stored + self.cipher.overhead
+        size = max(_round_up(length), ALIGN_BYTES)
         if self._reading is None or len(self._reading) < size:
             self._reading = mmap.mmap(-1, size)
         buffer = memoryview(self._reading)[:size]
         fd = self._open_direct(path, os.O_RDONLY)
         try:
-            done = self._read_into(fd, buffer, chunk.stored, chunk.offset)
+            done = self._read_into(fd, buffer, length, chunk.offset)
         finally:
             self._io.close(fd)
-        return buffer[: min(done, chunk.stored)]
+        return buffer[: min(done, length)]
 
     def _read_all(self, fd: int, size: int, offset: int) -> bytes:
         buffer = bytearray(size)
@@ -219,7 +293,7 @@ class Packs:
             self._remove(path)
         return self._io.open(path, flags)
 
-    def _write_file(self, path: Path, pack_uuid: bytes, chunks: Sequence[tuple[bytes, Buffer]]) -> NewPack:
+    def _write_file(self, path: Path, pack_uuid: bytes, chunks: Iterable[tuple[bytes, Buffer]]) -> NewPack:
         fd = self._open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             rows = []
@@ -238,23 +312,32 @@ class Packs:
             self._io.close(fd)
 
     def _write_chunk(self, fd: int, data: memoryview, offset: int, digest: bytes) -> int:
-        """Hash and write at the same time, both from the staging buffer, which nobody else can change."""
-        staged = self._stage(data)[: len(data)]
+        """Hash and write at the same time, both from one copy, which nobody else can change.
+
+        Without a key that is the staging buffer; with one, the copy is hashed while its box is made and written.
+        """
+        staged: Buffer = bytes(data) if self.cipher.keyed else self._stage(data)[: len(data)]
         if len(data) < PARALLEL_FROM_BYTES:
             found = [chunk_digest(staged)]
-            size = self._write_staged(fd, len(data), offset)
+            size = self._write_box(fd, staged, offset, digest)
         else:
             found = []
             # One thread of our own: the hash library's own pool does not survive a fork.
             hashing = threading.Thread(target=lambda: found.append(chunk_digest(staged)), name="holdfast-hash")
             hashing.start()
             try:
-                size = self._write_staged(fd, len(data), offset)
+                size = self._write_box(fd, staged, offset, digest)
             finally:
                 hashing.join()
         if found != [digest]:
             raise InputError("bulk data was changed while it was being saved; nothing was written")
         return size
+
+    def _write_box(self, fd: int, data: Buffer, offset: int, digest: bytes) -> int:
+        box = self.cipher.box("chunk", digest, data)
+        if self.cipher.keyed:
+            self._stage(memoryview(box))
+        return self._write_staged(fd, len(box), offset)
 
     def _write_block(self, fd: int, data: bytes, offset: int) -> None:
         self._stage(memoryview(data))

@@ -18,7 +18,7 @@ import apsw
 import zstandard
 
 from holdfast.codec.values import decode
-from holdfast.errors import BadOption, Damaged, HoldfastError
+from holdfast.errors import BadOption, Damaged, Rekeying
 from holdfast.store import schema
 from holdfast.store.catalog import (
     AgentRow,
@@ -33,8 +33,8 @@ from holdfast.store.catalog import (
     forgotten_key,
     metadata_digest,
     node_digest,
-    row_sum,
 )
+from holdfast.store.cipher import PLAIN, Cipher, damaged_row, row_key
 from holdfast.store.lines import Lines
 from holdfast.store.ranges import Ranges
 from holdfast.store.schema import SUMMED_TABLES, TABLE_NAMES
@@ -56,7 +56,7 @@ _CHECKPOINT_C = "SELECT c.n, c.a, c.b, c.parent, c.depth, c.base, c.manifest, c.
 _VALIDITY = "SELECT a, n, body, sum FROM validity"
 _TAG = "SELECT a, key, body, n, sum FROM tag"
 _SEAL = "SELECT n, b, places, sum FROM seal"
-_EVENT = "SELECT e, a, at, body, key, sum FROM event"
+EVENT = "SELECT e, a, at, body, key, sum FROM event"
 _CHUNK = "SELECT digest, p, offset, length, stored, sum FROM chunk"
 _PACK = "SELECT p, uuid, size, sum FROM pack"
 
@@ -69,8 +69,17 @@ WITH RECURSIVE up (n, steps) AS (
 {_CHECKPOINT_C} FROM up JOIN checkpoint c ON c.n = up.n ORDER BY up.steps
 """  # noqa: S608  constants only
 
+# Every agent that an event tells of: one step in the index for each.
+_TOLD_OF = """
+WITH RECURSIVE told (a) AS (
+    SELECT min(a) FROM event
+    UNION ALL
+    SELECT (SELECT min(a) FROM event WHERE a > told.a) FROM told WHERE told.a IS NOT NULL)
+SELECT a FROM told WHERE a IS NOT NULL
+"""
+
 # What the rows of a table that has sums are ordered by.
-_KEYS = {
+KEYS_OF_TABLES = {
     "store": ("name",),
     "agent": ("a",),
     "branch": ("b",),
@@ -101,21 +110,14 @@ def _marks(items: Sequence[object]) -> str:
     return ", ".join("?" * len(items))
 
 
-def damaged_row(table: str, key: object) -> Damaged:
-    name = key.hex() if isinstance(key, bytes) else key
-    return Damaged(
-        f"table {table}, row {name}: its content does not match its sum",
-        what=(f"{table} {name}",),
-        hint="Run `holdfast verify` to see what is affected.",
+CIPHER_STATE = "SELECT value FROM store WHERE name = 'cipher'"
+
+
+def rekeying() -> Rekeying:
+    return Rekeying(
+        "the store was given another key since this handle opened it; nothing was changed",
+        hint="Open the store again, with the key that it has now.",
     )
-
-
-def checked(table: str, make: Callable[..., R], row: Row) -> R:
-    """The record of a row, if its last column is the sum of the others."""
-    columns = row[:-1]
-    if row_sum(table, *columns) != row[-1]:
-        raise damaged_row(table, row[1] if table in {"tag", "validity"} else row[0])
-    return make(*columns)
 
 
 def _blob(table: str, key: object, value: object) -> bytes:
@@ -150,9 +152,19 @@ def unpack_node(digest: bytes, data: bytes) -> bytes:
 class Reading(Lines):
     """The reading half of a store, over one connection that never writes."""
 
-    def __init__(self, connection: apsw.Connection) -> None:
+    def __init__(self, connection: apsw.Connection, cipher: Cipher = PLAIN) -> None:
         self._reader = connection
+        self._cipher = cipher
         self._read_lock = threading.RLock()
+
+    @property
+    def connection(self) -> apsw.Connection:
+        return self._reader
+
+    @property
+    def lock(self) -> threading.RLock:
+        """Held while something is read."""
+        return self._read_lock
 
     def _usable(self) -> None:
         """Raise if this handle may not be used any more. Called before any lock is touched."""
@@ -161,17 +173,22 @@ class Reading(Lines):
         self._usable()
         with self._read_lock:
             try:
-                return self._reader.execute(sql, bindings).fetchall()
+                rows = self._reader.execute(sql, bindings).fetchall()
+                # After the read: a key that is still the store's now was so then.
+                if self._cipher.keyed and self._reader.execute(CIPHER_STATE).get != self._cipher.state:
+                    raise rekeying()
             except (apsw.Error, UnicodeDecodeError) as error:
                 self._usable()
                 raise reading_error(error, "reading the catalog") from error
+            return rows
 
     def _one(self, table: str, make: Callable[..., R], sql: str, bindings: tuple[Any, ...]) -> R | None:
         rows = self._select(sql, bindings)
-        return checked(table, make, rows[0]) if rows else None
+        return self._cipher.record(table, make, rows[0]) if rows else None
 
     def _all(self, table: str, make: Callable[..., R], sql: str, bindings: tuple[Any, ...] = ()) -> list[R]:
-        return [checked(table, make, row) for row in self._select(sql, bindings)]
+        record = self._cipher.record
+        return [record(table, make, row) for row in self._select(sql, bindings)]
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -193,7 +210,7 @@ class Reading(Lines):
         return self._all("agent", AgentRow, f"{_AGENT} ORDER BY a")
 
     def agent(self, key: bytes) -> AgentRow | None:
-        return self._one("agent", AgentRow, f"{_AGENT} WHERE key = ?", (key,))
+        return self._one("agent", AgentRow, f"{_AGENT} WHERE key = ?", (self._cipher.lookup("agent", key),))
 
     def agent_row(self, a: int) -> AgentRow | None:
         """None when it was removed."""
@@ -203,7 +220,8 @@ class Reading(Lines):
         return self._all("branch", BranchRow, f"{_BRANCH} WHERE a = ? ORDER BY b", (a,))
 
     def branch(self, a: int, key: bytes) -> BranchRow | None:
-        return self._one("branch", BranchRow, f"{_BRANCH} WHERE a = ? AND key = ?", (a, key))
+        stored = self._cipher.lookup("branch", key, a)
+        return self._one("branch", BranchRow, f"{_BRANCH} WHERE a = ? AND key = ?", (a, stored))
 
     def branch_row(self, b: int) -> BranchRow:
         row = self._one("branch", BranchRow, f"{_BRANCH} WHERE b = ?", (b,))
@@ -224,8 +242,8 @@ class Reading(Lines):
 
     def manifest_as_it_is(self, n: int) -> bytes | None:
         """The manifest column of a row, whether or not its sum fits. The checkpoint's id alone proves what it says."""
-        rows = self._select("SELECT manifest FROM checkpoint WHERE n = ?", (n,))
-        return _blob("checkpoint", n, rows[0][0]) if rows else None
+        rows = self._select(f"{CHECKPOINT} WHERE n = ?", (n,))
+        return _blob("checkpoint", n, self._cipher.loose("checkpoint", rows[0])[0][6]) if rows else None
 
     def checkpoints(
         self,
@@ -283,7 +301,8 @@ class Reading(Lines):
 
     def named(self, key: bytes) -> list[CheckpointRow]:
         """Every checkpoint with that key, of whatever agent, newest first."""
-        return self._all("checkpoint", CheckpointRow, f"{CHECKPOINT} WHERE key = ? ORDER BY n DESC", (key,))
+        stored = self._cipher.lookup("checkpoint", key)
+        return self._all("checkpoint", CheckpointRow, f"{CHECKPOINT} WHERE key = ? ORDER BY n DESC", (stored,))
 
     def links(self, b: int, after: int = 0) -> list[tuple[int, int, int]]:
         """Number, parent and base of every checkpoint of a branch with ``n > after``. Sums are not looked at."""
@@ -293,7 +312,7 @@ class Reading(Lines):
         """The checkpoints of a branch, whether or not their sums fit."""
         after = 0
         while batch := self._select(f"{CHECKPOINT} WHERE b = ? AND n > ? ORDER BY n LIMIT {BATCH_ROWS}", (b, after)):
-            yield from (CheckpointRow(*row[:-1]) for row in batch)
+            yield from (CheckpointRow(*self._cipher.loose("checkpoint", row)[0]) for row in batch)
             after = batch[-1][0]
 
     def tips(self, a: int) -> list[CheckpointRow]:
@@ -316,14 +335,17 @@ class Reading(Lines):
 
     def tail(self, n: int) -> bytes | None:
         rows = self._select("SELECT data FROM tail WHERE n = ?", (n,))
-        return _blob("tail", n, rows[0][0]) if rows else None
+        return self._tail(n, rows[0][0]) if rows else None
+
+    def _tail(self, n: int, data: object) -> bytes:
+        return self._cipher.unbox("tail", n, _blob("tail", n, data))
 
     def tails_of(self, numbers: Iterable[int]) -> dict[int, bytes]:
         """The tail rows of these checkpoints, of those that have one."""
         found: dict[int, bytes] = {}
         for some in _batches(numbers):
             sql = f"SELECT n, data FROM tail WHERE n IN ({_marks(some)})"  # noqa: S608  marks alone
-            found.update((n, _blob("tail", n, data)) for n, data in self._select(sql, some))
+            found.update((n, self._tail(n, data)) for n, data in self._select(sql, some))
         return found
 
     def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]:
@@ -335,7 +357,7 @@ class Reading(Lines):
         while True:
             batch = self._select(sql, (b, after))
             for n, data in batch:
-                yield n, _blob("tail", n, data)
+                yield n, self._tail(n, data)
             if len(batch) < BATCH_ROWS:
                 return
             after = batch[-1][0]
@@ -367,7 +389,8 @@ class Reading(Lines):
 
     def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
         """Raw nodes, each proven by its digest. One that is not in the catalog is left out."""
-        wanted = list(dict.fromkeys(digests))
+        cipher = self._cipher
+        wanted = [cipher.lookup("node", digest) for digest in dict.fromkeys(digests)]
         found = {}
         for start in range(0, len(wanted), NODES_AT_ONCE):
             some = wanted[start : start + NODES_AT_ONCE]
@@ -376,12 +399,24 @@ class Reading(Lines):
             bindings = tuple(some) + (None,) * (NODES_AT_ONCE - len(some) if len(some) > 1 else 0)
             sql = f"SELECT digest, data FROM node WHERE digest IN ({marks})"  # noqa: S608 - question marks alone
             for digest, data in self._select(sql, bindings):
-                key = _blob("node", 0, digest)
-                found[key] = unpack_node(key, _blob("node", key, data))
+                key = cipher.found("node", _blob("node", 0, digest))
+                found[key] = unpack_node(key, cipher.unbox("node", key, _blob("node", key, data)))
         return found
 
+    def stored_bytes(self, table: str, digests: Iterable[bytes]) -> int:
+        """How many bytes nodes, metadata or chunks take where they are stored. Does not read them."""
+        column = "stored" if table == "chunk" else "length(data)"
+        total = 0
+        for some in _batches(digests):
+            stored = tuple(self._cipher.lookup(table, digest) for digest in some)
+            sql = f"SELECT coalesce(sum({column}), 0) FROM {table} WHERE digest IN ({_marks(some)})"  # noqa: S608  constants and marks
+            ((size,),) = self._select(sql, stored)
+            total += int(size)
+        return total
+
     def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]:
-        return {digest for digest in digests if self._select("SELECT 1 FROM node WHERE digest = ?", (digest,))}
+        sql, lookup = "SELECT 1 FROM node WHERE digest = ?", self._cipher.lookup
+        return {digest for digest in digests if self._select(sql, (lookup("node", digest),))}
 
     def node_digests(self) -> Iterator[bytes]:
         """The digest of every node, in no useful order."""
@@ -390,16 +425,16 @@ class Reading(Lines):
             sql = f"SELECT k, digest FROM node WHERE k > ? ORDER BY k LIMIT {BATCH_ROWS}"  # noqa: S608  constants only
             batch = self._select(sql, (after,))
             for k, digest in batch:
-                yield _blob("node", k, digest)
+                yield self._cipher.found("node", _blob("node", k, digest))
             if len(batch) < BATCH_ROWS:
                 return
             after = batch[-1][0]
 
     def metadata(self, digest: bytes) -> bytes | None:
-        rows = self._select("SELECT data FROM metadata WHERE digest = ?", (digest,))
+        rows = self._select("SELECT data FROM metadata WHERE digest = ?", (self._cipher.lookup("metadata", digest),))
         if not rows:
             return None
-        data = _blob("metadata", digest, rows[0][0])
+        data = self._cipher.unbox("metadata", digest, _blob("metadata", digest, rows[0][0]))
         if metadata_digest(data) != digest:
             raise damaged_row("metadata", digest)
         return data
@@ -415,8 +450,8 @@ class Reading(Lines):
         while True:
             batch = self._select(sql, (after,))
             for *columns, data in batch:
-                row = checked("checkpoint", CheckpointRow, tuple(columns))
-                yield row, _blob("tail", row.n, data) if data is not None else None
+                row = self._cipher.record("checkpoint", CheckpointRow, tuple(columns))
+                yield row, self._tail(row.n, data) if data is not None else None
             if len(batch) < BATCH_ROWS:
                 return
             after = batch[-1][0]
@@ -426,7 +461,7 @@ class Reading(Lines):
     ) -> Iterator[EventRow]:
         order = "DESC" if newest_first else "ASC"
         which = "" if a is None else " AND a = ?3"
-        sql = f"{_EVENT} WHERE e > ?1 AND e < ?2{which} ORDER BY e {order} LIMIT {BATCH_ROWS}"
+        sql = f"{EVENT} WHERE e > ?1 AND e < ?2{which} ORDER BY e {order} LIMIT {BATCH_ROWS}"
         low, high, left = after, 2**63 - 1, 2**63 if limit is None else limit
         while left > 0:
             batch = self._all("event", EventRow, sql, (low, high) if a is None else (low, high, a))
@@ -442,12 +477,12 @@ class Reading(Lines):
     def events_named(self, keys: Iterable[bytes]) -> list[EventRow]:
         """Every event with one of these keys, of whatever agent, oldest first."""
         found: list[EventRow] = []
-        for some in _batches(keys):
-            found += self._all("event", EventRow, f"{_EVENT} WHERE key IN ({_marks(some)})", some)
+        for some in _batches(self._cipher.lookup("event", key) for key in keys):
+            found += self._all("event", EventRow, f"{EVENT} WHERE key IN ({_marks(some)})", some)
         return sorted(found, key=lambda row: row.e)
 
     def chunk_row(self, digest: bytes) -> ChunkRow | None:
-        return self._one("chunk", ChunkRow, f"{_CHUNK} WHERE digest = ?", (digest,))
+        return self._one("chunk", ChunkRow, f"{_CHUNK} WHERE digest = ?", (self._cipher.lookup("chunk", digest),))
 
     def chunk_rows(self, p: int) -> list[ChunkRow]:
         return self._all("chunk", ChunkRow, f"{_CHUNK} WHERE p = ? ORDER BY offset", (p,))
@@ -464,8 +499,13 @@ class Reading(Lines):
         return int(version)
 
     def store_rows(self) -> list[Row]:
-        """Name, value and sum of the rows of table ``store``, unchecked."""
+        """Name, value and sum of the rows of table ``store``, unchecked and as they are stored."""
         return self._select("SELECT name, value, sum FROM store")
+
+    def fact(self, name: str) -> bytes | None:
+        """The value of a row of table ``store``; None when there is none."""
+        rows = self._select("SELECT name, value, sum FROM store WHERE name = ?", (name,))
+        return self._cipher.record("store", lambda _, value: _blob("store", name, value), rows[0]) if rows else None
 
     def check_schema(self) -> None:
         with self._read_lock:
@@ -490,9 +530,8 @@ class Reading(Lines):
 
     def forgotten(self, a: int | None = None) -> Iterator[tuple[EventRow, dict[str, Any]]]:
         """The events that say what agents (or one of them) have forgotten, with their bodies, oldest first."""
-        low, high = (b"forget", b"forgeu") if a is None else (forgotten_key(a), forgotten_key(a + 1))
-        sql = f"{_EVENT} WHERE key >= ? AND key < ? ORDER BY e"
-        for row in self._all("event", EventRow, sql, (low, high)):
+        agents = self._select(_TOLD_OF) if a is None else [(a,)]
+        for row in self.events_named(forgotten_key(one) for (one,) in agents):
             body = decode(row.body, inert=True)
             if isinstance(body, dict) and body.get("what") in {"forget", "remove"}:
                 yield row, body
@@ -525,7 +564,7 @@ class Reading(Lines):
         """Every row of a table that has sums: its key, and whether the sum fits. For verifying."""
         if table not in SUMMED_TABLES:
             raise BadOption(f"table {table!r}")
-        key = _KEYS[table]
+        key = KEYS_OF_TABLES[table]
         order, width = ", ".join(key), len(key)
         where = ""
         last: tuple[Any, ...] = ()
@@ -533,12 +572,8 @@ class Reading(Lines):
             sql = f"SELECT {order}, * FROM {table}{where} ORDER BY {order} LIMIT {BATCH_ROWS}"  # noqa: S608  constants only
             batch = self._select(sql, last)
             for found in batch:
-                row = found[width:]
-                try:
-                    fits = row_sum(table, *row[:-1]) == row[-1]
-                except HoldfastError:  # a column holds what no row can hold
-                    fits = False
-                yield row[1] if table in {"tag", "validity"} else row[0], fits
+                row, fits = self._cipher.loose(table, found[width:])
+                yield row_key(table, row), fits
             if len(batch) < BATCH_ROWS:
                 return
             last = batch[-1][:width]
@@ -550,7 +585,8 @@ class Reading(Lines):
         return int(count)
 
     def metadata_digests(self) -> list[bytes]:
-        return [_blob("metadata", digest, digest) for (digest,) in self._select("SELECT digest FROM metadata")]
+        digests = self._select("SELECT digest FROM metadata")
+        return [self._cipher.found("metadata", _blob("metadata", digest, digest)) for (digest,) in digests]
 
     def engine_check(self, *, quick: bool = True) -> list[str]:
         """What SQLite itself finds wrong with the database's structure; empty when all is well. Reads all of it."""

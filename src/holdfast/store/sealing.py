@@ -7,7 +7,8 @@ gives the bytes that were written; the digest in the operation proves it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ormsgpack import packb
 
@@ -53,6 +54,30 @@ def seal(
         entries.append([n, places])
     leftover.finish()
     return encode([list(used), entries])
+
+
+def moved(
+    nodes: Sequence[bytes], entries: Sequence[Any], leaving: Mapping[bytes, bytes]
+) -> tuple[bytes, dict[bytes, bytes]]:
+    """The places of some entries of a seal, after the values in the nodes that are ``leaving`` have moved together.
+
+    ``nodes`` are those of the seal as it was. Returns the nodes that must be written for it, too.
+    """
+    used: dict[bytes, int] = {}
+    made: dict[bytes, bytes] = {}
+    leftover = _Leftover(made, used)
+    kept = []
+    for n, places in entries:
+        found = []
+        for index, offset, length in places:
+            raw = leaving.get(nodes[index])
+            if raw is None:
+                found.append([used.setdefault(nodes[index], len(used)), offset, length])
+            else:
+                found.append(leftover.add(raw[offset : offset + length]))
+        kept.append([n, found])
+    leftover.finish()
+    return encode([list(used), kept]), made
 
 
 class _Leftover:
@@ -107,6 +132,19 @@ class Values:
                     f"the tail of checkpoint {row.n} does not follow the format", what=(f"tail {row.n}",)
                 )
             return values
+        return [self._value(place, row.n) for place in self._places(row)]
+
+    def found(self, row: CheckpointRow) -> tuple[bytes | None, list[tuple[bytes, int, int]]]:
+        """Where a checkpoint's values are: its tail, or the nodes that hold them, with offset and length in each."""
+        tail = self._tail(row.n)
+        if tail is not None:
+            return tail, []
+        try:
+            return None, [(self._nodes[index], offset, length) for index, offset, length in self._places(row)]
+        except (TypeError, ValueError, IndexError) as error:
+            raise CorruptValue(f"a place of checkpoint {row.n} does not follow the format") from error
+
+    def _places(self, row: CheckpointRow) -> list[list[int]]:
         if not self._covers(row):
             seal_row = self._catalog.covering_seal(row.b, row.n)
             if seal_row is None:
@@ -114,8 +152,7 @@ class Values:
             if self._key != (seal_row.b, seal_row.n):
                 self._open((seal_row.b, seal_row.n), seal_row.places)
             self._from = row.n
-        places = self._entries.get(0 if self._key == (row.b, row.n) else row.n, [])
-        return [self._value(place, row.n) for place in places]
+        return self._entries.get(0 if self._key == (row.b, row.n) else row.n, [])
 
     def _covers(self, row: CheckpointRow) -> bool:
         """Whether the open seal is the first at or after this row, as it is for one before it."""
@@ -142,11 +179,17 @@ class Values:
         try:
             index, offset, length = place
             digest = self._nodes[index]
-        except (TypeError, ValueError, IndexError) as error:
+            raw = self._raw.get(digest)
+            if type(offset) is not int or type(length) is not int:
+                raise TypeError(place)
+        except (TypeError, ValueError, LookupError) as error:
             raise CorruptValue(f"a place of checkpoint {n} does not follow the format") from error
-        raw = self._raw.get(digest)
         if raw is None:
-            raw = self._raw[digest] = self._catalog.nodes([digest])[digest]
+            raw = self._catalog.nodes([digest]).get(digest)
+            if raw is None:
+                name = f"node {digest.hex()}"
+                raise Damaged(f"{name} with a value of checkpoint {n} is missing", what=(name, f"checkpoint {n}"))
+            self._raw[digest] = raw
         value = raw[offset : offset + length]
         if len(value) != length:
             raise Damaged(f"a value of checkpoint {n} lies outside its node", what=(f"checkpoint {n}",))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import apsw
 
 from holdfast.codec.values import encode
-from holdfast.store.catalog import row_sum
+from holdfast.store.cipher import Cipher
 
 FORMAT_VERSION = 1
 
@@ -22,15 +22,13 @@ STEPS: Mapping[int, Step] = {}
 """``STEPS[v]`` takes a store of version ``v`` to version ``v + 1``. Version 1 is the first."""
 
 
-def step_up(connection: apsw.Connection) -> bool:
+def step_up(connection: apsw.Connection, cipher: Cipher) -> bool:
     """One step, inside a transaction, if the store needs one. A step that is missing is a mistake of this program."""
     version = connection.execute("PRAGMA user_version").get
     if version >= FORMAT_VERSION:
         return False
     STEPS[version](connection)
-    value = encode(version + 1)
-    connection.execute(
-        "UPDATE store SET value = ?, sum = ? WHERE name = 'format'", (value, row_sum("store", "format", value))
-    )
+    _, value, total = cipher.stored("store", "format", encode(version + 1))
+    connection.execute("UPDATE store SET value = ?, sum = ? WHERE name = 'format'", (value, total))
     connection.execute(f"PRAGMA user_version={version + 1}")
     return True

@@ -7,8 +7,10 @@ It is not flushed itself: after a power cut it may be older than the catalog, wh
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -131,7 +133,8 @@ class WitnessFile:
     def close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            with suppress(OSError):  # it is not flushed either: what it lacks it may lack
+                os.close(fd)
 
     def _catch_up(self) -> None:
         content = os.pread(self._fd, WITNESS_BYTES, 0)
@@ -146,10 +149,14 @@ class WitnessFile:
     def _write(self, witness: Witness) -> None:
         slot = pack_slot(witness)
         start = self._slot * SLOT_BYTES
-        if os.pwrite(self._fd, slot, start) != SLOT_BYTES:
-            self._content = b""
-            raise OSError("the witness was written in part")
         old = self._content.ljust(WITNESS_BYTES, b"\0")
+        done = 0
+        while done < SLOT_BYTES:
+            written = os.pwrite(self._fd, slot[done:], start + done)
+            if not written:
+                raise OSError(errno.EIO, "nothing was written")
+            self._content = b""  # until all of it is there, it is not known what is
+            done += written
         self._content = old[:start] + slot + old[start + SLOT_BYTES :]
         self._newest = witness
         self._slot = 1 - self._slot

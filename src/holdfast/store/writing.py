@@ -8,7 +8,7 @@ written only after the flush returned; after a flush that failed nothing is ever
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeVar
@@ -33,21 +33,24 @@ from holdfast.store.catalog import (
     BranchRow,
     Buffer,
     CheckpointRow,
+    ChunkRow,
     Commit,
     Event,
+    EventRow,
     LineStart,
     NewPack,
     NewRecord,
+    SealRow,
     TagRow,
     ValidityRow,
     effect_chain,
     forgotten_key,
-    row_sum,
 )
+from holdfast.store.cipher import PLAIN, Cipher, Row
 from holdfast.store.ends import Ends
 from holdfast.store.locks import BUSY_WAIT_S, StoreLock
 from holdfast.store.ranges import Ranges
-from holdfast.store.reading import CHECKPOINT, checked
+from holdfast.store.reading import CHECKPOINT, CIPHER_STATE, EVENT, rekeying
 from holdfast.store.schema import NUMBERED, next_number
 from holdfast.store.sqlite import reading_error, writing_error
 from holdfast.store.witness import WitnessFile
@@ -92,15 +95,19 @@ def pack_node(node: bytes) -> bytes:
     return b"\x00" + node
 
 
-def branch_sum(row: BranchRow) -> bytes:
-    return row_sum("branch", row.b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation)
+def packed_nodes(cipher: Cipher, nodes: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, Buffer]]:
+    """Nodes and their digests as they are stored."""
+    return [(cipher.lookup("node", digest), cipher.box("node", digest, pack_node(node))) for digest, node in nodes]
 
 
 class Writer:
     """The one writing connection of a store in this process."""
 
-    def __init__(self, connection: apsw.Connection, lock: StoreLock, witness: WitnessFile) -> None:
+    def __init__(
+        self, connection: apsw.Connection, lock: StoreLock, witness: WitnessFile, cipher: Cipher = PLAIN
+    ) -> None:
         self.connection = connection
+        self.cipher = cipher
         self.lock = lock
         self.witness = witness
         self.threads = threading.Lock()
@@ -108,7 +115,7 @@ class Writer:
         self.busy_wait_s = BUSY_WAIT_S
         self._run = connection.cursor().execute
         self._heads: dict[int, Head] = {}
-        self.ends = Ends(connection)
+        self.ends = Ends(connection, cipher)
         # What the transaction in hand gave out: newest checkpoint, event and effect, that checkpoint's id.
         self._n = self._e = self._r = 0
         self._id = b""
@@ -140,6 +147,8 @@ class Writer:
         try:
             self._run("BEGIN IMMEDIATE")
             begun = True
+            if self.cipher.keyed and self._run(CIPHER_STATE).get != self.cipher.state:
+                raise rekeying()
             result = change()
             committing = True
             self._run("COMMIT")
@@ -184,11 +193,15 @@ class Writer:
 
     # Rows, inside a transaction
 
-    def read_branch(self, b: int) -> BranchRow:
-        row = self._run(f"{_BRANCH} WHERE b = ?", (b,)).fetchone()
+    def _branch(self, b: int) -> Row:
+        row: Row | None = self._run(f"{_BRANCH} WHERE b = ?", (b,)).fetchone()
         if row is None:
             raise Fenced("the agent was removed; nothing was written", hint="Open the store's agents anew.")
-        return checked("branch", BranchRow, row)
+        return row
+
+    def read_branch(self, b: int) -> BranchRow:
+        row = self._branch(b)
+        return self.cipher.record("branch", BranchRow, row)
 
     def _check_there(self, a: int, n: int) -> None:
         """Names are given without a lease, so the agent may have been removed, or the checkpoint forgotten, since."""
@@ -196,39 +209,62 @@ class Writer:
             raise UnknownAgent("the agent was removed; nothing was changed")
         if not n:
             return
-        forgotten = self._run("SELECT body FROM event WHERE key = ?", (forgotten_key(a),)).fetchall()
-        if any(n in Ranges(decode(bytes(body), inert=True)["n"]) for (body,) in forgotten):  # type: ignore[arg-type]
-            raise UnknownRevision("the checkpoint was forgotten; nothing was changed")
+        key = self.cipher.lookup("event", forgotten_key(a))
+        for found in self._run(f"{EVENT} WHERE key = ?", (key,)).fetchall():
+            event = self.cipher.record("event", EventRow, found)
+            if n in Ranges(decode(event.body, inert=True)["n"]):
+                raise UnknownRevision("the checkpoint was forgotten; nothing was changed")
 
     def insert_agent(self, row: AgentRow) -> AgentRow:
         row = replace(row, a=self._run(_NEXT["agent"]).get)
-        columns = (row.a, row.uuid, row.key, row.body)
-        self._run("INSERT INTO agent VALUES (?, ?, ?, ?, ?)", (*columns, row_sum("agent", *columns)))
+        stored = self.cipher.stored("agent", row.a, row.uuid, row.key, row.body)
+        self._run("INSERT INTO agent VALUES (?, ?, ?, ?, ?)", stored)
         return row
 
     def insert_branch(self, row: BranchRow) -> BranchRow:
         b = self._run(_NEXT["branch"]).get
         row = replace(row, b=b)
-        self._run(
-            "INSERT INTO branch VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation, branch_sum(row)),
-        )
+        self._run("INSERT INTO branch VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._stored_branch(row))
         return row
+
+    def _stored_branch(self, row: BranchRow) -> Row:
+        return self.cipher.stored(
+            "branch", row.b, row.a, row.uuid, row.key, row.body, row.head, row.head_id, row.generation
+        )
 
     def update_branch(self, row: BranchRow) -> BranchRow:
         self._heads.pop(row.b, None)
+        *_, body, head, head_id, generation, total = self._stored_branch(row)
         self._run(
             "UPDATE branch SET body = ?, head = ?, head_id = ?, generation = ?, sum = ? WHERE b = ?",
-            (row.body, row.head, row.head_id, row.generation, branch_sum(row), row.b),
+            (body, head, head_id, generation, total, row.b),
         )
         return row
 
     def insert_event(self, a: int, event: Event) -> int:
         e = self._run(_NEXT_E).get
-        row = (e, a, event.at, event.body, event.key)
-        self._run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", (*row, row_sum("event", *row)))
+        row = self.cipher.stored("event", e, a, event.at, event.body, event.key)
+        self._run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", row)
         self._e = e
         return int(e)
+
+    def insert_checkpoint(self, row: CheckpointRow, identity: bytes) -> None:
+        """A checkpoint that came from elsewhere; no head moves."""
+        columns = (row.n, row.a, row.b, row.parent, row.depth, row.base, row.manifest, row.operations, row.key)
+        self._run(
+            "INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self.cipher.stored("checkpoint", *columns)
+        )
+        self._n, self._id = row.n, identity
+
+    def insert_tail(self, n: int, tail: bytes) -> None:
+        self._run("INSERT INTO tail VALUES (?, ?)", (n, self.cipher.box("tail", n, tail)))
+
+    def insert_seal(self, row: SealRow) -> None:
+        self._run("INSERT INTO seal VALUES (?, ?, ?, ?)", self.cipher.stored("seal", row.n, row.b, row.places))
+
+    def insert_metadata(self, digest: bytes, data: bytes) -> None:
+        stored = (self.cipher.lookup("metadata", digest), self.cipher.box("metadata", digest, data))
+        self._run("INSERT INTO metadata VALUES (?, ?) ON CONFLICT DO NOTHING", stored)
 
     def check_guard(self, guard: tuple[int, int]) -> None:
         b, generation = guard
@@ -236,8 +272,8 @@ class Writer:
         if row.generation != generation:
             raise self._fenced(row, generation)
 
-    def insert_nodes(self, nodes: Sequence[tuple[bytes, bytes]]) -> None:
-        """Nodes as they are stored, with their digests."""
+    def insert_nodes(self, nodes: Sequence[tuple[bytes, Buffer]]) -> None:
+        """Nodes and their digests as they are stored."""
         for node in nodes:
             self._run("INSERT INTO node (digest, data) VALUES (?, ?) ON CONFLICT DO NOTHING", node)
 
@@ -254,12 +290,15 @@ class Writer:
 
     def add_agent(self, agent: AgentRow, branch: BranchRow, event: Event) -> tuple[AgentRow, BranchRow]:
         """The agent of that key and its branch; made now unless another process was first."""
-        there = self._run("SELECT a, uuid, key, body, sum FROM agent WHERE key = ?", (agent.key,)).fetchone()
+        cipher = self.cipher
+        key = cipher.lookup("agent", agent.key)
+        there = self._run("SELECT a, uuid, key, body, sum FROM agent WHERE key = ?", (key,)).fetchone()
         if there is not None:
-            known = checked("agent", AgentRow, there)
-            row = self._run(f"{_BRANCH} WHERE a = ? AND key = ?", (known.a, branch.key)).fetchone()
+            known = cipher.record("agent", AgentRow, there)
+            key = cipher.lookup("branch", branch.key, known.a)
+            row = self._run(f"{_BRANCH} WHERE a = ? AND key = ?", (known.a, key)).fetchone()
             if row is not None:
-                return known, checked("branch", BranchRow, row)
+                return known, cipher.record("branch", BranchRow, row)
             return known, self.add_branch(replace(branch, a=known.a), event)
         agent = self.insert_agent(agent)
         made = self.insert_branch(replace(branch, a=agent.a))
@@ -269,7 +308,8 @@ class Writer:
     def add_branch(
         self, branch: BranchRow, event: Event, line: LineStart | None = None, copies: Sequence[NewRecord] = ()
     ) -> BranchRow:
-        if self._run("SELECT 1 FROM branch WHERE a = ? AND key = ?", (branch.a, branch.key)).fetchone():
+        key = self.cipher.lookup("branch", branch.key, branch.a)
+        if self._run("SELECT 1 FROM branch WHERE a = ? AND key = ?", (branch.a, key)).fetchone():
             raise BadName("a branch of that name exists already; nothing was changed")
         self._check_there(branch.a, branch.head)
         made = self.insert_branch(branch)
@@ -299,11 +339,12 @@ class Writer:
         head_id: bytes,
         event: Event,
         append: Append | None,
-        nodes: Sequence[tuple[bytes, bytes]],
+        nodes: Sequence[tuple[bytes, Buffer]],
     ) -> BranchRow:
         row = self.read_branch(b)
         if row.generation != generation or row.head_id != expect_head_id:
             raise self._fenced(row, generation)
+        self._check_there(row.a, head)
         self.insert_event(row.a, event)
         self.insert_nodes(nodes)
         if append is not None:
@@ -317,16 +358,18 @@ class Writer:
         return tag
 
     def insert_tag(self, tag: TagRow) -> None:
-        columns = (tag.a, tag.key, tag.body, tag.n)
         self._run(
             "INSERT INTO tag VALUES (?, ?, ?, ?, ?) ON CONFLICT (a, key) DO UPDATE"
             " SET body = excluded.body, n = excluded.n, sum = excluded.sum",
-            (*columns, row_sum("tag", *columns)),
+            self.cipher.stored("tag", tag.a, tag.key, tag.body, tag.n),
         )
 
+    def delete_tag(self, a: int, key: bytes) -> bool:
+        self._run("DELETE FROM tag WHERE a = ? AND key = ?", (a, self.cipher.lookup("tag", key, a)))
+        return bool(self.connection.changes())
+
     def drop_tag(self, a: int, key: bytes, event: Event) -> bool:
-        self._run("DELETE FROM tag WHERE a = ? AND key = ?", (a, key))
-        if not self.connection.changes():
+        if not self.delete_tag(a, key):
             return False
         self.insert_event(a, event)
         return True
@@ -340,8 +383,15 @@ class Writer:
         self.insert_event(a, event)
 
     def insert_validity(self, row: ValidityRow) -> None:
-        total = row_sum("validity", row.a, row.n, row.body)
-        self._run("INSERT OR REPLACE INTO validity VALUES (?, ?, ?, ?)", (row.a, row.n, row.body, total))
+        stored = self.cipher.stored("validity", row.a, row.n, row.body)
+        self._run("INSERT OR REPLACE INTO validity VALUES (?, ?, ?, ?)", stored)
+
+    def set_fact(self, name: str, value: bytes) -> None:
+        """Write a row of table ``store``."""
+        self._run("INSERT OR REPLACE INTO store VALUES (?, ?, ?)", self.cipher.stored("store", name, value))
+
+    def drop_fact(self, name: str) -> None:
+        self._run("DELETE FROM store WHERE name = ?", (name,))
 
     def add_events(self, a: int, events: Sequence[Event], guard: tuple[int, int] | None) -> list[int]:
         if guard is not None:
@@ -351,26 +401,26 @@ class Writer:
 
     # The commit of a checkpoint
 
-    def apply(self, commit: Commit, nodes: Sequence[tuple[bytes, bytes]], pack: NewPack | None) -> int:
+    def apply(self, commit: Commit, nodes: Sequence[tuple[bytes, Buffer]], pack: NewPack | None) -> int:
         """Write one checkpoint, if its branch is still where the writer believes it to be."""
-        run = self._run
+        run, cipher = self._run, self.cipher
         if commit.guard is not None:
             self.check_guard(commit.guard)
         n = run(_NEXT_N).get
         head = self._move_head(commit, n)
         a, b, depth, key = commit.a, commit.b, commit.depth, commit.key
         row = (n, a, b, head.parent, depth, head.base, commit.manifest, commit.operations, key)
-        run("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*row, row_sum("checkpoint", *row)))
+        run("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", cipher.stored("checkpoint", *row))
         if commit.tail is not None:
-            run("INSERT INTO tail VALUES (?, ?)", (n, commit.tail))
+            self.insert_tail(n, commit.tail)
         if nodes:
             self.insert_nodes(nodes)
         if commit.places is not None:
             self._seal(commit, n)
         if commit.metadata is not None:
-            run("INSERT INTO metadata VALUES (?, ?) ON CONFLICT DO NOTHING", commit.metadata)
+            self.insert_metadata(*commit.metadata)
         if pack is not None or commit.chunks:
-            self._insert_chunks(commit.chunks, pack)
+            self.insert_chunks(commit.chunks, pack)
         for event in commit.events:
             self.insert_event(a, event)
         if commit.append is not None:
@@ -392,14 +442,15 @@ class Writer:
                 if commit.onto is not None:
                     # Another process may have sealed that checkpoint since it was read, and forgotten what is below.
                     parent = commit.onto[0]
+                    self._check_there(commit.a, parent)
                     base = self._base_of(parent)
                 base = n if commit.sealed else base if commit.base is None else commit.base
                 new = BranchRow(old.b, old.a, old.uuid, old.key, old.body, n, commit.id, old.generation)
-                new_sum = branch_sum(new)
+                *_, body, _, head_id, _, new_sum = self._stored_branch(new)
                 # The old sum covers the whole row, so comparing it proves that what we remember is what is there.
                 self._run(
-                    "UPDATE branch SET head = ?, head_id = ?, sum = ? WHERE b = ? AND sum = ?",
-                    (n, commit.id, new_sum, old.b, head.sum),
+                    "UPDATE branch SET body = ?, head = ?, head_id = ?, sum = ? WHERE b = ? AND sum = ?",
+                    (body, n, head_id, new_sum, old.b, head.sum),
                 )
                 if self.connection.changes() == 1:
                     self._heads[commit.b] = Head(new, new_sum, base)
@@ -408,8 +459,9 @@ class Writer:
         raise self._fenced(self.read_branch(commit.b), commit.generation)
 
     def _load_head(self, b: int) -> Head:
-        row = self.read_branch(b)
-        return Head(row, branch_sum(row), self._base_of(row.head, row.head_id))
+        stored = self._branch(b)
+        row = self.cipher.record("branch", BranchRow, stored)
+        return Head(row, stored[-1], self._base_of(row.head, row.head_id))
 
     def _base_of(self, n: int, identity: bytes = b"") -> int:
         """The base of a checkpoint, which must have this id if one is given."""
@@ -418,7 +470,7 @@ class Writer:
         found = self._run(f"{CHECKPOINT} WHERE n = ?", (n,)).fetchone()
         if found is None:
             raise Damaged(f"table checkpoint, row {n}: missing", what=(f"checkpoint {n}",))
-        row = checked("checkpoint", CheckpointRow, found)
+        row = self.cipher.record("checkpoint", CheckpointRow, found)
         if identity and row.id != identity:
             raise Damaged(f"table checkpoint, row {n}: not the branch's head", what=(f"checkpoint {n}",))
         return row.base
@@ -438,30 +490,35 @@ class Writer:
     def _seal(self, commit: Commit, n: int) -> None:
         """The seal takes over from the tail rows since the branch's last one, which go in the same transaction."""
         last = self._run("SELECT coalesce(max(n), 0) FROM seal WHERE b = ?", (commit.b,)).get
-        self._run(
-            "INSERT INTO seal VALUES (?, ?, ?, ?)",
-            (n, commit.b, commit.places, row_sum("seal", n, commit.b, commit.places)),
-        )
+        self.insert_seal(SealRow(n, commit.b, commit.places or b""))
         self._run("DELETE FROM tail WHERE n IN (SELECT n FROM checkpoint WHERE b = ? AND n > ?)", (commit.b, last))
 
-    def _insert_chunks(self, chunks: Sequence[tuple[bytes, Buffer]], pack: NewPack | None) -> None:
+    def insert_chunks(self, chunks: Sequence[tuple[bytes, Buffer]], pack: NewPack | None) -> None:
         if pack is not None:
-            p = self._run("SELECT coalesce(max(p), 0) + 1 FROM pack").get
-            total = row_sum("pack", p, pack.uuid, pack.size)
-            self._run("INSERT INTO pack VALUES (?, ?, ?, ?)", (p, pack.uuid, pack.size, total))
+            p = self.insert_pack(pack)
             for chunk in pack.chunks:
                 columns = (chunk.digest, p, chunk.offset, chunk.length, chunk.stored)
-                self._run(
-                    "INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING",
-                    (*columns, row_sum("chunk", *columns)),
-                )
+                stored = self.cipher.stored("chunk", *columns)
+                self._run("INSERT INTO chunk VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", stored)
         for digest, _ in chunks:
-            if self._run("SELECT 1 FROM chunk WHERE digest = ?", (digest,)).fetchone() is None:
+            key = self.cipher.lookup("chunk", digest)
+            if self._run("SELECT 1 FROM chunk WHERE digest = ?", (key,)).fetchone() is None:
                 raise Vanished
+
+    def insert_pack(self, pack: NewPack) -> int:
+        """The row of a pack that is on disk; returns its number."""
+        p = self._run("SELECT coalesce(max(p), 0) + 1 FROM pack").get
+        self._run("INSERT INTO pack VALUES (?, ?, ?, ?)", self.cipher.stored("pack", p, pack.uuid, pack.size))
+        return int(p)
+
+    def move_chunk(self, chunk: ChunkRow) -> None:
+        """Say that a chunk that is known is somewhere else from now on."""
+        columns = (chunk.digest, chunk.p, chunk.offset, chunk.length, chunk.stored)
+        self._run("INSERT OR REPLACE INTO chunk VALUES (?, ?, ?, ?, ?, ?)", self.cipher.stored("chunk", *columns))
 
     # Records
 
-    def append(self, append: Append, nodes: Sequence[tuple[bytes, bytes]], pack: NewPack | None) -> int:
+    def append(self, append: Append, nodes: Sequence[tuple[bytes, Buffer]], pack: NewPack | None) -> int:
         """Write records, if the branch still has this writer and its line is where the writer believes it to be."""
         if append.guard is not None:
             self.check_guard(append.guard)
@@ -470,18 +527,18 @@ class Writer:
             raise self._fenced(row, append.generation)
         self.insert_nodes(nodes)
         if pack is not None or append.chunks:
-            self._insert_chunks(append.chunks, pack)
+            self.insert_chunks(append.chunks, pack)
         self._r = self.ends.extend(append)
         return self._r
 
     # One of many in a transaction
 
-    def write(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]]) -> int:
+    def write(self, item: Commit | Append, nodes: Sequence[tuple[bytes, Buffer]]) -> int:
         if isinstance(item, Append):
             return self.append(item, nodes, None)
         return self.apply(item, nodes, None)
 
-    def savepoint(self, item: Commit | Append, nodes: Sequence[tuple[bytes, bytes]]) -> int | HoldfastError:
+    def savepoint(self, item: Commit | Append, nodes: Sequence[tuple[bytes, Buffer]]) -> int | HoldfastError:
         """Write one of many; a typed error undoes this one alone and is returned."""
         given = self._n, self._e, self._r, self._id
         self._run("SAVEPOINT one")

@@ -40,6 +40,7 @@ from holdfast.contrib.langgraph.thread import Thread, writes_event
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import BadOption, Unencodable
 from holdfast.run.store import open_store
+from holdfast.store.keysources import Key
 
 # How often a thread that this process writes is looked at: has its run ended, so that others may write it?
 WATCH_S = 0.05
@@ -55,7 +56,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
     ``store`` is a path, an open store, or None for the one that ``holdfast.open()`` finds. ``types`` names modules or
     classes that may be stored besides LangGraph's and LangChain's own. ``wait_s`` is how long a run waits for another
-    process that is writing the same thread before it gives up with ``AgentBusy``.
+    process that is writing the same thread before it gives up with ``AgentBusy``. ``key`` opens an encrypted store, as
+    in ``holdfast.open()``.
     """
 
     def __init__(
@@ -65,10 +67,11 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         types: Sequence[Any] = (),
         wait_s: float = 0.0,
         durability: Literal["commit", "batched"] = "commit",
+        key: Key = None,
     ) -> None:
         super().__init__()
         self._own = not isinstance(store, Store)
-        self.store: Store = store if isinstance(store, Store) else open_store(store, durability=durability)
+        self.store: Store = store if isinstance(store, Store) else open_store(store, durability=durability, key=key)
         self._registry = registry_for(self.store._registry, types)
         self._wait_s = wait_s
         self._threads: dict[str, Thread] = {}

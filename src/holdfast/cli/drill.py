@@ -1,0 +1,85 @@
+"""``holdfast drill``: restore a sample of checkpoints elsewhere and prove them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+import holdfast
+from holdfast import DrillReport
+from holdfast.cli.exits import DAMAGED
+from holdfast.cli.output import Output
+from holdfast.cli.progress import bars
+from holdfast.cli.session import Given, Json, Name
+from holdfast.cli.text import clean, count, size
+
+SCHEMA = "holdfast.drill/1"
+# What restored well and is listed; what did not is listed always, and the JSON has all.
+_LISTED = 20
+
+
+def drill(
+    store: Annotated[Path | None, Parameter(show_default=False)] = None,
+    /,
+    *,
+    agent: Annotated[tuple[Name, ...], Parameter(metavar="NAME", negative="", show_default=False)] = (),
+    sample: Annotated[int, Parameter(metavar="N")] = 20,
+    place: Annotated[Path | None, Parameter(metavar="DIR", show_default=False)] = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Restore a sample of checkpoints in a scratch place, as after a loss, and prove their digests.
+
+    The newest checkpoint of each branch comes first, the others are taken at random. The store is only read; the
+    scratch place is removed. Ends with 5 when something did not come back as it was.
+
+    Parameters
+    ----------
+    store
+        The store to test, for example a backup. [default: that of the other verbs]
+    agent
+        Only this agent. Can be given several times.
+    sample
+        How many checkpoints.
+    place
+        Where the scratch place is made. [default: beside the store]
+    json
+        Print JSON (schema holdfast.drill/1).
+    """
+    with (
+        holdfast.open(store if store is not None else session.path, create=False, readonly=True, inert=True) as opened,
+        bars(session.err) as progress,
+    ):
+        report = opened.drill(agent, sample=sample, place=place, progress=progress)
+    if json:
+        session.out.json({"schema": SCHEMA, **report.to_json()})
+    else:
+        _print(session.out, report)
+    return 0 if report.ok else DAMAGED
+
+
+def _print(out: Output, report: DrillReport) -> None:
+    failed = [one for one in report.checkpoints if one.problem]
+    good = [one for one in report.checkpoints if not one.problem]
+    rows = [
+        (
+            Text("lost" if one.problem else "ok", style="bold red" if one.problem else "green"),
+            Text(clean(one.agent), style="bold cyan"),
+            f"#{one.depth}",
+            one.id[:12],
+            clean(one.problem or one.label),
+        )
+        for one in (*failed, *good[:_LISTED])
+    ]
+    if rows:
+        out.columns(("", "agent", "depth", "id", "label"), rows, right=(2,))
+    if len(good) > _LISTED:
+        out.say(f"and {count(len(good) - _LISTED, 'more')} that came back; --json has all.")
+    done = f"{len(good)} of {count(len(report.checkpoints), 'checkpoint')} restored and proven"
+    out.say(
+        Text(f"{done} ({size(report.bytes)}).", style="bold red" if failed else "bold green"),
+        f" The store has {report.total:,}.",
+    )

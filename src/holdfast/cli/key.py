@@ -1,0 +1,129 @@
+"""``holdfast key``: who can open an encrypted store."""
+
+from __future__ import annotations
+
+from cyclopts import App
+from rich.text import Text
+
+import holdfast
+from holdfast.cli.asking import KeyCommand, KeyEnv, KeyFile, chosen
+from holdfast.cli.progress import bars
+from holdfast.cli.session import Flag, Given, Json
+from holdfast.cli.text import ago, now
+
+LIST_SCHEMA = "holdfast.keys/1"
+SCHEMA = "holdfast.key/1"
+
+key = App(name="key", help="List, add, remove and replace the keys of an encrypted store.")
+
+
+@key.command(name="list")
+def list_(*, json: Json = False, session: Given) -> int:
+    """List the keys that open the store. Needs none of them.
+
+    Parameters
+    ----------
+    json
+        Print JSON (schema holdfast.keys/1).
+    """
+    found = holdfast.keys.listed(session.path)
+    if json:
+        session.out.json({"schema": LIST_SCHEMA, "keys": [one.to_json() for one in found]})
+    else:
+        rows = [(str(one.number), Text(one.kind, style="bold"), ago(one.created, now())) for one in found]
+        session.out.columns(("number", "kind", "added"), rows, right=(0,))
+    return 0
+
+
+@key.command
+def add(
+    *,
+    new_key_file: KeyFile = None,
+    new_key_env: KeyEnv = None,
+    new_key_command: KeyCommand = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Let one more key open the store. Without an option a passphrase is asked for.
+
+    Parameters
+    ----------
+    new_key_file
+        The new key is the only line of this file: 64 hexadecimal digits, or a passphrase.
+    new_key_env
+        The new key is in this variable.
+    new_key_command
+        The new key is what this command prints.
+    json
+        Print JSON (schema holdfast.key/1).
+    """
+    new = chosen(new_key_file, new_key_env, new_key_command, "New passphrase")
+    made = holdfast.keys.add(session.path, new)
+    if json:
+        session.out.json({"schema": SCHEMA, "did": "add", "key": made.to_json()})
+    else:
+        session.out.say(f"Key {made.number} opens the store from now on.")
+    return 0
+
+
+@key.command
+def remove(number: int, /, *, json: Json = False, session: Given) -> int:
+    """Let a key open the store no more. The last one stays.
+
+    Whoever knew it may have kept the master key that it led to; `rotate --full` replaces that, too.
+
+    Parameters
+    ----------
+    number
+        Its number in `holdfast key list`.
+    json
+        Print JSON (schema holdfast.key/1).
+    """
+    holdfast.keys.remove(session.path, number)
+    if json:
+        session.out.json({"schema": SCHEMA, "did": "remove", "key": {"number": number}})
+    else:
+        session.out.say(f"Key {number} does not open the store any more.")
+    return 0
+
+
+@key.command
+def rotate(
+    *,
+    full: Flag = False,
+    new_key_file: KeyFile = None,
+    new_key_env: KeyEnv = None,
+    new_key_command: KeyCommand = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Put another key in the place of the one that is used now.
+
+    Parameters
+    ----------
+    full
+        Encrypt everything anew with another master key. Nobody else can use the store meanwhile, and all other keys
+        are gone afterwards. If it is interrupted, do it again with the new key.
+    new_key_file
+        The new key is the only line of this file: 64 hexadecimal digits, or a passphrase.
+    new_key_env
+        The new key is in this variable.
+    new_key_command
+        The new key is what this command prints.
+    json
+        Print JSON (schema holdfast.key/1).
+    """
+    with bars(session.err) as progress:
+        made = holdfast.keys.rotate(
+            session.path,
+            lambda: chosen(new_key_file, new_key_env, new_key_command, "New passphrase"),
+            full=full,
+            progress=progress,
+        )
+    if json:
+        session.out.json({"schema": SCHEMA, "did": "rotate", "full": full, "key": made.to_json()})
+    elif full:
+        session.out.say(f"Everything is encrypted anew. Key {made.number} is the only one that opens the store.")
+    else:
+        session.out.say(f"Key {made.number} opens the store from now on, the one that was used does not.")
+    return 0

@@ -1,0 +1,285 @@
+"""Rescue: the rows of a damaged catalog that can be proven, in a new catalog beside it.
+
+Owns what is taken from where: from the database as SQLite reads it, and, for tables that it cannot read to the end,
+from the bare pages (pages.py). Every row that is taken bears its sum or its digest, so that damage cannot come along.
+The damaged files are copied first and never opened in their place. What the rows mean, and what is missing, is for the
+rooms above to say.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import apsw
+
+from holdfast.codec.values import decode, encode
+from holdfast.errors import HoldfastError, StoreBusy
+from holdfast.store import schema, upgrade, witness
+from holdfast.store.catalog import metadata_digest
+from holdfast.store.cipher import Cipher, Row
+from holdfast.store.embedded import Embedded
+from holdfast.store.files import Layout
+from holdfast.store.locks import StoreLock
+from holdfast.store.pages import Found, read_all
+from holdfast.store.ranges import Ranges
+from holdfast.store.reading import unpack_node
+from holdfast.store.sqlite import connect, settle
+from holdfast.store.witness import Witness
+from holdfast.store.writing import Writer
+
+_KEYS = {"tag": 2, "validity": 2}
+"""How many columns say which row it is, where it is not the first alone."""
+
+_VERSIONED: dict[str, Callable[[Row], Any]] = {
+    "branch": lambda row: (row[7], row[5]),  # generation, head
+    "line": lambda row: row[3],  # count
+}
+"""Rows that are written over, and what rises when they are."""
+
+
+@dataclass
+class Rescued:
+    """What came of it. ``rows`` counts what was taken from each table; ``problems`` are for people, one line each."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+
+def copy_catalog(source: Layout, to: Path) -> Layout:
+    """The catalog's files as they are, in a directory of their own. Writers wait meanwhile."""
+    to.mkdir(mode=0o700)
+    lock = StoreLock(source.store_lock) if source.store_lock.exists() else None
+    try:
+        if lock is not None:
+            lock.acquire()
+        for file in (source.catalog, source.wal):
+            if file.exists():
+                shutil.copyfile(file, to / file.name)
+    except StoreBusy as error:
+        raise StoreBusy(f"{source.path} is being written", hint="End the program that writes it first.") from error
+    finally:
+        if lock is not None:
+            lock.release()
+            lock.close()
+    return Layout(to)
+
+
+def rescue(damaged: Layout, to: Layout, cipher: Cipher, uuid: bytes, noted: Witness | None) -> Rescued:
+    """Make a catalog at ``to`` of all rows of ``damaged`` (a copy: see ``copy_catalog``) that can be proven.
+
+    ``uuid`` is the store's, where its own row is lost. ``noted`` is what the damaged store's witness says: a log that
+    breaks off hides commits from SQLite.
+    """
+    rescued = Rescued()
+    rows = _Rows(cipher)
+    complete = _read_with_engine(damaged, rows, rescued)
+    if noted is not None and complete:
+        for table, number in (("checkpoint", noted.n), ("event", noted.e), ("effect", noted.r)):
+            if (number,) not in rows.tables[table] and number > max((key[0] for key in rows.tables[table]), default=0):
+                rescued.problems.append(f"table {table}: acknowledged rows up to {number} are missing")
+                complete = False
+    if not complete:
+        _read_pages(damaged, rows, rescued)
+    rows.drop_deleted()
+    rows.complete_facts(uuid)
+    _build(to, rows, rescued)
+    return rescued
+
+
+class _Rows:
+    """Proven rows by table and key."""
+
+    def __init__(self, cipher: Cipher) -> None:
+        self._cipher = cipher
+        self.tables: dict[str, dict[Row, Row]] = {name: {} for name in schema.TABLE_NAMES}
+        self._from_pages: dict[str, set[Row]] = {name: set() for name in schema.TABLE_NAMES}
+
+    def proven(self, table: str, row: Row) -> bool:
+        """Whether this is a row of that table, as it was written."""
+        cipher = self._cipher
+        try:
+            if table == "node":
+                digest = cipher.found("node", row[1])
+                unpack_node(digest, cipher.unbox("node", digest, row[2]))
+                return True
+            if table == "metadata":
+                digest = cipher.found("metadata", row[0])
+                return metadata_digest(cipher.unbox("metadata", digest, row[1])) == digest
+            if table == "tail":  # its values' digests are in the checkpoint's operations, and proven there
+                return isinstance(decode(cipher.unbox("tail", row[0], row[1])), list)
+            return cipher.loose(table, row)[1]
+        except (HoldfastError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
+            return False
+
+    def take(self, table: str, row: Row, *, from_pages: bool = False) -> bool:
+        """Keep a row if it can be proven, unless a newer version of it is here already."""
+        if not self.proven(table, row):
+            return False
+        width = _KEYS.get(table, 1)
+        key = row[1:2] if table == "node" else row[:width]
+        known = self.tables[table].get(key)
+        if known is not None:
+            rises = _VERSIONED.get(table)
+            if rises is None and key not in self._from_pages[table]:
+                return True
+            if rises is not None and rises(row) <= rises(known):
+                return True
+        elif from_pages:
+            self._from_pages[table].add(key)
+        self.tables[table][key] = row
+        return True
+
+    def records(self, table: str) -> Iterator[Row]:
+        """The rows' columns as they were before they were stored."""
+        for row in self.tables[table].values():
+            yield self._cipher.loose(table, row)[0]
+
+    def complete_facts(self, uuid: bytes) -> None:
+        """What every catalog must say of itself, where the rows that said it are lost."""
+        facts = {"format": encode(upgrade.FORMAT_VERSION), "uuid": uuid, "created": encode(0)}
+        if self._cipher.keyed:
+            facts["cipher"] = self._cipher.state
+        for name, value in facts.items():
+            self.tables["store"].setdefault((name,), self._cipher.stored("store", name, value))
+
+    def drop_deleted(self) -> None:
+        """Pages also hold rows that were deleted on purpose. What the events say is gone stays gone."""
+        gone = {"checkpoint": Ranges(), "event": Ranges(), "effect": Ranges()}
+        agents: set[int] = set()
+        tags: dict[tuple[int, str], bool] = {}
+        for _, a, _, body, *_ in sorted(self.records("event")):
+            try:
+                event = decode(body, inert=True)
+                if event["what"] in {"forget", "remove"}:
+                    for table, name in (("checkpoint", "n"), ("event", "e"), ("effect", "r")):
+                        gone[table] |= Ranges(event.get(name, ()))
+                    if event["what"] == "remove":
+                        agents.add(a)
+                elif event["what"] in {"tag", "untag"}:
+                    tags[a, event["name"]] = event["what"] == "tag"
+            except (HoldfastError, TypeError, LookupError):
+                continue
+        for table, found in self._from_pages.items():
+            rows = self.tables[table]
+            for key in found & rows.keys():
+                row = rows[key]
+                number = row[0]
+                owner = row[1] if table in {"branch", "checkpoint", "event"} else number
+                named = table in {"agent", "branch", "tag", "validity"}
+                dropped = table in gone and number in gone[table]
+                if table == "tag":
+                    columns = self._cipher.loose(table, row)[0]
+                    dropped = not tags.get((columns[0], decode(columns[2])["name"]), True)
+                if dropped or (named and owner in agents):
+                    del rows[key]
+
+
+def _read_with_engine(damaged: Layout, rows: _Rows, rescued: Rescued) -> bool:
+    """Take what SQLite reads. True if it found nothing wrong and every row was proven."""
+    try:
+        connection = connect(damaged.catalog, readonly=True)
+    except apsw.Error as error:
+        rescued.problems.append(f"store.db: SQLite does not open it ({error})")
+        return False
+    complete = True
+    try:
+        for table in schema.TABLE_NAMES:
+            bad = 0
+            try:
+                for row in connection.execute(f"SELECT * FROM {table} NOT INDEXED"):  # noqa: S608  constants only
+                    bad += not rows.take(table, row)
+            except (apsw.Error, UnicodeDecodeError) as error:
+                rescued.problems.append(f"table {table}: SQLite cannot read all of it ({error})")
+                complete = False
+            if bad:
+                rescued.problems.append(f"table {table}: {bad} row(s) are not what was written")
+                complete = False
+        if complete:
+            found = [str(text) for (text,) in connection.execute("PRAGMA quick_check")]
+            complete = found == ["ok"]
+            rescued.problems += [] if complete else [f"store.db: {text}" for text in found[:5]]
+    except apsw.Error as error:
+        rescued.problems.append(f"store.db: SQLite cannot check it ({error})")
+        complete = False
+    finally:
+        connection.close(True)
+    return complete
+
+
+def _read_pages(damaged: Layout, rows: _Rows, rescued: Rescued) -> None:
+    """Take what the bare pages hold, the oldest first, so that of several versions the last one written counts."""
+    widths: dict[int, list[str]] = {}
+    for table, width in _widths().items():
+        widths.setdefault(width, []).append(table)
+    try:
+        for found in read_all(damaged):
+            for table in widths.get(len(found.columns), ()):
+                rows.take(table, _as_row(found), from_pages=True)
+    except OSError as error:
+        rescued.problems.append(f"store.db: cannot be read ({error.strerror})")
+
+
+def _as_row(found: Found) -> Row:
+    """A table's own number is stored beside the record, and nothing in its place."""
+    if found.rowid is not None and found.columns and found.columns[0] is None:
+        return (found.rowid, *found.columns[1:])
+    return found.columns
+
+
+@cache
+def _widths() -> dict[str, int]:
+    """How many columns each table has."""
+    connection = apsw.Connection(":memory:")
+    schema.create(connection)
+    return {name: len(connection.execute(f"PRAGMA table_info({name})").fetchall()) for name in schema.TABLE_NAMES}
+
+
+def _build(to: Layout, rows: _Rows, rescued: Rescued) -> None:
+    for folder in (to.path, to.packs, to.locks):
+        folder.mkdir(mode=0o700, exist_ok=True)
+    to.witness.write_bytes(witness.initial())
+    flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+    connection = apsw.Connection(str(to.catalog), flags=flags)
+    try:
+        settle(connection, readonly=False)
+        connection.execute("PRAGMA page_size=4096; PRAGMA journal_mode=WAL").fetchall()
+        connection.execute("BEGIN IMMEDIATE")
+        connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={upgrade.FORMAT_VERSION}")
+        schema.create(connection)
+        for table, found in rows.tables.items():
+            marks = ", ".join("?" * _widths()[table])
+            before = connection.total_changes()
+            # Of two rows that cannot both be (one of them deleted long ago), the one with the higher number counts.
+            ordered = sorted(found.values(), key=lambda row: row[0], reverse=True)
+            connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", ordered)  # noqa: S608
+            rescued.rows[table] = connection.total_changes() - before
+        connection.execute("COMMIT")
+    finally:
+        connection.close(True)
+
+
+def add_rows(catalog: Embedded, table: str, rows: Sequence[Row]) -> None:
+    """Rows that repair derived from others, given as they are before they are stored."""
+    marks = ", ".join("?" * _widths()[table])
+
+    def write(writer: Writer) -> None:
+        for row in rows:
+            stored = writer.cipher.stored(table, *row)
+            writer.connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", stored)  # noqa: S608
+
+    catalog.mend(write)
+
+
+def drop_validity(catalog: Embedded, a: int, numbers: Iterable[int]) -> None:
+    """What an agent thinks of checkpoints that it does not have any more."""
+
+    def write(writer: Writer) -> None:
+        writer.connection.executemany("DELETE FROM validity WHERE a = ? AND n = ?", [(a, n) for n in numbers])
+
+    catalog.mend(write)

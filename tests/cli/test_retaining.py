@@ -1,0 +1,109 @@
+"""retain and tier on the command line: a dry run first, then for good."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+import holdfast
+from holdfast.cli.spans import span
+from holdfast.errors import BadOption
+
+
+@pytest.fixture
+def filled(tmp_path):
+    path = tmp_path / "store"
+    with holdfast.open(path) as store:
+        for name in ("trip-7", "trip-8"):
+            agent = store.agent(name)
+            agent.state["messages"] = []
+            for number in range(20):
+                agent.state["messages"].append(f"message {number}")
+                agent.checkpoint(f"step {number}")
+            agent.tag("kept", "step 3")
+    return path
+
+
+def test_retain_shows_first_and_then_does(cli, filled):
+    shown = cli("retain", "trip-7", "--last", "2", "--label", "step 1?", store=filled)
+    assert shown.code == 0
+    assert "trip-7 (last 2; labels step 1?): 11 stay, 9 go." in shown.out
+    assert "head of main, last 2" in shown.out
+    assert "tag kept" in shown.out
+    assert "Dry run: nothing was changed. 9 checkpoints would go and free about" in shown.out
+    done = cli("retain", "--last", "2", "--do", store=filled)
+    assert done.code == 0
+    assert "Removed 34 checkpoints." in done.out
+    with holdfast.open(filled, readonly=True) as store:
+        assert [len(store.agent(name).log()) for name in ("trip-7", "trip-8")] == [3, 3]
+        assert store.verify().ok
+
+
+def test_retain_speaks_json(cli, filled):
+    found = json.loads(cli("retain", "--last", "1", "--newer-than", "1s", "--json", store=filled).out)
+    assert found["schema"] == "holdfast.retain/1"
+    assert not found["done"]
+    assert [one["agent"] for one in found["agents"]] == ["trip-7", "trip-8"]
+    assert found["agents"][0]["policy"] == {"last": 1, "newer_than_s": 1.0}
+    assert {"id", "label", "time", "depth", "why"} == set(found["agents"][0]["kept"][0])
+
+
+def test_rules_in_the_store(cli, filled):
+    assert cli("retain", store=filled).code == 2
+    saved = cli("retain", "--last", "5", "--save", store=filled)
+    assert "kept in the store" in saved.out
+    cli("retain", "trip-8", "--last", "1", "--save", store=filled)
+    done = json.loads(cli("retain", "--do", "--json", store=filled).out)
+    assert done["done"]
+    assert {one["agent"]: len(one["kept"]) for one in done["agents"]} == {"trip-7": 6, "trip-8": 2}
+    assert done["policies"] == [
+        {"agent": None, "policy": {"last": 5}},
+        {"agent": "trip-8", "policy": {"last": 1}},
+    ]
+    assert "all others: last 5" in cli("retain", "trip-8", "--drop", store=filled).out
+    assert "no rules" in cli("retain", "--drop", store=filled).out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [("--save",), ("--last", "1", "--drop"), ("--newer-than", "soon"), ("--last", "-1"), ("nobody", "--last", "1")],
+)
+def test_refused(cli, filled, wrong):
+    assert cli("retain", *wrong, store=filled).code == 2
+
+
+def test_tier(cli, tmp_path):
+    path, cold = tmp_path / "store", tmp_path / "cold"
+    with holdfast.open(path) as store, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.store.sealing.SEAL_CHECKPOINTS", 1)
+        agent = store.agent("a")
+        for _ in range(3):
+            agent.state["weights"] = os.urandom(300_000)
+            agent.checkpoint()
+    assert "2 packs" in cli("tier", "--to", str(cold), store=path).out
+    assert not cold.exists()
+    found = json.loads(cli("tier", "--to", str(cold), "--do", "--json", store=path).out)
+    assert (found["schema"], found["packs"], found["done"]) == ("holdfast.tier/1", 2, True)
+    assert cli("verify", store=path).code == 0
+    assert "2 packs in file://" in cli("doctor", store=path).out
+    cold.rename(tmp_path / "away")
+    assert "cannot be reached" in cli("doctor", store=path).out
+    assert cli("tier", "--back", "--do", store=path).code == 6
+    (tmp_path / "away").rename(cold)
+    assert "Moved 2 packs" in cli("tier", "--back", "--do", store=path).out
+    assert cli("tier", store=path).code == 2
+
+
+def test_spans():
+    assert [span(text).total_seconds() for text in ("45s", "90m", "12h", "2d", "1w")] == [
+        45,
+        5400,
+        43200,
+        172800,
+        604800,
+    ]
+    for text in ("", "5", "h", "-1d", "1y"):
+        with pytest.raises(BadOption):
+            span(text)
