@@ -48,14 +48,12 @@ rooms: .venv/.dev ## which room may import which: import-linter
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-# Without its asserts the code must do the same. So the tests of the rooms run again that are not marked slow, the
-# processes that they start among them (hence a variable rather than -O). Repetition is less: random programs and examples
-# are a quarter of those in `make test`. Not run again, to stay within continuous integration's time: the pages of the
-# documentation, dumps, LangGraph's example programs and imports, and the tests' own server.
+# Without its asserts the code must do the same. So the tests of the rooms that hold data run again that are not marked
+# slow, the processes that they start among them (hence a variable rather than -O). Repetition is less: random programs and
+# examples are a quarter of those in `make test`.
 optimised: .venv/.dev .venv/.machine ## the fast tests again under python -O, where no assert may be needed
 	$(SAY) "fast tests under python -O"
-	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow" --ignore=tests/test_postgres.py --ignore=tests/test_docs.py \
-	  --ignore=tests/crash --ignore=tests/contrib/test_langgraph_import.py --ignore=tests/contrib/test_langgraph_examples.py
+	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow" tests/codec tests/store tests/agent tests/run tests/faults
 
 versions: .venv/.dev .venv/.machine ## the tests of dumps with the other Pythons that are here
 	@.ci/versions --numprocesses=$(JOBS) --dist=worksteal
