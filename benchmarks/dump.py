@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHILD = ROOT / "benchmarks" / "dump_child.py"
 TIMEOUT_S = 600
 BUSY_LOAD_PER_CORE = 0.5
-TOOLS = ("holdfast", "coredumpy", "pydumpling", "pystack")
+TOOLS = ("holdfast", "holdfast installed", "coredumpy", "pydumpling", "pystack")
+"""Installed, a sidecar looks at the process from outside as well and adds native stacks and registers."""
 Figures = dict[str, Any]
 
 PROGRAMS = {
@@ -42,8 +43,8 @@ PROGRAMS = {
     "tasks": "an asyncio server with {tasks} tasks",
     "segfault": "SIGSEGV",
 }
-IMPOSSIBLE = {("coredumpy", "segfault"), ("pydumpling", "segfault")}
-"""Tools that run inside the process do not outlive it."""
+IMPOSSIBLE = {("holdfast", "segfault"), ("coredumpy", "segfault"), ("pydumpling", "segfault")}
+"""Whatever runs inside the process alone does not outlive it."""
 
 MARKS = {
     "exception, message": rb"mark-message",
@@ -74,8 +75,9 @@ SEEN_IN = {
 """Which program shows whether a thing is covered."""
 
 TARGETS = (
-    ("100,000 objects: time, against coredumpy", "objects", "seconds", 10.0),
-    ("100,000 objects: bytes, against coredumpy", "objects", "bytes", 1.0),
+    ("objects: time, against coredumpy", "holdfast", "seconds", 10.0),
+    ("objects: time, installed, against coredumpy", "holdfast installed", "seconds", 10.0),
+    ("objects: bytes, installed, against coredumpy", "holdfast installed", "bytes", 1.0),
 )
 
 
@@ -223,10 +225,10 @@ def coverage(results: Figures) -> dict[str, list[str]]:
 
 def targets(results: Figures, shown: dict[str, list[str]]) -> list[Figures]:
     found = []
-    for what, program, figure, least in TARGETS:
-        ratio = results[program]["coredumpy"][figure] / results[program]["holdfast"][figure]
+    for what, tool, figure, least in TARGETS:
+        ratio = results["objects"]["coredumpy"][figure] / results["objects"][tool][figure]
         found.append({"what": what, "found": f"{ratio:.1f} x", "least": f"{least:g} x", "reached": ratio >= least})
-    lacking = [name for name, tools in shown.items() if tools and "holdfast" not in tools]
+    lacking = [name for name, tools in shown.items() if tools and "holdfast installed" not in tools]
     found.append(
         {
             "what": "shows everything that any of them shows",
@@ -291,7 +293,7 @@ def main() -> None:
             "when": datetime.now(UTC).isoformat(timespec="seconds"),
             "cores": os.cpu_count(),
             "python": sys.version.split()[0],
-            "packages": {name: version(name) for name in TOOLS},
+            "packages": {name: version(name) for name in TOOLS if " " not in name},
             "objects": options.objects,
             "tasks": options.tasks,
             "repeat": options.repeat,

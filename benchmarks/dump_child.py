@@ -21,6 +21,7 @@ from typing import Any
 import apsw  # noqa: F401 - a module whose version a dump may show
 
 KEPT: list[Any] = []
+OURS = ("holdfast", "holdfast installed")
 
 
 def mark(what: str) -> str:
@@ -74,11 +75,14 @@ class Tool:
 
     def prepare(self) -> None:
         """Import and open what is needed: programs do that when they start."""
-        if self.name == "holdfast":
+        if self.name in OURS:
             import holdfast
             from holdfast.crash import logs
 
-            logs.keep(100)
+            if self.name == "holdfast installed":
+                holdfast.crash.install(to=self.folder)  # starts the sidecar, which adds native stacks
+            else:
+                logs.keep(100)
             agent = holdfast.open(self.folder / "store").agent("trip-7")
             agent.state["plan"] = mark("state")
             agent.checkpoint("planned")
@@ -90,7 +94,7 @@ class Tool:
 
     def take(self, error: BaseException, traceback: TracebackType | None) -> dict[str, Any]:
         began, cpu = perf_counter(), process_time()
-        if self.name == "holdfast":
+        if self.name in OURS:
             from holdfast import crash
 
             crash.capture("benchmark", error=error, traceback=traceback, to=self.folder)
@@ -141,7 +145,7 @@ def segfault(job: dict[str, Any]) -> None:
     import ctypes
 
     resource.setrlimit(resource.RLIMIT_CORE, (resource.RLIM_INFINITY,) * 2 if job["tool"] == "pystack" else (0, 0))
-    if job["tool"] == "holdfast":
+    if job["tool"] in OURS:
         import holdfast
         from holdfast import crash
 

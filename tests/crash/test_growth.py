@@ -35,7 +35,7 @@ class Desk:
 
 kept: list[Offer] = []
 desk = Desk()
-api_keys = {"a-key-that-nobody-may-see": [1] * 20}
+api_keys = {"a-key-that-nobody-may-see": [1] * 20_000}
 
 
 def remember():

@@ -58,6 +58,9 @@ class Call:
 
 
 Before = Callable[[Call], None]
+ELSEWHERE = "elsewhere"
+"""The site of a call that no line of Holdfast makes."""
+
 CHANGES = frozenset(("create", "write", "truncate", "sync", "mkdir", "rename", "unlink", "rmdir", "syncdir"))
 
 
@@ -491,4 +494,4 @@ def site() -> str:
         if name.startswith(HOLDFAST):
             return f"{name[len(HOLDFAST) :]}:{frame.f_lineno}"
         frame = frame.f_back  # type: ignore[assignment]
-    return "elsewhere"
+    return ELSEWHERE

@@ -54,14 +54,33 @@ class _Stop(NamedTuple):
 
 
 def find(is_mine: Callable[[str], bool], until: float) -> list[list[Any]]:
-    """[place, type, how many containers, their items, their bytes, what the first item is], the fullest first.
+    """[place, type, how many containers, their items, their bytes, what the first item is].
 
-    Containers that have the same place, as the lists below ``sessions[*].history``, are one row.
+    Those of the program come first, then those of libraries, the fullest first. Containers that have the same place, as
+    the lists below ``sessions[*].history``, are one row.
     """
-    found: dict[str, list[Any]] = {}
-    seen: set[int] = set()
-    held: list[Any] = []  # so that no other object gets an id that was seen
-    waiting = deque(_roots(is_mine))
+    mine, libraries = _roots(is_mine)
+    walked = _Walked()
+    _walk(walked, mine, is_mine, until)
+    own = set(walked.found)
+    _walk(walked, libraries, is_mine, until)
+    rows = sorted(walked.found.items(), key=lambda row: (row[0] not in own, -row[1][2], row[0]))
+    rows = [(place, row) for place, row in rows if row[2] >= _LEAST][:_ROWS]
+    return [[place[:_PLACE], *row[:4], _first_item(row[4])] for place, row in rows]
+
+
+class _Walked:
+    """What a walk has found, and the objects it has seen, held so that no other one gets an id that was seen."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[Any]] = {}
+        self.seen: set[int] = set()
+        self.held: list[Any] = []
+
+
+def _walk(walked: _Walked, roots: list[_Stop], is_mine: Callable[[str], bool], until: float) -> None:
+    found, seen, held = walked.found, walked.seen, walked.held
+    waiting = deque(roots)
     while waiting and len(held) < _VISITED and monotonic() < until:
         stop = waiting.popleft()
         if id(type(stop.value)) in _PLAIN or id(stop.value) in seen:
@@ -75,13 +94,12 @@ def find(is_mine: Callable[[str], bool], until: float) -> list[list[Any]]:
         _count(found, stop)
         if stop.depth > 0:
             waiting.extend(_below(stop, is_mine))
-    rows = sorted(found.items(), key=lambda row: (-row[1][2], row[0]))[:_ROWS]
-    return [[place[:_PLACE], *row[:4], _first_item(row[4])] for place, row in rows if row[2] >= _LEAST]
 
 
-def _roots(is_mine: Callable[[str], bool]) -> Iterator[_Stop]:
-    """Names of the program: its modules, its frames, its tasks' frames; then those of libraries."""
+def _roots(is_mine: Callable[[str], bool]) -> tuple[list[_Stop], list[_Stop]]:
+    """Names of the program: its modules, its frames, its tasks' frames; and those of libraries."""
     modules = [(name, module) for name, module in list(sys.modules.items()) if type(name) is str]
+    own: list[_Stop] = []
     libraries: list[_Stop] = []
     for name, module in modules:
         if type(module) is not types.ModuleType or name.startswith("holdfast."):
@@ -93,7 +111,7 @@ def _roots(is_mine: Callable[[str], bool]) -> Iterator[_Stop]:
             if type(key) is not str or id(type(value)) in _PLAIN or (key.startswith("__") and key.endswith("__")):
                 continue
             if mine:
-                yield _Stop(f"{name}.{key}", value, _DEPTH, _secret(key))
+                own.append(_Stop(f"{name}.{key}", value, _DEPTH, _secret(key)))
             elif type(value) is not types.FunctionType and type(value) is not type:
                 libraries.append(_Stop(f"{name}.{key}", value, _LIBRARY_DEPTH, _secret(key)))
     every = [stacks.steps_of_frame(thread["frame"]) for thread in stacks.threads(_STACKS)]
@@ -104,9 +122,10 @@ def _roots(is_mine: Callable[[str], bool]) -> Iterator[_Stop]:
             if is_mine(exact_text(code.co_filename, 4096)) and code.co_name != "<module>":
                 where = f"{exact_text(code.co_qualname, 200)}() in {code.co_filename.rpartition('/')[2][:100]}"
                 named = frame_locals(frame, _ITEMS)
-                for key, value in named[0] if named else ():
-                    yield _Stop(f"{where}: {key}", value, _DEPTH, _secret(key))
-    yield from libraries
+                own += [
+                    _Stop(f"{where}: {key}", value, _DEPTH, _secret(key)) for key, value in (named[0] if named else ())
+                ]
+    return own, libraries
 
 
 def _count(found: dict[str, list[Any]], stop: _Stop) -> None:
