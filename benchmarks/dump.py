@@ -26,6 +26,7 @@ from pathlib import Path
 from time import monotonic, perf_counter, sleep
 from typing import Any
 
+import targets as reached
 from rich.console import Console
 from rich.table import Table
 
@@ -267,16 +268,7 @@ def show(results: Figures, console: Console) -> None:
     for name, tools in results["coverage"].items():
         sheet.add_row(name, *("yes" if tool in tools else "" for tool in TOOLS))
     console.print(sheet)
-    sheet = Table(title="Targets", title_justify="left")
-    for column in ("", "found", "at least", ""):
-        sheet.add_column(column, justify="left" if not column else "right")
-    for target in results["targets"]:
-        reached = target["reached"]
-        sheet.add_row(
-            target["what"], target["found"], target["least"], "reached" if reached else "not reached",
-            style="" if reached else "red",
-        )  # fmt: skip
-    console.print(sheet)
+    reached.show(results["targets"], console)
     console.print(
         "Times: from the exception to the finished file, for SIGSEGV from the process's end to the finished file"
         " (PyStack: to the finished text, the kernel's core already there; its bytes are the core's)."

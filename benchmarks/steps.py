@@ -24,6 +24,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import targets as reached
 from rich.console import Console
 from rich.table import Table
 
@@ -240,16 +241,7 @@ def show(results: Figures, console: Console) -> None:
             times = (f"{found['each_us']:.1f} µs", duration(found["replay_us"]), duration(found["live_us"]))
             sheet.add_row(row, f"{found['steps']:,}", *times)
         console.print(sheet)
-    sheet = Table(title="Targets", title_justify="left")
-    for column in ("", "found", "at least", ""):
-        sheet.add_column(column, justify="left" if not column else "right")
-    for target in results["targets"]:
-        reached = target["reached"]
-        sheet.add_row(
-            target["what"], target["found"], target["least"], "reached" if reached else "not reached",
-            style="" if reached else "red",
-        )  # fmt: skip
-    console.print(sheet)
+    reached.show(results["targets"], console)
     console.print(
         "Flushes: holdfast flushes an intent before a write or an idempotent call and its outcome after it, while"
         " reads share a flush that comes within 10 ms or with the next write. DBOS commits one transaction for each"

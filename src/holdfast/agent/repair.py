@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +23,7 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.agent.store import Store, find_store
-from holdfast.agent.transfer import transfer
+from holdfast.agent.transfer import Progress, transfer
 from holdfast.agent.verify import Told
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, Damaged, NotAStore
@@ -37,7 +37,6 @@ from holdfast.store.opening import now_us, unlock
 from holdfast.store.ranges import Ranges
 from holdfast.store.witness import witness_report
 
-Progress = Callable[[str, int, int], None]
 _OPTIONS = (False, "commit", False, True)
 
 
@@ -129,12 +128,12 @@ def repair(
         keys = read_keys(source.path)
         own = keys.uuid if keys is not None else uuid.uuid4().bytes
         noted = witness_report(source.path).newest
-        rescued = rescue.rescue(rescue.copy_catalog(source, room / "copy"), scratch, cipher, own, noted)
+        problems = rescue.rescue(rescue.copy_catalog(source, room / "copy"), scratch, cipher, own, noted)
         say("reading the damaged catalog", 1, 1)
         _link_packs(source, scratch)
         if cipher.keyed:
             shutil.copyfile(source.path / "keys", scratch.path / "keys")
-        report = RepairReport(source.path, new, problems=rescued.problems)
+        report = RepairReport(source.path, new, problems=problems)
         catalog = open_embedded(scratch.path, create=False, secret=secret, remember=False)
         store = Store(scratch.path, catalog, _OPTIONS)
         stack.callback(store.close)

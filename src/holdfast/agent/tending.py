@@ -111,7 +111,6 @@ class Tending:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self._worked_since = 0.0
-        self.rounds = 0
 
     def made(self, agent: AgentRow) -> None:
         """A checkpoint was written. Costs an addition, and every so often one read."""
@@ -159,7 +158,6 @@ class Tending:
         try:
             chosen = [(agent, policy) for agent in due if (policy := self._policies.of(agent)) is not None]
             retention.retain(self._store, chosen, self._pace)
-            self.rounds += 1
         except Stopped:
             return
         except (Contention, Unavailable) as error:

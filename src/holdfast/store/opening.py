@@ -71,7 +71,8 @@ def create_store(path: str | os.PathLike[str], clock: Clock = now_us, secret: Se
     files.create(Path(os.path.realpath(path)), build)
 
 
-def _fill(connection: apsw.Connection, clock: Clock, uuid: bytes, cipher: Cipher) -> None:
+def lay_out(connection: apsw.Connection) -> None:
+    """Make an empty database a catalog without rows. Leaves a transaction open, in which they are to be written."""
     settle(connection, readonly=False)
     # Incremental vacuum only keeps a note of who refers to each page; giving room back is done after a removal.
     connection.execute("PRAGMA page_size=4096; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL").fetchall()
@@ -79,10 +80,17 @@ def _fill(connection: apsw.Connection, clock: Clock, uuid: bytes, cipher: Cipher
     connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
     connection.execute(f"PRAGMA user_version={upgrade.FORMAT_VERSION}")
     schema.create(connection)
-    facts = {"format": encode(upgrade.FORMAT_VERSION), "uuid": uuid, "created": encode(clock())}
-    if cipher.keyed:
-        facts["cipher"] = cipher.state
-    for name, value in facts.items():
+
+
+def own_facts(uuid: bytes, created: int, cipher: Cipher) -> dict[str, bytes]:
+    """What every catalog says of itself in its table ``store``."""
+    facts = {"format": encode(upgrade.FORMAT_VERSION), "uuid": uuid, "created": encode(created)}
+    return {**facts, "cipher": cipher.state} if cipher.keyed else facts
+
+
+def _fill(connection: apsw.Connection, clock: Clock, uuid: bytes, cipher: Cipher) -> None:
+    lay_out(connection)
+    for name, value in own_facts(uuid, clock(), cipher).items():
         connection.execute("INSERT INTO store VALUES (?, ?, ?)", cipher.stored("store", name, value))
     connection.execute("COMMIT")
     connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)

@@ -34,19 +34,15 @@ class _NoRecord(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One record: its columns, and the row number where it stood in a table that has them.
-
-    ``age`` orders versions of a row: of two, the one with the higher age was written later.
-    """
+    """One record: its columns, and the row number where it stood in a table that has them."""
 
     rowid: int | None
     columns: tuple[Cell, ...]
-    age: int
 
 
 def read_all(layout: Layout) -> Iterator[Found]:
-    """Every record in the database file and its log."""
-    images = _Images(layout.catalog, Path(f"{layout.catalog}-wal"))
+    """Every record in the database file and its log. Of a row's versions, the one written later comes later."""
+    images = _Images(layout.catalog, layout.wal)
     try:
         for age, page in images.pages():
             yield from _records(images, age, page)
@@ -148,7 +144,7 @@ def _cell(images: _Images, age: int, page: bytes, kind: int, at: int) -> Found:
         raise _NoRecord
     if size > local:
         payload += _overflow(images, age, int.from_bytes(page[at + local : at + local + 4], "big"), size - local)
-    return Found(rowid, tuple(_columns(payload)), age)
+    return Found(rowid, tuple(_columns(payload)))
 
 
 def _overflow(images: _Images, age: int, number: int, left: int) -> bytes:

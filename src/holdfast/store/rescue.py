@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import decode
 from holdfast.errors import HoldfastError, StoreBusy
-from holdfast.store import schema, upgrade, witness
+from holdfast.store import schema, witness
 from holdfast.store.catalog import metadata_digest
 from holdfast.store.cipher import Cipher, Row
 from holdfast.store.embedded import Embedded
 from holdfast.store.files import Layout
 from holdfast.store.locks import StoreLock
+from holdfast.store.opening import lay_out, own_facts
 from holdfast.store.pages import Found, read_all
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import unpack_node
-from holdfast.store.sqlite import connect, settle
+from holdfast.store.sqlite import connect
 from holdfast.store.witness import Witness
 from holdfast.store.writing import Writer
 
@@ -40,14 +40,6 @@ _VERSIONED: dict[str, Callable[[Row], Any]] = {
     "line": lambda row: row[3],  # count
 }
 """Rows that are written over, and what rises when they are."""
-
-
-@dataclass
-class Rescued:
-    """What came of it. ``rows`` counts what was taken from each table; ``problems`` are for people, one line each."""
-
-    rows: dict[str, int] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
 
 
 def copy_catalog(source: Layout, to: Path) -> Layout:
@@ -69,26 +61,26 @@ def copy_catalog(source: Layout, to: Path) -> Layout:
     return Layout(to)
 
 
-def rescue(damaged: Layout, to: Layout, cipher: Cipher, uuid: bytes, noted: Witness | None) -> Rescued:
+def rescue(damaged: Layout, to: Layout, cipher: Cipher, uuid: bytes, noted: Witness | None) -> list[str]:
     """Make a catalog at ``to`` of all rows of ``damaged`` (a copy: see ``copy_catalog``) that can be proven.
 
     ``uuid`` is the store's, where its own row is lost. ``noted`` is what the damaged store's witness says: a log that
-    breaks off hides commits from SQLite.
+    breaks off hides commits from SQLite. Returns what was wrong with the files, one line each, for people.
     """
-    rescued = Rescued()
+    problems: list[str] = []
     rows = _Rows(cipher)
-    complete = _read_with_engine(damaged, rows, rescued)
+    complete = _read_with_engine(damaged, rows, problems)
     if noted is not None and complete:
         for table, number in (("checkpoint", noted.n), ("event", noted.e), ("effect", noted.r)):
             if (number,) not in rows.tables[table] and number > max((key[0] for key in rows.tables[table]), default=0):
-                rescued.problems.append(f"table {table}: acknowledged rows up to {number} are missing")
+                problems.append(f"table {table}: acknowledged rows up to {number} are missing")
                 complete = False
     if not complete:
-        _read_pages(damaged, rows, rescued)
+        _read_pages(damaged, rows, problems)
     rows.drop_deleted()
     rows.complete_facts(uuid)
-    _build(to, rows, rescued)
-    return rescued
+    _build(to, rows)
+    return problems
 
 
 class _Rows:
@@ -141,10 +133,7 @@ class _Rows:
 
     def complete_facts(self, uuid: bytes) -> None:
         """What every catalog must say of itself, where the rows that said it are lost."""
-        facts = {"format": encode(upgrade.FORMAT_VERSION), "uuid": uuid, "created": encode(0)}
-        if self._cipher.keyed:
-            facts["cipher"] = self._cipher.state
-        for name, value in facts.items():
+        for name, value in own_facts(uuid, 0, self._cipher).items():
             self.tables["store"].setdefault((name,), self._cipher.stored("store", name, value))
 
     def drop_deleted(self) -> None:
@@ -179,12 +168,12 @@ class _Rows:
                     del rows[key]
 
 
-def _read_with_engine(damaged: Layout, rows: _Rows, rescued: Rescued) -> bool:
+def _read_with_engine(damaged: Layout, rows: _Rows, problems: list[str]) -> bool:
     """Take what SQLite reads. True if it found nothing wrong and every row was proven."""
     try:
         connection = connect(damaged.catalog, readonly=True)
     except apsw.Error as error:
-        rescued.problems.append(f"store.db: SQLite does not open it ({error})")
+        problems.append(f"store.db: SQLite does not open it ({error})")
         return False
     complete = True
     try:
@@ -194,24 +183,24 @@ def _read_with_engine(damaged: Layout, rows: _Rows, rescued: Rescued) -> bool:
                 for row in connection.execute(f"SELECT * FROM {table} NOT INDEXED"):  # noqa: S608  constants only
                     bad += not rows.take(table, row)
             except (apsw.Error, UnicodeDecodeError) as error:
-                rescued.problems.append(f"table {table}: SQLite cannot read all of it ({error})")
+                problems.append(f"table {table}: SQLite cannot read all of it ({error})")
                 complete = False
             if bad:
-                rescued.problems.append(f"table {table}: {bad} row(s) are not what was written")
+                problems.append(f"table {table}: {bad} row(s) are not what was written")
                 complete = False
         if complete:
             found = [str(text) for (text,) in connection.execute("PRAGMA quick_check")]
             complete = found == ["ok"]
-            rescued.problems += [] if complete else [f"store.db: {text}" for text in found[:5]]
+            problems += [] if complete else [f"store.db: {text}" for text in found[:5]]
     except apsw.Error as error:
-        rescued.problems.append(f"store.db: SQLite cannot check it ({error})")
+        problems.append(f"store.db: SQLite cannot check it ({error})")
         complete = False
     finally:
         connection.close(True)
     return complete
 
 
-def _read_pages(damaged: Layout, rows: _Rows, rescued: Rescued) -> None:
+def _read_pages(damaged: Layout, rows: _Rows, problems: list[str]) -> None:
     """Take what the bare pages hold, the oldest first, so that of several versions the last one written counts."""
     widths: dict[int, list[str]] = {}
     for table, width in _widths().items():
@@ -221,7 +210,7 @@ def _read_pages(damaged: Layout, rows: _Rows, rescued: Rescued) -> None:
             for table in widths.get(len(found.columns), ()):
                 rows.take(table, _as_row(found), from_pages=True)
     except OSError as error:
-        rescued.problems.append(f"store.db: cannot be read ({error.strerror})")
+        problems.append(f"store.db: cannot be read ({error.strerror})")
 
 
 def _as_row(found: Found) -> Row:
@@ -239,26 +228,19 @@ def _widths() -> dict[str, int]:
     return {name: len(connection.execute(f"PRAGMA table_info({name})").fetchall()) for name in schema.TABLE_NAMES}
 
 
-def _build(to: Layout, rows: _Rows, rescued: Rescued) -> None:
+def _build(to: Layout, rows: _Rows) -> None:
     for folder in (to.path, to.packs, to.locks):
         folder.mkdir(mode=0o700, exist_ok=True)
     to.witness.write_bytes(witness.initial())
     flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
     connection = apsw.Connection(str(to.catalog), flags=flags)
     try:
-        settle(connection, readonly=False)
-        connection.execute("PRAGMA page_size=4096; PRAGMA journal_mode=WAL").fetchall()
-        connection.execute("BEGIN IMMEDIATE")
-        connection.execute(f"PRAGMA application_id={schema.APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version={upgrade.FORMAT_VERSION}")
-        schema.create(connection)
+        lay_out(connection)
         for table, found in rows.tables.items():
             marks = ", ".join("?" * _widths()[table])
-            before = connection.total_changes()
             # Of two rows that cannot both be (one of them deleted long ago), the one with the higher number counts.
             ordered = sorted(found.values(), key=lambda row: row[0], reverse=True)
             connection.executemany(f"INSERT OR IGNORE INTO {table} VALUES ({marks})", ordered)  # noqa: S608
-            rescued.rows[table] = connection.total_changes() - before
         connection.execute("COMMIT")
     finally:
         connection.close(True)
