@@ -459,7 +459,7 @@ def test_a_stored_policy_is_followed_by_whoever_writes(store, monkeypatch):
     assert store.policies() == {None: Policy(last=10), "b": Policy(last=1000)}
     agent = talk(store, "a", count=3 * tending.EVERY)
     other = talk(store, "b", count=tending.EVERY)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while len(agent.log()) > 10 + tending.EVERY and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(agent.log()) <= 10 + tending.EVERY

@@ -1,10 +1,9 @@
-"""The demo does what it says, in time, and leaves nothing behind."""
+"""The demo does what it says, and leaves nothing behind."""
 
 from __future__ import annotations
 
 import os
 import re
-import time
 
 import pytest
 
@@ -19,10 +18,8 @@ def room(tmp_path):
 
 
 def test_the_demo_kills_and_comes_back_in_a_pipe(program, room):
-    begun = time.monotonic()
     ended = program("demo", env={"TMPDIR": str(room)})
     assert (ended.code, ended.err) == (0, "")
-    assert time.monotonic() - begun < half_a_minute()
     assert "\x1b" not in ended.out
     assert max(map(len, ended.out.splitlines())) <= 120
     killed, booking = re.findall(r"kill -9 (\d+)", ended.out)
@@ -50,11 +47,9 @@ def test_the_demo_kills_and_comes_back_in_a_pipe(program, room):
 
 
 @pytest.mark.slow
-def test_the_demo_in_a_terminal_has_colour_and_stays_under_half_a_minute(terminal, room):
-    begun = time.monotonic()
+def test_the_demo_in_a_terminal_has_colour(terminal, room):
     ended = terminal("demo", raw=True, env={"TMPDIR": str(room)})
     assert ended.code == 0, ended.out
-    assert time.monotonic() - begun < half_a_minute()
     assert "\x1b[1;36m" in ended.out
     assert "The same, bit for bit." in ended.out
     assert "booked once" in ended.out
@@ -73,11 +68,6 @@ def test_the_demos_store_can_be_kept_and_is_a_real_one(program, tmp_path, cli):
     again = program("demo", "--keep", str(kept))
     assert again.code == 2
     assert "exists already" in again.err
-
-
-def half_a_minute():
-    """In seconds; more of them where others wait for the same processors, as other tests do."""
-    return 30 * max(1.0, os.getloadavg()[0] / os.cpu_count())
 
 
 def alive(pid):

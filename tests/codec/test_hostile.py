@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 import tracemalloc
 from typing import Any
 from zlib import crc32
@@ -30,7 +29,6 @@ MEMORY_FACTOR = 150
 def attempt(data: bytes, **options: Any) -> Any:
     """Decode; anything but the three declared errors fails the test. What comes out must be a value again."""
     tracemalloc.start()
-    begin = time.monotonic()
     value: Any = None
     try:
         value = decode(data, TYPES, **options)
@@ -42,7 +40,6 @@ def attempt(data: bytes, **options: Any) -> Any:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
     assert peak < BASE_MEMORY + MEMORY_FACTOR * len(data)
-    assert time.monotonic() - begin < 30
     return value
 
 

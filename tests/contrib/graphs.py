@@ -125,7 +125,7 @@ def branches(saver: Any, ran: list[str], broken: list[bool], *, barrier: bool = 
         if broken[0]:
             while "good" not in ran:
                 time.sleep(0.01)
-            time.sleep(0.1 if ran.count("bad") == 1 else 0)  # LangGraph takes what the other wrote meanwhile
+            time.sleep(0.5 if ran.count("bad") == 1 else 0)  # LangGraph takes what the other wrote meanwhile
             raise Refused("not now")
         return {"trail": ["bad"]}
 

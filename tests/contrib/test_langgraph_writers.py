@@ -16,7 +16,7 @@ from tests.contrib.writer_child import end, line, start, tell, two_steps
 
 META = {"source": "loop", "step": 0, "parents": {}}
 THREAD = {"configurable": {"thread_id": "t"}}
-PATIENCE_S = 30
+PATIENCE_S = 180
 """How long a test waits for something that takes milliseconds on an idle machine."""
 
 

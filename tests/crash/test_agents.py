@@ -141,7 +141,7 @@ def test_after_a_death_others_complete_the_dump_and_tell_the_agent(program, stor
 def test_a_process_that_is_killed_leaves_a_dump_and_its_agent_knows(program, store_path):
     ended = python(program("holdfast.crash.install()"), "kill")
     assert ended.returncode == -9
-    end = time.monotonic() + 90
+    end = time.monotonic() + 180
     found = []
     while not found and time.monotonic() < end:
         time.sleep(0.05)

@@ -15,7 +15,7 @@ from holdfast.errors import BadOption
 from tests.conftest import SOAK
 from tests.crash.processes import python
 
-SLACK_S = 20.0  # a busy machine; what is looked for are captures that run away
+SLACK_S = 120.0  # a busy machine; what is looked for are captures that run away
 
 
 def dumped(tmp_path, error=None, **limits):
@@ -252,7 +252,7 @@ def test_a_part_of_another_room_that_hangs_or_fails_costs_only_itself(tmp_path):
     ended = threading.Event()
 
     def hang():
-        ended.wait(30)
+        ended.wait(180)
 
     def fail():
         raise RuntimeError("no")
@@ -260,10 +260,10 @@ def test_a_part_of_another_room_that_hangs_or_fails_costs_only_itself(tmp_path):
     removers = [add_part(kinds.AGENT, "good", lambda: {"agent": "trip-7"}), add_part(kinds.LOCKS, "hangs", hang),
                 add_part(kinds.NOTE, "fails", fail)]  # fmt: skip
     try:
-        with dumped(tmp_path, deadline_s=60, part_s=0.2) as dump:
+        with dumped(tmp_path, deadline_s=60, part_s=2) as dump:
             assert dump.extras(kinds.AGENT) == {"good": {"agent": "trip-7"}}
             missing = "\n".join(dump.missing)
-            assert "locks and waiting: no answer in 0.2 s" in missing
+            assert "locks and waiting: no answer in 2 s" in missing
             assert "notes: RuntimeError while it was collected" in missing
             assert dump.complete
     finally:

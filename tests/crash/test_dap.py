@@ -22,7 +22,7 @@ from holdfast.crash.dap_wire import MAX_BODY_BYTES, Wire
 from tests.crash import trip_program
 
 COMMAND = [sys.executable, "-P", "-m", "holdfast.cli", "dump", "dap"]
-_WAIT_S = 60
+_WAIT_S = 180
 
 
 @pytest.fixture(scope="module")

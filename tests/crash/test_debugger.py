@@ -274,7 +274,7 @@ class Person:
     def types(self, text, wanted):
         """Type it; what is shown from the last wait on until ``wanted`` has appeared."""
         os.write(self.master, text.encode())
-        until = time.monotonic() + 60
+        until = time.monotonic() + 180
         while wanted not in self.seen:
             assert select.select([self.master], [], [], until - time.monotonic())[0], self.seen
             self.seen += os.read(self.master, 4096).decode()
@@ -300,7 +300,7 @@ def test_a_person_gets_a_prompt_colours_completion_and_can_interrupt(path, tmp_p
         person.types("p desk.by_city['Lis\t.tags\n", "['sea']")
         person.types("", "(dump) ")
         os.write(person.master, b"\x04")
-        assert person.process.wait(60) == 0
+        assert person.process.wait(180) == 0
 
 
 def test_colours_are_off_unless_asked_for(path):

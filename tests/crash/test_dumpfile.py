@@ -8,7 +8,6 @@ import stat
 import struct
 import subprocess
 import sys
-import time
 
 import ormsgpack
 import pytest
@@ -171,11 +170,9 @@ def test_declared_sizes_are_not_believed(tmp_path):
     bomb = zstandard.ZstdCompressor().compress(bytes(200 << 20))
     for raw in (0, 100, MAX_CHUNK_BYTES, 200 << 20, 2**63):
         path.write_bytes(MAGIC + seal(b"head", bomb, raw))
-        began = time.monotonic()
         missing, complete = explore(path)
         assert not complete
         assert missing
-        assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize("body", [b"\x90" * (MAX_CHUNK_BYTES - 5), b"\x91" * 100_000, b"\xdd\xff\xff\xff\xff", b"\xc1"])

@@ -21,7 +21,7 @@ from holdfast.errors import DumpFailed
 from tests.crash import doomed
 
 PROGRAM = str(Path(doomed.__file__))
-PATIENCE_S = 60
+PATIENCE_S = 180
 
 
 @pytest.fixture

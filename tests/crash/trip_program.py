@@ -72,7 +72,7 @@ async def plan(desk, to):
 
 
 def worker(name, stop):
-    stop.wait(60)
+    stop.wait(180)
     return name
 
 

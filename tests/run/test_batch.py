@@ -223,13 +223,8 @@ def test_a_batch_is_rolled_back_like_anything_else(opened, outside):
 def test_ten_thousand_items(opened, outside, rounds):
     count = rounds(10_000, 50_000)
     look, _, _ = outside.tools()
-    began = time.perf_counter()
     assert opened().map(look, range(count), name="batch") == [10 * n for n in range(count)]
-    first = time.perf_counter() - began
     assert len(outside.calls) == count
     store = opened()
-    began = time.perf_counter()
     assert store.map(look, range(count), name="batch") == [10 * n for n in range(count)]
-    again = time.perf_counter() - began
     assert len(outside.calls) == count
-    print(f"\n{count:,} items: {first:.1f} s, again {again:.1f} s")

@@ -283,7 +283,7 @@ def test_only_one_call_at_a_time_tries_an_open_breaker(bench, clock):
         if not slow[0]:
             raise OSError("down")
         entered.set()
-        leave.wait(10)
+        leave.wait(180)
         return "up"
 
     def work(agent):
@@ -296,7 +296,7 @@ def test_only_one_call_at_a_time_tries_an_open_breaker(bench, clock):
         found = []
         thread = threading.Thread(target=numbered_context().run, args=(lambda: found.append(look()),))
         thread.start()
-        assert entered.wait(10)
+        assert entered.wait(180)
         with pytest.raises(errors.BreakerOpen):
             look()
         leave.set()

@@ -34,7 +34,7 @@ def test_a_killed_rollback_is_finished_by_the_next_process_and_undoes_everything
             [sys.executable, "-m", "tests.run.undoing_child", str(here), str(there), str(points)],
             check=False,
             capture_output=True,
-            timeout=60,
+            timeout=180,
         )
         assert ended.returncode in {0, -signal.SIGKILL}, ended.stderr.decode()
         program.outside = there

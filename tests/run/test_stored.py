@@ -427,7 +427,7 @@ def test_a_killed_writer_loses_nothing_that_it_was_told_is_safe(store_path):
         assert child.stdout.readline().split() == ["ready", str(before)]
         time.sleep(delay_s)
         child.send_signal(signal.SIGKILL)
-        said = child.communicate(timeout=60)[0].split()
+        said = child.communicate(timeout=180)[0].split()
         numbers = [int(text) for text in said if text.isdigit()]
         with open_store(store_path) as store:
             report = store.verify()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -239,9 +238,7 @@ def test_a_signal_that_comes_while_a_run_blocks_wakes_it():
 
     timer = threading.Timer(0.15, bench.send, ("approval", 7))
     timer.start()
-    began = time.monotonic()
     assert bench.run(work) == 7
-    assert time.monotonic() - began < 60
     timer.join()
 
 

@@ -85,7 +85,7 @@ class World:
     def close(self) -> None:
         self._books.close()
         self._process.terminate()
-        self._process.wait(timeout=30)
+        self._process.wait(timeout=180)
         assert self._process.stdout is not None
         self._process.stdout.close()
 

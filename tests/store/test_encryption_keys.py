@@ -331,7 +331,7 @@ def test_a_person_is_asked_for_the_passphrase(tmp_path):
             os.execv(sys.executable, [sys.executable, "-m", "holdfast.cli", *map(str, words)])
         shown = b""
         for prompt, answer in answers:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 180
             while prompt not in shown.split(b"\n")[-1] and time.monotonic() < end:
                 shown += os.read(terminal, 4096)
             os.write(terminal, answer + b"\n")

@@ -114,7 +114,7 @@ def test_records_wait_for_company_but_not_for_long(store, hand, pen, path):
     for number in range(50):
         pen.write(bytes([number]), flush=False)
     other = open_embedded(path, readonly=True)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while other.line(hand.row.b).count < 50 and time.monotonic() < deadline:
         time.sleep(commits.BATCH_DELAY_S)
     assert other.line(hand.row.b).count == 50
@@ -297,7 +297,7 @@ def test_kill_leaves_what_was_acknowledged(path):
         assert line(child) == "ready"
         time.sleep(delay_s)
         child.send_signal(signal.SIGKILL)
-        said = [int(text) for text in child.communicate(timeout=60)[0].split() if text.isdigit()]
+        said = [int(text) for text in child.communicate(timeout=180)[0].split() if text.isdigit()]
         store = open_embedded(path)
         b = store.branches(store.agents()[-1].a)[0].b
         found = bodies(store, b)

@@ -108,7 +108,7 @@ def test_replaced_history_is_damage(path, tmp_path):
 
 def test_every_damage_to_the_log_of_a_killed_writer_is_noticed(path, tmp_path):
     child = start("kill_in_commit", path, "one")
-    acknowledged = [int(text) for text in child.communicate(timeout=60)[0].split()]
+    acknowledged = [int(text) for text in child.communicate(timeout=180)[0].split()]
     log = (path / "store.db-wal").read_bytes()
     assert acknowledged == list(range(1, 21))
     assert len(log) > 4096 * 20
