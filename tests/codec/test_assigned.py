@@ -58,6 +58,7 @@ class Giving:
         self.choose = choose
         self.world = World(choose)
         self.live: dict[str, Any] = {}
+        self.away: dict[str, Any] = {}  # sections that are gone and may come back
         self.memory = Log()
         self.assigned = Assigned(TYPES, self.memory.head)
         self.follower = Assigned(TYPES, self.memory.head)
@@ -74,8 +75,10 @@ class Giving:
         name = "abc"[self.choose(3)]
         if what < 2 or not self.live:
             self.live[name] = self.value()
-        elif what == 2:
-            self.live.pop(name, None)
+        elif what == 2 and name in self.live:
+            self.away[name] = self.live.pop(name)
+        elif what == 2 and name in self.away:
+            self.live[name] = self.away.pop(name)
         elif what == 3 and name in self.live:
             self.live[name] = self.world.pick((copy.copy, copy.deepcopy))(self.live[name])
         else:
@@ -85,7 +88,7 @@ class Giving:
 
     def give(self) -> None:
         gone = [name for name in self.assigned.names() if name not in self.live]
-        self.assigned.assign(self.live, gone)
+        self.assigned.assign(self.live, gone, returning="ab")
         check(self.assigned, self.live)
 
     def save(self) -> None:
@@ -122,7 +125,7 @@ class Giving:
                 for item in vars(value).values():
                     walk(item)
 
-        for value in self.live.values():
+        for value in (*self.live.values(), *self.away.values()):
             walk(value)
         if found:
             self.mutate_one(self.world.pick(found))
@@ -422,6 +425,25 @@ def test_gone_and_given_comes_back_at_the_end():
     assert [(code, path) for _, code, path, _ in assigned.capture().operations] == [(op.DELETE, ["a"]), (op.SET, ["a"])]
     assert "a" in assigned
     assert "unknown" not in assigned
+
+
+@pytest.mark.parametrize("change", ["", "item", "end", "kind"])
+def test_a_section_that_comes_back_is_written_with_all_its_nodes(change):
+    value: list[Any] = [Note(str(index) * 300, ["t"]) for index in range(300)]
+    assigned = Assigned(TYPES)
+    for _ in range(2):  # those that were there once may have been removed since, because no state needed them
+        assigned.assign({"a": value, "b": 1}, returning=["a"])
+        captured, (stored, _) = assigned.capture(), assigned.unstored()
+        assert set(fresh({"a": value}).unstored()[0]) <= {*captured.nodes, *stored}
+        check(assigned, {"a": value, "b": 1})
+        assigned.assign({"b": 1}, gone=["a"], returning=["a"])
+        assigned.capture()
+        if change == "item":
+            value[100].text = "other"
+        elif change == "end":
+            value = [*value, Note("more")]
+        elif change == "kind":
+            value = {"now": "a dict"}
 
 
 def test_values_are_nobody_elses():

@@ -170,6 +170,36 @@ def test_reading_one_element_of_a_long_list_does_not_wrap_them_all():
     assert [item["n"] for item in messages][1_234] == [1_234, 1]
 
 
+def test_a_slice_of_a_long_list_wraps_what_it_gives_and_no_more():
+    state = document(items=[{"n": number, "in": [number]} for number in range(1_000)])
+    items = state["items"]
+    for places in (slice(-3, None), slice(None, 10, 4), slice(5, 2), slice(20, 10, -5)):
+        found = items[places]
+        assert type(found) is list
+        assert [item["n"] for item in found] == list(range(1_000))[places]
+        assert all(item is items[item["n"]] for item in found)
+    assert type(items) is LazyList
+    items[-2:][0]["in"].append("more")
+    assert items[998] == {"n": 998, "in": [998, "more"]}
+    assert [operation.path for operation in state.capture().operations] == [["items", 998, "in"]]
+
+
+@pytest.mark.parametrize("swapped", [TrackedList, TrackedDict])
+def test_a_long_container_that_is_read_often_is_wrapped_whole(swapped):
+    values = [{"n": number} for number in range(1_000)]
+    state = document(items=values if swapped is TrackedList else dict(enumerate(values)))
+    items = state["items"]
+    held = [items[number] for number in range(0, 1_000, 100)]
+    assert type(items) is not swapped
+    for _ in range(1_000):
+        items[3]["n"]
+    assert type(items) is swapped
+    assert all(items[one["n"]] is one for one in held)
+    held[7]["n"] = -1
+    items[1]["n"] = -2
+    assert [operation.path for operation in state.capture().operations] == [["items", 700, "n"], ["items", 1, "n"]]
+
+
 def test_children_of_big_containers_inside_inline_ones_know_their_place():
     """A container over 16 KiB sits under its digest inside a small one; reading must link it to its parent."""
     big = [{"body": "x" * 700} for _ in range(40)]

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 
+from holdfast.codec import sameness
 from holdfast.codec.assigned import Assigned
 from holdfast.codec.document import Document
 from holdfast.codec.sameness import FLAT_RUN_ITEMS, RUN_ITEMS, Evidence, runs, trace
@@ -339,6 +340,17 @@ def test_short_runs_are_joined():
         found.append(trace([Note(str(index))], TYPES), 1)
     assert len(found.traces) < 20
     assert len(found.instances) == 500
+
+
+@pytest.mark.parametrize("looks", [True, False])
+def test_identical_is_not_equal(looks, monkeypatch):
+    monkeypatch.setattr(sameness, "_REFERENCES", looks and sameness._REFERENCES)
+    one, other = [1], [1]
+    assert sameness.identical((), ())
+    assert sameness.identical((one, "a", None), (one, "a", None))
+    assert not sameness.identical((one,), (other,))
+    assert not sameness.identical((1,), (True,))
+    assert not sameness.identical((one, one), (one,))
 
 
 def test_flat_runs_are_long():

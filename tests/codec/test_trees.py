@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from holdfast.codec import blocks
+from holdfast.codec import blocks, trees
 from holdfast.codec.blocks import LIST
 from holdfast.codec.trees import Leaf, Tree, build
 
@@ -34,23 +34,32 @@ class Program:
         self.items = []
         self.tree = Tree(LIST)
         self.largest = self.random.choice([10, 100, 600])
+        self.appending, self.editing = self.random.choice([(0.5, 0.7), (0.2, 0.95)])
         self.stored = {}
 
     def item(self):
         return self.random.randbytes(self.random.randint(1, self.largest))
 
     def run_of(self, leaf: Leaf):
-        return self.items[leaf.start : leaf.start + leaf.count]
+        items = self.items[leaf.start : leaf.start + leaf.count]
+        if leaf.items is None:
+            return items
+        kept = leaf.items.copy()
+        for at in leaf.edits or ():
+            kept[at] = items[at]
+        assert kept == items
+        return kept
 
     def change(self):
         kind = self.random.random()
-        if kind < 0.5:
+        if kind < self.appending:
             self.items.append(self.item())
             self.tree.appended(self.items[-1] if self.random.random() < 0.8 else None)
-        elif kind < 0.7 and self.items:
+        elif kind < self.editing and self.items:
             at = self.random.randrange(len(self.items))
-            self.items[at] = self.item()
-            self.tree.spoil(self.tree.leaf_at(at))
+            leaf = self.tree.leaf_at(at)
+            self.items[at] = self.item() if self.random.random() < 0.5 else self.random.randbytes(len(self.items[at]))
+            self.tree.spoil(leaf, at - leaf.start if self.random.random() < 0.9 else None)
         elif kind < 0.97:
             at = self.random.randint(0, len(self.items))
             self.splice(at, self.random.choice([0, 1, 5, 100]), self.random.choice([0, 0, 1, 7]))
@@ -83,6 +92,27 @@ def test_following_changes_gives_the_same_nodes_as_building_anew(small_nodes, ro
             if len(program.items) > 600:
                 program.splice(200, len(program.items), 0)
             program.check()
+
+
+def test_encodings_are_kept_of_edited_leaves_alone_and_up_to_a_limit(small_nodes, monkeypatch):
+    monkeypatch.setattr(trees, "KEPT_MAX_BYTES", 10_000)
+    items = [bytes([number % 256]) * 50 for number in range(400)]
+    tree = Tree(LIST)
+    tree.reset(len(items))
+
+    def run_of(leaf):
+        return items[leaf.start : leaf.start + leaf.count]
+
+    tree.update(run_of)
+    assert all(leaf.items is None for leaf in tree.leaves)
+    for at in range(0, len(items), 10):
+        items[at] = b"!" * 50
+        leaf = tree.leaf_at(at)
+        tree.spoil(leaf, at - leaf.start)
+        assert tree.update(run_of) == build(LIST, items)[0].root
+    kept = [leaf for leaf in tree.leaves if leaf.items is not None]
+    assert kept
+    assert sum(leaf.size for leaf in kept) <= 10_000
 
 
 def test_a_leaf_that_was_emptied_counts_its_bytes_anew(small_nodes):

@@ -73,7 +73,12 @@ def closes(size: int, count: int, item: bytes) -> bool:
     """Whether a leaf of ``size`` bytes and ``count`` items ends after ``item``, its last one."""
     if size >= LEAF_MAX_BYTES or count >= LEAF_MAX_ITEMS:
         return True
-    return size >= LEAF_MIN_BYTES and crc32(item) * LEAF_TARGET_BYTES < len(item) << 32
+    return size >= LEAF_MIN_BYTES and cuts(item)
+
+
+def cuts(item: bytes) -> bool:
+    """Whether a leaf that is long enough ends after this item."""
+    return crc32(item) * LEAF_TARGET_BYTES < len(item) << 32
 
 
 def index_closes(length: int, digest: bytes) -> bool:

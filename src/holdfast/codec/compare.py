@@ -9,7 +9,6 @@ item, even where its place is another.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from difflib import SequenceMatcher
 from typing import Any
 
 from holdfast.codec import operations as op
@@ -205,6 +204,8 @@ def _align(before: list[bytes], after: list[bytes]) -> list[int | None]:
             if source is not None and source > newest:
                 sources[place] = newest = source
         return sources
+    from difflib import SequenceMatcher
+
     for old, new, size in SequenceMatcher(None, before, after, autojunk=False).get_matching_blocks():
         sources[new : new + size] = range(old, old + size)
     return sources

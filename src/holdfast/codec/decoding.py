@@ -52,6 +52,7 @@ class Reading:
         "owned",
         "registry",
         "risk_seen",
+        "shallow",
         "size",
         "stepwise",
         "unfinished",
@@ -73,6 +74,8 @@ class Reading:
         self.hash_risks = 0
         self.risk_seen = False
         self.deferred: list[Callable[[], None]] = []
+        # Contents of instances that are not inside others, and hold none: how deep they are is looked at in the end.
+        self.shallow: list[Any] = []
         # Set each field as soon as it is read, so that a hash can use it. Slower, and only tried when needed.
         self.stepwise = stepwise
 
@@ -87,6 +90,10 @@ class Reading:
                 unpackb(data, ext_hook=_nothing)
         self.extended = False
         result = self.decoder.decode(data)
+        if self.shallow:
+            shallow, self.shallow = self.shallow, []
+            # Models keep their fields in an array of maps, which are not levels of their own, and neither is the list.
+            check_plain_depth(shallow, MAX_DEPTH + 2)
         if size > MAX_DEPTH:
             if self.extended:
                 self.check_depth(result)

@@ -33,11 +33,18 @@ class Index:
     def __init__(self, start: int, span: int, digest: bytes, count: int) -> None:
         self.start = start
         self.span = span
-        self.digest: bytes | None = digest
-        self.count = count
+        self.digest: bytes | None = None
         self.stored = False
-        self.entry = digest + count.to_bytes(8, "big")
+        self.become(digest, count)
         self.running: tuple[blake3, int, int] | None = None  # over the first children: hasher, how many, their items
+
+    def become(self, digest: bytes, count: int) -> None:
+        """Its children are others now, or changed."""
+        if digest != self.digest:
+            self.stored = False
+            self.digest = digest
+        self.count = count
+        self.entry = digest + count.to_bytes(8, "big")
 
 
 def start_of(leaf: Child) -> int:
@@ -58,16 +65,28 @@ def _append(kind: bytes, level: int, children: Sequence[Child], above: list[Inde
     hasher, fed, count = last.running or (blake3(NODE_TAG + kind + bytes((level,))), 0, 0)
     if fed > before:
         return False
-    for child in children[last.start + fed : newest]:
-        hasher.update(child.entry)
-        count += child.count
+    if fed < before:
+        last.running = None  # an interrupt must not leave a hasher behind that has seen more than it says
+        for child in children[last.start + fed : newest]:
+            hasher.update(child.entry)
+            count += child.count
+        last.running = hasher, before, count
+    newest_child = children[newest]
     end = hasher.copy()
-    end.update(children[newest].entry)
-    index = Index(last.start, before + 1, end.digest(), count + children[newest].count)
-    index.running = hasher, before, count
-    index.stored = last.stored and index.digest == last.digest
-    above[-1] = index
+    end.update(newest_child.entry)
+    last.span = before + 1
+    last.become(end.digest(), count + newest_child.count)
     return True
+
+
+def extend(kind: bytes, leaves: Sequence[Child], levels: list[list[Index]]) -> bool:
+    """Only the last leaf changed: bring the last node of every level up to date, if no cut moves by that."""
+    children: Sequence[Child] = leaves
+    for level, above in enumerate(levels, 1):
+        if not _append(kind, level, children, above):
+            return False
+        children = above
+    return len(children) == 1
 
 
 def regroup(

@@ -243,6 +243,11 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
     name, version, form, content = parts
     if type(name) is not str or type(version) is not int or type(form) is not str:
         raise corrupt("an instance has a name, a version, a form and content")
+    if plain and reading.depth == 1 and form == PYDANTIC:
+        value = _model(reading, name, version, content)
+        if value is not None:
+            instances[number] = value
+            return value
     if len(data) > MAX_DEPTH - reading.depth and (type(content) is list or type(content) is dict):
         # Instances keep their fields in a map, models in an array of maps, which are not levels of their own.
         (check_plain_depth if plain else reading.check_depth)(content, MAX_DEPTH - reading.depth + 2)
@@ -256,30 +261,20 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
         raise mismatch(registration, "was saved as an instance, but is an enum now")
     else:
         value = shape.make()
-        if form == PYDANTIC == shape.form and version == registration.version and _is_model(content):
-            try:
-                shape.put_pydantic(value, *content)
-            except KeyError as error:
-                raise other_fields(registration, error) from error
-        else:
-            _put(registration, version, form, value, content)
+        _put(registration, version, form, value, content)
     instances[number] = value
     return value
 
 
-def _is_model(content: Any) -> bool:
-    """The common case of what ``_parts`` looks at: a model of declared fields. Their names prove to be texts later."""
-    if type(content) is not list or len(content) != 4:
-        return False
-    fields, extra, names, private = content
-    return (
-        extra is None
-        and private is None
-        and type(fields) is dict
-        and type(names) is list
-        and fields.keys() >= set(names)
-        and _TEXT.issuperset(map(type, fields))
-    )
+def _model(reading: Reading, name: str, version: int, content: Any) -> Any:
+    """The common case, a model that has not changed since it was saved, in a hurry; None when it is another one."""
+    registration = reading.registry.by_name(name)
+    if registration is None or registration.save is not None or version != registration.version:
+        return None
+    value = registration.shape.model_of(content)
+    if value is not None:
+        reading.shallow.append(content)  # how deep it is will be looked at for all of them at once
+    return value
 
 
 def _read_in_order(reading: Reading, data: memoryview) -> Any:

@@ -83,10 +83,15 @@ def encode_operations(operations: list[Operation], time_us: int) -> tuple[bytes,
         values.append(data)
         return [digest_of("holdfast.value", data), len(values) - 1]
 
-    rows = [
-        [max(0, (time_us - at_us) // 1000), code, path, *_map_values(code, args, name)]
-        for at_us, code, path, args in operations
-    ]
+    rows: list[list[Any]] = []
+    for at_us, code, path, args in operations:
+        age_ms = (time_us - at_us) // 1000
+        row = [max(0, age_ms), code, path]
+        if code == SPLICE:  # by far the most frequent
+            row += (args[0], args[1], [name(value) for value in args[2]])
+        else:
+            row += _map_values(code, args, name)
+        rows.append(row)
     try:
         return packb(rows, None, OPTION), values
     except TypeError:  # a key that the library would not write as the codec does

@@ -13,10 +13,12 @@ of any other type from then on gives its keys as well, which shows.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from ctypes import c_void_p, sizeof, string_at
 from gc import get_referents
-from itertools import chain
-from operator import attrgetter, is_
+from itertools import chain, compress
+from operator import attrgetter, is_, is_not
 from typing import Any, NamedTuple
 
 from holdfast.codec.codes import SCALARS
@@ -38,6 +40,30 @@ class Untraceable(Exception):
     """Something in the value cannot be proven unchanged."""
 
 
+def identical(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    """Whether two tuples hold the very same objects: ``is`` for each pair, ten times as fast where it can be."""
+    return len(one) == len(other) and (
+        _references(one) == _references(other) if _REFERENCES else all(map(is_, one, other))
+    )
+
+
+def _references(held: tuple[Any, ...]) -> bytes:
+    """What a tuple's memory holds: the address of each item, which is its id."""
+    return string_at(id(held) + tuple.__basicsize__, len(held) * _POINTER_BYTES)
+
+
+def _has_references() -> bool:
+    """Whether tuples are laid out so in this interpreter. The sizes are there to be asked for, so a look is safe."""
+    probe = (None, "text", (), 2**70)
+    if (tuple.__itemsize__, sys.getsizeof(probe) - sys.getsizeof(())) != (_POINTER_BYTES, len(probe) * _POINTER_BYTES):
+        return False
+    return _references(probe) == b"".join(id(item).to_bytes(_POINTER_BYTES, sys.byteorder) for item in probe)
+
+
+_POINTER_BYTES = sizeof(c_void_p)
+_REFERENCES = sys.implementation.name == "cpython" and _has_references()
+
+
 class Trace:
     """A run of items, and what must be as it was for them to be unchanged."""
 
@@ -47,8 +73,8 @@ class Trace:
         self.items = items
         self.instances: set[int] = set()  # ids of the mutable instances inside; they live as long as the trace
         self.spent = 0  # items that were replaced since; what they held is still compared, to no purpose
-        self._holders: list[Any] = []
-        self._flat: list[Any] = []  # what the holders refer to, one after another
+        self._holders: tuple[Any, ...] = ()
+        self._flat: tuple[Any, ...] = ()  # what the holders refer to, one after another
         self._sized: list[Any] = []
         self._lengths: list[int] = []
         self._dicts: list[dict[str, Any]] = []
@@ -59,8 +85,7 @@ class Trace:
         """Whether everything is as it was. False is only a doubt."""
         if any(self._empty) or list(map(len, self._sized)) != self._lengths:
             return False
-        now = get_referents(*self._holders)
-        if len(now) != len(self._flat) or not all(map(is_, now, self._flat)):
+        if not identical(tuple(get_referents(*self._holders)), self._flat):
             return False
         try:
             return list(chain.from_iterable(self._dicts)) == self._keys
@@ -92,30 +117,28 @@ class Trace:
     def _with(self, one: Trace, other: Trace) -> Trace:
         self.instances = one.instances | other.instances
         for name in ("_holders", "_flat", "_sized", "_lengths", "_dicts", "_keys", "_empty"):
-            setattr(self, name, [*getattr(one, name), *getattr(other, name)])
+            setattr(self, name, getattr(one, name) + getattr(other, name))
         return self
 
     # -- making one -----------------------------------------------------------------------------------------
 
     def follow(self, registry: Registry) -> None:
         """Go through everything that the items hold, a level at a time. Raises Untraceable."""
-        seen: set[int] = set()
-        level: Iterable[Any] = self.items
-        while True:
-            # Ids stay valid: what is traced is held, directly or by what holds it.
-            fresh = {id(value): value for value in level if type(value) not in SCALARS}
-            for known in seen & fresh.keys():
-                del fresh[known]
-            if not fresh:
-                return
-            seen |= fresh.keys()
+        seen: set[int] = set()  # ids, which stay valid: what is traced is held, directly or by what holds it
+        level: list[Any] = self.items
+        while level:
             kinds: dict[type, list[Any]] = {}
-            for value in fresh.values():
-                kinds.setdefault(type(value), []).append(value)
-            found: list[Any] = []
+            for value in level:
+                kind = type(value)
+                if kind not in SCALARS and id(value) not in seen:
+                    seen.add(id(value))
+                    if kind in kinds:
+                        kinds[kind].append(value)
+                    else:
+                        kinds[kind] = [value]
+            level = []
             for kind, group in kinds.items():
-                found += self._group(kind, group, registry)
-            level = found
+                level += self._group(kind, group, registry)
 
     def _group(self, kind: type, group: list[Any], registry: Registry) -> Iterable[Any]:
         """Trace values of one type; returns what they hold."""
@@ -148,8 +171,8 @@ class Trace:
             raise Untraceable  # another thread is changing one of them
         self._sized += full
         self._lengths += lengths
-        self._holders += full
-        self._flat += found
+        self._holders += tuple(full)
+        self._flat += tuple(found)
         return found
 
     def _dicts_of(self, group: list[dict[Any, Any]]) -> list[Any]:
@@ -176,8 +199,8 @@ class Trace:
             raise Untraceable  # the interpreter keeps values in another order than keys, or another thread was here
         self._sized += full
         self._lengths += lengths
-        self._holders += full
-        self._flat += found
+        self._holders += tuple(full)
+        self._flat += tuple(found)
         return values
 
     def _instances(self, group: list[Any], shape: Shape) -> Iterable[Any]:
@@ -198,8 +221,8 @@ class Trace:
                 raise Untraceable
             return list(chain.from_iterable([self._instances([value], shape) for value in group]))
         self.instances.update(map(id, group))
-        self._holders += group
-        self._flat += found
+        self._holders += tuple(group)
+        self._flat += tuple(found)
         return chain.from_iterable(columns)
 
 
@@ -296,7 +319,7 @@ def _holes(items: list[Any], values: Sequence[Any], at: int) -> list[int] | None
     part = values[at : at + len(items)]
     if len(part) != len(items):
         return None
-    return [place for place, same in enumerate(map(is_, part, items)) if not same]
+    return list(compress(range(len(items)), map(is_not, part, items)))
 
 
 def _stands(items: list[Any], values: Sequence[Any], at: int) -> bool:

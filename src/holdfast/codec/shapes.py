@@ -285,6 +285,26 @@ class Shape:
                 if name not in fields:
                     self._put_default(value, name)
 
+    def model_of(self, content: Any) -> Any:
+        """A model from what take_pydantic gave, if that is all its fields and nothing else; otherwise None."""
+        if self.form != PYDANTIC or type(content) is not list or len(content) != 4:
+            return None
+        fields, extra, names, private = content
+        if type(fields) is not dict or type(names) is not list or fields.keys() != self._nameset:
+            return None
+        if private is not None or not (extra is None or (type(extra) is dict and not extra)):
+            return None
+        told = set(names)
+        (_, put_names), (_, put_extra), (_, put_private) = self._model_setters
+        if not told <= self._nameset or put_extra is None or put_private is None:
+            return None
+        value: Any = object.__new__(self.cls)
+        put_names(value, told)
+        put_extra(value, extra)
+        put_private(value, None)
+        _set_attribute(value, "__dict__", fields)
+        return value
+
     def _redeclared(
         self, fields: dict[str, Any], extra: dict[str, Any] | None
     ) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import compress
+from operator import is_not
 
 from blake3 import blake3
 
@@ -19,20 +21,37 @@ from holdfast.codec.blocks import (
     ENTRY_BYTES,
     NODE_TAG,
     closes,
+    cuts,
     finish,
     leaf_items,
     leaf_node,
 )
-from holdfast.codec.indexes import Child, Index, index_raw, regroup, start_of
+from holdfast.codec.indexes import Child, Index, extend, index_raw, regroup, start_of
 
 _ALL = 1 << 62
+# How many bytes of encodings a tree remembers of leaves that are edited in place, so that the other items of such a
+# leaf need not be encoded again: a few times the state that an agent edits all over.
+KEPT_MAX_BYTES = 32 * 1024 * 1024
 DEAD = -1  # the count of a leaf that is no longer part of its tree
 
 
 class Leaf:
     """A run of items. ``digest`` is None while it has to be computed again."""
 
-    __slots__ = ("closed", "count", "digest", "entry", "hasher", "keys", "pending", "size", "start", "stored")
+    __slots__ = (
+        "closed",
+        "count",
+        "digest",
+        "edits",
+        "entry",
+        "hasher",
+        "items",
+        "keys",
+        "pending",
+        "size",
+        "start",
+        "stored",
+    )
 
     def __init__(self, count: int = 0, start: int = 0) -> None:
         self.count = count
@@ -45,6 +64,8 @@ class Leaf:
         self.hasher: blake3 | None = None  # over the items so far, for a leaf that only grows
         self.pending: list[bytes] = []  # appended encodings that the hasher has not seen
         self.keys: dict[object, None] | None = None  # the items' keys; only in dicts of several leaves
+        self.items: list[bytes] | None = None  # encodings as of the last digest, of a leaf that is edited in place
+        self.edits: set[object] | None = None  # what was edited since then (see Tree.spoil); None: it is not known
 
     def spoil(self) -> None:
         """Something inside changed: everything but the place is to be found out again."""
@@ -58,7 +79,7 @@ class Leaf:
 class Tree:
     """The nodes of one container. ``encode_run(leaf)`` gives the encodings of a leaf's items, in order."""
 
-    __slots__ = ("_before", "_behind", "_indexed", "kind", "known", "leaves", "levels", "root", "scattered")
+    __slots__ = ("_before", "_behind", "_indexed", "_kept", "kind", "known", "leaves", "levels", "root", "scattered")
 
     def __init__(self, kind: bytes) -> None:
         self.kind = kind
@@ -70,6 +91,7 @@ class Tree:
         # Leaves that came or went since the index was built: how many at either end are the same still.
         self._before = self._behind = _ALL
         self._indexed = 0  # how many leaves the index covers
+        self._kept = 0  # about how many bytes the leaves' items have
 
     # -- what the container tells -------------------------------------------------------------------
 
@@ -81,10 +103,21 @@ class Tree:
             return last
         return leaves[bisect_right(leaves, index, key=start_of) - 1]
 
-    def spoil(self, leaf: Leaf) -> None:
-        """An item inside ``leaf`` changed."""
-        if leaf.stored and leaf.digest is not None:
-            self.known.add(leaf.digest)
+    def spoil(self, leaf: Leaf, edit: object = None) -> None:
+        """Something inside ``leaf`` changed: the item that ``edit`` names, and no other one, or what is not known.
+
+        What names an item is the container's business, as long as no item of the leaf comes, goes or moves.
+        """
+        if leaf.digest is not None:
+            if leaf.stored:
+                self.known.add(leaf.digest)
+            leaf.edits = None if edit is None else {edit}
+        elif edit is not None and leaf.edits is not None:
+            leaf.edits.add(edit)
+        else:
+            leaf.edits = None
+        if leaf.edits is None:
+            leaf.items = None
         leaf.spoil()
         self.root = None
         if leaf is not self.leaves[-1]:
@@ -106,7 +139,7 @@ class Tree:
         if encoding is not None:
             if leaf.stored and leaf.digest is not None:
                 self.known.add(leaf.digest)
-            leaf.digest = None
+            leaf.digest = leaf.items = leaf.edits = None
             leaf.stored = False
             leaf.pending.append(encoding)
         return leaf
@@ -171,6 +204,9 @@ class Tree:
         if self.root is not None:
             return self.root
         leaves = self.leaves
+        if not self.scattered and len(leaves[-1].pending) == 1 and leaves[-1].hasher is not None:
+            self._grow_by_one(leaves[-1])
+            return self._rooted()
         # Appending touches the last leaf alone; only other changes are worth a look at every leaf.
         position = 0 if self.scattered else len(leaves) - 1
         fresh: list[Leaf] = []
@@ -180,12 +216,16 @@ class Tree:
                 if leaf.digest is not None:
                     position += 1
                     continue
-                grows = leaf.pending and position == len(leaves) - 1
+                last = position == len(leaves) - 1
+                if leaf.items is not None and self._edit(leaf, encode_run(leaf), last=last):
+                    self._moved(position, len(leaves) - position - 1)
+                    position += 1
+                    continue
+                grows = leaf.pending and last
                 made, used = self._grow(leaf) if grows else self._cut_from(position, encode_run)
                 leaves[position : position + used] = made
                 for new in made:
-                    new.stored = new.digest in self.known
-                    new.entry = new.digest + new.count.to_bytes(8, "big")  # type: ignore[operator]
+                    self._name(new)
                 if not (grows and len(made) == 1):
                     fresh += made
                 self._moved(position, len(leaves) - position - len(made))
@@ -202,13 +242,32 @@ class Tree:
             leaves.extend(self._cut_from(0, encode_run)[0])
         self.renumber(min(self._before, len(leaves)))
         self._index()
-        self.known.clear()
         if fresh and regrouped is not None:
             regrouped(fresh)
-        top: Child = self.levels[-1][0] if self.levels else leaves[0]
+        return self._rooted()
+
+    def _rooted(self) -> bytes:
+        self.known.clear()
+        top: Child = self.levels[-1][0] if self.levels else self.leaves[0]
         self.root = top.digest
         assert self.root is not None  # noqa: S101 - a type narrowing
         return self.root
+
+    def _grow_by_one(self, leaf: Leaf) -> None:
+        """What most checkpoints do: one item came to a last leaf that is still open. The rest of the tree stays."""
+        item = leaf.pending.pop()
+        hasher, count = leaf.hasher, leaf.count
+        assert hasher is not None  # noqa: S101 - a type narrowing
+        hasher.update(item)
+        leaf.size += len(item)
+        leaf.closed = closes(leaf.size, count, item)
+        leaf.digest = digest = finish(hasher, count)
+        leaf.stored = digest in self.known
+        leaf.entry = digest + count.to_bytes(8, "big")
+        if self._before == _ALL and extend(self.kind, self.leaves, self.levels):
+            return
+        self._moved(len(self.leaves) - 1, 0)
+        self._index()
 
     def _grow(self, leaf: Leaf) -> tuple[list[Leaf], int]:
         """The common case, appending: feed the running hasher instead of encoding the leaf again."""
@@ -233,6 +292,26 @@ class Tree:
         made.append(leaf)
         return made, 1
 
+    def _edit(self, leaf: Leaf, items: list[bytes], *, last: bool) -> bool:
+        """Items of a leaf were edited. If it can be told at a glance that it ends where it did, it is the same leaf."""
+        old = leaf.items or []
+        for at in compress(range(len(items)), map(is_not, old, items)):
+            if len(items[at]) != len(old[at]) or (cuts(items[at]) and at + 1 < len(items)):
+                return False
+        payload = b"".join(items)
+        closed = closes(len(payload), len(items), items[-1])
+        if not closed and not last:
+            return False
+        self._finish(leaf, payload, closed=closed)
+        self._name(leaf)
+        leaf.items = items
+        return True
+
+    def _name(self, leaf: Leaf) -> None:
+        digest: bytes = leaf.digest  # type: ignore[assignment] # it has one by now
+        leaf.stored = digest in self.known
+        leaf.entry = digest + leaf.count.to_bytes(8, "big")
+
     def _hasher(self) -> blake3:
         return blake3(NODE_TAG + self.kind + b"\0")
 
@@ -240,6 +319,7 @@ class Tree:
         """Cut the items anew from leaf ``position`` until a cut falls on an old boundary."""
         made: list[Leaf] = []
         used = 0
+        edited = False
         waiting: list[bytes] = []  # the items of the leaf that is being filled
         names: dict[object, None] | None = None
         size = 0
@@ -247,9 +327,10 @@ class Tree:
         last = len(self.leaves)
         while position + used < last:
             old = self.leaves[position + used]
-            if used and not waiting and old.digest is not None:
-                break  # the last cut fell where an untouched leaf begins
+            if used and not waiting:
+                break  # the last cut fell where another leaf begins
             used += 1
+            edited = edited or old.edits is not None
             keys = iter(old.keys) if old.keys is not None else None
             for item in encode_run(old):
                 if keys is not None:
@@ -260,22 +341,32 @@ class Tree:
                 size += len(item)
                 # Most items are too early for a cut; the call is made for those that are not.
                 if (size >= least or len(waiting) >= most) and closes(size, len(waiting), item):
-                    made.append(self._leaf_of(waiting, size, names, closed=True))
+                    made.append(self._leaf_of(waiting, names, closed=True, keep=edited))
                     waiting, size, names = [], 0, None
         # An empty container is one empty leaf.
         if waiting or (last <= 1 and not made):
-            made.append(self._leaf_of(waiting, size, names, closed=False))
+            made.append(self._leaf_of(waiting, names, closed=False, keep=edited))
         return made, used
 
-    def _leaf_of(self, items: list[bytes], size: int, keys: dict[object, None] | None, *, closed: bool) -> Leaf:
+    def _leaf_of(self, items: list[bytes], keys: dict[object, None] | None, *, closed: bool, keep: bool) -> Leaf:
         leaf = Leaf(len(items))
-        hasher = self._hasher()
-        hasher.update(b"".join(items))
-        leaf.size, leaf.keys, leaf.closed = size, keys, closed
-        leaf.digest = finish(hasher, len(items))
-        if not closed:
-            leaf.hasher = hasher
+        leaf.keys = keys
+        self._finish(leaf, b"".join(items), closed=closed)
+        if keep:
+            self._kept += leaf.size
+            if self._kept > KEPT_MAX_BYTES:
+                self._kept = leaf.size
+                for other in self.leaves:
+                    other.items = None
+            leaf.items = items
         return leaf
+
+    def _finish(self, leaf: Leaf, payload: bytes, *, closed: bool) -> None:
+        hasher = self._hasher()
+        hasher.update(payload)
+        leaf.size, leaf.closed = len(payload), closed
+        leaf.digest = finish(hasher, leaf.count)
+        leaf.hasher = None if closed else hasher
 
     def _index(self) -> None:
         """Rebuild the index levels where leaves changed."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from holdfast.codec import operations as op
@@ -41,6 +41,7 @@ class Assigned:
         self._reader = Reader(registry, source)
         self._taking = Taking(registry)
         self._sections: dict[str, Held] = {}
+        self._away: dict[str, Held] = {}  # sections that are gone and expected back
         self._operations: list[Operation] = []
         self._nodes: dict[bytes, bytes] = {}
         self._chunks: dict[bytes, bytes] = {}
@@ -58,11 +59,14 @@ class Assigned:
 
     # -- giving and reading -----------------------------------------------------------------------------
 
-    def assign(self, values: Mapping[str, Any], gone: Iterable[str] = ()) -> None:
-        """Let sections have these values, and others be gone, all or none. Only what differs is recorded."""
+    def assign(self, values: Mapping[str, Any], gone: Iterable[str] = (), returning: Collection[str] = ()) -> None:
+        """Let sections have these values, and others be gone, all or none. Only what differs is recorded.
+
+        ``returning`` are names that come and go. What was encoded of such a section is kept until it is back.
+        """
         with self.lock:
             leaving = set(gone)
-            plan: list[tuple[str, Held | None, Content]] = []
+            plan: list[tuple[str, Held | None, Content | None]] = []
             for name, value in values.items():
                 if type(name) is not str:
                     raise Unencodable(
@@ -70,16 +74,21 @@ class Assigned:
                     )
                 held = self._loaded(name) if name in self._sections and name not in leaving else None
                 try:
-                    content = self._taking.take(value, held)
+                    content = self._taking.take(value, held or self._away.get(name))
                 except Unencodable as error:
                     raise error.within(name) from None
-                if content is not None:
+                if content is not None or held is None:
                     plan.append((name, held, content))
             for name in [name for name in self._sections if name in leaving]:
-                del self._sections[name]
+                left = self._sections.pop(name)
                 self._record(op.DELETE, [name])
+                if name in returning and left.kind and not left.big:
+                    self._away[name] = left
             for name, held, content in plan:
-                if held is None or held.kind != content.kind:
+                away = self._away.pop(name, None)
+                if content is None or (held is None and away is not None and away.kind == content.kind):
+                    self._bring_back(name, away, content)
+                elif held is None or held.kind != content.kind:
                     self._put(name, content)
                 else:
                     self._change(name, held, content)
@@ -118,14 +127,12 @@ class Assigned:
                 raise Damaged(f"section {name!r} is nowhere to be read from", what=(f"section {name}",))
             base = source.base.get(name)
             try:
-                made = self._reader.section(base) if base is not None else None
-                if base != expected:
-                    draft = Draft(name, lambda: made, self._reader)
-                    for operation in source.operations(name):
-                        draft.do(operation)
-                    draft.finish()
-                    made = draft.settle()
-                    self._nodes.update(draft.fresh)
+                draft = Draft(name, lambda: self._reader.section(base) if base is not None else None, self._reader)
+                for operation in source.operations(name) if base != expected else ():
+                    draft.do(operation)
+                draft.finish()
+                made = draft.settle()
+                self._nodes.update(draft.fresh)
             except Damaged as error:
                 error.what = tuple(dict.fromkeys((*error.what, f"section {name}")))
                 raise
@@ -173,13 +180,25 @@ class Assigned:
         there = set(content.items)
         held.big = {item: parts for item, parts in {**content.big, **held.big}.items() if item in there or not item}
 
+    def _bring_back(self, name: str, away: Held | None, content: Content | None) -> None:
+        """A section that was gone: what it had then is neither encoded nor cut anew, but written like a new one.
+
+        Its nodes may have been removed from the catalog meanwhile, because no state needed them.
+        """
+        if away is None:
+            raise KeyError(name)
+        held = self._sections[name] = away.parted()
+        held.unstore()
+        if content is not None:
+            found = _differences(held, content)
+            held.edit(found, content.items, content.keys)
+            self._keep(held, content, [item for hunk in found for item in content.items[hunk.at : hunk.to]])
+        self._record_whole(name, held, content)
+
     def _change(self, name: str, held: Held, content: Content) -> None:
         """A section of the same kind as before: record what differs."""
         items, keys = content.items, content.keys
-        if held.kind == DICT:
-            found = rekeyed(held.keys or [], held.items, keys or [], items)
-        else:
-            found = hunks(held.items, items)
+        found = _differences(held, content)
         if not found:
             held.evidence, held.names = content.evidence, content.names
             return
@@ -212,9 +231,10 @@ class Assigned:
     def _record_dict(self, name: str, held: Held, found: list[Hunk], items: list[bytes], gone: list[Any]) -> None:
         names = held.names or []
         places = [index for hunk in found for index in range(hunk.at, hunk.to)]
-        few = sum(len(items[index]) for index in places) * 2 <= held.payload_bytes()
         if not all(map(_in_paths, [*gone, *(names[index] for index in places)])) or (
-            not few and len(places) > 1 and held.payload_bytes() < INLINE_MAX_BYTES
+            held.tree is None  # one that has is too large for this
+            and len(places) > 1
+            and 2 * sum(len(items[index]) for index in places) > held.payload_bytes() < INLINE_MAX_BYTES
         ):
             self._record_whole(name, held)
             return
@@ -346,6 +366,15 @@ class Still:
         """Section digests, in order."""
         with self._document.lock:
             return [(name, held.digest or held.root()) for name, held in self._sections.items()]
+
+
+def _differences(held: Held, content: Content) -> list[Hunk]:
+    """What a section gets that it does not have, of the same kind."""
+    if held.kind == DICT:
+        return rekeyed(held.keys or [], held.items, content.keys or [], content.items)
+    if held.kind == VALUE:
+        return [Hunk(0, 1, 0, 1)] if held.items != content.items else []
+    return hunks(held.items, content.items)
 
 
 def _leaving(found: list[Hunk]) -> list[int]:

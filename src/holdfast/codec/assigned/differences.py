@@ -9,7 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
+from operator import is_not
 from typing import NamedTuple
 
 
@@ -104,11 +105,8 @@ def _in_order(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def rekeyed(old_keys: list[bytes], old: list[bytes], new_keys: list[bytes], new: list[bytes]) -> list[Hunk]:
     """As ``hunks``, for a dict: an item keeps its place, goes, or comes at the end, as operations on dicts do it."""
     if old_keys == new_keys:
-        return [
-            Hunk(index, index + 1, index, index + 1)
-            for index, (one, two) in enumerate(zip(old, new, strict=True))
-            if one is not two and one != two
-        ]
+        places = compress(range(len(old)), map(is_not, old, new))
+        return [Hunk(index, index + 1, index, index + 1) for index in places if old[index] != new[index]]
     wanted = set(new_keys)
     staying = [index for index, key in enumerate(old_keys) if key in wanted]
     count = 0

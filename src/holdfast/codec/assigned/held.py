@@ -7,6 +7,7 @@ here. What always holds: the digest is that of the items, and one that a ``Still
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from holdfast.codec.assigned.differences import Hunk
@@ -29,7 +30,7 @@ _HUNKS_MAX = 64
 class Held:
     """A section's content. ``kind`` is empty while only the digest is known."""
 
-    __slots__ = ("big", "digest", "evidence", "items", "keys", "kind", "names", "shared", "stored", "tree")
+    __slots__ = ("_pairs", "big", "digest", "evidence", "items", "keys", "kind", "names", "shared", "stored", "tree")
 
     def __init__(
         self,
@@ -50,11 +51,17 @@ class Held:
         self.shared = False  # whether a Still has it, too
         self.evidence: Evidence | None = None
         self.big: dict[bytes, Parts] = {}  # item -> what it names by digest, as far as this process made it
+        # Of a dict with a tree: each key with its item. The same objects, as long as neither of the two changes.
+        self._pairs: list[bytes] | None = None
 
     def run(self, leaf: Leaf) -> list[bytes]:
         """The encodings of a leaf's items."""
-        start, stop = leaf.start, leaf.start + leaf.count
-        return joined(self.items[start:stop], None if self.keys is None else self.keys[start:stop])
+        whole = self.items
+        if self.keys is not None:
+            if self._pairs is None:
+                self._pairs = joined(self.items, self.keys)
+            whole = self._pairs
+        return whole[leaf.start : leaf.start + leaf.count]
 
     def payload_bytes(self) -> int:
         return sum(map(len, self.items)) + (0 if self.keys is None else sum(map(len, self.keys)))
@@ -102,6 +109,16 @@ class Held:
             yield digest, self._node(), joined(self.items, self.keys)
         self.stored = True
 
+    def unstore(self) -> None:
+        """Nothing of it is surely in the catalog."""
+        self.stored = False
+        if self.tree is not None:
+            self.tree.known.clear()
+            for leaf in self.tree.leaves:
+                leaf.stored = False
+            for index in chain(*self.tree.levels):
+                index.stored = False
+
     def unstored_bytes(self) -> int:
         """About how much ``unstored_nodes`` would give."""
         if self.stored or not self.kind:
@@ -122,6 +139,7 @@ class Held:
         made = Held(self.kind, self.items.copy(), keys, digest=self.digest, tree=self.tree)
         made.names = None if self.names is None else self.names.copy()
         made.stored, made.evidence, made.big = self.stored, self.evidence, self.big.copy()
+        made._pairs, self._pairs = self._pairs, None
         self.tree = self.evidence = None
         return made
 
@@ -142,13 +160,16 @@ class Held:
             self.items[start:stop] = items[at:to]
             if self.keys is not None and keys is not None:
                 self.keys[start:stop] = keys[at:to]
+            new = joined(items[at:to], None if keys is None else keys[at:to])
+            if self._pairs is not None:
+                self._pairs[start:stop] = new
             if tree is None:
                 continue
             if at_end:
-                for item in joined(items[at:to], None if keys is None else keys[at:to]):
+                for item in new:
                     tree.appended(item)
             elif stop - start == to - at == 1:
-                tree.spoil(tree.leaf_at(start))
+                tree.spoil(tree.leaf_at(start), start)
             else:
                 tree.spliced(start, stop - start, to - at)
 

@@ -103,6 +103,10 @@ class Reader:
                 value: Any = set(items)
             except TypeError as error:
                 raise CorruptValue("a stored set has an item that cannot be in one") from error
+        elif held.kind == LIST and len(held.items) > _MANY_ITEMS:
+            value = []
+            for start in range(0, len(held.items), _MANY_ITEMS):
+                value += self._decode(array_of(held.items[start : start + _MANY_ITEMS]), near)
         else:
             value = self._decode(closed(held.kind, held.items, held.keys), near)
         if held.kind != VALUE and (type(value) not in _PLAIN or len(value) != len(held.items)):
@@ -147,6 +151,7 @@ class Reader:
 
 
 _PLAIN: frozenset[type] = frozenset({list, dict, set})
+# Lists are put together and decoded so many items at a time: fresh memory for all of it at once costs more than that.
 _MANY_ITEMS = 64
 _BIG_HEAD = bytes((0xC7, DIGEST_BYTES, codes.BIG))
 _BIG_BYTES = len(_BIG_HEAD) + DIGEST_BYTES

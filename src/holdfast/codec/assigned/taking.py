@@ -109,7 +109,7 @@ class Taking:
     def _items(self, kind: bytes, values: list[Any], known: Held, label: Label) -> Content | None:
         """Item by item; None when the items have to be looked at together."""
         work = _Work(self._registry, known.evidence, label)
-        work.traces = kind == LIST or known.payload_bytes() >= _TRACED_DICT_BYTES
+        work.traces = kind == LIST or known.tree is not None or known.payload_bytes() >= _TRACED_DICT_BYTES
         matches = known.evidence.matches(values) if known.evidence is not None else []
         at = work.go_on(known, matches)
         content = Content(kind, work.items, work.evidence)
@@ -157,6 +157,9 @@ class Taking:
     # -- everything else --------------------------------------------------------------------------------
 
     def _single(self, value: Any, held: Held | None) -> Content | None:
+        if type(value) in SCALARS:  # nothing to trace, and compared in less time than a proof takes
+            content = self._value(encode(value, self._registry, depth=1), Evidence())
+            return None if held is not None and held.kind == VALUE and held.items == content.items else content
         if held is not None and held.kind in {VALUE, SET} and held.evidence and held.evidence.matches([value]):
             return None
         run = trace([value], self._registry)

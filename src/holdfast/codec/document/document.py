@@ -66,7 +66,8 @@ class Document(SectionMapping):
         self._intake = Intake(self, self._packing, self._handouts, self._watches, self._loading.decode)
         # What nodes ask for all the time, without a detour.
         self.unsaved = self._packing.unsaved
-        self.pack, self.pack_key = self._packing.pack, self._packing.pack_key
+        self.pack, self.pack_all = self._packing.pack, self._packing.pack_all
+        self.pack_key = self._packing.pack_key
         self.begin, self.take, self.commit = self._intake.begin, self._intake.take, self._intake.commit
         self.take_key, self.take_item = self._intake.take_key, self._intake.take_item
         self.settle, self.child = self._intake.settle, self._intake.child
@@ -286,7 +287,8 @@ class Document(SectionMapping):
     def _update(self, section: Section) -> bytes:
         """The digest of a section's content."""
         if section.digest is None:
-            section.digest = self._packing.root(section.value)[0]
+            value = section.value
+            section.digest = value._digest() if isinstance(value, Node) else self._packing.root(value)[0]
         return section.digest
 
     def _settled(self, work: Callable[[], T]) -> T:
@@ -364,7 +366,8 @@ class Document(SectionMapping):
     def capture(self) -> Capture:
         """Everything since the last capture, and the digests of the state as it is now."""
         with self.lock:
-            sections = self.digests()
+            self._handouts.check()
+            sections = self._settled(self._all_digests)
             self._watches.check()
             if self.paranoid:
                 self._recompute()

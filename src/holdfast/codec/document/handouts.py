@@ -122,7 +122,7 @@ class Handouts:
             return
         holder._changed(path[:-1])
         if holder._tree is not None:
-            holder._tree.spoil(holder._leaf_at(path[-1]))
+            holder._edited(path[-1])
 
     def place(self, value: Any, holder: Node | Section) -> Path | None:
         """Where a value sits now."""

@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from ormsgpack import packb
+
 from holdfast.codec.blocks import INLINE_MAX_BYTES
-from holdfast.codec.codes import UNWRAP
+from holdfast.codec.codes import MAX_DEPTH, SCALARS, UNWRAP
 from holdfast.codec.document.handouts import Handouts
 from holdfast.codec.document.homes import Homes, may_be_handed_out
 from holdfast.codec.document.packing import RAW, Moving, Packing, has_nan, is_whole, trackable, whole
@@ -31,9 +33,11 @@ from holdfast.codec.nodes import (
     refuse,
     wrap,
 )
+from holdfast.codec.nodes.base import TEXT
 from holdfast.codec.trees import Leaf
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode, is_immutable
+from holdfast.codec.wire import OPTION, big_int
 from holdfast.errors import Unencodable
 
 
@@ -65,7 +69,8 @@ class Intake:
 
     def _clear(self) -> None:
         self._moves: list[tuple[Any, Node, Any]] = []  # value, its parent after the operation, its key
-        self._originals: list[tuple[Any, bytes, Any, Any, dict[int, Any] | None]] = []
+        # Watches to be: the original, its encoding, what was taken, that one's holder, pins, parts.
+        self._originals: list[tuple[Any, bytes, Any, Any, dict[int, Any] | None, dict[str, Any] | None]] = []
         # What this operation has moved already (its place is the same until the commit), and all nodes above that.
         self._used: dict[int, Any] = {}
         self._around: set[int] = set()
@@ -86,9 +91,9 @@ class Intake:
     def commit(self) -> None:
         """All values of the operation were taken: moved nodes belong to their new parents from now on."""
         if self._originals:
-            for original, data, taken, holder, pins in self._originals:
+            for original, data, taken, holder, pins, parts in self._originals:
                 place = taken._path if isinstance(taken, Node) else self._place_of(taken, holder)
-                self._watches.add(Watch(original, data, place, pins))
+                self._watches.add(Watch(original, data, place, pins, parts))
             self._originals = []
         if not self._clean:
             for value, parent, key in self._moves:
@@ -113,6 +118,10 @@ class Intake:
                 return value, self._packing.pack(value)
             if kind is Encoded:
                 return self.take_encoded(value.data)
+            if kind is dict and (path is None or len(path) + 1 < MAX_DEPTH):
+                message = self._take_message(value, holder)
+                if message is not None:
+                    return message
             met = self._owner.met
             if met:
                 met.clear()
@@ -125,10 +134,26 @@ class Intake:
             if kind not in RAW and is_immutable(value):
                 return value, self._packing.leaf_data(value, data)
             taken, packed = self.take_encoded(data)
-            self._originals.append((value, data, taken, holder, None))
+            self._originals.append((value, data, taken, holder, None, None))
             return taken, packed
         except Unencodable as error:
             raise error.within(*(path or ()), key) from None
+
+    def _take_message(self, value: dict[Any, Any], holder: Node | Section) -> tuple[Any, bytes] | None:
+        """A plain dict of texts to scalars, as most are: its copy need not go through bytes. None for others."""
+        own = value.copy()  # first, because another thread may be changing it
+        if not (SCALARS.issuperset(map(type, own.values())) and TEXT.issuperset(map(type, own))):
+            return None
+        try:
+            data = packb(own, big_int, OPTION)
+        except TypeError:  # a lone surrogate, or an integer without end
+            return None
+        if len(data) > INLINE_MAX_BYTES:
+            return None
+        taken = TrackedDict(own)
+        taken._init(self._owner, None)
+        self._originals.append((value, data, taken, holder, None, own))
+        return taken, data
 
     def take_encoded(self, data: bytes) -> tuple[Any, bytes]:
         """What the document holds for an encoding, and how it packs."""
@@ -192,7 +217,7 @@ class Intake:
         """Take in a node, or plain containers that hold some: what loses its place by this operation is moved."""
         if is_whole(data) and not isinstance(value, Node):
             taken, packed = self.take_encoded(data)
-            self._originals.append((value, data, taken, holder, None))
+            self._originals.append((value, data, taken, holder, None, None))
             return taken, packed
         self._clean = False
         # Trees keep digests of what they saw; what was changed in place meanwhile must be in them before they move.
@@ -207,7 +232,7 @@ class Intake:
         if type(value) in RAW:
             pins: dict[int, Any] = {}
             shape = encode(sketch(value, self._stands_for_itself(value).__contains__, pins), self._registry)
-            self._originals.append((value, shape, taken, holder, pins))
+            self._originals.append((value, shape, taken, holder, pins, None))
         try:
             packed = self._packing.pack(taken)
         except Moving:
@@ -245,7 +270,7 @@ class Intake:
             return value
         data = encode(value, self._registry)
         taken = self.take_encoded(data)[0]
-        self._originals.append((value, data, taken, holder, None))
+        self._originals.append((value, data, taken, holder, None, None))
         return taken
 
     def _fill(self, node: Any, key: Any, child: Any, *, kept: Any) -> None:
@@ -291,7 +316,7 @@ class Intake:
                 return value
         data = self._packing.live(value)
         taken = self.take_encoded(data)[0]
-        self._originals.append((value, data, taken, holder, None))
+        self._originals.append((value, data, taken, holder, None, None))
         return taken
 
     def _use(self, value: Any, home: Any) -> None:

@@ -26,7 +26,7 @@ from holdfast.codec.blocks import (
 )
 from holdfast.codec.codes import UNWRAP, WholeDict, WholeList, WholeSet
 from holdfast.codec.nodes import FLAT, Node, TrackedSet, wrap
-from holdfast.codec.nodes.base import Owner
+from holdfast.codec.nodes.base import TEXT, Owner
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, fields_of, is_immutable
 from holdfast.codec.wire import OPTION, array_of, is_utf8
@@ -39,7 +39,6 @@ _INLINE_MAX_LEAVES = INLINE_MAX_BYTES // LEAF_MAX_ITEMS + 3
 _BULK_KNOWN = 64
 WHOLE: tuple[type, ...] = (WholeList, WholeDict, WholeSet)
 RAW: frozenset[type] = frozenset({dict, list, set})
-_TEXT: frozenset[type] = frozenset({str})
 
 _PLAIN: dict[type, type] = {WholeList: list, WholeDict: dict, WholeSet: set}
 UNWRAP[WholeSet] = set
@@ -90,7 +89,7 @@ def trackable(value: Any) -> bool:
         return True
     if kind is set:
         return FLAT.issuperset(map(type, value)) or all(map(is_immutable, value))
-    if _TEXT.issuperset(map(type, value)):
+    if TEXT.issuperset(map(type, value)):
         return True
     # A key that is not equal to itself could not be found again when operations are replayed.
     return all(is_immutable(key) and not has_nan(key) for key in value)
@@ -133,6 +132,17 @@ class Packing:
         if len(data) > INLINE_MAX_BYTES:
             return self._large(value, data)
         return data
+
+    def pack_all(self, values: list[Any]) -> list[bytes]:
+        """The encodings of items."""
+        hook = self._hook
+        try:
+            packed = [packb(value, hook, OPTION) for value in values]
+        except TypeError:
+            packed = []
+        if len(packed) != len(values) or (packed and max(map(len, packed)) > INLINE_MAX_BYTES):
+            return list(map(self.pack, values))
+        return packed
 
     def pack_key(self, key: Any) -> bytes:
         """The encoding of a dict key."""

@@ -16,6 +16,7 @@ from typing import Any
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document.packing import Packing
 from holdfast.codec.nodes import FLAT, STALE, Node, Path
+from holdfast.codec.nodes.base import TEXT
 from holdfast.codec.values import encode, is_immutable
 from holdfast.errors import DetachedChange, HoldfastError, format_path
 
@@ -31,7 +32,12 @@ class Watch:
     __slots__ = ("age", "data", "due", "original", "parts", "pins", "place")
 
     def __init__(
-        self, original: Any, data: bytes, place: Callable[[], Path | None], pins: dict[int, Any] | None
+        self,
+        original: Any,
+        data: bytes,
+        place: Callable[[], Path | None],
+        pins: dict[int, Any] | None,
+        parts: dict[str, Any] | None = None,
     ) -> None:
         self.original = original
         self.data = data  # its encoding when it was put in, or a digest of that
@@ -39,14 +45,8 @@ class Watch:
         self.pins = pins  # by id, what is live inside it and stands for itself; None when nothing is
         self.age = 0
         self.due = 0
-        self.parts = _parts(original)
-
-
-def _parts(original: Any) -> tuple[list[Any], list[Any]] | None:
-    """Keys and values of a plain message: the same objects again prove that nothing changed, without encoding."""
-    if type(original) is dict and FLAT.issuperset(map(type, original.values())):
-        return list(original), list(original.values())
-    return None
+        # A copy of a plain message: the same objects again prove that nothing changed, without encoding.
+        self.parts = parts
 
 
 def sketch(value: Any, live: Callable[[int], bool], pins: dict[int, Any]) -> Any:
@@ -99,7 +99,9 @@ class Watches:
                 continue
             del self._watches[key]
             original, watch.original = watch.original, None
-            if isinstance(original, STALE) or (self._live(original) and self._attached(original)):
+            if watch.parts is None and (
+                isinstance(original, STALE) or (self._live(original) and self._attached(original))
+            ):
                 continue  # an alias: what changes it changes the state, and nothing is lost
             held = sys.getrefcount(original) > _UNHELD
             inner = [] if held else _held_inside(original, (), watch.pins)
@@ -123,9 +125,8 @@ class Watches:
 
     def _same(self, watch: Watch) -> bool:
         if watch.parts is not None:
-            keys, values = watch.parts
             now = watch.original
-            if list(now) == keys and all(map(is_, now.values(), values)):
+            if list(now) == list(watch.parts) and all(map(is_, now.values(), watch.parts.values())):
                 return True
         try:
             now = self._encoding(watch)
@@ -150,7 +151,8 @@ class Watches:
             path = outer()
             return [*path, *keys] if path is not None else None
 
-        return Watch(child, encode(child, self._packing.registry), place, None)
+        flat = type(child) is dict and FLAT.issuperset(map(type, child.values())) and TEXT.issuperset(map(type, child))
+        return Watch(child, encode(child, self._packing.registry), place, None, child.copy() if flat else None)
 
     def _warn(self, watch: Watch, inner: list[tuple[tuple[Any, ...], Any]]) -> None:
         path = watch.place()

@@ -15,6 +15,8 @@ from holdfast.codec.trees import Leaf, Tree
 
 # Values that are their own and only representation: they need neither tracking nor a second look.
 FLAT: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes})
+# The keys that nearly all dicts have.
+TEXT: frozenset[type] = frozenset({str})
 ABSENT: Any = object()
 
 Path: TypeAlias = list[Any]
@@ -41,6 +43,7 @@ class Owner(Protocol):
     settle: Callable[[Any, Any, Any, Leaf | None], Any]
     child: Callable[[Any, Any, Any, Leaf | None], Any]
     pack: Callable[[Any], bytes]
+    pack_all: Callable[[list[Any]], list[bytes]]
     pack_key: Callable[[Any], bytes]
     unsaved: dict[int, Any]
     surprises: set[str]
@@ -75,8 +78,8 @@ class Node:
         def _key_of(self, child: Node) -> Any:
             """The key or index of a child."""
 
-        def _leaf_at(self, key: Any) -> Leaf:
-            """The leaf of this container's tree that holds the item at a key or index."""
+        def _edited(self, key: Any) -> None:
+            """The item at a key or index, and no other one, changes: the tree is told."""
 
         def _run(self, leaf: Leaf) -> list[bytes]:
             """The encodings of a leaf's items."""
@@ -144,7 +147,7 @@ class Node:
                 if tree.root is not None:
                     self._doc.unsaved[id(parent)] = parent
                 # A detached node has no path, but the nodes above it may come back one day.
-                tree.spoil(parent._leaf_at(path[depth] if path is not None else parent._key_of(node)))
+                parent._edited(path[depth] if path is not None else parent._key_of(node))
             node = parent
 
     def _regrouped(self, leaves: list[Leaf]) -> None:

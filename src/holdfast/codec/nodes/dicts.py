@@ -36,10 +36,19 @@ class TrackedDict(dict[Any, Any], Node):
             return leaf
         return self._tree.leaves[0]  # type: ignore[union-attr]
 
+    def _edited(self, key: Any) -> None:
+        self._tree.spoil(self._leaf_at(key), key)  # type: ignore[union-attr]
+
     def _run(self, leaf: Leaf) -> list[bytes]:
         pack, pack_key = self._doc.pack, self._doc.pack_key
         keys: Iterable[Any] = dict.keys(self) if leaf.keys is None else leaf.keys
-        return [pack_key(key) + pack(_get(self, key)) for key in keys]
+        if leaf.items is None:
+            return [pack_key(key) + pack(_get(self, key)) for key in keys]
+        edits = leaf.edits or ()
+        return [
+            pack_key(key) + pack(_get(self, key)) if key in edits else item
+            for key, item in zip(keys, leaf.items, strict=True)
+        ]
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         tree = self._tree
@@ -105,7 +114,7 @@ class TrackedDict(dict[Any, Any], Node):
             if key_data:
                 self._tree_added(key, key_data + data)
             else:
-                self._tree.spoil(self._leaf_at(key))
+                self._edited(key)
         if path is not None:
             self._doc.record(op.SET, [*path, key], data)
 

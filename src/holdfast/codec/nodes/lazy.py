@@ -11,14 +11,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, SupportsIndex
 
-from holdfast.codec.nodes.base import FLAT, Node
+from holdfast.codec.nodes.base import FLAT, TEXT, Node
 from holdfast.codec.nodes.dicts import TrackedDict
 from holdfast.codec.nodes.lists import TrackedList
+from holdfast.codec.trees import Leaf
 
-# A container longer than this is not wrapped whole for the sake of one element.
+# A container longer than this is not wrapped whole for the sake of one element ...
 _WRAP_ALL_MAX = 64
-# ... a dict not until so large a share of it was read one by one.
-_READS_SHARE = 8
+# ... but it is when it was read often: wrapping all of it costs a fraction of what it cost to load it or to take it in,
+# and every read is a plain one from then on.
+_READS_SHARE = 32
+
+
+def _read_little(node: LazyDict | LazyList, reads: int) -> bool:
+    """Count reads of single elements; whether there were so few that wrapping the rest would be a waste."""
+    node._reads += reads  # another thread may count at the same time: then one of the two is lost, which is no matter
+    size = len(node)
+    return size > _WRAP_ALL_MAX and node._reads * _READS_SHARE < size
 
 
 class LazyDict(TrackedDict):
@@ -43,13 +52,12 @@ class LazyDict(TrackedDict):
                 self.__class__ = TrackedDict  # type: ignore[assignment]
 
     def __getitem__(self, key: Any) -> Any:
-        if len(self) > _WRAP_ALL_MAX:
+        if _read_little(self, 1):
             value = dict.__getitem__(self, key)
             if type(value) in FLAT or (isinstance(value, Node) and value._parent is self):
                 return value
             with self._doc.lock:
-                if type(self) is LazyDict and self._reads * _READS_SHARE < len(self):
-                    self._reads += 1
+                if type(self) is LazyDict:
                     return self._child(key)
         self._touch()
         return dict.__getitem__(self, key)
@@ -90,49 +98,52 @@ class LazyList(TrackedList):
     __slots__ = ()
 
     def _touch(self) -> None:
-        doc = self._doc
-        with doc.lock:
+        with self._doc.lock:
             if type(self) is LazyList:
-                child = doc.child
-                for at, value in enumerate(list.__iter__(self)):
-                    if type(value) not in FLAT:
-                        fresh = child(value, self, at, None)
-                        if fresh is not value:
-                            list.__setitem__(self, at, fresh)
-                if self._tree is not None:
-                    self._regrouped(self._tree.leaves)
+                leaves = self._tree.leaves if self._tree is not None else []
+                if leaves and leaves[-1].start + leaves[-1].count == len(self):
+                    for leaf in leaves:
+                        self._wrap(leaf.start, leaf.start + leaf.count, leaf)
+                else:
+                    self._wrap(0, len(self), None)
                 self.__class__ = TrackedList  # type: ignore[assignment]
 
+    def _wrap(self, start: int, stop: int, leaf: Leaf | None) -> None:
+        doc, flat, text = self._doc, FLAT.issuperset, TEXT.issuperset
+        children: list[Any] = []
+        for at, value in enumerate(list.__getitem__(self, slice(start, stop)), start):
+            node: Any = value
+            if type(value) is dict and flat(map(type, value.values())) and text(map(type, value)):
+                # As child() does it, written out: most lists are lists of messages.
+                node = TrackedDict(value)
+                node._doc = doc
+                node._parent = self
+                node._key = at
+                node._leaf = leaf
+                node._tree = node._where = None
+                node._reads = 0
+            elif type(value) not in FLAT:
+                node = doc.child(value, self, at, leaf)
+                if isinstance(node, Node):
+                    node._leaf = leaf
+            children.append(node)
+        list.__setitem__(self, slice(start, stop), children)
+
     def __getitem__(self, index: Any) -> Any:
-        if len(self) > _WRAP_ALL_MAX and not isinstance(index, slice):
+        if isinstance(index, slice):
+            with self._doc.lock:
+                places = range(len(self))[index]
+                if type(self) is LazyList and _read_little(self, len(places)):
+                    return list(map(self._child, places))
+        elif _read_little(self, 1):
             value = list.__getitem__(self, index)
             if type(value) in FLAT or (isinstance(value, Node) and value._parent is self):
                 return value
             with self._doc.lock:
-                if type(self) is LazyList and self._reads < len(self):
-                    at = self._index(index, "list index out of range")
-                    if at and isinstance(list.__getitem__(self, at - 1), Node):
-                        self._touch_around(at)
-                        return list.__getitem__(self, index)
-                    self._reads += 1
-                    return self._child(at)
+                if type(self) is LazyList:
+                    return self._child(self._index(index, "list index out of range"))
         self._touch()
         return list.__getitem__(self, index)
-
-    def _touch_around(self, at: int) -> None:
-        """Wrap the children of one leaf: whoever reads one after another pays less when neighbours come together."""
-        doc = self._doc
-        leaf = self._tree.leaf_at(at) if self._tree is not None else None
-        start = leaf.start if leaf is not None else at - at % _WRAP_ALL_MAX
-        stop = start + (leaf.count if leaf is not None else _WRAP_ALL_MAX)
-        for index, value in enumerate(list.__getitem__(self, slice(start, stop)), start):
-            if type(value) not in FLAT:
-                fresh = doc.child(value, self, index, leaf)
-                if fresh is not value:
-                    list.__setitem__(self, index, fresh)
-        self._reads += stop - start
-        if self._reads >= len(self):
-            self._touch()
 
     def __iter__(self) -> Iterator[Any]:
         self._touch()

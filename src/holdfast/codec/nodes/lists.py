@@ -14,7 +14,7 @@ from typing import Any, Self, SupportsIndex
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import LIST
 from holdfast.codec.nodes.base import FLAT, Node, put_back, release
-from holdfast.codec.trees import Leaf
+from holdfast.codec.trees import Leaf, Tree
 from holdfast.errors import Stale
 
 _get = list.__getitem__
@@ -47,22 +47,28 @@ class TrackedList(list[Any], Node):
         raise Stale("a list item is no longer where it was", hint="read it again from agent.state")
 
     def _digest(self) -> bytes:
-        if self._tree is not None:
-            last = self._tree.leaves[-1]
-            if last.start + last.count != len(self):
-                # C code such as heapq wrote into the list behind its back.
-                self._tree.reset(len(self))
-                path = self._path()
-                if path is not None:
-                    self._doc.surprises.add(path[0])
-        return super()._digest()
+        tree = self._tree or self._plant()
+        last = tree.leaves[-1]
+        if last.start + last.count != len(self):
+            # C code such as heapq wrote into the list behind its back.
+            tree.reset(len(self))
+            path = self._path()
+            if path is not None:
+                self._doc.surprises.add(path[0])
+        return tree.update(self._run, self._regrouped)
 
-    def _leaf_at(self, key: int) -> Leaf:
-        return self._tree.leaf_at(key)  # type: ignore[union-attr]
+    def _edited(self, key: int) -> None:
+        tree: Tree = self._tree  # type: ignore[assignment] # only asked where there is one
+        leaf = tree.leaf_at(key)
+        tree.spoil(leaf, key - leaf.start)
 
     def _run(self, leaf: Leaf) -> list[bytes]:
-        pack = self._doc.pack
-        return [pack(item) for item in _get(self, slice(leaf.start, leaf.start + leaf.count))]
+        if leaf.items is None:
+            return self._doc.pack_all(_get(self, slice(leaf.start, leaf.start + leaf.count)))
+        items = leaf.items.copy()
+        for at in leaf.edits or ():
+            items[at] = self._doc.pack(_get(self, leaf.start + at))  # type: ignore[call-overload, operator]
+        return items
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         for leaf in leaves:
@@ -123,8 +129,8 @@ class TrackedList(list[Any], Node):
         release(old, self)
         leaf = None
         if self._tree is not None:
+            self._edited(at)
             leaf = self._tree.leaf_at(at)
-            self._tree.spoil(leaf)
         list.__setitem__(self, at, doc.settle(taken, self, None, leaf))
         if path is not None:
             doc.record(op.SET, [*path, at], data)
