@@ -20,15 +20,15 @@ endif
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: help demo test check lint types rooms optimised versions bench soak format clean distclean
+.PHONY: help demo test check lint types rooms optimised versions bench soak format clean distclean compiled
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-demo: .venv/.runtime ## agents are killed with SIGKILL, come back, and book nothing twice; half a minute
+demo: .venv/.runtime compiled ## agents are killed with SIGKILL, come back, and book nothing twice; half a minute
 	@$(BIN)/holdfast demo
 
-test: .venv/.dev .venv/.machine ## run all tests, the documentation's examples among them
+test: .venv/.dev .venv/.machine compiled ## run all tests, the documentation's examples among them
 	$(SAY) "tests"
 	@$(PYTEST) -q
 
@@ -51,7 +51,7 @@ rooms: .venv/.dev ## which room may import which: import-linter
 # Without its asserts the code must do the same. So the tests of the rooms that hold data run again that are not marked
 # slow, the processes that they start among them (hence a variable rather than -O). Repetition is less: random programs and
 # examples are a quarter of those in `make test`.
-optimised: .venv/.dev .venv/.machine ## the fast tests again under python -O, where no assert may be needed
+optimised: .venv/.dev .venv/.machine compiled ## the fast tests again under python -O, where no assert may be needed
 	$(SAY) "fast tests under python -O"
 	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow" tests/codec tests/store tests/agent tests/run tests/faults
 
@@ -69,10 +69,11 @@ bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	@$(BIN)/python benchmarks/batched.py
 	@$(BIN)/python benchmarks/dump.py
 
-soak: .venv/.dev .venv/.machine ## the same tests with far larger counts, then every campaign in full; takes hours
+soak: .venv/.dev .venv/.machine compiled ## the same tests with far larger counts, then every campaign in full; takes hours
 	$(SAY) "soak"
 	@HOLDFAST_SOAK=1 $(PYTEST) -o faulthandler_timeout=0
 	$(SAY) "campaigns"
+	@$(PIP) --editable '.[fuzz]' || echo "atheris cannot be installed here: hostile files are changed at random instead"
 	@$(BIN)/python -m tests.faults
 
 format: .venv/.dev ## put the code into its one form
@@ -85,6 +86,11 @@ clean: ## remove caches and build results
 
 distclean: clean ## remove .venv too: back to a fresh clone
 	@rm -rf .venv
+
+# Tests start thousands of processes, and where PYTHONDONTWRITEBYTECODE is set each would compile all modules for itself,
+# which takes longer than everything else in its start.
+compiled: .venv/.created ## compile all modules once, for the processes that tests start
+	@$(BIN)/python -m compileall -q -o 0 -o 1 src tests
 
 # The set-up. Each stamp says that what pyproject.toml asks for is installed; a change there installs again.
 

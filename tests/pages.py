@@ -36,7 +36,7 @@ SHELL = frozenset({"console", "sh", "bash"})
 SHOWN = frozenset({"", "text", "json", "sql", "toml", "yaml", "ini", "diff", "html", "mermaid", "markdown"})
 
 # A page is read by people; one that takes longer than this is a campaign, not a page.
-PAGE_TIMEOUT_S = 180
+PAGE_TIMEOUT_S = 600
 TERMINAL_COLUMNS = 100
 
 # What the child process is told to do: "do" is "python", "shell" or "file"; the rest depends on it.

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.cli import app
 from holdfast.run.tools import TOOLS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,7 +20,18 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Packages that only some programs need, and parts of the standard library that are slow to load.
 OPTIONAL = {"attr", "attrs", "cyclopts", "hypothesis", "langgraph", "matplotlib", "numpy", "pydantic", "rich"}
-HEAVY = {"asyncio", "doctest", "email", "http", "importlib.metadata", "multiprocessing", "pdb", "sqlite3", "unittest"}
+HEAVY = {
+    "asyncio", "bz2", "concurrent", "difflib", "doctest", "email", "hashlib", "hmac", "html", "http",
+    "importlib.metadata", "lzma", "multiprocessing", "pdb", "shutil", "socket", "sqlite3", "subprocess", "tempfile",
+    "unittest",
+}  # fmt: skip
+# Rooms and modules for what most programs do not do.
+SELDOM = {
+    "holdfast.agent.cloning", "holdfast.agent.cold", "holdfast.agent.policy", "holdfast.agent.recovery",
+    "holdfast.agent.removal", "holdfast.agent.retention", "holdfast.agent.transfer", "holdfast.agent.verify",
+    "holdfast.cli", "holdfast.crash", "holdfast.run.replanning", "holdfast.store.forgetting",
+    "holdfast.store.receiving", "holdfast.store.rekeying", "holdfast.store.remote",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("use", ["0", "holdfast.open", "holdfast.open('store').agent('a').checkpoint()"])
@@ -29,7 +41,21 @@ def test_importing_and_using_loads_no_optional_package_and_nothing_heavy(tmp_pat
     bare = json.loads(run_fresh("import json, sys; print(json.dumps(list(sys.modules)))", tmp_path))
     added = set(loaded) - set(bare)
     assert "holdfast" in added
-    assert not {name for name in added if name in HEAVY or name.partition(".")[0] in OPTIONAL}
+    assert not added & (HEAVY | SELDOM)
+    assert not {name for name in added if name.partition(".")[0] in OPTIONAL}
+
+
+def test_a_command_loads_no_other_verb(tmp_path):
+    code = (
+        "import sys; from holdfast.cli import main\n"
+        "assert main(['--store', 'none', 'log', 'a'])\n"
+        "print(*(name for name in sys.modules if name.startswith('holdfast.cli.')))"
+    )
+    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded = {name.removeprefix("holdfast.cli.") for name in done.stdout.split()}
+    verbs = {verb for group in app._VERBS.values() for verb in group}
+    assert loaded & verbs == {"log"}
 
 
 def test_importing_writes_nothing_and_starts_no_thread(tmp_path):

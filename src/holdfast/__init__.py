@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from holdfast import crash
     from holdfast.agent import keys
     from holdfast.agent.agent import Rollback
+    from holdfast.agent.bundle import import_bundle
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
     from holdfast.agent.drill import DrillReport
@@ -107,6 +108,7 @@ __all__ = [
     "durable",
     "effect",
     "errors",
+    "import_bundle",
     "keys",
     "open",
     "plain",
@@ -143,6 +145,7 @@ _HOMES = {
     "current": ("holdfast.run.context", "current"),
     "durable": ("holdfast.run.durables", "durable"),
     "effect": ("holdfast.run.context", "effect"),
+    "import_bundle": ("holdfast.agent.bundle", "import_bundle"),
     "open": ("holdfast.run.store", "open_store"),
     "plain": ("holdfast.codec.plain", "plain"),
     "register": ("holdfast.codec.types", "register"),

@@ -37,6 +37,7 @@ The second level groups errors by what a handler would do:
         StoreBusy         other writers kept the store for too long
         Fenced            this handle lost its branch to another writer
         HistoriesDiverged  an agent has gone on in two stores (agent, branch, source_head, dest_head)
+        StillArriving     an agent or branch whose transfer from elsewhere was interrupted
         Rekeying          the store is being encrypted with another key, or was since it was opened
       Incompatible      the data is healthy, this program cannot read it
         NotAStore         the path holds something else
@@ -397,6 +398,12 @@ class HistoriesDiverged(Contention):
         self.branch = branch
         self.source_head = source_head
         self.dest_head = dest_head
+
+
+class StillArriving(Contention):
+    """An agent, or a branch of it, that is coming from another store and is not whole yet."""
+
+    kind = "still-arriving"
 
 
 class Rekeying(Contention):

@@ -86,6 +86,18 @@ def retain(path: str, last: str) -> None:
         say("removed", store.retain(holdfast.Policy(last=int(last))).removed)
 
 
+def shortened(path: str, name: str) -> None:
+    """Forget what has no label with a 0 at its end, and go on: with a tag, a rollback, and something large."""
+    with holdfast.open(path) as store, store.agent(name) as agent:
+        store.retain(holdfast.Policy(labels=["*0"]))
+        agent.state["bulk"] = os.urandom(300_000)
+        agent.checkpoint("went on")
+        agent.tag("new")
+        agent.rollback("~1")
+        agent.checkpoint("and back")
+    say("done")
+
+
 def release_after(path: str, name: str, seconds: str) -> None:
     """Hold an agent until told to let go, and then that much longer."""
     store = holdfast.open(path)

@@ -288,7 +288,7 @@ def test_events_go_with_the_checkpoints_that_they_were_named_for(store):
     lease = store._catalog.lease(lease.row.b)
     catalog = store._catalog
     key, other = b"k" * 16, b"o" * 16
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     from holdfast.agent.manifest import Manifest
     from holdfast.store.catalog import Commit, checkpoint_id

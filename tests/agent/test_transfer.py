@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.errors import AgentBusy, BadOption, Damaged, HistoriesDiverged, HoldfastError, ReadOnly
+from holdfast.errors import AgentBusy, BadOption, Damaged, HistoriesDiverged, HoldfastError, ReadOnly, StillArriving
 from holdfast.store.writing import Writer
 from tests.agent import child
 from tests.agent.transferred import assert_same, grow, plain, view
@@ -269,6 +269,43 @@ def test_a_clone_arrives_without_its_origin(stores):
         assert_same(source, dest, "copy")
 
 
+def test_a_history_with_gaps_arrives_as_one_line(stores, tmp_path):
+    source, dest = stores
+
+    def lines(store):
+        agent = store.agent("trip", readonly=True)
+        log = [(one.id, one.previous_id) for one in agent.log()]
+        return log, [one.id for one in agent.log(at="m12")], [one.id for one in agent.abandoned()]
+
+    with source.agent("trip") as agent:
+        for number in range(30):
+            agent.state[f"k{number % 3}"] = number
+            agent.checkpoint(f"m{number}")
+        agent.rollback("m25")
+        agent.checkpoint("other")
+    source.retain(holdfast.Policy(last=2, labels=["m4", "m12", "m28"]))
+    assert [len(found) for found in lines(source)] == [4, 2, 1]
+    source.push(dest)
+    assert lines(dest) == lines(source)
+    # Another gap, above what is there; and one that is made over there.
+    with source.agent("trip") as agent:
+        for number in range(30, 40):
+            agent.state["k0"] = number
+            agent.checkpoint(f"m{number}")
+    source.retain(holdfast.Policy(last=1, labels=["m4", "m12", "m34", "other"]))
+    source.push(dest)
+    assert lines(dest)[0][:2] == lines(source)[0][:2]
+    assert [one.label for one in dest.agent("trip", readonly=True).log()] == ["m39", "m34", "other", "m25", "m12", "m4"]
+    dest.retain(holdfast.Policy(last=1, labels=["m4", "m34"]))
+    assert [one.label for one in dest.agent("trip", readonly=True).log()] == ["m39", "m34", "m4"]
+    source.export(tmp_path / "file", ["trip"])
+    holdfast.import_bundle(tmp_path / "file", tmp_path / "third")
+    with holdfast.open(tmp_path / "third") as third:
+        assert lines(third) == lines(source)
+        for store in (source, dest, third):
+            assert store.verify().ok
+
+
 def test_what_was_forgotten_on_the_way_leaves_a_mark(stores):
     source, dest = stores
     with small_limits():
@@ -332,9 +369,10 @@ def test_a_signal_that_was_received_is_not_received_again(stores):
 
 
 def test_between_stores_with_and_without_a_key(tmp_path):
+    key = os.urandom(32)
     with (
         holdfast.open(tmp_path / "plain") as one,
-        holdfast.open(tmp_path / "secret", key=os.urandom(32)) as two,
+        holdfast.open(tmp_path / "secret", key=key) as two,
         holdfast.open(tmp_path / "plain again") as three,
         small_limits(),
     ):
@@ -347,8 +385,8 @@ def test_between_stores_with_and_without_a_key(tmp_path):
             grow(one, "trip", random.Random(10), 8)
         two.export(tmp_path / "file", ["trip"])
         three.remove("trip")
-        two.import_bundle(tmp_path / "file")
-        three.import_bundle(tmp_path / "file")
+        two.import_bundle(tmp_path / "file", key=key)
+        three.import_bundle(tmp_path / "file", key=key)
         assert_same(two, three, "trip")
 
 
@@ -421,6 +459,42 @@ def test_killed_at_any_point_it_goes_on(tmp_path, rounds, again):
             when += rounds(23, 1)
     finally:
         receiving._ROWS_AT_ONCE = before
+
+
+def test_what_is_still_arriving_cannot_be_taken_for_an_empty_agent(stores, tmp_path):
+    source, dest = stores
+    plain(source, "trip", 5)
+    plain(source, "late", 3)
+    with source.agent("trip") as agent:
+        agent.branch("side").close()
+
+    class Cut(Exception):
+        pass
+
+    def cut(what, _done, _total):
+        if what == "checkpoints of late":
+            raise Cut
+
+    with pytest.raises(Cut):
+        source.push(dest, progress=cut)
+    assert [info.name for info in dest.agents()] == ["trip"]
+    for readonly in (True, False):
+        with pytest.raises(StillArriving):
+            dest.agent("late", readonly=readonly)
+    with pytest.raises(StillArriving):
+        dest.export(tmp_path / "file", ["late"])
+    with holdfast.open(tmp_path / "third") as third:
+        assert [one.name for one in dest.push(third).agents] == ["trip"]
+    assert dest.drill(sample=100).total == 5
+    dest.retain(holdfast.Policy(last=1))
+    assert dest.verify().ok
+    dest.remove("late")  # whoever gives up may
+    with pytest.raises(Cut):
+        source.push(dest, progress=cut)
+    assert {one.name: one.status for one in source.push(dest).agents}["late"] == "updated"
+    assert {info.name: info.branches for info in dest.agents()} == {"late": ["main"], "trip": ["main", "side"]}
+    assert_same(source, dest, "late")
+    assert dest.verify().ok
 
 
 def test_a_source_that_is_written_and_cleared_meanwhile(stores):

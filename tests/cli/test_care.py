@@ -61,6 +61,7 @@ def test_verify_tells_of_a_store_that_has_lost_commits(filled, cli, capsys):
         ended = cli(*words)
         assert (ended.code, ended.out) == (5, "")
         assert "lost acknowledged commits" in ended.err
+        assert "`holdfast repair --to DIR`" in ended.err
     report = cli("verify", "--json")
     assert report.code == 5
     assert "lost acknowledged commits" in report.json["problems"][0]["detail"]
@@ -152,11 +153,17 @@ def test_accept_takes_an_older_store_as_it_is(filled, program, tmp_path):
     assert hold("tag", "trip-7", "here").code == 0
     shutil.rmtree(filled)
     shutil.copytree(tmp_path / "old", filled)
-    for verb in ("agents", "verify", "doctor"):
+    for verb in ("agents", "verify", "repair"):
         ended = hold(verb)
         assert ended.code == 5
         assert "holdfast accept" in ended.out + ended.err
-    assert hold("accept").out.startswith("Accepted. Missing from now on: events ")
+        assert "Nothing is lost" not in ended.out
+    (trouble,) = hold("doctor", "--json").json["troubles"]
+    assert " are missing. If a backup " in trouble["text"]
+    accepted = hold("accept", "--json").json
+    assert (accepted["schema"], accepted["accepted"]) == ("holdfast.accept/1", True)
+    assert accepted["missing"].startswith("events ")
+    assert hold("accept", "--json").json["accepted"] is False
     assert hold("verify").code == 0
 
 
@@ -171,7 +178,10 @@ def test_repair_says_what_it_would_keep_and_makes_a_new_store(filled, program, t
     content = bytearray((filled / "store.db").read_bytes())
     content[:4096] = bytes(4096)
     (filled / "store.db").write_bytes(content)
-    assert hold("verify").code != 0
+    ended = hold("verify")
+    assert ended.code == 5
+    assert "`holdfast repair" in ended.err
+    assert "holdfast verify" not in ended.err
     found = hold("repair", "--to", str(tmp_path / "new"), "--json")
     assert found.json["schema"] == "holdfast.repair/1"
     assert found.code == (0 if found.json["whole"] else 5)

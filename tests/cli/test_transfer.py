@@ -22,6 +22,10 @@ def test_push_and_pull_say_what_moved(cli, filled, tmp_path):
     again = cli("pull", str(filled), str(dest), "trip-7")
     assert (again.code, "Nothing was missing." in again.out) == (0, True)
     assert cli("verify", store=dest).code == 0
+    new = tmp_path / "new"
+    assert cli("push", str(filled), str(new), "nobody").code == 2
+    assert cli("push", str(filled), str(new), "--as", "one-for-all").code == 2
+    assert not new.exists(), "what is refused makes no store"
     assert (
         cli("show", "trip-7", "--json", store=dest).json["checkpoint"]
         == cli("show", "trip-7", "--json").json["checkpoint"]
@@ -51,13 +55,23 @@ def test_a_file_takes_agents_elsewhere(cli, filled, tmp_path):
     assert cli("export", "trip-7", str(file), "--force").code == 0
     assert cli("export", str(file)).code == 2
     assert cli("import", str(file), store=dest).code == 0
-    assert cli("log", "trip-7", store=dest).out == cli("log", "trip-7").out
+    words = ("log", "trip-7", "--json")
+    assert cli(*words, store=dest).json["checkpoints"] == cli(*words).json["checkpoints"]
     data = file.read_bytes()
     file.write_bytes(data[: len(data) // 2])
     assert cli("import", str(file), store=dest).code == 5
     file.write_bytes(b"something else")
     assert cli("import", str(file), store=dest).code == 4
     assert cli("import", str(tmp_path / "none"), store=dest).code == 4
+    assert "is a directory" in cli("import", str(tmp_path), store=dest).err
+    new = tmp_path / "below" / "new"
+    assert cli("import", str(file), store=new).code == 4
+    file.write_bytes(data[: len(data) // 2])
+    assert cli("import", str(file), store=new).code == 5
+    file.write_bytes(data)
+    assert cli("import", str(file), "nobody", store=new).code == 2
+    assert not new.parent.exists(), "a refused file leaves nothing behind"
+    assert "created a new store" in cli("import", str(file), store=new).err
 
 
 def test_a_drill_ends_with_five_when_something_is_lost(cli, filled, tmp_path):
@@ -85,6 +99,42 @@ def test_two_stores_may_have_keys_of_their_own(cli, filled, tmp_path, monkeypatc
     assert cli("push", str(filled), str(dest)).code == 4, "the source has no key"
     assert cli("push", str(filled), str(dest), "--source-key-file", "none").code == 0
     assert cli("verify", store=dest).code == 0
+
+
+def test_a_file_from_an_encrypted_store_is_encrypted(cli, filled, tmp_path, monkeypatch):
+    key, own, safe, file = (tmp_path / name for name in ("key", "own", "safe", "trip.hfb"))
+    key.write_text("ab" * 32 + "\n")
+    own.write_text("cd" * 32 + "\n")
+    cli("push", str(filled), str(safe), "--dest-key-file", str(key))
+    refused = cli("push", str(safe), str(tmp_path / "bare"), "--source-key-file", str(key))
+    assert (refused.code, "would not be" in refused.err) == (2, True)
+    assert not (tmp_path / "bare").exists()
+
+    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
+    done = cli("export", "trip-7", str(file), "--json", store=safe).json
+    assert done["encrypted"]
+    assert "encrypted" in cli("export", "trip-7", str(file), "--force", store=safe).out
+    assert cli("import", str(file), store=tmp_path / "restored").code == 0
+    monkeypatch.delenv("HOLDFAST_KEY_FILE")
+    assert cli("import", str(file), store=tmp_path / "bare").code == 4
+    refused = cli("import", str(file), "--source-key-file", str(key), store=tmp_path / "bare")
+    assert (refused.code, "would not be" in refused.err) == (2, True)
+    assert cli("import", str(file), "--source-key-file", str(own), store=tmp_path / "bare").code == 4
+    assert not (tmp_path / "bare").exists()
+    named = ("--source-key-file", str(key), "--dest-key-file", "none")
+    assert cli("import", str(file), *named, store=tmp_path / "bare").code == 0
+    words = ("log", "trip-7", "--json")
+    assert cli(*words, store=tmp_path / "bare").json["checkpoints"] == cli(*words).json["checkpoints"]
+
+    assert cli("export", "trip-7", str(file), "--force", "--key-file", str(own)).code == 2
+    assert cli("export", "trip-7", str(file), "--force", "--encrypt", "--plain").code == 2
+    assert cli("export", "trip-7", str(file), "--force", "--encrypt", "--key-file", str(own)).code == 0
+    assert cli("import", str(file), store=tmp_path / "bare").code == 4
+    assert cli("import", str(file), "--source-key-file", str(own), store=tmp_path / "bare").code == 0
+    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
+    assert not cli("export", "trip-7", str(file), "--force", "--plain", "--json", store=safe).json["encrypted"]
+    monkeypatch.delenv("HOLDFAST_KEY_FILE")
+    assert cli("import", str(file), store=tmp_path / "bare").code == 0
 
 
 @pytest.mark.parametrize("name", ["push", "export", "drill"])

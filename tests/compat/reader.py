@@ -268,6 +268,8 @@ def read(path: Path) -> dict[str, Any]:
     store = Store(path)
     decode = store.values.decode
     metadata = {name: decode(data) for name, data in store.rows["metadata"]}
+    for name, data in store.rows["metadata"]:
+        expect(digest("holdfast.metadata", data) == name or metadata[name] == {"lost": name}, f"metadata {name.hex()}")
     ids: dict[int, bytes] = {0: b""}
     states: dict[int, dict[str, Any]] = {0: {}}
     checkpoints = {}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,6 +16,7 @@ BY_TYPE = {
     "int": st.integers(0, 2**62),
     "str": texts,
     "bytes": st.binary(max_size=40),
+    "bytes | int": st.binary(max_size=40) | st.integers(1, 2**62),
     "bool": st.booleans(),
     "Value": values,
     "list[str]": st.lists(texts, max_size=3),
@@ -30,8 +29,9 @@ BY_TYPE = {
 
 @st.composite
 def any_record(draw):
-    kind = draw(st.sampled_from(list(rec.KINDS.values())))
-    return kind(**{part.name: draw(BY_TYPE[part.type]) for part in dataclasses.fields(kind)})
+    kind = draw(st.sampled_from(list(rec.KINDS)))
+    types = {name: text for part in kind.__mro__ for name, text in vars(part).get("__annotations__", {}).items()}
+    return kind(**{name: draw(BY_TYPE[types[name]]) for name in kind.__struct_fields__})
 
 
 @given(any_record())

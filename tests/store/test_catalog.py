@@ -6,6 +6,7 @@ import os
 
 import apsw
 import pytest
+from msgspec.structs import replace
 
 from holdfast.codec.values import encode
 from holdfast.errors import BadName, Damaged, Fenced
@@ -79,6 +80,53 @@ def test_commit_on_another_parent_or_generation_is_fenced_and_leaves_nothing(sto
     hand.lease.generation -= 1
     assert hand.commit() == 2
     assert store.counts()["checkpoint"] == store.counts()["tail"] == 2
+
+
+def test_numbers_are_dense_whoever_writes_in_between(store, path):
+    """The next number is remembered, and must not be when another connection wrote, or a transaction was undone."""
+    other = open_embedded(path)
+    here, there = Hand(store, new_branch(store)), Hand(other, new_branch(other, "two"))
+    given = [here.commit(), here.commit(), there.commit(), here.commit(), there.commit(), there.commit()]
+    with pytest.raises(Fenced):
+        store.commit(replace(here.next(), parent_id=b"x" * 32))
+    given += [here.commit(), there.commit()]
+    with pytest.raises(Fenced):
+        store.commit(replace(here.next(), parent_id=b"x" * 32))
+    store.add_events(here.row.a, [event()])
+    given += [here.commit(), here.commit(), there.commit()]
+    store._writer.connection.execute("DELETE FROM checkpoint WHERE n = ?", (given[-1],))
+    given += [here.commit()]
+    other.close()
+    assert given == list(range(1, len(given) + 1))
+
+
+def test_events_are_numbered_and_guards_compared_whoever_writes_in_between(store, path):
+    other = open_embedded(path)
+    here, there = Hand(store, new_branch(store)), Hand(other, new_branch(other, "two"))
+    guard = (there.row.b, there.lease.generation)
+    for hand in (here, here, there, here, there, there, here):
+        hand.commit(events=[event(), event()], guard=guard)
+    assert [row.e for row in store.events()] == list(range(1, 2 + 2 * 7 + 1))
+    taker = open_embedded(path)
+    taker.lease(there.row, takeover=True)
+    with pytest.raises(Fenced):
+        here.commit(events=[event()], guard=guard)
+    taker.close()
+    other.close()
+
+
+def test_closing_gives_back_what_sealing_freed(path):
+    store = open_embedded(path)
+    hand = Hand(store, new_branch(store))
+    for _ in range(100):
+        hand.commit(os.urandom(4_000))
+    hand.commit(None, sealed=True, places=b"\x92\x90\x90")
+    assert store.sizes()["free"] > 100 * 4_000
+    store.close()
+    store = open_embedded(path)
+    assert store.sizes()["free"] < 16 * 4_096
+    assert [row.id for row in store.checkpoints(b=hand.row.b)] == hand.ids
+    store.close()
 
 
 def test_head_moves_only_for_its_writer(store):

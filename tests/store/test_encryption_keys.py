@@ -16,7 +16,7 @@ import pytest
 
 import holdfast
 from holdfast.cli import main
-from holdfast.errors import BadOption, Damaged, HoldfastError, NotEncrypted, Rekeying, WrongKey
+from holdfast.errors import BadOption, Damaged, HoldfastError, NotAStore, NotEncrypted, Rekeying, WrongKey
 from holdfast.store import keys as key_file
 from holdfast.store import rekeying
 from holdfast.store.keys import BLOCK_BYTES, SLOTS_MAX, read_keys, secret_of, write_keys
@@ -60,6 +60,17 @@ def test_keys_are_added_replaced_and_removed(path):
         assert store.verify().ok
 
 
+def test_a_key_has_one_slot(path):
+    """Removing the one that is listed would leave the other, and the key would still open the store."""
+    holdfast.keys.add(path, OTHER, key=KEY)
+    before = (path / "keys").read_bytes()
+    for change in (holdfast.keys.add, holdfast.keys.rotate):
+        for known in (KEY, OTHER):
+            with pytest.raises(BadOption, match="opens the store already"):
+                change(path, known, key=KEY)
+    assert (path / "keys").read_bytes() == before
+
+
 def test_a_store_has_a_bounded_number_of_keys(path):
     for number in range(SLOTS_MAX - 1):
         holdfast.keys.add(path, bytes([number]) * 32, key=KEY)
@@ -81,6 +92,8 @@ def test_keys_of_a_plain_store_cannot_be_changed(tmp_path):
     ):
         with pytest.raises(NotEncrypted):
             change(tmp_path / "plain")
+        with pytest.raises(NotAStore, match="there is no store"):
+            change(tmp_path / "nowhere")
 
 
 def test_one_copy_of_the_keys_is_enough_and_verify_tells(path):

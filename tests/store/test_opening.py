@@ -246,7 +246,7 @@ def test_crash_while_creating_leaves_no_store_and_is_swept(path, monkeypatch):
         raise KeyboardInterrupt
 
     # A process that dies cannot clean up, so neither may this one.
-    monkeypatch.setattr(files.shutil, "rmtree", lambda *_, **__: None)
+    monkeypatch.setattr(files, "discard", lambda _directory: None)
     monkeypatch.setattr(files.os, "rename", crash)
     with pytest.raises(KeyboardInterrupt):
         create_store(path)

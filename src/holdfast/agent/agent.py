@@ -8,13 +8,14 @@ state that could not be written is still in memory with all its changes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from holdfast.agent import crashes, history, recovery
+from msgspec import Struct
+
+from holdfast.agent import crashes, history
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import Entry
@@ -27,9 +28,10 @@ from holdfast.codec.blocks import digest_of
 from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
 from holdfast.store import sealing
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
@@ -38,8 +40,7 @@ if TYPE_CHECKING:
     from holdfast.agent.store import AgentInfo, Store
 
 
-@dataclass(frozen=True, slots=True)
-class Rollback:
+class Rollback(Struct, frozen=True):
     """What a rollback would do."""
 
     target: Checkpoint
@@ -72,6 +73,12 @@ class Agent:
         for watcher in WATCHERS:
             watcher(self, True)
 
+    def _explain(self, error: Damaged) -> Damaged:
+        """A damage that showed while the state was read, with what can be done about it."""
+        from holdfast.agent import recovery
+
+        return recovery.explain(self._store, self.name, self._fresh_branch(), error)
+
     def _load_head(self) -> None:
         """Take the head's state from the catalog; sections are read when they are touched."""
         store, branch = self._store, self._branch
@@ -89,7 +96,7 @@ class Agent:
             source = history.Stored(store._catalog, head)
             since_base = source.since_base()
             live = history.Live(store._registry, source, inert=store._inert)
-            live.explain = lambda error: recovery.explain(store, self.name, self._fresh_branch(), error)
+            live.explain = self._explain
             self._document = live
             self._read_head = Checkpoint.of(store, head, self._row)
             if self._writer is not None:
@@ -101,7 +108,7 @@ class Agent:
     def _say_recovered(self, damaged: bytes, lost: str) -> None:
         """Tell the user, and note in the history, once, that this line goes on from a damaged one."""
         self.recovery = lost
-        if self._branch.head_id == decode(self._branch.body)["from"]:
+        if self._branch.head_id == body_of(self._branch)["from"]:
             writer = self._check_writer()
             label = f"recovered from {damaged.hex()[:12]}"
             writer.finish(self._document, writer.capture(self._document, label, "recover", damaged))
@@ -123,7 +130,7 @@ class Agent:
 
     @property
     def branch_name(self) -> str:
-        return str(decode(self._branch.body)["name"])
+        return str(body_of(self._branch)["name"])
 
     @property
     def head(self) -> Checkpoint | None:
@@ -166,15 +173,19 @@ class Agent:
         self._check_open()
         return self._seen(self._find(revision))
 
-    def log(self, limit: int | None = None, *, all: bool = False) -> list[Checkpoint]:
-        """Checkpoints, newest first: of this branch, or with ``all`` everything that was ever made."""
+    def log(
+        self, limit: int | None = None, *, at: str | Checkpoint | None = None, all: bool = False
+    ) -> list[Checkpoint]:
+        """Checkpoints, newest first: of this branch, or from ``at`` on; with ``all`` everything that was ever made."""
         self._check_open()
         if limit is not None and limit < 1:
             return []
         self._store.flush()
-        line = self._line()
-        rows = line.rows(limit=limit) if all else islice(line.left(self._fresh_branch().head), limit)
-        return [self._seen(row) for row in rows]
+        with self._store._catalog.snapshot():  # what is forgotten meanwhile would leave a gap
+            line = self._line()
+            head = self._fresh_branch().head if at is None else self._find(at).n
+            rows = line.rows(limit=limit) if all else islice(line.left(head), limit)
+            return [self._seen(row) for row in rows]
 
     def abandoned(self) -> list[Checkpoint]:
         """The ends of lines that no branch reaches any more: what rollbacks left behind."""
@@ -214,14 +225,16 @@ class Agent:
         values = sealing.Values(catalog, rows[::-1])
         for row in reversed(rows):
             manifest = Manifest.decode(row.manifest)
-            yield from mutations(document, history.operations_of(row, manifest, values), manifest.label, row.id.hex())
+            with history.unless_forgotten(catalog, row):
+                operations = history.operations_of(row, manifest, values)
+            yield from mutations(document, operations, manifest.label, row.id.hex())
 
     def events(self, limit: int | None = None) -> list[dict[str, Any]]:
         """What happened besides checkpoints, newest first: branches, tags, rollbacks, validity."""
         self._check_open()
         found = []
         for row in self._store._catalog.events(a=self._row.a, newest_first=True, limit=limit):
-            body = decode(row.body, inert=True)
+            body = body_of(row)
             named = {key: _hex(value) for key, value in body.items()}
             found.append({"when": datetime.fromtimestamp(row.at / 1e6, UTC), **named})
         return found

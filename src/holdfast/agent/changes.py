@@ -5,11 +5,11 @@ Owns the translation of operations into (path, old, new), and how a diff prints.
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from holdfast.codec import operations as op
 from holdfast.codec.compare import differences
@@ -28,8 +28,7 @@ _SHOWN_CHARACTERS = 120
 _JSON_INT_MAX_BITS = 8_192
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One change. ``old`` and ``new`` are plain values, or MISSING."""
 
     path: tuple[Any, ...]
@@ -135,10 +134,10 @@ class Diff:
             yield Text(f"{sign} {text}", style=style.get(sign, ""))
 
     def _repr_html_(self) -> str:
+        from html import escape
+
         colour = {"-": "#b31d28", "+": "#22863a", "~": "#b08800"}
-        rows = "".join(
-            f'<div style="color:{colour[sign]}">{sign} {html.escape(text)}</div>' for sign, text in self.lines()
-        )
+        rows = "".join(f'<div style="color:{colour[sign]}">{sign} {escape(text)}</div>' for sign, text in self.lines())
         return f'<div style="font-family:monospace;white-space:pre-wrap">{rows or "no differences"}</div>'
 
 

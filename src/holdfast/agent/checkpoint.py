@@ -14,6 +14,7 @@ from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
 from holdfast.codec.values import decode, encode
 from holdfast.errors import UnknownAgent
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, CheckpointRow, checkpoint_id
 from holdfast.store.sealing import Values
 
@@ -78,6 +79,15 @@ class Checkpoint:
         return self._manifest.parent.hex()
 
     @property
+    def previous_id(self) -> str:
+        """The id of the nearest checkpoint before it that is left: of its parent, unless that was forgotten."""
+        line = self._line()
+        if not line.cut(self._row):
+            return self.parent_id
+        over = line.over.get(self._row.n, 0)
+        return self._store._catalog.checkpoint(over).id.hex() if over else ""
+
+    @property
     def kind(self) -> str:
         """``checkpoint``, ``undo``, ``redo`` or ``recover``."""
         return self._manifest.kind
@@ -130,7 +140,7 @@ class Checkpoint:
 
     def _validity(self) -> dict[str, Any]:
         row = self._store._catalog.validity(self._a, self._row.n)
-        return decode(row.body) if row is not None else {}
+        return body_of(row) if row is not None else {}
 
     @property
     def tags(self) -> list[str]:
@@ -169,7 +179,8 @@ class Checkpoint:
         if line.cut(row):
             operations = list(differences(before, self.state))
         else:
-            operations = history.operations_of(row, self._manifest, Values(self._store._catalog))
+            with history.unless_forgotten(self._store._catalog, row):
+                operations = history.operations_of(row, self._manifest, Values(self._store._catalog))
         return list(mutations(before, operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from holdfast.agent.journal import inherited
 from holdfast.agent.line import Line
 from holdfast.agent.names import check_name, name_key
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import encode
 from holdfast.errors import BadName
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, Event, clone_key
 from holdfast.store.forgetting import Copy, Source
 from holdfast.store.opening import now_us
@@ -41,7 +42,7 @@ def _copy(line: Line, without: list[list[list[int]]], new: str, found: Source, r
     origins = [[agent.a, agent.uuid, found.n, found.e], *body.get("origins", ())]
     branches, lines, named = [], [], []
     for row in found.branches:
-        old = decode(row.body)
+        old = body_of(row)
         kept = {key: value for key, value in old.items() if key not in {"base", "received"}}
         more = {"created": now, "from": row.head_id, "origins": [[row.b, found.n], *old.get("origins", ())]}
         key = uuid.uuid4().bytes
@@ -50,13 +51,13 @@ def _copy(line: Line, without: list[list[list[int]]], new: str, found: Source, r
         lines.append(start)
         if start is not None:
             named.append([old["name"], start.origin, start.start])
-    judged = [(reading.checkpoint(row.n).id, decode(row.body)) for row in found.validities]
+    judged = [(reading.checkpoint(row.n).id, body_of(row)) for row in found.validities]
     said = {
         "what": "clone",
         "name": new,
         "of": body["name"],
-        "branches": [[decode(row.body)["name"], row.head_id] for row in found.branches],
-        "tags": [[(tag := decode(row.body))["name"], tag["at"]] for row in found.tags],
+        "branches": [[body_of(row)["name"], row.head_id] for row in found.branches],
+        "tags": [[(tag := body_of(row))["name"], tag["at"]] for row in found.tags],
         "validity": [[identity, one["validity"], one["reason"]] for identity, one in judged],
     }
     if named:

@@ -9,74 +9,115 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from holdfast.agent import history
 from holdfast.agent.collecting import Reached
-from holdfast.agent.history import Stored
-from holdfast.store.catalog import PackRow
-from holdfast.store.sealing import Values
+from holdfast.agent.manifest import Manifest
+from holdfast.codec.types import Registry
+from holdfast.errors import BadOption, Damaged
+from holdfast.store.catalog import PackRow, Progress
+from holdfast.store.forgetting import Forgetting
 from holdfast.store.tiering import Tiering, place_at, url_of
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
-
-Progress = Callable[[str, int, int], None]
 
 
 def move_out(
     store: Store, to: str | os.PathLike[str], older_than: timedelta, progress: Progress, *, dry_run: bool
 ) -> Tiering:
     """Move packs that were written longer ago than that, unless a branch needs them where it stands."""
-    place = place_at(url_of(to))
-    catalog = store._catalog
-    chosen = _old(store, time.time() - older_than.total_seconds())
-    size = sum(pack.size for pack in chosen)
+    url, own = url_of(to), url_of(store.path)
+    if url == own or url.startswith(f"{own}/"):
+        raise BadOption("a cold place cannot be inside the store", hint="Name a directory elsewhere, or a URL.")
+    place = place_at(url)
+    chosen, needed, young = _sorted(store, time.time() - older_than.total_seconds())
     if dry_run:
-        return Tiering(place.url, len(chosen), size, done=False)
-    with catalog.forgetting() as forgetting:
-        place.prepare()
-        there = {pack.uuid for pack in forgetting.reading.pack_rows()}
-        for done, pack in enumerate((pack for pack in chosen if pack.uuid in there), 1):
-            forgetting.move_out(pack, place)
-            progress("packs", done, len(chosen))
-    return Tiering(place.url, len(chosen), size, done=True)
+        size = sum(pack.size for pack in chosen)
+        return Tiering(url, len(chosen), size, done=False, needed=needed, young=young)
+
+    def begin(forgetting: Forgetting) -> None:
+        # A place that has packs is never made anew: where a disk is not mounted, that would hide what lies on it.
+        if url in store._catalog.tiers.packs.values():
+            place.require()
+        else:
+            place.prepare()
+        forgetting.clear_strays()
+
+    moved = _moved(store, url, chosen, lambda forgetting, pack: forgetting.move_out(pack, place), progress, begin)
+    return replace(moved, needed=needed, young=young)
 
 
 def bring_back(store: Store, progress: Progress, *, dry_run: bool) -> Tiering:
     """Bring all packs back from colder places."""
-    catalog = store._catalog
-    cold = catalog.tiers.packs
-    chosen = [pack for pack in catalog.pack_rows() if pack.uuid in cold]
-    size = sum(pack.size for pack in chosen)
+    cold = store._catalog.tiers.packs
+    chosen = [pack for pack in store._catalog.pack_rows() if pack.uuid in cold]
     urls = ", ".join(sorted(set(cold.values())))
     if dry_run:
-        return Tiering(urls, len(chosen), size, done=False)
-    with catalog.forgetting() as forgetting:
-        for done, pack in enumerate(chosen, 1):
-            forgetting.bring_back(pack)
-            progress("packs", done, len(chosen))
-    return Tiering(urls, len(chosen), size, done=True)
+        return Tiering(urls, len(chosen), sum(pack.size for pack in chosen), done=False)
+    return _moved(store, urls, chosen, Forgetting.bring_back, progress)
 
 
-def _old(store: Store, before: float) -> list[PackRow]:
-    """Packs here that were written before that time and hold nothing that a branch needs where it stands.
+def _moved(
+    store: Store,
+    where: str,
+    chosen: Sequence[PackRow],
+    move: Callable[[Forgetting, PackRow], None],
+    progress: Progress,
+    begin: Callable[[Forgetting], None] = Forgetting.clear_strays,
+) -> Tiering:
+    """Move packs one at a time: whoever wants to clone, receive or forget meanwhile waits for one of them only.
 
-    One that is in its colder place already, and whose file is only left here, is old whatever its time.
+    One that is damaged stays where it is and is told of when all others have moved.
+    """
+    moved: list[PackRow] = []
+    damaged: list[Damaged] = []
+    with store._catalog.forgetting() as forgetting:
+        begin(forgetting)
+    for done, pack in enumerate(chosen, 1):
+        with store._catalog.forgetting() as forgetting:
+            if forgetting.reading.pack_row(pack.p) == pack:  # it may have gone, and its number to another
+                try:
+                    move(forgetting, pack)
+                    moved.append(pack)
+                except Damaged as error:
+                    damaged.append(error)
+        progress("packs", done, len(chosen))
+    with store._catalog.forgetting() as forgetting:
+        forgetting.clear_strays()
+    if damaged:
+        raise damaged[0]
+    return Tiering(where, len(moved), sum(pack.size for pack in moved), done=True)
+
+
+def _sorted(store: Store, before: float) -> tuple[list[PackRow], int, int]:
+    """Packs here that may move, and how many stay: because a branch needs them where it stands, or for their age.
+
+    One that is in its colder place already, and whose file is only left here, moves whatever its time.
     """
     catalog = store._catalog
     cold = catalog.tiers.packs
-    needed = _needed_now(store)
-    found = []
+    wanted = _needed_now(store)
+    found: list[PackRow] = []
+    needed = young = 0
     for pack in catalog.pack_rows():
         written = catalog.written_at(pack)
         if written is None:
             continue
-        wanted = written >= before or any(chunk.digest in needed for chunk in catalog.chunk_rows(pack.p))
-        if pack.uuid in cold or not wanted:
+        if pack.uuid in cold:
             found.append(pack)
-    return found
+        elif any(chunk.digest in wanted for chunk in catalog.chunk_rows(pack.p)):
+            needed += 1
+        elif written >= before:
+            young += 1
+        else:
+            found.append(pack)
+    return found, needed, young
 
 
 def _needed_now(store: Store) -> set[bytes]:
@@ -87,13 +128,9 @@ def _needed_now(store: Store) -> set[bytes]:
         for branch in catalog.branches(agent.a):
             if not branch.head:
                 continue
-            head = catalog.checkpoint(branch.head)
-            source = Stored(catalog, head)
-            since = source.since_base()
-            reached.add(source.base.values())
-            values = Values(catalog, since)
-            for row in since:
-                reached.value(row.operations)
-                for value in values.of(row):
-                    reached.value(value)
+            row = catalog.checkpoint(branch.head)
+            unwritten: Mapping[bytes, bytes] = {}
+            if not row.sealed:
+                unwritten, _ = history.load(catalog, row, Registry(), readonly=False, inert=True).unstored()
+            reached.state(Manifest.decode(row.manifest).sections, unwritten)
     return reached.chunks

@@ -13,10 +13,11 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from itertools import islice
 
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.values import decode
 from holdfast.errors import Damaged
+from holdfast.store.bodies import places_of
 from holdfast.store.catalog import CheckpointRow, EffectRow, SealRow
 from holdfast.store.forgetting import Waste
+from holdfast.store.packs import CHUNK_BYTES
 from holdfast.store.reading import Reading
 
 DIGEST_BYTES = 32
@@ -40,18 +41,26 @@ def containers(data: bytes) -> list[bytes]:
 
 def chunks(data: bytes) -> Iterator[bytes]:
     """The digests of chunks that an encoding names."""
+    return (digest for digest, _ in sized_chunks(data))
+
+
+def sized_chunks(data: bytes) -> Iterator[tuple[bytes, int]]:
+    """The digests of chunks that an encoding names, and how long each of them is."""
     for match in _BULK.finditer(data):
         at = match.start() + _LENGTH_AT
         if at >= len(data):
             continue
-        at += 1 + _UINT_BYTES.get(data[at], 0)
+        size = _UINT_BYTES.get(data[at], 0)
+        left = int.from_bytes(data[at + 1 : at + 1 + size], "big") if size else data[at]
+        at += 1 + size
         if at >= len(data):
             continue
         size = _ARRAY_BYTES.get(data[at], 0)
         count = int.from_bytes(data[at + 1 : at + 1 + size], "big") if size else data[at] & 0x0F
         at += 1 + size
         for start in range(at, min(at + count * _CHUNK_BYTES, len(data)), _CHUNK_BYTES):
-            yield data[start + 2 : start + _CHUNK_BYTES]
+            yield data[start + 2 : start + _CHUNK_BYTES], max(0, min(left, CHUNK_BYTES))
+            left -= CHUNK_BYTES
 
 
 class Reached:
@@ -86,7 +95,7 @@ class Reached:
         self._unwritten = {}
 
     def seal(self, seal: SealRow) -> None:
-        self.add(decode(seal.places)[0])
+        self.add(places_of(seal)[0])
 
     def effect(self, row: EffectRow) -> None:
         """What a record names: the nodes of its long values, and whatever its body's bytes look like."""

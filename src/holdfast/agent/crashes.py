@@ -14,8 +14,9 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.line import Line
 from holdfast.agent.names import name_key
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import encode
 from holdfast.errors import ReadOnly, UnknownRevision
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, Event, LineStart
 from holdfast.store.opening import now_us
 
@@ -33,7 +34,7 @@ def told(store: Store, agent: AgentRow) -> list[dict[str, Any]]:
     line = Line(store, agent)
     rows = line.events_named([_key(uuid) for uuid in line.uuids])
     return [
-        {"when": datetime.fromtimestamp(row.at / 1e6, UTC), **decode(row.body, inert=True)}
+        {"when": datetime.fromtimestamp(row.at / 1e6, UTC), **body_of(row)}
         for row in sorted(rows, key=lambda row: row.e, reverse=True)
     ]
 

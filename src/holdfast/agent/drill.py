@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,9 @@ from holdfast.agent.receiving import Receiver
 from holdfast.agent.scratch import scratch
 from holdfast.agent.sending import Sending
 from holdfast.codec.types import Registry
-from holdfast.codec.values import decode
 from holdfast.errors import BadOption, Damaged, HoldfastError
-from holdfast.store.catalog import AgentRow, CheckpointRow
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import AgentRow, CheckpointRow, Progress, quietly
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -81,16 +81,16 @@ def drill(
     *,
     sample: int = SAMPLE,
     place: Path | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> DrillReport:
     """Restore the newest checkpoint of each branch and others at random, ``sample`` in all, and prove them."""
     if sample < 1:
         raise BadOption(f"a sample of {sample}", hint="Restore at least one checkpoint.")
     began = time.monotonic()
-    rows = [store._agent_row(name) for name in agents] if agents else store._catalog.agents()
+    rows = [store._agent_row(name) for name in agents] if agents else store._agents()
     chosen, total = _choose(store, rows, sample)
     report = DrillReport(str(store.path), total)
-    said = progress or (lambda _what, _done, _total: None)
+    said = progress or quietly
     wanted = sum(map(len, chosen.values()))
     for agent in rows:
         for one in _restore(store, agent, chosen.get(agent.a, []), report, place):
@@ -147,7 +147,7 @@ def _restore(
 
 
 def _drilled(agent: AgentRow, row: CheckpointRow, problem: str = "") -> Drilled:
-    name = str(decode(agent.body)["name"])
+    name = str(body_of(agent)["name"])
     if not row.manifest:
         return Drilled(name, "", f"checkpoint {row.n}", 0, problem)
     return Drilled(name, row.id.hex(), Manifest.decode(row.manifest).label, row.depth, problem)
@@ -159,7 +159,8 @@ def _bring_back(store: Store, agent: AgentRow, rows: Sequence[CheckpointRow], pl
     sending = Sending(store, agent)
     # Nothing stands anywhere: restoring single checkpoints moves no branch.
     about = replace(sending.about, branches=[replace(one, head=b"") for one in sending.about.branches])
-    with scratch(store, place) as room:
+    near = place if place is not None else store.path.parent
+    with scratch(near, encrypted=store._catalog.encrypted, strict=place is not None) as room:
         with room.open(type(store)) as made, Receiver(made, about) as into:
             into.begin()
             for parcel in sending.alone(rows, into):

@@ -6,18 +6,22 @@ the digests that its manifest recorded, or an error is raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document, Section
-from holdfast.codec.operations import Operation, decode_operations
+from holdfast.codec.operations import DELETE, SET, Operation, decode_operations
 from holdfast.codec.types import Registry
-from holdfast.codec.values import decode
 from holdfast.errors import Damaged, Forgotten
-from holdfast.store.catalog import Catalog, CheckpointRow, clone_key
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import CheckpointRow, States, clone_key
 from holdfast.store.ranges import Ranges
 from holdfast.store.sealing import Values
+
+# A section that is given anew in each step needs no operations from before: so many checkpoints are looked at first.
+RECENT = 4
 
 
 def operations_of(row: CheckpointRow, manifest: Manifest, values: Values | None) -> list[Operation]:
@@ -43,7 +47,7 @@ def operations_of(row: CheckpointRow, manifest: Manifest, values: Values | None)
 class Blank:
     """The source of the empty state, from which operations may still name what the catalog holds."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: States) -> None:
         self._catalog = catalog
         self.sections: list[tuple[str, bytes]] = []
         self.base: dict[str, bytes] = {}
@@ -65,7 +69,7 @@ class Blank:
 class Stored(Blank):
     """The source of a document: the state of one checkpoint."""
 
-    def __init__(self, catalog: Catalog, row: CheckpointRow) -> None:
+    def __init__(self, catalog: States, row: CheckpointRow) -> None:
         super().__init__(catalog)
         self.sections = Manifest.decode(row.manifest).sections
         try:
@@ -77,6 +81,7 @@ class Stored(Blank):
     def _rest_on(self, row: CheckpointRow) -> None:
         self._row = row
         self._operations: dict[str, list[Operation]] | None = None
+        self._recent: dict[str, list[Operation]] | None = None
         self.base = {}
         if row.base == row.n:
             self.base = dict(self.sections)
@@ -97,15 +102,30 @@ class Stored(Blank):
         return True
 
     def operations(self, section: str) -> list[Operation]:
+        """What leads from the base's section to this state's, or from nothing, where it was given as a whole since."""
         if self._operations is None:
-            by_section: dict[str, list[Operation]] = {}
-            rows = self.since_base()
-            values = Values(self._catalog, rows)
-            for row in rows:
-                for operation in operations_of(row, Manifest.decode(row.manifest), values):
-                    by_section.setdefault(operation.path[0], []).append(operation)
-            self._operations = by_section
+            if self._recent is None:
+                rows = self._catalog.ancestry(self._row.n, stop_at=self._row.base, limit=RECENT)
+                self._check_chain(rows)
+                found = self._by_section(rows[::-1])
+                self._recent = {name: some for name, some in found.items() if _gives_all(some[0])}
+            if section in self._recent:
+                return self._recent[section]
+            # Not again from elsewhere: what lies below is read already.
+            self._operations = self._by_section(self._since_base())
         return self._operations.get(section, [])
+
+    def _by_section(self, rows: list[CheckpointRow]) -> dict[str, list[Operation]]:
+        """The operations of each section, without those before it was last given as a whole."""
+        found: dict[str, list[Operation]] = {}
+        values = Values(self._catalog, rows)
+        for row in rows:
+            for operation in operations_of(row, Manifest.decode(row.manifest), values):
+                name = operation.path[0]
+                if name not in found or _gives_all(operation):
+                    found[name] = []
+                found[name].append(operation)
+        return found
 
     def since_base(self) -> list[CheckpointRow]:
         """The checkpoints whose operations lead from the base to this state, oldest first, proven to be a chain."""
@@ -120,6 +140,15 @@ class Stored(Blank):
         if self._row.sealed:
             return []
         rows = self._catalog.ancestry(self._row.n, stop_at=self._row.base)
+        below = self._check_chain(rows)
+        expected = self._catalog.checkpoint(self._row.base).id if self._row.base else b""
+        if below != expected:
+            raise Damaged(f"the history below checkpoint {self._row.n} has a gap", what=(f"checkpoint {self._row.n}",))
+        rows.reverse()
+        return rows
+
+    def _check_chain(self, rows: list[CheckpointRow]) -> bytes:
+        """Prove that each row, from this state's own on, is the one that its child names; returns the next one's id."""
         below = self._row.id
         for row in rows:
             if row.id != below:
@@ -127,11 +156,12 @@ class Stored(Blank):
                     f"checkpoint {row.n} is not the one that its child names", what=(f"checkpoint {row.id.hex()[:12]}",)
                 )
             below = Manifest.decode(row.manifest).parent
-        expected = self._catalog.checkpoint(self._row.base).id if self._row.base else b""
-        if below != expected:
-            raise Damaged(f"the history below checkpoint {self._row.n} has a gap", what=(f"checkpoint {self._row.n}",))
-        rows.reverse()
-        return rows
+        return below
+
+
+def _gives_all(operation: Operation) -> bool:
+    """Whether it says what a section is, whatever it was before."""
+    return len(operation.path) == 1 and operation.code in {SET, DELETE}
 
 
 class Live(Document):
@@ -156,7 +186,7 @@ class Live(Document):
             self.explain(error)
 
 
-def current(catalog: Catalog, row: CheckpointRow) -> CheckpointRow | None:
+def current(catalog: States, row: CheckpointRow) -> CheckpointRow | None:
     """A checkpoint's row as it is now, None when it cannot be read. ``Forgotten`` when nobody sees it any more."""
     try:
         found = catalog.checkpoint(row.n)
@@ -172,26 +202,36 @@ def current(catalog: Catalog, row: CheckpointRow) -> CheckpointRow | None:
     return found
 
 
-def _seen(catalog: Catalog, row: CheckpointRow) -> bool:
+@contextmanager
+def unless_forgotten(catalog: States, row: CheckpointRow) -> Iterator[None]:
+    """What cannot be read of a checkpoint is damage, unless it was forgotten: then that is what is said."""
+    try:
+        yield
+    except Damaged:
+        current(catalog, row)
+        raise
+
+
+def _seen(catalog: States, row: CheckpointRow) -> bool:
     """Whether the agent that made a checkpoint, or a clone of it, has not forgotten it."""
     for a in (row.a, *(event.a for event in catalog.events_named([clone_key(row.a)]))):
         agent = catalog.agent_row(a)
         if agent is None:
             continue
         hidden = [body["n"] for _, body in catalog.forgotten(a)]
-        hidden.append(decode(agent.body).get("without", ((), ()))[0])
+        hidden.append(body_of(agent).get("without", ((), ()))[0])
         if not any(row.n in Ranges(pairs) for pairs in hidden):
             return True
     return False
 
 
-def empty(catalog: Catalog, registry: Registry, *, inert: bool = False) -> Document:
+def empty(catalog: States, registry: Registry, *, inert: bool = False) -> Document:
     """The state before the first checkpoint."""
     return Document(registry, Blank(catalog), inert=inert)
 
 
 def load(
-    catalog: Catalog, row: CheckpointRow, registry: Registry, *, readonly: bool = True, inert: bool = False
+    catalog: States, row: CheckpointRow, registry: Registry, *, readonly: bool = True, inert: bool = False
 ) -> Document:
     """The state of a checkpoint. Sections are read when they are touched."""
     return Live(registry, Stored(catalog, row), readonly=readonly, inert=inert)

@@ -15,6 +15,7 @@ from pathlib import Path
 from holdfast.agent.store import find_store
 from holdfast.errors import BadOption, KeyNeeded
 from holdfast.store import files, keysources, rekeying
+from holdfast.store.catalog import Progress
 from holdfast.store.keys import Secret, Slot, secret_of
 from holdfast.store.keysources import Key, find_secret, from_command, from_environment, from_file
 from holdfast.store.opening import create_store
@@ -98,7 +99,7 @@ def rotate(
     *,
     key: Key = None,
     full: bool = False,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> KeyInfo:
     """Put another key in the place of the one that is given.
 

@@ -14,9 +14,11 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.values import decode
+from holdfast.errors import Damaged, Forgotten
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow, bookkeeping
 from holdfast.store.ranges import Ranges
+from holdfast.store.reading import Reading
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -28,12 +30,15 @@ _STEP = 64
 class Line:
     """One agent's view, or that of one of its branches, at one moment: make a new one after something was forgotten."""
 
-    def __init__(self, store: Store, agent: AgentRow, branch: BranchRow | None = None) -> None:
+    def __init__(
+        self, store: Store, agent: AgentRow, branch: BranchRow | None = None, reading: Reading | None = None
+    ) -> None:
+        """``reading``: of the store as it was at some moment, if not as it is now."""
         self._store = store
-        self._catalog = store._catalog
+        self._catalog: Reading = reading if reading is not None else store._catalog
         self._branch = branch
         self.agent = agent
-        self.body: dict[str, Any] = decode(agent.body)
+        self.body: dict[str, Any] = body_of(agent)
         self._over: dict[int, int] | None = None
         # Agent -> the newest checkpoint and event of its that belong to this one's history, too.
         self.origins: dict[int, tuple[int, int]] = {a: (n, e) for a, _, n, e in self.body.get("origins", ())}
@@ -82,7 +87,7 @@ class Line:
         found: list[tuple[int, int | None]] = []
         for row in rows:
             found.append((row.b, None))
-            found.extend((b, n) for b, n in decode(row.body).get("origins", ()))
+            found.extend((b, n) for b, n in body_of(row).get("origins", ()))
         return found
 
     # -- checkpoints ------------------------------------------------------------------------------------
@@ -118,7 +123,14 @@ class Line:
     def up(self, n: int) -> Iterator[CheckpointRow]:
         """A checkpoint and its ancestors, nearest first, a few at a time, up to where one was forgotten."""
         while n and n not in self.forgotten:
-            rows = self.ancestry(n, limit=_STEP)
+            try:
+                rows = self.ancestry(n, limit=_STEP)
+            except Damaged as error:
+                if Line(self._store, self.agent, self._branch, self._catalog).forgotten.pairs == self.forgotten.pairs:
+                    raise
+                raise Forgotten(
+                    "checkpoints of this history were forgotten while it was being read", hint="Look again."
+                ) from error
             yield from rows
             n = rows[-1].parent if rows else 0
 
@@ -143,10 +155,10 @@ class Line:
 
     def tips(self) -> list[CheckpointRow]:
         """Visible checkpoints that are no visible one's parent, oldest first."""
-        if self.plain and self._branch is None:
+        if self.plain and not self.over and self._branch is None:
             return self._catalog.tips(self.agent.a)
         rows = list(self.rows(newest_first=False))
-        parents = {row.parent for row in rows}
+        parents = {n for row in rows for n in (row.parent, self.over.get(row.n, 0))}
         return [row for row in rows if row.n not in parents]
 
     def count(self) -> int:
@@ -158,7 +170,7 @@ class Line:
     def branch_name(self, b: int) -> str:
         """What this agent calls the branch on which a visible checkpoint was made."""
         for name, row in self._store._branches(self.agent.a):
-            if row.b == b or any(b == origin for origin, _ in decode(row.body).get("origins", ())):
+            if row.b == b or any(b == origin for origin, _ in body_of(row).get("origins", ())):
                 return name
         return ""
 

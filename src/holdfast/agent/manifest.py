@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
 
+from msgspec import Struct, field
 from ormsgpack import packb
 
 from holdfast.codec.values import decode, encode
@@ -15,8 +15,7 @@ VERSION = 1
 _FIELDS = 12
 
 
-@dataclass(frozen=True, slots=True)
-class Manifest:
+class Manifest(Struct, frozen=True):
     """What a checkpoint says. Nothing about how it is stored."""
 
     parent: bytes

@@ -5,6 +5,7 @@ Owns the refusal of names that could not be shown or found again. Knows nothing 
 
 from __future__ import annotations
 
+from holdfast.codec.wire import is_utf8
 from holdfast.errors import BadName, BadOption
 from holdfast.store.catalog import digest
 
@@ -39,7 +40,7 @@ def check_label(label: object) -> str:
     """Labels are text that can be shown and found again."""
     if not isinstance(label, str):
         raise BadOption(f"a label is text, not {type(label).__name__}", hint='For example agent.checkpoint("asked").')
-    if len(label) > LABEL_MAX_CHARACTERS or any(0xD800 <= ord(character) < 0xE000 for character in label):
+    if len(label) > LABEL_MAX_CHARACTERS or not is_utf8(label):
         raise BadOption(
             f"the label {label[:40]!r}... cannot be kept",
             hint=f"At most {LABEL_MAX_CHARACTERS} characters, no lone surrogates. Put long texts into the state.",

@@ -11,6 +11,10 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from holdfast.agent.names import check_name
+from holdfast.codec.values import decode
+from holdfast.errors import CorruptValue, HoldfastError
+
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Identity = Annotated[bytes, Meta(max_length=32)]
 """A checkpoint's id, or nothing."""
@@ -103,6 +107,8 @@ class Point(Struct, array_like=True, frozen=True, tag=6):
     key: bytes | None
     tail: bytes | None
     places: list[tuple[Digest, Count, Count]]
+    over: Identity = b""
+    """Where its parent is gone (``cut``): the nearest ancestor that is left."""
 
 
 class Events(Struct, array_like=True, frozen=True, tag=7):
@@ -124,3 +130,25 @@ class Last(Struct, array_like=True, frozen=True, tag=8):
 
 
 Parcel = About | Nodes | Chunk | Metadata | Records | Point | Events | Last
+
+
+def check_about(about: About) -> None:
+    """What can be said of the first parcel alone."""
+    names = [branch.name for branch in about.branches]
+    if len(set(names)) != len(names) or len({branch.uuid for branch in about.branches}) != len(names):
+        raise CorruptValue("two branches have one name")
+    for at, branch in enumerate(about.branches):
+        check_name(branch.name, "a branch", but="@")
+        try:
+            more = decode(branch.more, inert=True)
+        except HoldfastError as error:
+            raise CorruptValue("a branch does not follow the format") from error
+        if (
+            not isinstance(more, dict)
+            or type(more.get("created")) is not int
+            or type(more.get("from")) is not bytes
+            or not more.keys().isdisjoint({"name", "origins", "base", "received", "recovered", "arriving"})
+            or not branch.origin < at
+            or branch.start > branch.count
+        ):
+            raise CorruptValue("a branch does not follow the format")

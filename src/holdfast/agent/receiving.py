@@ -1,10 +1,10 @@
 """Receiving: parcels become part of a store, each proven before it can be seen.
 
-Owns the proof of what arrives and the place that it gets. Must not know where it comes from: another store, a file, or
-what is left of a damaged one. What always holds: nothing is taken on trust, because digests are computed here, every
-checkpoint is replayed on its parent's state, and every record follows in its chain; a checkpoint gets a row when all
-that it needs is there, and a branch moves when all of its history is; what has arrived stays, so that the next attempt
-goes on from there.
+Owns the place that everything gets, and that it is proven first (how a checkpoint is replayed: ``proving``). Must not
+know where it comes from: another store, a file, or what is left of a damaged one. What always holds: nothing is taken
+on trust, because digests are computed here, every checkpoint is replayed on its parent's state, and every record
+follows in its chain; a checkpoint gets a row when all that it needs is there, and a branch moves when all of its
+history is; what has arrived stays, so that the next attempt goes on from there.
 """
 
 from __future__ import annotations
@@ -16,19 +16,27 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
 
-from ormsgpack import packb
-
-from holdfast.agent import history
 from holdfast.agent.journal import BEGINNING, RECORD_MAX_BYTES, Position, inherited
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import check_name, name_key
-from holdfast.agent.parcels import About, BranchAbout, Chunk, Events, Last, Metadata, Nodes, Parcel, Point, Records
+from holdfast.agent.parcels import (
+    About,
+    BranchAbout,
+    Chunk,
+    Events,
+    Last,
+    Metadata,
+    Nodes,
+    Parcel,
+    Point,
+    Records,
+    check_about,
+)
+from holdfast.agent.proving import Proving
 from holdfast.agent.sending import Said
-from holdfast.codec.document import Document
-from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
-from holdfast.errors import BadName, CorruptValue, Damaged, HoldfastError
+from holdfast.errors import BadName, CorruptValue, Damaged
 from holdfast.store.catalog import (
     AgentRow,
     Append,
@@ -61,13 +69,9 @@ _BYTES_AT_ONCE = 2**20
 _CHUNKS_AT_ONCE = 8
 # How long collection in the store may have to wait for a batch.
 _HOLD_S = 1.0
-# States kept at hand; others are loaded again, which is bounded work.
-_STATES_KEPT = 4
 # Positions of a line whose chain digests are remembered.
 _POSITIONS_KEPT = 4_096
 _DIGEST_BYTES = 32
-# Nodes that are kept because the values of neighbours lie in them.
-_PLACED_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +110,13 @@ class _Branch:
     known: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
 
 
-class _Given:
-    """The values of one checkpoint, as they came."""
-
-    def __init__(self, values: list[bytes]) -> None:
-        self._values = values
-
-    def of(self, row: CheckpointRow) -> list[bytes]:  # noqa: ARG002 - there is one
-        return self._values
-
-
 class Receiver:
     """Takes in one agent. Use as a context: the leases of its branches are held inside."""
 
     def __init__(self, store: Store, about: About, *, name: str | None = None) -> None:
         self._store = store
         self._catalog = store._catalog
-        self._registry = Registry()
+        self._proving = Proving(self._catalog, self._row_of)
         self.about = about
         self.name = check_name(name if name is not None else about.name, "an agent")
         self.agent: AgentRow | None = next((row for row in self._catalog.agents() if row.uuid == about.uuid), None)
@@ -143,9 +137,7 @@ class Receiver:
         self._cut: list[bytes] = []
         self._numbers: dict[bytes, tuple[int, int]] = {}  # id -> number and depth here
         self._unread: Iterator[CheckpointRow] | None = None
-        self._states: OrderedDict[bytes, Document] = OrderedDict()
         self._described = b""  # the metadata that was last seen to be here: most checkpoints have the same
-        self._placed: dict[bytes, bytes] = {}  # nodes that hold values of the last checkpoints
         self._uuids: set[bytes] = {about.uuid, *about.origins}
 
     def __enter__(self) -> Self:
@@ -169,7 +161,7 @@ class Receiver:
         ``held`` are those that something will be written to, by default all.
         """
         about = self.about
-        _check(about)
+        check_about(about)
         if targets is None:
             targets = [Target(branch.uuid, branch.name) for branch in about.branches]
         for one, target in zip(about.branches, targets, strict=True):
@@ -205,7 +197,7 @@ class Receiver:
 
     def _body(self, branch: _Branch) -> bytes:
         more = decode(branch.about.more, inert=True)
-        return encode({**more, "name": branch.target.name})
+        return encode({**more, "name": branch.target.name, "arriving": True})
 
     def _lease(self, branch: _Branch, *, take: bool = True) -> None:
         row = branch.row
@@ -419,13 +411,16 @@ class Receiver:
         cut = bool(manifest.parent) and parent is None
         if cut and not point.sealed:
             raise Damaged(f"checkpoint {short} does not stand alone", what=(f"checkpoint {short}",))
-        self._prove(point, identity, manifest, cut=cut)
+        self._proving.prove(point, identity, manifest, cut=cut)
         parent = self._lookup(manifest.parent) if parent is not None else None  # it may have got its row meanwhile
         number = parent[0] if parent is not None else 0
+        above = self._lookup(point.over) if cut and point.over else None
+        if above is not None and above[1] >= point.depth:
+            raise Damaged(f"checkpoint {short} names a later one as its ancestor", what=(f"checkpoint {short}",))
         self._arrivals.append(
             Arrival(
                 row.b, number, point.depth, point.sealed, point.manifest, point.operations, point.key, point.tail,
-                point.places,
+                point.places, above[0] if above is not None else 0,
             )
         )  # fmt: skip
         self._arrival_ids.append((identity, point.depth))
@@ -439,63 +434,13 @@ class Receiver:
         if len(self._arrivals) >= _ROWS_AT_ONCE or self._arrival_bytes >= _BYTES_AT_ONCE or self._overdue():
             self._write_rows()
 
-    def _prove(self, point: Point, identity: bytes, manifest: Manifest, *, cut: bool) -> None:
-        """The operations, on the parent's state, lead to this state; a sealed one can be read from its nodes alone."""
-        row = CheckpointRow(1, 0, 0, 0, point.depth, 1, point.manifest, point.operations)
-        operations = history.operations_of(row, manifest, _Given(self._values(point)))  # type: ignore[arg-type]
-        state = None
-        if not cut:
-            state = self._state(manifest.parent)
-            state.change_all(operations)
-            if state.digests() != manifest.sections:
-                short = identity.hex()[:12]
-                raise Damaged(
-                    f"the operations of checkpoint {short} do not lead to its state", what=(f"checkpoint {short}",)
-                )
-            state.forget_changes()
-        if point.sealed:
-            stored = history.load(self._catalog, row, self._registry, readonly=False, inert=True)
-            for section in stored:
-                stored.raw_section(section)
-            state = stored if state is None else state
-        if state is None:
-            raise Damaged("a checkpoint that rests on nothing")
-        self._states[identity] = state
-        while len(self._states) > _STATES_KEPT:
-            self._states.popitem(last=False)
-
-    def _values(self, point: Point) -> list[bytes]:
-        if point.tail is not None:
-            values = decode(point.tail)
-            if point.places or not isinstance(values, list) or not all(type(value) is bytes for value in values):
-                raise CorruptValue("the values of a checkpoint do not follow the format")
-            if packb(values) != point.tail:
-                raise CorruptValue("the values of a checkpoint are not written as the format says")
-            return values
-        if len(self._placed) > _PLACED_MAX:
-            self._placed.clear()
-        self._placed.update(self._catalog.nodes({one for one, _, _ in point.places if one not in self._placed}))
-        found = []
-        for digest, offset, length in point.places:
-            node = self._placed.get(digest, b"")
-            if offset < 2 or offset + length > len(node):
-                raise Damaged(f"a value lies outside of node {digest.hex()[:16]}", what=(f"node {digest.hex()[:16]}",))
-            found.append(node[offset : offset + length])
-        return found
-
-    def _state(self, parent: bytes) -> Document:
-        """The parent's state, to be changed: whoever else grows from it loads it again."""
-        if not parent:
-            return history.empty(self._catalog, self._registry, inert=True)
-        state = self._states.pop(parent, None)
-        if state is not None:
-            return state
+    def _row_of(self, identity: bytes) -> CheckpointRow:
+        """The row of a checkpoint of the agent."""
         self._write_rows()
-        found = self._lookup(parent)
+        found = self._lookup(identity)
         if found is None:
-            raise Damaged(f"checkpoint {parent.hex()[:12]} is missing", what=(f"checkpoint {parent.hex()[:12]}",))
-        row = self._catalog.checkpoint(found[0])
-        return history.load(self._catalog, row, self._registry, readonly=False, inert=True)
+            raise Damaged(f"checkpoint {identity.hex()[:12]} is missing", what=(f"checkpoint {identity.hex()[:12]}",))
+        return self._catalog.checkpoint(found[0])
 
     def _lookup(self, identity: bytes) -> tuple[int, int] | None:
         """Number and depth of one of the agent's checkpoints; a negative number for one that has no row yet."""
@@ -628,25 +573,3 @@ class Receiver:
         held, self._held, self._into = self._held, None, None
         if held is not None:
             held.close()
-
-
-def _check(about: About) -> None:
-    """What can be said of the first parcel alone."""
-    names = [branch.name for branch in about.branches]
-    if len(set(names)) != len(names) or len({branch.uuid for branch in about.branches}) != len(names):
-        raise CorruptValue("two branches have one name")
-    for at, branch in enumerate(about.branches):
-        check_name(branch.name, "a branch", but="@")
-        try:
-            more = decode(branch.more, inert=True)
-        except HoldfastError as error:
-            raise CorruptValue("a branch does not follow the format") from error
-        if (
-            not isinstance(more, dict)
-            or type(more.get("created")) is not int
-            or type(more.get("from")) is not bytes
-            or not more.keys().isdisjoint({"name", "origins", "base", "received", "recovered"})
-            or not branch.origin < at
-            or branch.start > branch.count
-        ):
-            raise CorruptValue("a branch does not follow the format")

@@ -9,15 +9,16 @@ inherits every record of the damaged one that can be trusted.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from holdfast.agent import history, salvage
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
-from holdfast.codec.values import decode
 from holdfast.errors import Damaged, HoldfastError
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, checkpoint_id
 
 if TYPE_CHECKING:
@@ -25,10 +26,10 @@ if TYPE_CHECKING:
 
 # How many of the checkpoints that are passed over are named one by one.
 _NAMED_MAX = 5
+_NO_WAY = "Put the store back from a backup, or see with `holdfast repair` what can be saved of it."
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """The newest checkpoint at or above a head that can be trusted, and those that were passed over on the way."""
 
     valid: CheckpointRow | None
@@ -53,7 +54,7 @@ def problem_with(store: Store, row: CheckpointRow, a: int) -> str:
     try:
         validity = store._catalog.validity(a, row.n)
         if validity is not None:
-            body = decode(validity.body)
+            body = body_of(validity)
             return f"it is marked {body['validity']}: {body['reason']}".removesuffix(": ")
         document = history.load(store._catalog, row, Registry(), inert=True)
         history.Stored(store._catalog, row).since_base()
@@ -103,7 +104,7 @@ def _parent_of_unreadable(store: Store, branch: BranchRow, line: Line, n: int, e
             return next((row for row in _readable(store, line, n) if row.id == parent), None)
     except HoldfastError:
         pass
-    began = bytes(decode(branch.body)["from"])
+    began = bytes(body_of(branch)["from"])
     on = {b for b, _ in Line(store, line.agent, branch).streams}
     return next((row for row in _readable(store, line, n) if row.b in on or row.id == began), None)
 
@@ -132,7 +133,7 @@ def explain(store: Store, name: str, branch: BranchRow, error: Damaged) -> Damag
         error.hint = f"store.agent({name!r}, recover=True) goes on without it on a new branch. Lost would be: {lost}"
         return error
     if finding.valid is None:
-        error.hint = "Run `holdfast verify` for the whole picture, and put the store back from a backup."
+        error.hint = _NO_WAY
         return error
     error.newest_valid = finding.valid.id.hex()
     error.hint = (
@@ -158,7 +159,7 @@ def recover(store: Store, name: str, agent: AgentRow, branch: BranchRow) -> tupl
             f"no checkpoint of {name!r} can be trusted",
             what=tuple(finding.passed),
             lost=finding.lost,
-            hint="Run `holdfast verify` for the whole picture, and put the store back from a backup.",
+            hint=_NO_WAY,
         )
     branches = dict(store._branches(agent.a))
     start = finding.valid.id if finding.valid is not None else b""
@@ -172,8 +173,8 @@ def recover(store: Store, name: str, agent: AgentRow, branch: BranchRow) -> tupl
             return store._add_branch(agent, new, finding.valid, more, line=line, copies=copies), lost
         if (
             existing is not None
-            and decode(existing.body)["from"] == start
-            and decode(existing.body).get("recovered") == branch.b
+            and body_of(existing)["from"] == start
+            and body_of(existing).get("recovered") == branch.b
             and not find(store, existing).passed
             and not salvage.trusted(store, existing.b).problem
         ):

@@ -10,32 +10,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from holdfast.agent import history
 from holdfast.agent.collecting import Collection, Reached
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
+from holdfast.agent.sparing import spared
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged
 from holdfast.store import sealing
+from holdfast.store.bodies import body_of, places_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, SealRow, clone_key
 from holdfast.store.catalog import effect_chain as chain
-from holdfast.store.cipher import PLAIN
 from holdfast.store.forgetting import Forgetting, Guard, Pace
 from holdfast.store.opening import now_us
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import Reading
-from holdfast.store.writing import packed_nodes
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
-
-
-ROW_BYTES = 96
-"""What a checkpoint's row takes besides its manifest and operations: numbers, its sum, and its place in indexes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +140,7 @@ class Family:
 
 def remove(store: Store, agent: AgentRow, *, dry_run: bool = False) -> Removal:
     """Remove an agent with everything that nobody else sees."""
-    name = decode(agent.body)["name"]
+    name = body_of(agent)["name"]
     with ExitStack() as stack:
         forgetting = stack.enter_context(store._catalog.forgetting())
         finish(store, forgetting)
@@ -176,7 +174,7 @@ def remove(store: Store, agent: AgentRow, *, dry_run: bool = False) -> Removal:
 
 def forget(store: Store, agent: AgentRow, numbers: set[int], *, guard: Guard | None = None) -> Removal:
     """Forget some checkpoints of an agent, and the events that were found by their keys."""
-    name = decode(agent.body)["name"]
+    name = body_of(agent)["name"]
     with ExitStack() as stack:
         forgetting = stack.enter_context(store._catalog.forgetting())
         finish(store, forgetting)
@@ -219,7 +217,7 @@ def _alone(store: Store, agent: AgentRow) -> Iterator[list[Guard]]:
                 handle.close()
             held = store._catalog.held_lease(row.b)
             if held is None and row.generation:  # a branch that nobody ever opened has no writer
-                who = {"agent": decode(agent.body)["name"], "branch": decode(row.body)["name"]}
+                who = {"agent": body_of(agent)["name"], "branch": body_of(row)["name"]}
                 held = store._catalog.lease(row.b, who=who)
                 stack.callback(held.release)
             if held is not None:
@@ -232,6 +230,8 @@ def finish(store: Store, forgetting: Forgetting) -> None:
     note = forgetting.unfinished()
     if note.agents or note.packs or note.nodes:
         clear(store, forgetting, note.agents)
+    else:
+        forgetting.clear_strays()
 
 
 def _named_elsewhere(forgetting: Forgetting, line: Line) -> Iterator[Any]:
@@ -258,7 +258,7 @@ def _nearest(family: Family, line: Line, going: set[int]) -> Callable[[BranchRow
             return n, staying[n].id
         if not Manifest.decode(below.manifest).parent:
             return 0, b""
-        made_on = {branch.b, *(b for b, _ in decode(branch.body).get("origins", ()))}
+        made_on = {branch.b, *(b for b, _ in body_of(branch).get("origins", ()))}
         older = [row for row in staying.values() if row.b in made_on and row.n < branch.head]
         return (older[-1].n, older[-1].id) if older else (0, b"")
 
@@ -284,7 +284,7 @@ def clear(store: Store, forgetting: Forgetting, agents: Sequence[int], *, spare:
     for family in families:
         going = family.dead()
         if spare:
-            going -= supports(store, family, going)
+            going -= spared(store, family, going)
         _stand_alone(store, forgetting, family, going)
         ends.update(_cut_lines(forgetting, family, going))
         dead |= going
@@ -297,28 +297,6 @@ def clear(store: Store, forgetting: Forgetting, agents: Sequence[int], *, spare:
     forgetting.remove_strays()
     forgetting.give_back()
     return len(events)
-
-
-def supports(store: Store, family: Family, dead: set[int]) -> set[int]:
-    """Dead checkpoints that stay, unseen, because their operations take less than sealing what rests on them would.
-
-    Without this, keeping every tenth checkpoint could make a store larger.
-    """
-    found: set[int] = set()
-    for row in reversed(family.orphans(dead)):
-        if row.sealed or row.base in dead:
-            continue
-        chain = []
-        n = row.parent
-        while n in dead and n not in found:
-            chain.append(n)
-            n = family.rows[n].parent
-        cost = sum(len(family.rows[n].manifest) + len(family.rows[n].operations) + ROW_BYTES for n in chain)
-        cost += family.reading.tail_bytes(chain)
-        document = history.load(store._catalog, row, Registry(), readonly=False, inert=True)
-        if cost <= sum(len(data) for _, data in packed_nodes(PLAIN, list(document.unstored()[0].items()))):
-            found.update(chain)
-    return found
 
 
 def _stand_alone(store: Store, forgetting: Forgetting, family: Family, dead: set[int]) -> None:
@@ -364,7 +342,8 @@ def _cut_lines(forgetting: Forgetting, family: Family, dead: set[int]) -> dict[i
         if lines[b].origin in needed:
             needed[lines[b].origin] = max(needed[lines[b].origin], min(lines[b].start, needed[b]))
     gone = {b: needed[b] for b in lines if b not in own}
-    for b, count in gone.items():
+    # Those that inherit come first: whoever is interrupted leaves no line that rests on one that is gone.
+    for b, count in sorted(gone.items(), reverse=True):
         if count < lines[b].count:
             try:
                 end = b""
@@ -399,7 +378,7 @@ def _collect(forgetting: Forgetting, families: list[Family], dead: set[int], end
         return records
     for seal, entries in altered:
         places, nodes = refolded(reading, seal, entries, collection.live) if entries is not None else (None, {})
-        forgetting.replace_seal(seal, places, nodes, decode(seal.places)[0])
+        forgetting.replace_seal(seal, places, nodes, places_of(seal)[0])
         if places is not None:
             collection.live.add(decode(places)[0])
     try:
@@ -429,7 +408,7 @@ def doomed_by(
             doomed.checkpoint(family.rows[n], reading.tail(n))
         for b in family.branches:
             for seal in reading.seals(b):
-                nodes, entries = decode(seal.places)
+                nodes, entries = places_of(seal)
                 kept = [[n, places] for n, places in entries if _stays(n or seal.n, family, dead)]
                 needed = bool(kept) or _stays(seal.n, family, dead)
                 if not needed or len(kept) < len(entries):
@@ -453,7 +432,7 @@ def refolded(reading: Reading, seal: SealRow, entries: list[Any], live: Reached)
     A value stays in its node when that is needed anyway; the others move together, so that a node of many values does
     not stay for the sake of one.
     """
-    nodes = decode(seal.places)[0]
+    nodes = places_of(seal)[0]
     used = {nodes[place[0]] for _, places in entries for place in places}
     return sealing.moved(nodes, entries, reading.nodes(used - live.nodes))
 

@@ -18,26 +18,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent import recovery, salvage
+from holdfast.agent import orphans, recovery, refinding, salvage
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.agent.store import Store, find_store
-from holdfast.agent.transfer import Progress, transfer
+from holdfast.agent.transfer import transfer
 from holdfast.agent.verify import Told
-from holdfast.codec.values import decode, encode
-from holdfast.errors import BadOption, Damaged, NotAStore
+from holdfast.codec.values import encode
+from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
 from holdfast.store import rescue
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, forgotten_key
-from holdfast.store.embedded import open_embedded
-from holdfast.store.files import Layout
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, Progress, forgotten_key, quietly
+from holdfast.store.embedded import Embedded, open_embedded
+from holdfast.store.files import Layout, classify, discard, fsync_directory, unavailable
 from holdfast.store.keys import read_keys
 from holdfast.store.keysources import Key, find_secret
-from holdfast.store.opening import now_us, unlock
+from holdfast.store.opening import lost_commits, now_us, unlock
 from holdfast.store.ranges import Ranges
-from holdfast.store.witness import witness_report
+from holdfast.store.seen import remembered
+from holdfast.store.witness import Witness, witness_report
 
 _OPTIONS = (False, "commit", False, True)
+_NOTHING = "no state of it could be saved"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +88,13 @@ class RepairReport:
     """What was wrong with the files, one line each."""
     missing: list[str] = field(default_factory=list)
     """What is gone without a trace of whose it was."""
+    older: str = ""
+    """What was seen of this store here, and is not in it any more because it is an older copy. Empty when it is not."""
 
     @property
     def whole(self) -> bool:
         """Whether nothing was lost."""
-        return not self.missing and all(agent.whole for agent in self.agents)
+        return not self.missing and not self.older and all(agent.whole for agent in self.agents)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -98,6 +103,7 @@ class RepairReport:
             "whole": self.whole,
             "agents": [agent.to_json() for agent in self.agents],
             "missing": self.missing,
+            "older": self.older,
             "problems": self.problems,
         }
 
@@ -114,14 +120,22 @@ def repair(
     ``path`` is not changed. It needs as much room as the store has, beside ``to`` or where temporary files go.
     """
     source = Layout(Path(os.path.realpath(path if path is not None else find_store())))
+    try:
+        return _repair(source, Path(os.path.realpath(to)) if to is not None else None, key, progress)
+    except OSError as error:
+        raise unavailable(error, f"repairing {source.path}") from error
+
+
+def _repair(source: Layout, new: Path | None, key: Key, progress: Progress | None) -> RepairReport:
     if not source.catalog.is_file():
-        raise NotAStore(f"there is no store at {source.path}: store.db is missing", hint="Check the path.")
-    new = Path(os.path.realpath(to)) if to is not None else None
+        if not classify(source.path):
+            raise NotAStore(f"there is no store at {source.path}", hint="Check the path.")
+        raise NotAStore(f"{source.catalog} is not a file", hint="Check the path.")
     if new is not None and new.exists():
         raise BadOption(f"{new} exists already", hint="Name a place where nothing is yet.")
     secret = find_secret(key)
     cipher = unlock(source, secret, None)
-    say = progress or (lambda _what, _done, _total: None)
+    say = progress or quietly
     with _workshop(new) as room, ExitStack() as stack:
         say("reading the damaged catalog", 0, 1)
         scratch = Layout(room / "scratch")
@@ -137,16 +151,34 @@ def repair(
         catalog = open_embedded(scratch.path, create=False, secret=secret, remember=False)
         store = Store(scratch.path, catalog, _OPTIONS)
         stack.callback(store.close)
+        report.older = _older(catalog, noted, remembered(source.path, catalog.uuid))
+        if not catalog.created:
+            report.missing.append("what the store said of itself: its policy, and where packs lie, if it had any")
+        report.problems += refinding.place_chunks(catalog, scratch.packs, cipher, say)
         _Mending(store, report, source, say).run()
         if new is not None:
             made = open_embedded(room / "new", secret=secret, remember=False)
             target = Store(room / "new", made, _OPTIONS)
             try:
                 transfer(store, target, progress=progress)
+                policy = catalog.fact("policy")
+                if policy is not None:
+                    rescue.add_rows(made, "store", [("policy", policy)])
             finally:
                 target.close()
             (room / "new").rename(new)
+            fsync_directory(new.parent)
         return report
+
+
+def _older(catalog: Embedded, noted: Witness | None, before: Witness | None) -> str:
+    """In words what was seen of the store and is not there, unless its own witness knows of it: that is damage."""
+    lost = lost_commits(catalog, before)
+    if noted is not None and before is not None:
+        known = noted.n >= before.n and noted.e >= before.e and noted.r >= before.r
+        if known and (noted.n > before.n or noted.id_prefix == before.id_prefix):
+            return ""
+    return ", ".join(lost)
 
 
 @contextmanager
@@ -158,7 +190,7 @@ def _workshop(new: Path | None) -> Iterator[Path]:
     try:
         yield room
     finally:
-        shutil.rmtree(room, ignore_errors=True)
+        discard(room)
 
 
 def _link_packs(source: Layout, scratch: Layout) -> None:
@@ -183,13 +215,17 @@ class _Mending:
         self._progress = progress
         self._agents: dict[int, RepairedAgent] = {}
         self._why: dict[str, str] = {}  # checkpoint -> what is wrong with it
+        self._lost_metadata: set[bytes] = set()
+        self._fates: dict[tuple[int, str, str], str] = {}  # agent, branch, what about it -> in words, as it stands now
 
     def run(self) -> None:
         self._account()
-        self._name_orphans()
+        self._report.problems += orphans.name_again(self._catalog)
         for row in self._catalog.agents():
-            self._agents[row.a] = RepairedAgent(str(decode(row.body)["name"]))
+            self._agents[row.a] = RepairedAgent(str(body_of(row)["name"]))
+            self._names_lost(row)
         self._report.agents = list(self._agents.values())
+        self._lost_metadata = refinding.mark_lost_metadata(self._catalog)
         gone = set(self._missing_numbers("checkpoint"))
         for row in self._catalog.agents():
             self._forget(row, gone)
@@ -227,55 +263,22 @@ class _Mending:
                 numbers = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in missing.pairs[:10])
                 self._report.missing.append(f"{len(missing)} {one}(s) are gone: number {numbers}")
 
-    def _name_orphans(self) -> None:
-        """Agents and branches whose rows are lost get new ones, as far as their checkpoints tell."""
-        agents = {row.a for row in self._catalog.agents()}
-        branches = {key for key, _ in self._catalog.scan("branch")}
-        told = self._told_names()
-        newest: dict[int, CheckpointRow] = {}
-        for row in self._catalog.checkpoints():
-            newest[row.b] = row
-        for row in sorted(newest.values(), key=lambda row: row.n):
-            if row.a not in agents:
-                agents.add(row.a)
-                name = told.get(row.a, f"rescued-{row.a}")
-                while self._catalog.agent(name_key(name)) is not None:
-                    name += "-rescued"
-                body = encode({"name": name, "created": Manifest.decode(row.manifest).time_us})
-                rescue.add_rows(
-                    self._catalog,
-                    "agent",
-                    [(row.a, Manifest.decode(row.manifest).agent, name_key(name), body)],
-                )
-                self._report.problems.append(f"agent {name}: its row was lost; its checkpoints are kept")
-            if row.b not in branches:
-                taken = [decode(other.body)["name"] for other in self._catalog.branches(row.a)]
-                name = "main" if "main" not in taken else f"rescued-{row.b}"
-                body = encode({"name": name, "created": Manifest.decode(row.manifest).time_us, "from": b""})
-                columns = (row.b, row.a, uuid.uuid4().bytes, name_key(name), body, row.n, row.id, 0)
-                rescue.add_rows(self._catalog, "branch", [columns])
-                self._report.problems.append(f"branch {row.b}: its row was lost; its checkpoints are kept on {name!r}")
-        for agent in [row for row in self._catalog.agents() if not self._catalog.branches(row.a)]:
-            body = encode({"name": "main", "created": now_us(), "from": b""})
-            added = Event(now_us(), encode({"what": "branch", "name": "main", "at": b""}))
-            self._catalog.add_branch(
-                agent.a, key=name_key("main"), body=body, uuid=uuid.uuid4().bytes, head=0, head_id=b"", event=added
-            )
-
-    def _told_names(self) -> dict[int, str]:
-        """What the events say agents are called."""
-        found: dict[int, str] = {}
-        for event in self._catalog.events():
-            body = decode(event.body, inert=True)
-            if isinstance(body, dict) and body.get("what") in {"agent", "clone"}:
-                found[event.a] = str(body["name"])
-        return found
+    def _names_lost(self, agent: AgentRow) -> None:
+        """Branches that the events tell of and that have no rows: where they stood, and what they were called."""
+        told = Told()
+        for event in self._catalog.events(a=agent.a):
+            told.add(event.a, body_of(event))
+        there = {name for name, _ in self._store._branches(agent.a)}
+        for name in sorted(told.branches.get(agent.a, set()) - there):
+            self._agents[agent.a].lost.append(f"branch {name!r}: its row is lost, and with it where it stood")
+        for name in sorted(there - told.branches.get(agent.a, there)):
+            self._agents[agent.a].lost.append(f"branch {name!r}: it had another name, which is lost")
 
     def _tags_again(self, agent: AgentRow) -> None:
         """Tags whose rows are lost: the events tell them."""
         told = Told()
         for event in self._catalog.events(a=agent.a):
-            told.add(event.a, decode(event.body, inert=True))
+            told.add(event.a, body_of(event))
         there = self._store._tags(agent.a)
         rows = {row.id: row for row in Line(self._store, agent).rows()}
         for name, identity in told.tags.get(agent.a, {}).items():
@@ -296,9 +299,12 @@ class _Mending:
     def _judge(self) -> set[bytes]:
         """The ids of checkpoints that cannot be proven, none when all can."""
         found: set[bytes] = set()
+        places = set(self._catalog.tiers.packs.values())
         for problem in self._store.verify(self._progress).problems:
             if problem.what == "table validity":  # what somebody thought of it, not what it is
                 continue
+            if problem.what in places:
+                raise ColdPlaceMissing(problem.detail, place=problem.what, hint="Nothing was made. Try again later.")
             for identity in problem.affected:
                 found.add(bytes.fromhex(identity))
                 self._why.setdefault(identity, f"{problem.what}: {problem.detail}")
@@ -315,7 +321,7 @@ class _Mending:
                 self._end_before(agent, name, branch, rows, gone)
         for tag in self._catalog.tags(agent.a):
             if tag.n in gone or tag.n not in rows:
-                called = str(decode(tag.body)["name"])
+                called = str(body_of(tag)["name"])
                 event = Event(now_us(), encode({"what": "untag", "name": called}))
                 self._catalog.drop_tag(agent.a, tag.key, event=event)
                 told.lost.append(f"tag {called!r}: its checkpoint is lost")
@@ -333,7 +339,6 @@ class _Mending:
         self, agent: AgentRow, name: str, branch: BranchRow, rows: dict[int, CheckpointRow], gone: set[int]
     ) -> None:
         """Put a branch back to the newest checkpoint that stays; what can be saved of its state gets another branch."""
-        told = self._agents[agent.a]
         self._save_beyond(agent, name, branch)
         target: CheckpointRow | None = rows.get(branch.head)
         while target is not None and target.n in gone:
@@ -351,8 +356,12 @@ class _Mending:
             head_id=head_id,
             event=Event(now_us(), moved),
         )
-        left = f"#{target.depth}" if target is not None else "nothing"
-        told.lost.append(f"branch {name!r}: its head is lost; it ends at {left} now")
+        if target is not None:
+            self._fates[agent.a, name, "end"] = f"its head is lost; it ends at #{target.depth} now"
+        else:
+            self._fates[agent.a, name, "end"] = "all of it is lost; it is empty now"
+            if self._fates.get((agent.a, name, "beyond")) == _NOTHING:
+                del self._fates[agent.a, name, "beyond"]
 
     def _save_beyond(self, agent: AgentRow, name: str, branch: BranchRow) -> None:
         """What ``recover=True`` would go on with: the newest state that can be trusted, and every record that can."""
@@ -360,13 +369,13 @@ class _Mending:
         try:
             beyond, lost = recovery.recover(self._store, told.name, agent, branch)
             if lost and beyond.b != branch.b:
-                called = str(decode(beyond.body)["name"])
-                if beyond.head_id == decode(beyond.body)["from"]:  # made now, or nobody has gone on there yet
+                called = str(body_of(beyond)["name"])
+                if beyond.head_id == body_of(beyond)["from"]:  # made now, or nobody has gone on there yet
                     with self._store.agent(told.name, branch=called) as handle:
                         handle.checkpoint(f"repaired {name}")
-                told.lost.append(f"branch {name!r}: {lost}; what could be saved is on {called!r}")
+                self._fates[agent.a, name, "beyond"] = f"{lost}; what could be saved is on {called!r}"
         except Damaged:
-            told.lost.append(f"branch {name!r}: no state of it could be saved")
+            self._fates[agent.a, name, "beyond"] = _NOTHING
 
     def _cut_line(self, agent: AgentRow, name: str, branch: BranchRow) -> None:
         """Make a branch's line end where its records can still be trusted."""
@@ -402,8 +411,19 @@ class _Mending:
         self._catalog.add_events(agent.a, [event])
 
     def _count(self, agent: AgentRow) -> None:
+        """What is left of an agent, and what became of the rest."""
         told = self._agents[agent.a]
-        told.checkpoints = Line(self._store, agent).count()
+        branches = [f"branch {name!r}: {fate}" for (a, name, _), fate in self._fates.items() if a == agent.a]
+        unknown: dict[bytes, list[int]] = {}
+        for row in Line(self._store, agent).rows(newest_first=False):
+            told.checkpoints += 1
+            described = Manifest.decode(row.manifest).metadata
+            if described in self._lost_metadata:
+                unknown.setdefault(described, []).append(row.depth)
+        told.lost[:0] = branches
+        for digest, depths in unknown.items():
+            where = f"{len(depths)} checkpoint(s), #{min(depths)} to #{max(depths)}"
+            told.lost.append(f"metadata {digest.hex()[:12]} (what ran) of {where}: lost; their states are kept")
         lines = [self._catalog.line(row.b) for row in self._catalog.branches(agent.a)]
         own = {line.b for line in lines}
         told.effects = sum(line.count - (line.start if line.origin in own else 0) for line in lines)

@@ -18,9 +18,11 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.policy import Moment, Policy
 from holdfast.agent.removal import Family
+from holdfast.agent.sparing import ROW_BYTES, spared
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, TagRow
 from holdfast.store.cipher import PLAIN
 from holdfast.store.forgetting import Forgetting, Pace, Retained
@@ -51,13 +53,17 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What stays and what goes of one agent. ``freed_bytes``: what a dry run expects to be freed on its account."""
+    """What stays and what goes of one agent.
+
+    ``freed_bytes``: what a dry run expects to be freed on its account; afterwards what was, and None where several
+    agents were cleared together.
+    """
 
     agent: str
     policy: Policy
     kept: list[Entry]
     removed: list[Entry]
-    freed_bytes: int
+    freed_bytes: int | None
     skipped: str = ""
     """Why nothing of it was looked at."""
 
@@ -116,23 +122,23 @@ class Choice:
                 if n in self.rows:
                     self.why.setdefault(n, {})[why] = None
         self.going = set() if self.skipped else self.rows.keys() - self.why.keys()
-        self.dead = family.dead(self.going, agent.a) - family.dead() if self.going else set()
+        self.dead = family.dead(self.going, agent.a) if self.going else set()  # with what was spared before
 
     def _keyed(self) -> bool:
         """Whether somebody else finds these checkpoints by keys, and knows what hangs on them."""
         return any(row.key is not None for row in self.rows.values())
 
     def _stays(self, now: int) -> Iterable[tuple[int, str]]:
-        lines = {str(decode(branch.body)["name"]): self._line_of(branch) for branch in self.branches}
+        lines = {str(body_of(branch)["name"]): self._line_of(branch) for branch in self.branches}
         moments = {n: Moment(n, one.time_us, one.label) for n, one in self.manifests.items()}
         chosen = {name: [moments[n] for n in line] for name, line in lines.items()}
-        yield from ((branch.head, f"head of {decode(branch.body)['name']}") for branch in self.branches)
+        yield from ((branch.head, f"head of {body_of(branch)['name']}") for branch in self.branches)
         bad = {row.n for row in self._reading.validities(self._agent.a)}
         for name, line in lines.items():
             if line and line[0] in bad:
                 yield from ((n, f"newest good one of {name}") for n in [n for n in line if n not in bad][:1])
         if self.policy.tags:
-            yield from ((tag.n, f"tag {decode(tag.body)['name']}") for tag in self._reading.tags(self._agent.a))
+            yield from ((tag.n, f"tag {body_of(tag)['name']}") for tag in self._reading.tags(self._agent.a))
         by_id = {row.id: n for n, row in self.rows.items()}
         for identity, why in self._store._needed(self.branches, self.rows.values()):
             if identity in by_id:
@@ -158,12 +164,12 @@ class Choice:
         Its live state may count nodes of theirs as stored, until it is opened again (design 010).
         """
         held = {
-            str(decode(branch.body)["name"])
+            str(body_of(branch)["name"])
             for branch in self.branches
             if branch.generation and self._store._catalog.holder_alive(branch.b, branch.generation)
         }
         for event in self._reading.events(a=self._agent.a, newest_first=True) if held else ():
-            body = decode(event.body, inert=True)
+            body = body_of(event)
             if body.get("what") == "open":
                 held.discard(body["branch"])
                 if not held:
@@ -185,7 +191,7 @@ class Choice:
         body = removal.said(self.family, self.line, self.going, self.family.dead(self.going, self._agent.a))
         self._said = Retained(Ranges.of(self.going), body)
 
-    def report(self, freed_bytes: int) -> AgentReport:
+    def report(self, freed_bytes: int | None) -> AgentReport:
         kept = [self._entry(n, tuple(self.why.get(n, ()))) for n in sorted(self.rows, reverse=True) if n in self.why]
         removed = [self._entry(n) for n in sorted(self.going, reverse=True)]
         return AgentReport(str(self.line.body["name"]), self.policy, kept, removed, freed_bytes, self.skipped)
@@ -207,7 +213,9 @@ def preview(store: Store, agents: Chosen) -> RetentionReport:
     weights = [_weight(store, reading, [choice]) if choice.going else 0 for choice in choices]
     found = [choice.report(weight) for choice, weight in zip(choices, weights, strict=True)]
     going = [choice for choice in choices if choice.going]
-    return RetentionReport(found, _weight(store, reading, going) if len(going) > 1 else sum(weights), done=False)
+    total = _weight(store, reading, going) if len(going) > 1 else sum(weights)
+    # Pages that are free already are given back along with it.
+    return RetentionReport(found, total + (store._catalog.sizes()["free"] if going else 0), done=False)
 
 
 def retain(store: Store, agents: Chosen, pace: Pace | None = None) -> RetentionReport:
@@ -217,18 +225,21 @@ def retain(store: Store, agents: Chosen, pace: Pace | None = None) -> RetentionR
     with catalog.forgetting(BUSY_WAIT_S if pace is None else 0.0, pace) as forgetting:
         removal.finish(store, forgetting)
         before = _bytes(store)
-        found = []
+        choices = []
         touched = []
         for agent, policy in agents:
             choice = _forget(store, forgetting, agent, policy)
-            found.append(choice.report(0))
+            choices.append(choice)
             if choice.going:
                 touched.append(agent.a)
         if touched:
             removal.clear(store, forgetting, touched, spare=True)
     if touched and pace is None:
         catalog.shrink()
-    return RetentionReport(found, max(0, before - _bytes(store)), done=True)
+    freed = max(0, before - _bytes(store))
+    alone = freed if len(touched) == 1 else None
+    found = [choice.report(alone if choice.going else 0) for choice in choices]
+    return RetentionReport(found, freed, done=True)
 
 
 def _bytes(store: Store) -> int:
@@ -257,7 +268,7 @@ def _weight(store: Store, reading: Reading, choices: Sequence[Choice]) -> int:
     dead: set[int] = set()
     for choice in choices:
         families.setdefault(frozenset(choice.family.agents), choice.family)
-        dead |= choice.dead - removal.supports(store, choice.family, choice.dead)
+        dead |= choice.dead - spared(store, choice.family, choice.dead)
     doomed, altered, _ = removal.doomed_by(reading, list(families.values()), dead, {})
     collection = Collection(reading, doomed, dead, seals={seal.n for seal, _ in altered})
     added: dict[bytes, bytes] = {}
@@ -279,7 +290,7 @@ def _weight(store: Store, reading: Reading, choices: Sequence[Choice]) -> int:
     except Damaged:
         return 0  # what cannot be read might name anything: nothing would be collected
     rows = [row for family in families.values() for n, row in family.rows.items() if n in dead]
-    freed = sum(len(row.manifest) + len(row.operations) + removal.ROW_BYTES for row in rows)
+    freed = sum(len(row.manifest) + len(row.operations) + ROW_BYTES for row in rows)
     freed += reading.tail_bytes(row.n for row in rows)
     freed += reading.stored_bytes("node", waste.nodes) + reading.stored_bytes("chunk", waste.chunks)
     freed += reading.stored_bytes("metadata", waste.metadata)

@@ -9,14 +9,15 @@ happened outside must not be forgotten for want of a second witness.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from msgspec import Struct
+
 from holdfast.agent.journal import BEGINNING, Position
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.values import decode
 from holdfast.errors import Damaged, HoldfastError
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import EffectRow, LineRow, LineStart, NewRecord
 from holdfast.store.catalog import effect_chain as chain
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Salvage:
+class Salvage(Struct, frozen=True):
     """What can be trusted of a line: everything up to ``end``. ``problem`` says why no more, if there is more.
 
     ``readable``: the rows that lead to these records are whole, so that another line can inherit them.
@@ -142,9 +142,9 @@ class _Reader:
     def _told(self, b: int) -> tuple[int, int]:
         """Where a line began, as the history has it: the branch it inherits from, and how many records."""
         branch = self._catalog.branch_row(b)
-        name = decode(branch.body)["name"]
+        name = body_of(branch)["name"]
         for event in self._catalog.events(a=branch.a):
-            body = decode(event.body, inert=True)
+            body = body_of(event)
             if body.get("what") == "branch" and body["name"] == name and "line" in body:
                 return body["line"][0], body["line"][1]
             if body.get("what") == "clone":

@@ -7,15 +7,16 @@ where the store that it is for is encrypted, and gone when the work is done; a p
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.store.embedded import open_embedded
+from holdfast.store.files import discard, fsync_directory, unavailable
 from holdfast.store.keys import Secret, secret_of
 
 if TYPE_CHECKING:
@@ -33,38 +34,55 @@ class Scratch:
         self._place = place
         self._secret = secret
 
+    def open(self, kind: type[S], *, readonly: bool = False) -> AbstractContextManager[S]:
+        return self._open("store", kind, self._secret, readonly=readonly)
+
+    def new(self, kind: type[S], secret: Secret | None) -> AbstractContextManager[S]:
+        """Another store, that is to stay: filled here, where nobody sees it, and then ``put`` where it belongs."""
+        return self._open("new", kind, secret)
+
     @contextmanager
-    def open(self, kind: type[S], *, readonly: bool = False) -> Iterator[S]:
+    def _open(self, name: str, kind: type[S], secret: Secret | None, *, readonly: bool = False) -> Iterator[S]:
+        durability = "commit" if readonly else "batched"
+        path = self._place / name
         catalog = open_embedded(
-            self._place / "store",
-            create=not readonly,
-            readonly=readonly,
-            durability="commit" if readonly else "batched",
-            secret=self._secret,
-            remember=False,
+            path, create=not readonly, readonly=readonly, durability=durability, secret=secret, remember=False
         )
-        store = kind(self._place / "store", catalog, (readonly, "commit" if readonly else "batched", False, True))
+        store = kind(path, catalog, (readonly, durability, False, True))
         try:
             yield store
         finally:
             store.close()
 
+    def put(self, where: Path) -> bool:
+        """Give the new store, closed again, its place. False when somebody has made one there meanwhile."""
+        try:
+            where.parent.mkdir(parents=True, exist_ok=True)
+            (self._place / "new").rename(where)
+            fsync_directory(where.parent)
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                return False
+            raise unavailable(error, f"making a store at {where}") from error
+        return True
+
 
 @contextmanager
-def scratch(near: Store, place: Path | None = None) -> Iterator[Scratch]:
-    """A scratch place beside a store, where there is as much room as it has; or below ``place``."""
-    secret = secret_of(os.urandom(32)) if near._catalog.encrypted else None
-    made = _make(place if place is not None else near.path.parent, strict=place is not None)
+def scratch(near: Path, *, encrypted: bool, strict: bool = False) -> Iterator[Scratch]:
+    """A scratch place in the folder ``near``, or, unless ``strict``, where temporary files go."""
+    secret = secret_of(os.urandom(32)) if encrypted else None
+    made = _make(near, strict=strict)
     try:
         yield Scratch(made, secret)
     finally:
-        shutil.rmtree(made, ignore_errors=True)
+        discard(made)
 
 
 def _make(folder: Path, *, strict: bool) -> Path:
-    try:
-        return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=folder))
-    except OSError:
-        if strict:
-            raise
-        return Path(tempfile.mkdtemp(prefix=_PREFIX))
+    failed: OSError
+    for place in (folder,) if strict else (folder, None):
+        try:
+            return Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+        except OSError as error:
+            failed = error
+    raise unavailable(failed, f"making a scratch place in {folder}") from failed

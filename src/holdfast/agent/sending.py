@@ -20,8 +20,9 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.parcels import About, BranchAbout, Chunk, Events, Last, Metadata, Nodes, Parcel, Point, Records
 from holdfast.codec.types import Registry
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import encode
 from holdfast.errors import Damaged
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EffectRow, EventRow, bookkeeping
 from holdfast.store.catalog import digest as hashed
 from holdfast.store.embedded import Embedded
@@ -40,7 +41,7 @@ _KEPT_BYTES = 16 * 2**20
 # Digests that are known to be on the other side. A set that grows beyond it begins anew.
 _SETTLED_MAX = 200_000
 # What only means something in one store, or is said elsewhere.
-_OWN = frozenset({"name", "origins", "base", "received", "recovered"})
+_OWN = frozenset({"name", "origins", "base", "received", "recovered", "arriving"})
 
 Said = tuple[int, bytes, bytes]
 """An event: time, body, key."""
@@ -90,7 +91,7 @@ class Sending:
         self.streams: list[list[tuple[int, int]]] = []
         for at, row in enumerate(self.branches):
             streams = [(row.b, self.newest_checkpoint)]
-            streams += [(b, n) for b, n in decode(row.body).get("origins", ())]
+            streams += [(b, n) for b, n in body_of(row).get("origins", ())]
             self.streams.append(streams)
             self.on.update((b, at) for b, _ in streams)
 
@@ -98,7 +99,7 @@ class Sending:
         places = {row.b: at for at, row in enumerate(self.branches)}
         found = []
         for row, line in zip(self.branches, self.lines, strict=True):
-            body = decode(row.body)
+            body = body_of(row)
             more = encode({name: value for name, value in body.items() if name not in _OWN})
             shared = line.start > 0 and line.origin in places
             found.append(
@@ -133,10 +134,10 @@ class Sending:
         return self._catalog.links(b, after)
 
     def tagged(self) -> dict[str, bytes]:
-        return {(body := decode(row.body))["name"]: body["at"] for row in self.tags}
+        return {(body := body_of(row))["name"]: body["at"] for row in self.tags}
 
     def judged(self) -> dict[bytes, tuple[str, str]]:
-        found = ((self._catalog.checkpoint(row.n).id, decode(row.body)) for row in self.validities)
+        found = ((self._catalog.checkpoint(row.n).id, body_of(row)) for row in self.validities)
         return {identity: (body["validity"], body["reason"]) for identity, body in found}
 
     def upto(self) -> tuple[int, bytes]:
@@ -236,7 +237,9 @@ class Sending:
             certain += [digest for _, digest in manifest.sections]
         loose = [*containers(row.operations), *containers(tail or b"")]
         yield from walk.send(certain, loose, [*chunks(row.operations), *chunks(tail or b"")], extra)
-        yield Point(at, row.depth, sealed, cut, row.manifest, row.operations, row.key, tail, places)
+        above = self.line.over.get(row.n, 0) if cut else 0
+        over = self._catalog.checkpoint(above).id if above else b""
+        yield Point(at, row.depth, sealed, cut, row.manifest, row.operations, row.key, tail, places, over)
 
     def _records(self, at: int, upto: int, ends: list[int], walk: _Walk) -> Iterator[Parcel]:
         """Records of a branch's line up to a number, those that it inherits first."""
@@ -265,7 +268,7 @@ def name_times(events: Iterator[EventRow]) -> dict[tuple[str, Any], int]:
     """When each tag and each judgement got to be what it is."""
     found: dict[tuple[str, Any], int] = {}
     for event in events:
-        said = decode(event.body, inert=True)
+        said = body_of(event)
         match said.get("what"):
             case "tag" | "untag":
                 found["tag", said["name"]] = event.at

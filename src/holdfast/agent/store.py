@@ -6,47 +6,59 @@ business, history the agent's. What always holds: opening the same store twice i
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
-from holdfast.agent import cloning, cold, history, recovery, removal, retention
+from msgspec import Struct
+
+from holdfast.agent import history
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import inherited
 from holdfast.agent.line import Line
 from holdfast.agent.names import check_name, name_key
-from holdfast.agent.policy import Policy
-from holdfast.agent.removal import Removal
-from holdfast.agent.retention import RetentionReport
 from holdfast.agent.revision import find
 from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY, Registry
-from holdfast.codec.values import decode, encode
-from holdfast.errors import BadName, BadOption, Damaged, KeyNeeded, ReadOnly, StoreClosed, UnknownAgent, UnknownRevision
+from holdfast.codec.values import encode
+from holdfast.errors import (
+    BadName,
+    BadOption,
+    Damaged,
+    KeyNeeded,
+    ReadOnly,
+    StillArriving,
+    StoreClosed,
+    UnknownAgent,
+    UnknownRevision,
+)
 from holdfast.store import keysources
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, LineStart, NewRecord
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, LineStart, NewRecord, Progress, quietly
 from holdfast.store.embedded import Embedded, open_embedded
+from holdfast.store.files import unavailable
 from holdfast.store.keysources import Key, find_secret
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
-from holdfast.store.tiering import Tiering
 from holdfast.store.upgrade import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from holdfast.agent.drill import DrillReport
+    from holdfast.agent.policy import Policy
+    from holdfast.agent.removal import Removal
+    from holdfast.agent.retention import RetentionReport
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import VerifyReport
+    from holdfast.store.tiering import Tiering
 
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
@@ -58,8 +70,7 @@ _open: dict[str, Store] = {}
 _open_lock = threading.Lock()
 
 
-@dataclass(frozen=True, slots=True)
-class AgentInfo:
+class AgentInfo(Struct, frozen=True):
     """One line of the list of agents."""
 
     name: str
@@ -76,11 +87,19 @@ def find_store(start: Path | None = None) -> Path:
     named = os.environ.get("HOLDFAST_STORE")
     if named:
         return Path(named)
-    here = (start or Path.cwd()).resolve()
-    for directory in (here, *here.parents):
-        if (directory / DEFAULT_DIRECTORY).is_dir():
-            return directory / DEFAULT_DIRECTORY
+    try:
+        here = (start or Path.cwd()).resolve()
+        for directory in (here, *here.parents):
+            if (directory / DEFAULT_DIRECTORY).is_dir():
+                return directory / DEFAULT_DIRECTORY
+    except OSError as error:  # going on would find another store, or make one
+        raise unavailable(error, "looking for a store") from error
     return here / DEFAULT_DIRECTORY
+
+
+def say_created(place: Path) -> None:
+    if sys.stderr is not None:
+        print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
 
 
 def open_as(
@@ -129,12 +148,24 @@ def open_as(
                 if key is False or keysources.ask is None:
                     raise
                 catalog = opening(secret=keysources.ask(place))
-            if not existed and sys.stderr is not None:
-                print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
+            if not existed:
+                say_created(place)
             store = kind(place, catalog, options)
             _open[str(place)] = store
         store._register(types)
         return store
+
+
+def _arriving(branch: BranchRow) -> bool:
+    """Whether a branch came from elsewhere, and not all of it yet."""
+    return bool(body_of(branch).get("arriving", False))
+
+
+def _still_arriving(what: str) -> StillArriving:
+    return StillArriving(
+        f"{what} is still arriving from elsewhere: not all of it has come",
+        hint="Run the push, pull or import again: it goes on where it was. Or remove the agent.",
+    )
 
 
 class Store:
@@ -189,6 +220,8 @@ class Store:
             if branch_row is None:
                 known = ", ".join(other for other, _ in self._branches(row.a))
                 raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
+            if _arriving(branch_row):
+                raise _still_arriving(f"branch {branch!r} of {name!r}")
             if readonly:
                 return self._opened(name, row, branch_row, None, None)
             known_handle = self._handles.get(branch_row.b)
@@ -196,6 +229,8 @@ class Store:
                 return known_handle
             lost, damaged = "", branch_row.head_id
             if recover:
+                from holdfast.agent import recovery
+
                 branch_row, lost = recovery.recover(self, name, row, branch_row)
                 known_handle = self._handles.get(branch_row.b)
                 if known_handle is not None and not known_handle.closed:
@@ -223,6 +258,8 @@ class Store:
         try:
             return self._handle(self, name, row, branch, lease, config=config)
         except Damaged as error:
+            from holdfast.agent import recovery
+
             raise recovery.explain(self, name, branch, error)  # noqa: B904 - the same error, completed
 
     def _add_agent(self, name: str) -> tuple[AgentRow, BranchRow]:
@@ -238,7 +275,9 @@ class Store:
         )
 
     def _unknown(self, name: str) -> UnknownAgent:
-        names = [str(decode(row.body)["name"]) for row in self._catalog.agents()]
+        import difflib
+
+        names = [str(body_of(row)["name"]) for row in self._catalog.agents()]
         near = difflib.get_close_matches(name, names, n=3)
         hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "See `holdfast agents` for what is there."
         return UnknownAgent(f"no agent {name!r} in {self.path}", hint=hint)
@@ -246,11 +285,11 @@ class Store:
     def agents(self) -> list[AgentInfo]:
         """All agents, the most recently changed first."""
         self._check_open()
-        found = [self._info(row) for row in self._catalog.agents()]
+        found = [self._info(row) for row in self._agents()]
         return sorted(found, key=lambda info: info.updated or info.created, reverse=True)
 
     def _info(self, row: AgentRow) -> AgentInfo:
-        body = decode(row.body)
+        body = body_of(row)
         branches = self._branches(row.a)
         heads = [self._catalog.checkpoint(branch.head) for _, branch in branches if branch.head]
         newest = max(heads, key=lambda head: head.n, default=None)
@@ -272,6 +311,8 @@ class Store:
 
         Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied.
         """
+        from holdfast.agent import cloning
+
         if self._readonly:
             raise ReadOnly("this store was opened read-only")
         cloning.clone(self, self._agent_row(name), new)
@@ -282,10 +323,12 @@ class Store:
         There is no way back. Clones keep what they see. Raises ``AgentBusy`` while another process writes the agent;
         handles of this process on it are closed. ``dry_run`` only says what would go.
         """
+        from holdfast.agent import removal
+
         if self._readonly and not dry_run:
             raise ReadOnly("this store was opened read-only")
         with self._lock:
-            return removal.remove(self, self._agent_row(name), dry_run=dry_run)
+            return removal.remove(self, self._agent_row(name, arriving=True), dry_run=dry_run)
 
     def _forget(self, agent: AgentRow, numbers: set[int], *, guard: tuple[int, int] | None = None) -> Removal:
         """Forget some checkpoints of an agent; a branch whose head goes moves to the nearest ancestor that stays.
@@ -294,6 +337,8 @@ class Store:
         agent; otherwise the leases are taken here, except those that this process has. Whoever holds a document of
         the agent must load it again: it may count nodes as stored that are gone.
         """
+        from holdfast.agent import removal
+
         with self._lock:
             return removal.forget(self, agent, numbers, guard=guard)
 
@@ -305,10 +350,12 @@ class Store:
         Without ``policy`` each agent's own from the store counts, and agents that have none stay as they are. Agents
         may be written meanwhile. ``dry_run`` says what would go and how many bytes that would free.
         """
+        from holdfast.agent import retention
+
         self._check_open()
         if self._readonly and not dry_run:
             raise ReadOnly("this store was opened read-only")
-        rows = self._catalog.agents() if agents is None else [self._agent_row(name) for name in dict.fromkeys(agents)]
+        rows = self._agents() if agents is None else [self._agent_row(name) for name in dict.fromkeys(agents)]
         chosen = [(row, found) for row in rows if (found := policy or self._policies.of(row)) is not None]
         return retention.preview(self, chosen) if dry_run else retention.retain(self, chosen)
 
@@ -334,16 +381,18 @@ class Store:
         *,
         older_than: timedelta = timedelta(0),
         dry_run: bool = False,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> Tiering:
-        """Move packs that are older, and that no branch needs where it stands, to a directory or a ``file://`` URL.
+        """Move packs that are older, and that no branch needs where it stands, to a directory or to a URL.
 
         They are read from there when they are needed. Without ``to`` everything is brought back.
         """
+        from holdfast.agent import cold
+
         self._check_open()
         if self._readonly and not dry_run:
             raise ReadOnly("this store was opened read-only")
-        say = progress or (lambda _what, _done, _total: None)
+        say = progress or quietly
         if to is None:
             return cold.bring_back(self, say, dry_run=dry_run)
         return cold.move_out(self, to, older_than, say, dry_run=dry_run)
@@ -471,18 +520,27 @@ class Store:
             )
         return find(self, branch, at or "")
 
-    def _agent_row(self, name: str) -> AgentRow:
+    def _agent_row(self, name: str, *, arriving: bool = False) -> AgentRow:
         self._check_open()
         row = self._catalog.agent(name_key(name))
         if row is None:
             raise self._unknown(name)
+        if not arriving and self._half(row):
+            raise _still_arriving(repr(name))
         return row
+
+    def _agents(self) -> list[AgentRow]:
+        """All but those that are still arriving."""
+        return [row for row in self._catalog.agents() if not self._half(row)]
+
+    def _half(self, agent: AgentRow) -> bool:
+        """Whether nothing of an agent is whole yet, because it is still arriving."""
+        branches = self._catalog.branches(agent.a)
+        return bool(branches) and all(map(_arriving, branches))
 
     # -- the whole store ------------------------------------------------------------------------------
 
-    def verify(
-        self, progress: Callable[[str, int, int], None] | None = None, agents: Sequence[str] = ()
-    ) -> VerifyReport:
+    def verify(self, progress: Progress | None = None, agents: Sequence[str] = ()) -> VerifyReport:
         """Read everything and prove every digest. ``progress(what, done, total)`` is called along the way."""
         from holdfast.agent.verify import verify
 
@@ -496,7 +554,7 @@ class Store:
         *,
         beside: bool = False,
         new_name: str | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> TransferReport:
         """Bring what another store lacks of some agents, or of all, there; everything is proven on arrival.
 
@@ -517,7 +575,7 @@ class Store:
         *,
         beside: bool = False,
         new_name: str | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> TransferReport:
         """As push(), from the other store to this one."""
         return source.push(self, agents, beside=beside, new_name=new_name, progress=progress)
@@ -527,34 +585,40 @@ class Store:
         path: str | os.PathLike[str],
         agents: Sequence[str],
         *,
+        key: Key = None,
         replace: bool = False,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> int:
-        """Write agents with their whole histories to one file; returns its size. It is not encrypted."""
+        """Write agents with their whole histories to one file; returns its size.
+
+        With a ``key`` the file opens with that alone. Without one it is as the store is: plain, or encrypted, and then
+        it opens with the store's keys. ``key=False`` writes it plain in any case.
+        """
         from holdfast.agent.bundle import write_bundle
 
         self._check_open()
-        return write_bundle(self, Path(path), agents, replace=replace, progress=progress)
+        return write_bundle(self, Path(path), agents, key=key, replace=replace, progress=progress)
 
     def import_bundle(
         self,
         path: str | os.PathLike[str],
         agents: Sequence[str] = (),
         *,
+        key: Key = None,
         beside: bool = False,
         new_name: str | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> TransferReport:
         """Take in the agents of a file that ``export`` wrote, or some of them. Options are those of push().
 
-        The whole file is read and proven first; one that is damaged changes nothing.
+        The whole file is read and proven first; one that is damaged changes nothing. ``key`` opens an encrypted file.
         """
         from holdfast.agent.bundle import read_bundle
 
         self._check_open()
         if self._readonly:
             raise ReadOnly("this store was opened read-only")
-        return read_bundle(self, Path(path), agents, beside=beside, new_name=new_name, progress=progress)
+        return read_bundle(self, Path(path), agents, key=key, beside=beside, new_name=new_name, progress=progress)
 
     def drill(
         self,
@@ -562,7 +626,7 @@ class Store:
         *,
         sample: int = 20,
         place: str | os.PathLike[str] | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: Progress | None = None,
     ) -> DrillReport:
         """Restore a sample of checkpoints in a scratch place, the newest of each branch first, and prove their digests.
 
@@ -621,9 +685,11 @@ class Store:
         return self._catalog.closed or self._pid != os.getpid()
 
     def _check_open(self) -> None:
-        if self._catalog.closed:
-            raise StoreClosed(f"the store at {self.path} was closed", hint="Open it again with holdfast.open().")
-        self._catalog.check_usable()
+        try:
+            self._catalog.check_usable()
+        except StoreClosed:
+            message = f"the store at {self.path} was closed"
+            raise StoreClosed(message, hint="Open it again with holdfast.open().") from None
 
     def __enter__(self) -> Self:
         return self
@@ -655,7 +721,7 @@ class Store:
                 self._registry.register_module(item)
 
     def _branches(self, a: int) -> list[tuple[str, BranchRow]]:
-        return [(str(decode(row.body)["name"]), row) for row in self._catalog.branches(a)]
+        return [(str(body_of(row)["name"]), row) for row in self._catalog.branches(a)]
 
     def _line(self, a: int) -> Line:
         agent = self._catalog.agent_row(a)
@@ -667,10 +733,10 @@ class Store:
         return self._name_of(self._catalog.branch_row(b))
 
     def _name_of(self, branch: BranchRow) -> str:
-        return str(decode(branch.body)["name"])
+        return str(body_of(branch)["name"])
 
     def _tags(self, a: int) -> dict[str, int]:
-        return {str(decode(row.body)["name"]): row.n for row in self._catalog.tags(a)}
+        return {str(body_of(row)["name"]): row.n for row in self._catalog.tags(a)}
 
     def _row_by_id(self, b: int, wanted: bytes) -> CheckpointRow:
         self._catalog.flush()

@@ -12,13 +12,13 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent import retention
-from holdfast.agent.policy import Policy
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Contention, Damaged, HoldfastError, Unavailable
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow
 
 if TYPE_CHECKING:
+    from holdfast.agent.policy import Policy
     from holdfast.agent.store import Store
 
 log = logging.getLogger("holdfast.retention")
@@ -54,6 +54,8 @@ class Policies:
             common: Policy | None = None
             single: dict[bytes, Policy] = {}
             if value is not None:
+                from holdfast.agent.policy import Policy
+
                 try:
                     said = decode(value)
                     common = Policy.from_json(said["all"]) if said["all"] is not None else None
@@ -76,7 +78,7 @@ class Policies:
     def listed(self) -> dict[str | None, Policy]:
         """By the agent's name; under None the one for all others."""
         common, single = self._read()
-        names = {row.uuid: str(decode(row.body)["name"]) for row in self._store._catalog.agents()}
+        names = {row.uuid: str(body_of(row)["name"]) for row in self._store._catalog.agents()}
         found: dict[str | None, Policy] = {None: common} if common is not None else {}
         return found | {names[uuid]: policy for uuid, policy in single.items() if uuid in names}
 
@@ -154,6 +156,8 @@ class Tending:
             self._sleep(max(PAUSE_S, 10 * (time.monotonic() - began)))
 
     def _round(self, due: list[AgentRow]) -> None:
+        from holdfast.agent import retention
+
         self._worked_since = time.perf_counter()
         try:
             chosen = [(agent, policy) for agent in due if (policy := self._policies.of(agent)) is not None]

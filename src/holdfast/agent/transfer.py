@@ -7,7 +7,7 @@ error, or the other history arrives beside it under a name of its own; nothing i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -18,14 +18,23 @@ from holdfast.agent.names import name_key
 from holdfast.agent.parcels import Last
 from holdfast.agent.receiving import Arrived, Receiver, Target
 from holdfast.agent.sending import AT_ONCE, Sending, Share, name_times
-from holdfast.codec.values import decode
 from holdfast.errors import BadOption, Damaged, Fenced, HistoriesDiverged, ReadOnly
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow, digest, effect_chain, receive_key
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import (
+    AgentRow,
+    BranchRow,
+    CheckpointRow,
+    EventRow,
+    Progress,
+    digest,
+    effect_chain,
+    quietly,
+    receive_key,
+)
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-Progress = Callable[[str, int, int], None]
 # How often it is begun anew because one of the stores changed meanwhile.
 _ATTEMPTS = 4
 
@@ -89,10 +98,10 @@ def transfer(
         raise BadOption("both are the same store, or copies of one", hint="Name two different stores.")
     if dest._readonly:
         raise ReadOnly("the store to be written to was opened read-only")
-    rows = [source._agent_row(name) for name in agents] if agents else source._catalog.agents()
+    rows = [source._agent_row(name) for name in agents] if agents else source._agents()
     if new_name is not None and len(rows) != 1:
         raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
-    report = progress or (lambda _what, _done, _total: None)
+    report = progress or quietly
     moved = [_agent(source, dest, row, origin, beside=beside, new_name=new_name, progress=report) for row in rows]
     return TransferReport(str(source.path), str(dest.path), moved)
 
@@ -191,7 +200,7 @@ class _Transfer:
         about = self._sending.about
         rows = self._dest._catalog.branches(there.a) if there is not None else []
         by_uuid = {row.uuid: row for row in rows}
-        taken = {str(decode(row.body)["name"]): row for row in rows}
+        taken = {str(body_of(row)["name"]): row for row in rows}
         targets, shares = [], []
         for at, branch in enumerate(about.branches):
             # Where this branch arrived beside its namesake before, it goes on there.
@@ -215,7 +224,7 @@ class _Transfer:
     def _share(
         self, at: int, there: AgentRow | None, row: BranchRow, relation: _Relation, own: bytes
     ) -> tuple[Target, Share]:
-        name = str(decode(row.body)["name"])
+        name = str(body_of(row)["name"])
         count = self._dest._catalog.line(row.b).count
         if relation.how in {"same", "dest"}:
             self._ahead = self._ahead or relation.how == "dest"
@@ -281,7 +290,7 @@ class _Transfer:
         ours = next(self._sending.rows(at, newest_first=True), None)
         theirs = next(Line(self._dest, there, row).rows(limit=1), None)
         if theirs is None:
-            begun = decode(row.body)["from"] if row.uuid != self._sending.about.branches[at].uuid else b""
+            begun = body_of(row)["from"] if row.uuid != self._sending.about.branches[at].uuid else b""
             common = next((one for one in self._sending.rows(at, newest_first=True) if one.id == begun), None)
             return ("source" if ours is not None and ours != common else "same"), common, frozenset()
         common = next((one for one in self._sending.rows(at, newest_first=True) if one.id == theirs.id), None)
@@ -322,11 +331,11 @@ class _Transfer:
     def _received(self, there: AgentRow, row: BranchRow) -> bool:
         """Whether a branch stands where the last transfer left it."""
         events = self._dest._catalog.events_named([receive_key(there.a)])
-        return _stood(reversed(events), str(decode(row.body)["name"])) == row.head_id
+        return _stood(reversed(events), str(body_of(row)["name"])) == row.head_id
 
     def _unmoved(self, at: int, there: AgentRow, row: BranchRow, newest: CheckpointRow | None) -> bool:
         """Whether nobody there has moved a branch to where the source never was."""
-        body = decode(row.body)
+        body = body_of(row)
         if not self._rolled_back(there, str(body["name"])):
             if not row.head_id or row.head_id == (newest.id if newest is not None else body["from"]):
                 return True
@@ -334,7 +343,7 @@ class _Transfer:
                 return True
         name = self._sending.about.branches[at].name
         for event in self._sending.catalog.events(a=self._sending.agent.a, newest_first=True):
-            said = decode(event.body, inert=True)
+            said = body_of(event)
             if said.get("what") == "rollback" and said["branch"] == name and said["to"] == row.head_id:
                 return True
             if said.get("what") == "receive" and [name, row.head_id] in said["heads"]:
@@ -344,7 +353,7 @@ class _Transfer:
     def _rolled_back(self, there: AgentRow, branch: str) -> bool:
         """Whether a branch was moved over there by hand since something last arrived on it."""
         for event in self._dest._catalog.events(a=there.a, newest_first=True):
-            said = decode(event.body, inert=True)
+            said = body_of(event)
             if said.get("what") == "rollback" and said["branch"] == branch:
                 return True
             if said.get("what") == "receive" and any(name == branch for name, _ in said["heads"]):
@@ -353,7 +362,7 @@ class _Transfer:
 
     def _moved_later(self, at: int, there: AgentRow, row: BranchRow) -> bool:
         """Two branches with the same checkpoints stand at different ones: whether the source moved last."""
-        name = str(decode(row.body)["name"])
+        name = str(body_of(row)["name"])
         if self._received(there, row):
             return True
         source = self._sending
@@ -398,7 +407,7 @@ class _Transfer:
         if there is None:
             return 0
         for event in reversed(self._dest._catalog.events_named([receive_key(there.a)])):
-            said = decode(event.body, inert=True)
+            said = body_of(event)
             if said["from"] == self._sending.about.store and "upto" in said:
                 e, proof = said["upto"]
                 return int(e) if e and self._sending.proof(e) == proof else 0
@@ -415,7 +424,7 @@ class _Transfer:
 def _stood(events: Iterable[EventRow], branch: str) -> bytes | None:
     """Where the newest of these events says that a branch stands."""
     for event in events:
-        for name, head in decode(event.body, inert=True)["heads"]:
+        for name, head in body_of(event)["heads"]:
             if name == branch:
                 return bytes(head)
     return None
@@ -423,7 +432,7 @@ def _stood(events: Iterable[EventRow], branch: str) -> bytes | None:
 
 def _last_rollback(events: Iterator[EventRow], branch: str) -> int:
     for event in events:
-        said = decode(event.body, inert=True)
+        said = body_of(event)
         if said.get("what") == "rollback" and said["branch"] == branch:
             return event.at
     return 0

@@ -3,13 +3,14 @@
 Owns the proof that a store is what was written: the engine's structure, every row's sum, every node, chunk and value,
 the hash chain of every agent, that the operations of each checkpoint lead to the digests that it recorded, and the
 records of what happened outside.
-Changes nothing. What always holds: damage is reported with the checkpoints it affects, and one damaged thing does not
+Changes nothing. What always holds: everything is read as it was at one moment, so that what others write or forget
+meanwhile is never taken for damage; damage is reported with the checkpoints it affects, and one damaged thing does not
 keep the rest from being checked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,17 +22,18 @@ from holdfast.agent.manifest import Manifest
 from holdfast.codec.document import Document
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.errors import Damaged, HoldfastError
-from holdfast.store.catalog import AgentRow, CheckpointRow
+from holdfast.errors import ColdPlaceMissing, Damaged, HoldfastError, Rekeying
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import AgentRow, CheckpointRow, Progress, lost_metadata, quietly
+from holdfast.store.contents import Moment
 from holdfast.store.ranges import Ranges
 from holdfast.store.schema import SUMMED_TABLES
 from holdfast.store.sealing import Values
-from holdfast.store.witness import witness_report
+from holdfast.store.witness import WitnessReport, witness_report
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-Progress = Callable[[str, int, int], None]
 # States kept at hand while walking a history that branches; others are loaded again, which is bounded work.
 _STATES_KEPT = 4
 
@@ -63,6 +65,10 @@ class VerifyReport:
     def ok(self) -> bool:
         return not self.problems
 
+    def lost_metadata(self) -> None:
+        """Count a record that a repair put in the place of metadata which it could not save: that is no damage."""
+        self.checked["lost_metadata_records"] = self.checked.get("lost_metadata_records", 0) + 1
+
     @property
     def affected(self) -> list[str]:
         """Ids of all checkpoints that some problem touches."""
@@ -90,31 +96,39 @@ class VerifyReport:
 
 def verify(store: Store, progress: Progress | None, agents: Sequence[str]) -> VerifyReport:
     """Prove the whole store, or the states of some agents and everything that they share with others."""
-    run = _Verification(store, progress or (lambda _what, _done, _total: None))
-    with run.finding("catalog"):
+    report = VerifyReport()
+    try:
         store._catalog.flush()
-    run.engine()
-    run.rows()
-    run.nodes()
-    run.chunks()
-    rows: list[AgentRow] = []
-    with run.finding("agents"):
-        rows = store._catalog.agents()
-    names = {row.a: run.name_of(row) for row in rows}
-    for row in rows:
-        if not agents or names[row.a] in agents:
-            run.agent(row, names[row.a])
-    run.lines()
-    run.events()
-    return run.report
+    except HoldfastError as error:
+        report.problems.append(Problem("catalog", error.message))
+    noted = witness_report(store.path)  # before the moment, which can then only be newer
+    with store._catalog.moment() as moment:
+        run = _Verification(store, moment, report, progress or quietly)
+        run.engine(noted)
+        run.rows()
+        run.nodes()
+        run.chunks()
+        rows: list[AgentRow] = []
+        with run.finding("agents"):
+            rows = moment.agents()
+        names = {row.a: run.name_of(row) for row in rows}
+        for row in rows:
+            if not agents or names[row.a] in agents:
+                run.agent(row, names[row.a])
+        run.lines()
+        run.events()
+    if report.problems and store._catalog.encrypted:
+        with run.finding("store.db"):
+            store._catalog.fact("cipher")  # raises where another key explains them
+    return report
 
 
 class _Verification:
-    def __init__(self, store: Store, progress: Progress) -> None:
+    def __init__(self, store: Store, moment: Moment, report: VerifyReport, progress: Progress) -> None:
         self.store = store
-        self.catalog = store._catalog
+        self.catalog = moment
         self.progress = progress
-        self.report = VerifyReport()
+        self.report = report
         # No type is known here, so that every instance is read as the record that it is stored as: what is proven are
         # the bytes, before any migration.
         self.inert_registry = Registry()
@@ -126,6 +140,7 @@ class _Verification:
         self.forgotten: dict[int, Ranges] = {}  # agent -> the checkpoints that it said it forgot
         self.forgotten_ids: set[bytes] = set()  # of these, the ones that had children which stayed
         self.removed_effects = Ranges()
+        self.unproven = 0  # things that lie in a place which cannot be reached
         self.ledgers = Ledgers(
             self.catalog, lambda what, detail, affected: self.problem(what, detail, affected=affected)
         )
@@ -135,26 +150,38 @@ class _Verification:
         """Turn an error into a problem."""
         try:
             yield
+        except Rekeying:
+            raise
+        except ColdPlaceMissing as error:
+            self.unreachable(error, affected or [])
         except HoldfastError as error:
             named = ", ".join(getattr(error, "what", ()) or ()) or what
             self.problem(named, error.message, agent, affected or [])
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             self.problem(what, f"does not follow the format ({type(error).__name__}: {error})", agent, affected or [])
 
+    def unreachable(self, error: ColdPlaceMissing, affected: Sequence[str]) -> None:
+        """One problem for each place, however many packs lie there."""
+        known = [one for one in self.report.problems if one.what == error.place]
+        if not known:
+            self.problem(error.place, error.message, affected=affected)
+        else:
+            known[0].affected.extend(one for one in affected if one not in known[0].affected)
+        self.unproven += 1
+
     def problem(self, what: str, detail: str, agent: str = "", affected: Sequence[str] = ()) -> None:
         self.report.problems.append(Problem(what, detail, agent, list(affected)))
 
     # -- bytes ----------------------------------------------------------------------------------------
 
-    def engine(self) -> None:
+    def engine(self, witness: WitnessReport) -> None:
         self.progress("database structure", 0, 1)
         with self.finding("store.db"):
             for text in self.catalog.engine_check(quick=False):
                 self.problem("store.db", text)
-        witness = witness_report(self.store.path)
         for text in witness.problems:
             self.problem("witness", text)
-        for text in self.catalog.key_problems():
+        for text in self.store._catalog.key_problems():
             self.problem("keys", text)
         with self.finding("witness"):
             n, e, r = self.catalog.newest()
@@ -185,7 +212,10 @@ class _Verification:
         with self.finding("table metadata"):
             for digest in self.catalog.metadata_digests():
                 with self.finding(f"metadata {digest.hex()[:16]}"):
-                    decode(self.catalog.metadata(digest) or b"", inert=True)
+                    data = self.catalog.metadata(digest) or b""
+                    decode(data, inert=True)
+                    if data == lost_metadata(digest):
+                        self.report.lost_metadata()
 
     def _dense(self) -> None:
         """Checkpoints and events are numbered without gaps but those that were told of, so a row that is gone shows."""
@@ -240,7 +270,7 @@ class _Verification:
     def name_of(self, row: AgentRow) -> str:
         names = [f"agent {row.a}"]
         with self.finding(names[0]):
-            names.append(str(decode(row.body)["name"]))
+            names.append(str(body_of(row)["name"]))
         return names[-1]
 
     def agent(self, row: AgentRow, name: str) -> None:
@@ -248,7 +278,7 @@ class _Verification:
         rows: dict[int, CheckpointRow] = {}
         lines: list[Line] = []
         with self.finding(f"agent {name}", name):
-            lines.append(Line(self.store, row))
+            lines.append(Line(self.store, row, reading=self.catalog))
         if not lines:
             return
         line = lines[0]
@@ -263,12 +293,12 @@ class _Verification:
         values = Values(self.catalog)
         for done, checkpoint in enumerate(rows.values(), 1):
             identity = checkpoint.id.hex()
-            before = len(self.report.problems)
+            before = len(self.report.problems), self.unproven
             if checkpoint.a == row.a:
                 self.newest[checkpoint.b] = checkpoint.n, checkpoint.id
             with self.finding(f"validity {checkpoint.n}", name, [identity]):
                 judged = self.catalog.validity(row.a, checkpoint.n)
-                self.judged[row.a, checkpoint.id] = decode(judged.body) if judged is not None else {}
+                self.judged[row.a, checkpoint.id] = body_of(judged) if judged is not None else {}
             with self.finding(f"checkpoint {identity[:12]}", name, [identity]):
                 manifest = self._chain(line, checkpoint, rows)
                 self.ledgers.speaks(checkpoint.n, checkpoint.b, manifest.effects, identity)
@@ -284,7 +314,7 @@ class _Verification:
                 else:
                     broken.add(checkpoint.n)
                     resting.append(identity)
-            if len(self.report.problems) > before:
+            if (len(self.report.problems), self.unproven) != before:
                 broken.add(checkpoint.n)
                 states.pop(checkpoint.n, None)
             elif checkpoint.n not in broken:
@@ -292,7 +322,9 @@ class _Verification:
             self.report.checked["checkpoints"] += 1
             self.progress(f"checkpoints of {name}", done, len(rows))
         if resting:
-            self.problem("history", f"{len(resting)} later checkpoint(s) rest on damaged ones", name, resting)
+            self.problem(
+                "history", f"{len(resting)} later checkpoint(s) rest on ones that cannot be proven", name, resting
+            )
         self._names(row, name, rows)
 
     def _shared(self, line: Line, name: str) -> None:
@@ -369,12 +401,10 @@ class _Verification:
             for branch in self.catalog.branches(row.a):
                 head = rows.get(branch.head)
                 if branch.head_id != (head.id if head is not None else b"") or (branch.head and head is None):
-                    self.problem(
-                        f"branch {decode(branch.body)['name']}", "its head is not the checkpoint it names", name
-                    )
+                    self.problem(f"branch {body_of(branch)['name']}", "its head is not the checkpoint it names", name)
         with self.finding(f"tags of {name}", name):
             for tag in self.catalog.tags(row.a):
-                body = decode(tag.body)
+                body = body_of(tag)
                 if tag.n not in rows or rows[tag.n].id != body["at"]:
                     self.problem(f"tag {body['name']}", "it does not lead to the checkpoint it names", name)
 
@@ -391,22 +421,22 @@ class _Verification:
         with self.finding("table event"):
             told = Told()
             for event in self.catalog.events():
-                told.add(event.a, decode(event.body, inert=True))
+                told.add(event.a, body_of(event))
             found = {row.a for row in self.catalog.agents()}
             if found != set(told.branches):
                 self.problem("table agent", f"{len(set(told.branches) - found)} agent(s) are missing")
             for a in found:
-                rows = {decode(row.body)["name"]: row for row in self.catalog.branches(a)}
+                rows = {body_of(row)["name"]: row for row in self.catalog.branches(a)}
                 if set(rows) != told.branches.get(a, set()):
                     self.problem("table branch", f"agent {a}: branches are missing or were never made")
                 for name, row in rows.items():
                     if self.ledgers.start(row.b) != told.lines.get((a, name), (0, 0)):
                         self.problem(f"branch {name}", f"agent {a}: its line does not begin where its history says")
                 for name, row in rows.items() if a in self.walked else ():
-                    newest = self.newest.get(row.b, (0, decode(row.body)["from"]))
+                    newest = self.newest.get(row.b, (0, body_of(row)["from"]))
                     if row.head_id != told.head(a, name, *newest):
                         self.problem(f"branch {name}", f"agent {a}: its head is not where its history left it")
-                marked = {decode(row.body)["name"]: decode(row.body)["at"] for row in self.catalog.tags(a)}
+                marked = {body_of(row)["name"]: body_of(row)["at"] for row in self.catalog.tags(a)}
                 if marked != told.tags.get(a, {}):
                     self.problem("table tag", f"agent {a}: tags are missing or were moved behind the history's back")
             for (a, identity), body in self.judged.items():

@@ -13,19 +13,21 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from holdfast.agent import metadata
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import Entry, Journal, Position
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.blocks import digest_of
+from holdfast.codec.blocks import LEAF_MAX_BYTES, digest_of
 from holdfast.codec.document import Capture, Captured
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.values import decode, encode
 from holdfast.errors import StoreClosed
 from holdfast.store import sealing
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Commit, Event, metadata_digest
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
@@ -147,11 +149,14 @@ class Writing:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
 
         Edits all over a large state touch most of its nodes: writing them anew at every checkpoint would cost the
-        size of the state, not of the change, so their operations first have to add up to as much.
+        size of the state, not of the change, so their operations first have to add up to as much. A last leaf that was
+        begun before is written once more in any case, and does not count.
         """
         if self._unsealed >= sealing.SEAL_CHECKPOINTS:
             return True
-        return self._unsealed_bytes >= sealing.SEAL_BYTES and self._unsealed_bytes >= document.unstored_bytes()
+        if self._unsealed_bytes < sealing.SEAL_BYTES:
+            return False
+        return self._unsealed_bytes + LEAF_MAX_BYTES >= document.unstored_bytes()
 
     def finish(self, document: Captured, pending: Pending) -> Checkpoint:
         """Write queued captures in their order until this one is done."""
@@ -220,7 +225,7 @@ class Writing:
         depth = self.head.depth + 1 if self.head is not None else 1
         made = Checkpoint(self._store, raw, depth, self._branch.b, manifest=manifest, agent=self._agent)
         onto = None
-        if self.branch_head != self.head_id:
+        if self.branch_head != manifest.parent:
             onto = (self.head._row.n, self.head._row.base) if self.head is not None else (0, 0)
         nodes = {**pending.nodes, **pending.note_nodes}
         places = self._seal(pending, values, nodes) if pending.sealed else None
@@ -257,7 +262,7 @@ class Writing:
 
     def _fork_event(self, made: Checkpoint) -> list[Event]:
         """The branch leaves its line: said in the history, as a rollback is."""
-        name = decode(self._branch.body)["name"]
+        name = body_of(self._branch)["name"]
         body = {"what": "rollback", "branch": name, "from": self.branch_head, "to": made._manifest.parent}
         return [Event(now_us(), encode(body))]
 

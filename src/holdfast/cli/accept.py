@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import holdfast
-from holdfast.cli.session import Given
+from holdfast.cli.session import Given, Json
 from holdfast.errors import StoreWentBack
 
+SCHEMA = "holdfast.accept/1"
 
-def accept(*, session: Given) -> None:
+
+def accept(*, json: Json = False, session: Given) -> None:
     """Accept that a store is older than it was when it was last used here.
 
     For a backup that was put back on purpose. What is missing stays missing; the store is used as it is from now on.
+
+    Parameters
+    ----------
+    json
+        Print JSON (schema holdfast.accept/1).
     """
+    missing = ""
     try:
-        with holdfast.open(session.path, create=False, readonly=True, inert=True):
-            session.out.say("There is nothing to accept: the store is as new as it was.")
+        with holdfast.open(session.path, create=False, readonly=True, inert=True) as store:
+            place = store.path
     except StoreWentBack as error:
-        with holdfast.open(session.path, create=False, inert=True, accept_older=True):
-            session.out.say(f"Accepted. Missing from now on: {error.lost}.")
+        missing = error.lost
+        with holdfast.open(session.path, create=False, inert=True, accept_older=True) as store:
+            place = store.path
+    if json:
+        session.out.json({"schema": SCHEMA, "store": str(place), "accepted": bool(missing), "missing": missing})
+    elif missing:
+        session.out.say(f"Accepted. Missing from now on: {missing}.")
+    else:
+        session.out.say("There is nothing to accept: the store is as new as it was.")

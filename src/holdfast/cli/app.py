@@ -15,44 +15,11 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 import holdfast
-from holdfast.cli.accept import accept
-from holdfast.cli.agents import agents
 from holdfast.cli.asking import ask
-from holdfast.cli.branch import branch
-from holdfast.cli.clone import clone
-from holdfast.cli.demo import demo
-from holdfast.cli.diff import diff
-from holdfast.cli.doctor import doctor
-from holdfast.cli.drill import drill
-from holdfast.cli.dump import dump
-from holdfast.cli.effects import effects
 from holdfast.cli.exits import FAILED, INTERRUPTED, READER_GONE, USAGE, exit_code
-from holdfast.cli.export import export
-from holdfast.cli.import_ import import_
-from holdfast.cli.init import init
-from holdfast.cli.key import key
-from holdfast.cli.leaks import leaks
-from holdfast.cli.log import log
-from holdfast.cli.machine import holdfast_version
 from holdfast.cli.output import Output, ReaderGone
-from holdfast.cli.programs import was_shown
-from holdfast.cli.push import pull, push
-from holdfast.cli.redo import redo
-from holdfast.cli.remove import remove
-from holdfast.cli.repair import repair
-from holdfast.cli.retain import retain
-from holdfast.cli.rollback import rollback
-from holdfast.cli.run import marked
-from holdfast.cli.run import run as run_
-from holdfast.cli.runs import runs
 from holdfast.cli.session import Session
-from holdfast.cli.show import show
-from holdfast.cli.signal import signal
-from holdfast.cli.tag import tag
 from holdfast.cli.text import clean
-from holdfast.cli.tier import tier
-from holdfast.cli.undo import undo
-from holdfast.cli.verify import verify
 from holdfast.errors import HoldfastError
 
 # Errors speak to programmers; on the command line the way out has another name.
@@ -71,21 +38,32 @@ _CHANGE = Group("Change", sort_key=3)
 _CARE = Group("Care", sort_key=4)
 _MOVE = Group("Move", sort_key=5)
 _MORE = Group("More", sort_key=6)
+# Each is a module here, with a function or, where it has commands of its own, an app of that name. It is imported when
+# it is asked for.
 _VERBS = {
-    _LOOK: (agents, log, show, diff, leaks),
-    _RUN: (run_, runs, signal),
-    _CHANGE: (branch, tag, rollback, undo, redo, clone, remove),
-    _CARE: (init, verify, repair, accept, retain, tier, doctor, demo),
-    _MOVE: (push, pull, export, drill),
+    _LOOK: ("agents", "log", "show", "diff", "leaks", "dump"),
+    _RUN: ("run", "runs", "signal", "effects"),
+    _CHANGE: ("branch", "tag", "rollback", "undo", "redo", "clone", "remove"),
+    _CARE: ("init", "verify", "repair", "accept", "retain", "tier", "doctor", "demo", "key"),
+    _MOVE: ("push", "export", "drill", "import_"),
 }
+_PULL = (
+    "Bring what DEST lacks of some agents, or of all, from SOURCE: the same as push, as it is thought of over there."
+)
 _EVERYWHERE = Group("Everywhere", sort_key=9)
+
+
+def _version() -> str:
+    from holdfast.cli.machine import holdfast_version
+
+    return holdfast_version()
 
 
 app = App(
     name="holdfast",
     help="Keeps an agent safe: look at its history and at what it did outside, run, go on, roll back, branch, verify.",
     help_epilogue="A revision is NAME or NAME@REV. REV: branch, tag, label, ~2, BRANCH~2, #17 (depth) or id:3f2a.",
-    version=holdfast_version,
+    version=_version,
     help_format="markdown",
     result_action="return_value",
     exit_on_error=False,
@@ -95,11 +73,8 @@ app = App(
 )
 for _group, _verbs in _VERBS.items():
     for _order, _verb in enumerate(_verbs):
-        app.command(_verb, group=_group, sort_key=_order)
-# These have commands of their own.
-for _app, _group in ((effects, _RUN), (dump, _LOOK), (key, _CARE), (import_, _MOVE)):
-    _app.group, _app.sort_key = (_group,), len(_VERBS[_group])
-    app.command(_app)
+        app.command(f"holdfast.cli.{_verb}:{_verb}", group=_group, sort_key=_order)
+app.command("holdfast.cli.push:push", name="pull", help=_PULL, group=_MOVE, sort_key=0)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 
 
@@ -135,7 +110,14 @@ def run(arguments: Sequence[str]) -> int:
         if hasattr(stream, "reconfigure"):  # text that the encoding lacks is escaped, never a reason to fail
             stream.reconfigure(errors="backslashreplace")
     try:
-        return int(app.meta(marked(arguments)) or 0)
+        if "run" in arguments:
+            from holdfast.cli.run import marked
+
+            arguments = marked(arguments)
+        elif "--version" not in arguments and not any(word in app for word in arguments if not word.startswith("-")):
+            for verb in app:
+                app[verb]  # is imported: the help that lists all of them says what each does
+        return int(app.meta(arguments) or 0)
     except CycloptsError as error:
         return _usage(error)
     except HoldfastError as error:
@@ -145,6 +127,8 @@ def run(arguments: Sequence[str]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
     except KeyboardInterrupt as error:
+        from holdfast.cli.programs import was_shown
+
         if was_shown(error):
             raise  # a script's: Python ends by the signal, for the shell to see
         return INTERRUPTED

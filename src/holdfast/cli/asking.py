@@ -9,7 +9,7 @@ import os
 import sys
 from getpass import getpass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -21,6 +21,8 @@ VARIABLES = ("HOLDFAST_KEY", "HOLDFAST_KEY_FILE", "HOLDFAST_KEY_COMMAND")
 KeyFile = Annotated[Path | None, Parameter(metavar="FILE", show_default=False)]
 KeyEnv = Annotated[str | None, Parameter(metavar="VARIABLE", show_default=False)]
 KeyCommand = Annotated[str | None, Parameter(metavar="COMMAND", show_default=False)]
+OneKeyFile = Annotated[str | None, Parameter(metavar="FILE", show_default=False)]
+"""Where two things have keys: the file of one of them, or "none" when it has no key."""
 
 _told: dict[Path, str] = {}
 
@@ -48,6 +50,13 @@ def chosen(file: Path | None, env: str | None, command: str | None, prompt: str)
     if getpass("The same again: ") != first:
         raise BadOption("the two passphrases differ", hint="Try again.")
     return first
+
+
+def key_in(file: str | None) -> holdfast.keys.Secret | Literal[False] | None:
+    """What ``holdfast.open`` takes: the key in a file, False for none at all, None for what is usual."""
+    if file is None:
+        return None
+    return False if file == "none" else holdfast.keys.from_file(file)
 
 
 def ask(place: Path) -> holdfast.keys.Secret:

@@ -93,7 +93,8 @@ def _troubles(data: dict[str, Any]) -> Iterator[_Trouble]:
         yield _Trouble("note", "There is no store here. holdfast.open() in a program makes one.")
         return
     if store["error"]:
-        yield _Trouble("error", f"{store['error']['message']} {store['error']['hint']}".strip())
+        said = store["error"]["message"], store["error"]["hint"]
+        yield _Trouble("error", " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said if one))
         return
     if store["filesystem"] in machine.NETWORK:
         yield _Trouble("warning", f"The store is on {store['filesystem']}: use a local disk, locks there are not safe.")

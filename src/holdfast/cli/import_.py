@@ -11,6 +11,7 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 import holdfast
+from holdfast.cli.asking import OneKeyFile, key_in
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
 from holdfast.cli.progress import bars
@@ -37,13 +38,16 @@ def bundle(
     *agents: str,
     beside: Beside = False,
     called: Called = None,
+    source_key_file: OneKeyFile = None,
+    dest_key_file: OneKeyFile = None,
     json: Json = False,
     session: Given,
 ) -> int:
-    """Take in agents from FILE, which `holdfast export` wrote. The store is made if there is none.
+    """Take in agents from FILE, which `holdfast export` wrote.
 
     All of the file is read and proven before anything of it can be seen. What is there already stays, and what the
-    file has more is added. For LangGraph threads see `holdfast import langgraph`; a file of that name is ./langgraph.
+    file has more is added. If there is no store, it is made with all of it, or not at all. For LangGraph threads see
+    `holdfast import langgraph`; a file of that name is ./langgraph.
 
     Parameters
     ----------
@@ -55,13 +59,27 @@ def bundle(
         Where a branch has gone on here and in the file, let it arrive under a name of its own instead of refusing.
     called
         What one agent is to be called here.
+    source_key_file
+        The key of FILE, when it is not that of $HOLDFAST_KEY and the like.
+    dest_key_file
+        The key of the store, likewise; "none" when it has none.
     json
         Print JSON (schema holdfast.import-bundle/1).
     """
     if not file.is_file():
-        raise NotABundle(f"there is no file {file}", hint="Name a file that `holdfast export` wrote.")
-    with holdfast.open(session.path, inert=True) as store, bars(session.err) as progress:
-        report = store.import_bundle(file, agents, beside=beside, new_name=called, progress=progress)
+        what = f"{file} is a directory" if file.is_dir() else f"there is no file {file}"
+        raise NotABundle(what, hint="Name a file that `holdfast export` wrote.")
+    with bars(session.err) as progress:
+        report = holdfast.import_bundle(
+            file,
+            session.path,
+            agents,
+            key=key_in(dest_key_file),
+            file_key=key_in(source_key_file),
+            beside=beside,
+            new_name=called,
+            progress=progress,
+        )
     tell(session, report, json=json, schema="holdfast.import-bundle/1")
     return 0
 

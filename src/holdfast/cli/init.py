@@ -62,5 +62,7 @@ def init(
     else:
         session.out.say(f"Made {'an encrypted' if encrypt else 'a'} store at {made}.")
         if encrypt:
-            session.out.say("Whoever loses every key loses the store: keep a copy of the key, and of the file keys.")
+            session.out.say(
+                "Whoever loses every key loses the store: keep a copy of the key, and of the file keys.", wrap=True
+            )
     return 0

@@ -14,7 +14,6 @@ from holdfast.cli.graph import Row, draw
 from holdfast.cli.output import Output
 from holdfast.cli.session import Flag, Given, Json, Revision, reader
 from holdfast.cli.text import ago, clean, count, now, shorten, size
-from holdfast.errors import UnknownRevision
 
 SCHEMA = "holdfast.log/1"
 # About two screens. A program that asks for JSON gets everything, unless it says otherwise.
@@ -88,9 +87,9 @@ class _History:
             tags.setdefault(tagged.id, []).append(tag)
         if everything:
             found = agent.log(all=True)
-            reached: set[str] | None = {c.id for head in heads for c in _line(found, head)}
+            reached: set[str] | None = {c.id for branch in branches for c in reader(store, name, branch).log()}
         elif rev and rev not in branches:
-            found = list(_line(agent.log(all=True), agent.at(rev).id))
+            found = agent.log(at=rev)
             reached = None
         else:
             found = agent.log()
@@ -118,17 +117,11 @@ class _History:
         }
 
 
-def _line(checkpoints: list[Checkpoint], start: str) -> Iterator[Checkpoint]:
-    """From one checkpoint down to the first. Newest first, a parent always stands after its child."""
-    wanted, last = start, None
-    for checkpoint in checkpoints:
-        if checkpoint.id == wanted:
-            yield checkpoint
-            wanted, last = checkpoint.parent_id, checkpoint
-            if not wanted:
-                return
-    if wanted and (last is None or not last.cut):
-        raise UnknownRevision(f"checkpoint {wanted[:12]} is missing from the history", hint="Run `holdfast verify`.")
+def _parents(shown: list[Checkpoint]) -> Iterator[tuple[str, str]]:
+    """Each with the one before it, over what was forgotten."""
+    ids = {checkpoint.id for checkpoint in shown}
+    for checkpoint in shown:
+        yield checkpoint.id, checkpoint.parent_id if checkpoint.parent_id in ids else checkpoint.previous_id
 
 
 def _print(out: Output, history: _History, shown: list[Checkpoint]) -> None:
@@ -136,7 +129,7 @@ def _print(out: Output, history: _History, shown: list[Checkpoint]) -> None:
         out.say(f"{clean(history.agent.name)} has no checkpoint yet.")
         _crashed(out, history, "", "")
         return
-    rows = list(draw(((c.id, c.parent_id) for c in shown), unicode=out.unicode))
+    rows = list(draw(_parents(shown), unicode=out.unicode))
     graph_width = max(len(row.before) + 1 + len(row.after) for row in rows)
     depth_width = max(len(str(c.depth)) for c in shown) + 1
     day, passing = "", ""

@@ -2,32 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
 from holdfast import Store, TransferReport
+from holdfast.cli.asking import OneKeyFile, environment_has_a_key, key_in
 from holdfast.cli.output import Output
 from holdfast.cli.progress import bars
-from holdfast.cli.session import Given, Json, Session
+from holdfast.cli.session import Given, Json, Session, reader
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption
 
 SCHEMA = "holdfast.push/1"
 _STYLES = {"new": "bold green", "updated": "green", "ahead": "yellow"}
 _WORDS = {"new": "new", "updated": "updated", "unchanged": "unchanged", "ahead": "ahead there"}
-# A key has 64 digits; a passphrase that is longer than this is a mistake.
-_KEY_MAX_BYTES = 4096
-_PLAIN = "none"
 
 Called = Annotated[str | None, Parameter(name="--as", metavar="NAME", show_default=False)]
 Beside = Annotated[bool, Parameter(name="--beside", negative="", show_default=False)]
-KeyFile = Annotated[str | None, Parameter(metavar="FILE", show_default=False)]
 
 
 def push(
@@ -37,8 +34,8 @@ def push(
     *agents: str,
     beside: Beside = False,
     called: Called = None,
-    source_key_file: KeyFile = None,
-    dest_key_file: KeyFile = None,
+    source_key_file: OneKeyFile = None,
+    dest_key_file: OneKeyFile = None,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -66,79 +63,35 @@ def push(
     json
         Print JSON (schema holdfast.push/1).
     """
-    with _two(source, dest, source_key_file, dest_key_file) as (one, other), bars(session.err) as progress:
+    with (
+        _two(source, dest, source_key_file, dest_key_file, agents, called) as (one, other),
+        bars(session.err) as progress,
+    ):
         report = one.push(other, agents, beside=beside, new_name=called, progress=progress)
     tell(session, report, json=json)
     return 0
 
 
-def pull(
-    source: Path,
-    dest: Path,
-    /,
-    *agents: str,
-    beside: Beside = False,
-    called: Called = None,
-    source_key_file: KeyFile = None,
-    dest_key_file: KeyFile = None,
-    json: Json = False,
-    session: Given,
-) -> int:
-    """Bring what DEST lacks of some agents, or of all, from SOURCE: the same as push, as it is thought of over there.
-
-    Parameters
-    ----------
-    source
-        The store to read.
-    dest
-        The store to write to.
-    agents
-        Only these agents. [default: all]
-    beside
-        Where both stores have gone on with a branch, let it arrive under a name of its own instead of refusing.
-    called
-        What one agent is to be called in DEST.
-    source_key_file
-        The key of SOURCE, when it is not that of $HOLDFAST_KEY and the like; "none" when it has none.
-    dest_key_file
-        The key of DEST, likewise.
-    json
-        Print JSON (schema holdfast.push/1).
-    """
-    return push(
-        source, dest, *agents, beside=beside, called=called, source_key_file=source_key_file,
-        dest_key_file=dest_key_file, json=json, session=session,
-    )  # fmt: skip
-
-
 @contextmanager
-def _two(source: Path, dest: Path, source_key: str | None, dest_key: str | None) -> Iterator[tuple[Store, Store]]:
+def _two(
+    source: Path, dest: Path, source_key: str | None, dest_key: str | None, agents: Sequence[str], called: str | None
+) -> Iterator[tuple[Store, Store]]:
+    """Both stores. One that is to be made is made after all that can be refused beforehand."""
     if source.exists() and dest.exists() and source.samefile(dest):
         raise BadOption(f"{source} and {dest} are the same store")
-    with (
-        holdfast.open(source, create=False, readonly=True, inert=True, key=_key(source_key)) as one,
-        holdfast.open(dest, inert=True, key=_key(dest_key)) as other,
-    ):
-        yield one, other
-
-
-def _key(file: str | None) -> str | bytes | Literal[False] | None:
-    """What ``holdfast.open`` takes: the content of a key file, False for none at all, None for what is usual."""
-    if file is None:
-        return None
-    if file == _PLAIN:
-        return False
-    try:
-        with Path(file).open("rb") as opened:
-            data = opened.read(_KEY_MAX_BYTES)
-    except OSError as error:
-        raise BadOption(f"the key file {file} cannot be read ({error.strerror})") from error
-    if len(data) == 32:
-        return data
-    try:
-        return data.decode().strip("\r\n")
-    except UnicodeDecodeError as error:
-        raise BadOption(f"the key file {file} holds neither text nor 32 bytes") from error
+    key = key_in(dest_key)
+    with holdfast.open(source, create=False, readonly=True, inert=True, key=key_in(source_key)) as one:
+        if one.encrypted and key is None and not environment_has_a_key() and not dest.exists():
+            raise BadOption(
+                f"{source} is encrypted, and the new store at {dest} would not be",
+                hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
+            )
+        for name in agents:
+            reader(one, name)  # raises if there is none
+        if called is not None and len(agents or one.agents()) != 1:
+            raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
+        with holdfast.open(dest, inert=True, key=key) as other:
+            yield one, other
 
 
 def tell(session: Session, report: TransferReport, *, json: bool, schema: str = SCHEMA) -> None:

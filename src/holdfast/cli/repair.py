@@ -47,6 +47,12 @@ def _print(out: Output, report: holdfast.RepairReport) -> None:
         lost = [f"checkpoint {one.id[:12]} {one.label!r}: {one.why}" for one in agent.lost_checkpoints]
         _list(out, "  Lost:", [*agent.lost, *lost], indent="    ")
     _list(out, "Gone without a trace of whose it was:", report.missing)
+    if report.older:
+        out.say(
+            Text("This is an older copy of the store than the one that was last used here. ", style="bold red"),
+            f"Not in it: {clean(report.older)}.",
+        )
+        out.say("If there is a newer one, save that. If this was put back on purpose, say so: `holdfast accept`.")
     if report.whole:
         out.say(Text("Nothing is lost.", style="bold green"))
     if report.to is None:

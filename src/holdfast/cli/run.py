@@ -27,7 +27,6 @@ from holdfast.cli.runs import run_json, style_of, whose
 from holdfast.cli.session import Flag, Given, Json, Session, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
-from holdfast.crash.taking import default_folder
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
 from holdfast.run.durables import DURABLES
 
@@ -195,6 +194,8 @@ def _dumps(session: Session, *, wanted: bool) -> Iterator[Failed]:
 
 
 def _has_store() -> bool:
+    from holdfast.crash.taking import default_folder
+
     return (default_folder().parent / "store.db").is_file()
 
 

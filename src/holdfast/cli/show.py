@@ -128,6 +128,8 @@ def _metadata(metadata: dict[str, Any]) -> list[tuple[str, str]]:
     if isinstance(packages, dict) and packages:
         ran.append(count(len(packages), "package"))
     config = metadata.get("config")
+    if "lost" in metadata:
+        ran.append("nobody knows: lost in a repair")
     return [
         ("code", clean(", ".join(versions))),
         ("config", clean(str(config)[:16]) if config else ""),

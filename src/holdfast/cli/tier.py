@@ -19,7 +19,7 @@ SCHEMA = "holdfast.tier/1"
 
 def tier(
     *,
-    to: Annotated[str, Parameter(metavar="DIR", show_default=False)] = "",
+    to: Annotated[str, Parameter(metavar="PLACE", show_default=False)] = "",
     older_than: Annotated[str, Parameter(metavar="SPAN", show_default=False)] = "",
     back: Flag = False,
     do: Flag = False,
@@ -33,7 +33,7 @@ def tier(
     Parameters
     ----------
     to
-        A directory, on another disk for instance, or a file:// URL.
+        A directory, on another disk for instance, or a URL such as s3://bucket/packs (needs the extra cold).
     older_than
         Only packs that were written longer ago: 45s, 90m, 12h, 30d, 2w. [default: all]
     back
@@ -44,7 +44,7 @@ def tier(
         Print JSON (schema holdfast.tier/1).
     """
     if bool(to) == back:
-        raise BadOption("say where to", hint="Use --to DIR, or --back to bring everything back.")
+        raise BadOption("say where to", hint="Use --to PLACE, or --back to bring everything back.")
     with session.writing() if do else session.reading() as store, bars(session.err) as progress:
         age = span(older_than) if older_than else timedelta(0)
         found = store.tier(to or None, older_than=age, dry_run=not do, progress=progress)
@@ -57,4 +57,7 @@ def tier(
         session.out.say(Text(f"Moved {packs} ", style="bold green"), f"{where}.")
     else:
         session.out.say(Text("Dry run: nothing was changed. ", style="bold"), f"{packs} would move {where}.")
+    for number, why in ((found.needed, "needed where a branch stands"), (found.young, "too young")):
+        if number:
+            session.out.say(f"{count(number, 'pack')} {'stays' if number == 1 else 'stay'} here: {why}.")
     return 0

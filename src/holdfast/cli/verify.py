@@ -15,6 +15,7 @@ from holdfast.errors import Damaged
 SCHEMA = "holdfast.verify/1"
 # Ids that a problem lists; the JSON has all.
 _LISTED = 6
+_SAVE = "`holdfast repair` says what can be saved, `holdfast repair --to DIR` makes a new store of it."
 
 
 def verify(*agents: Name, json: Json = False, session: Given) -> int:
@@ -39,6 +40,8 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
             else:
                 _print(session.out, report)
     except Damaged as error:  # so badly that it cannot even be opened
+        if "holdfast verify" in error.hint or not error.hint:
+            error.hint = _SAVE
         if not json:
             raise
         problem = {"what": ", ".join(error.what) or "store", "detail": error.message, "agent": "", "affected": []}
@@ -51,7 +54,7 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
 
 def _print(out: Output, report: VerifyReport) -> None:
     checked = [
-        size(number) if what == "bytes" else count(number, what.removesuffix("s"))
+        size(number) if what == "bytes" else count(number, what.removesuffix("s").replace("_", " "))
         for what, number in report.checked.items()
     ]
     out.say(f"Checked {', '.join(checked)}.")
@@ -69,3 +72,4 @@ def _print(out: Output, report: VerifyReport) -> None:
     if report.affected:
         out.say(f"{count(len(report.affected), 'checkpoint')} cannot be trusted; the others are proven.")
     out.say('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')
+    out.say(_SAVE)

@@ -29,6 +29,7 @@ HOLES_MAX = 16
 _SECTION = "value"
 # MessagePack's first byte of extension 40 with its 32 bytes: ext 8.
 _BIG = bytes((0xC7, 32, codes.BIG))
+_HOLDERS = (dict, list, tuple, TrackedSet)
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
 
@@ -200,7 +201,7 @@ def _content(value: Any, path: tuple[Any, ...], big: list[Any]) -> Any:
 
 def _may_hold(value: Any) -> bool:
     """Whether a node can be in it, or it is one."""
-    return isinstance(value, dict | list | tuple | TrackedSet)
+    return isinstance(value, _HOLDERS)
 
 
 def _pierced(value: Any, path: tuple[Any, ...], holes: list[list[Any]]) -> Any:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import logging
 import sys
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.errors import BreakerOpen, FailedBeforeEffect, InDoubt, InputError, Unencodable
 from holdfast.run import records as rec

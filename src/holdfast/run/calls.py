@@ -138,8 +138,10 @@ def _abandon(steps: Steps, given: list[Any]) -> None:
 
 def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     """The steps of one call, with the checkpoint that the tool asked for."""
-    if tool.checkpoint is None:
-        return (yield from _perform(lane, tool, args, kwargs))
+    return (_perform if tool.checkpoint is None else _perform_and_keep)(lane, tool, args, kwargs)
+
+
+def _perform_and_keep(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     if tool.checkpoint == "before":
         yield Keep(lane, f"before {tool.name}")
         return (yield from _perform(lane, tool, args, kwargs))

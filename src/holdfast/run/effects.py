@@ -7,27 +7,25 @@ through a function that it was given. What always holds: an effect says what its
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.errors import BadOption
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(Struct, frozen=True):
     """A probe's answer: it happened, and this is what the call would have returned."""
 
     result: Any = None
 
 
-@dataclass(frozen=True, slots=True)
-class Absent:
+class Absent(Struct, frozen=True):
     """A probe's answer: it did not happen."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unknown:
+class Unknown(Struct, frozen=True):
     """A probe's answer: it cannot tell."""
 
     why: str = ""

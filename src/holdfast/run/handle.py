@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 import holdfast.agent.agent as below
 from holdfast.agent.checkpoint import Checkpoint
@@ -25,18 +25,19 @@ from holdfast.run.claims import Loop
 from holdfast.run.context import EFFECT, active
 from holdfast.run.doubt import decide
 from holdfast.run.effects import Effect
-from holdfast.run.evidence import evidence
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
 from holdfast.run.positions import HERE, Lane, here, number_tasks, numbered_context
 from holdfast.run.records import Record, Saved
-from holdfast.run.replanning import Setback, executing
 from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import now_us
 from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
 from holdfast.store.catalog import CheckpointRow
+
+if TYPE_CHECKING:
+    from holdfast.run.replanning import Setback
 
 R = TypeVar("R")
 
@@ -77,6 +78,8 @@ class Agent(Surroundings, below.Agent):
         with self._host.executing():
             options = {"wait": wait, "strict": strict, "change": change}
             if replan is not None:
+                from holdfast.run.replanning import executing
+
                 runs.check_plain(function)
                 replanned: R = drive(executing(self._host, function, args, kwargs, id, replan=replan, **options))
                 return replanned
@@ -128,6 +131,8 @@ class Agent(Surroundings, below.Agent):
         with self._host.executing():
             options = {"wait": wait, "strict": strict, "change": change}
             if replan is not None:
+                from holdfast.run.replanning import executing
+
                 number_tasks(asyncio.get_running_loop())
                 return await drive_later(executing(self._host, function, args, kwargs, id, replan=replan, **options))
             await drive_later(resuming(self._host))
@@ -218,6 +223,8 @@ class Agent(Surroundings, below.Agent):
 
     def _evidence(self) -> dict[str, Any]:
         """For a dump of this process."""
+        from holdfast.run.evidence import evidence
+
         head = self._writer.head if self._writer is not None else self._read_head
         return evidence(self._view(), head._id if head is not None else b"")
 
@@ -255,7 +262,6 @@ class Agent(Surroundings, below.Agent):
 
     def _captured(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Callable[[], Checkpoint]:
         """A checkpoint outside of runs, ready to be written. Where steps are going on, they are kept with it."""
-        self._check_writer()
         lane = self._lane()
         if lane is None or not (stack := lane.stack()):
             return self._host.capture(label, kind=kind, target=target)

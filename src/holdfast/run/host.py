@@ -18,7 +18,7 @@ from holdfast.agent.history import Stored
 from holdfast.agent.names import check_label
 from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
@@ -29,6 +29,7 @@ from holdfast.run.listing import signals_to
 from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.run.waiting import Signal
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import CheckpointRow
 from holdfast.store.ranges import Ranges
 
@@ -69,7 +70,7 @@ class AgentHost(Returning):
             line = catalog.line(line.origin)
         if (line.b, generation) == (self.handle._branch.b, self.generation):
             return False
-        received = Ranges(decode(catalog.branch_row(line.b).body).get("received", ()))
+        received = Ranges(body_of(catalog.branch_row(line.b)).get("received", ()))
         # Whoever wrote it did so in another store: nobody here can tell whether they are still at it.
         return number not in received and not catalog.holder_alive(line.b, generation)
 
@@ -225,7 +226,7 @@ class AgentHost(Returning):
     @property
     def _origin(self) -> bytes:
         """The checkpoint with which the branch began."""
-        return bytes(decode(self.handle._branch.body)["from"])
+        return bytes(body_of(self.handle._branch)["from"])
 
     def align(self, writer: Writing) -> None:
         """Let the writer go on from what the live state stands on. The branch stays where it is until it writes."""

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.names import name_key
-from holdfast.codec.values import decode
 from holdfast.errors import BadOption, UnknownTool
 from holdfast.run.arguments import fetch
 from holdfast.run.choosing import arguments_of
@@ -24,6 +23,7 @@ from holdfast.run.scope import effect_of, now_us
 from holdfast.run.standing import SPAWN, Standing
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, Catalog
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ class View:
     """A branch's line, as far as lists need it. The state is not touched, so damage there does not hide runs."""
 
     def __init__(self, store: Store, agent: AgentRow, branch: BranchRow) -> None:
-        self.name = str(decode(agent.body)["name"])
-        self.branch_name = str(decode(branch.body)["name"])
+        self.name = str(body_of(agent)["name"])
+        self.branch_name = str(body_of(branch)["name"])
         self.line = StoredLine(store._catalog, branch.b)
         self.registry, self.inert = store._registry, store._inert
         self._store, self._agent, self._branch = store, agent, branch
@@ -119,7 +119,7 @@ class View:
 
 def signals_to(catalog: Catalog, agent: AgentRow, branch: BranchRow) -> list[Signal]:
     """Signals to an agent, or to this branch of it, that are younger than the branch; oldest first."""
-    born = decode(branch.body)["created"]
+    born = body_of(branch)["created"]
     rows = catalog.events_named([signal_key(agent.uuid)])
     found = [read_signal(row.at, row.body) for row in rows if row.a == agent.a and row.at >= born]
     return [signal for signal in found if signal.branch in {None, branch.uuid}]

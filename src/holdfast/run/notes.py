@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
+
+from msgspec import Struct
 
 from holdfast.codec.values import decode
 from holdfast.run import records as rec
@@ -26,8 +27,7 @@ _lock = threading.Lock()
 _notes: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(Struct, frozen=True):
     """One note: its place in the line, when it was written, its value."""
 
     number: int

@@ -9,33 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msgspec import Struct
+
+from holdfast.codec.pause import collector_paused
 from holdfast.run import records as rec
 from holdfast.run.records import Record, Value
 
 SETTLED = frozenset({"value", "error", "lost", "fallback"})
 """Outcomes that were given to the program."""
 
+AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
+_OF_CALLS = (rec.Intent, *AFTER_INTENTS)
 
-class Call:
+
+class Call(Struct, eq=False):
     """Everything that is recorded about the call at one position."""
 
-    __slots__ = (
-        "attempts", "decision", "done", "doubt", "ended", "intent", "kept", "number", "path", "progress", "read", "run",
-    )  # fmt: skip
-
-    def __init__(self, run: str, path: str) -> None:
-        self.run = run
-        self.path = path
-        self.number = 0  # of its newest intent, or, for a read, of its outcome
-        self.ended = 0  # the number of the record that says what came of that
-        self.attempts = 0
-        self.intent: rec.Intent | None = None
-        self.done: rec.Done | None = None
-        self.doubt: rec.Doubt | None = None
-        self.decision: rec.Decision | None = None
-        self.progress: Value = None
-        self.read = False
-        self.kept = False  # a rollback left it standing
+    run: str
+    path: str
+    number: int = 0  # of its newest intent, or, for a read, of its outcome
+    ended: int = 0  # the number of the record that says what came of that
+    attempts: int = 0
+    intent: rec.Intent | None = None
+    done: rec.Done | None = None
+    doubt: rec.Doubt | None = None
+    decision: rec.Decision | None = None
+    progress: Value = None
+    read: bool = False
+    kept: bool = False  # a rollback left it standing
 
     @property
     def tool(self) -> str:
@@ -133,7 +134,7 @@ class RunPast:
     def add(self, number: int, record: Record) -> None:
         """One more record of this run."""
         self.newest = number
-        if isinstance(record, rec.Done | rec.Intent | rec.Doubt | rec.Decision | rec.Progress):
+        if isinstance(record, _OF_CALLS):
             self._call(number, record)
         elif isinstance(record, rec.Saved):
             self.saved[record.path] = record
@@ -158,7 +159,7 @@ class RunPast:
         if call is None:
             call = self.calls[record.path] = Call(record.run, record.path)
         add_to(call, number, record)
-        if call.outcome is not None:
+        if type(record) is not rec.Intent and call.outcome is not None:
             self._order.setdefault(record.path)
 
     def _finish(self, record: rec.End) -> None:
@@ -183,7 +184,7 @@ def _lasts(record: Record, back: rec.RolledBack) -> bool:
     """
     if isinstance(record, rec.Note):
         return not record.run
-    if isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress):
+    if isinstance(record, AFTER_INTENTS):
         return 0 < record.of <= back.to
     return isinstance(record, rec.Saved) and record.id == back.id
 
@@ -216,13 +217,14 @@ class Past:
         self.loose: list[Call] = []  # calls outside of runs, in order
         self.kept: list[Call] = []  # calls that a rollback left standing, to be claimed
         self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
-        self.taken: set[bytes] = set()  # signals that were received: no rollback gives one back
+        self.taken: set[bytes | int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
         self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
-        for number, record in records:
-            self._take(number, record)
-        for number, record in self._entries:
-            self._fold(number, record)
+        with collector_paused:
+            for entry in records:
+                self._take(entry)
+            for number, record in self._entries:
+                self._fold(number, record)
         if self.kept:  # one that answered a call since has been written down there, with its key
             claimed = {call.intent.key for call in self.calls() if call.intent is not None}
             self.kept = [call for call in self.kept if call.intent is not None and call.intent.key not in claimed]
@@ -244,11 +246,12 @@ class Past:
         back = rec.RolledBack(0, "", to, checkpoint)
         return any(number > to and not _lasts(record, back) for number, record in reversed(self._entries))
 
-    def _take(self, number: int, record: Record) -> None:
+    def _take(self, entry: tuple[int, Record]) -> None:
+        record = entry[1]
         if isinstance(record, rec.Done) and record.event:
             self.taken.add(record.event)
         if not isinstance(record, rec.RolledBack):
-            self._entries.append((number, record))
+            self._entries.append(entry)
             return
         self.incarnation += 1
         stays = [entry for entry in self._entries if entry[0] <= record.to or _lasts(entry[1], record)]
@@ -267,26 +270,26 @@ class Past:
                 self.kept.append(call)
 
     def _fold(self, number: int, record: Record) -> None:
-        run = getattr(record, "run", "")
         if isinstance(record, rec.Note):
             self.notes[record.what, record.name] = record
-        if isinstance(record, rec.Begin) and run not in self.runs:
-            self.runs[run] = RunPast(number, record)
-        elif run in self.runs:
-            self.runs[run].add(number, record)
+        run = self.runs.get(record.run)
+        if run is not None:
+            run.add(number, record)
+        elif isinstance(record, rec.Begin):
+            self.runs[record.run] = RunPast(number, record)
         elif isinstance(record, rec.Intent):
             # Outside of runs places say nothing: one that is tried again, or made again after a restart, has its key.
-            call = self._loose.get(record.key) or Call(run, record.path)
+            call = self._loose.get(record.key) or Call(record.run, record.path)
             if record.key not in self._loose:
                 self.loose.append(call)
             self._loose[record.key] = self._loose[number] = call
             call.path = record.path
             add_to(call, number, record)
         elif isinstance(record, rec.Done) and not record.of:
-            call = Call(run, record.path)
+            call = Call(record.run, record.path)
             add_to(call, number, record)
             self.loose.append(call)
-        elif isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress) and record.of in self._loose:
+        elif isinstance(record, AFTER_INTENTS) and record.of in self._loose:
             add_to(self._loose[record.of], number, record)
 
     def calls(self) -> Iterator[Call]:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Any, Protocol
+
+from msgspec import Struct, field
 
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch
@@ -27,8 +28,7 @@ DEPTH_MAX = 32
 """Children of children of children: more is a loop in the names."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A checkpoint to go back to: how many records it knows, when it was made, what people call it."""
 
     id: bytes
@@ -79,8 +79,7 @@ class RollbackHost(RunHost, Protocol):
         """Inside, nothing else is executed with this agent."""
 
 
-@dataclass(slots=True)
-class Planned:
+class Planned(Struct):
     """An effect in a plan. ``why``: why it cannot be undone, or what else is to be said."""
 
     effect: Effect
@@ -105,8 +104,7 @@ class Planned:
         return f"{self.effect.tool} {self.effect.id} of {self.agent}{f': {self.why}' if self.why else ''}{used}"
 
 
-@dataclass(slots=True)
-class Part:
+class Part(Struct):
     """What concerns one agent."""
 
     host: RollbackHost

@@ -3,24 +3,24 @@
 Owns what each record says and how it is written: one MessagePack map with short keys, in which a key that is missing
 has its default. Must not know who writes records or what follows from them. What always holds: a record that is read
 back equals the one that was written; an unknown kind of record, or an unknown key, is damage and never skipped,
-because what it says might be that something happened outside. Nobody changes a record once it is made; that the
-classes do not enforce it halves the time to read one.
+because what it says might be that something happened outside. Nobody changes a record once it is written.
 """
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from functools import cache
+from typing import Annotated, Any, ClassVar
 
 import msgspec
-from msgspec import msgpack
+from msgspec import Meta, Struct, msgpack
 from ormsgpack import packb
 
 from holdfast.codec.blocks import DIGEST_BYTES, digest_of
 from holdfast.codec.values import decode, encode
 from holdfast.errors import CorruptValue
 
-Value = bytes | list[bytes] | None
+_Digest = Annotated[bytes, Meta(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+Value = bytes | Annotated[list[_Digest], Meta(min_length=1, max_length=1)] | None
 """A stored value: its encoding, or a list of one digest, that of its root node, or None where there is no value."""
 
 Fault = tuple[str, str, str, Value]
@@ -34,15 +34,18 @@ SHORT = {
 }  # fmt: skip
 
 
-@dataclass(slots=True)
-class Record:
-    """One entry of a line. ``TYPE`` is its ``t``; ``MARK``: summaries of a line need it."""
+class Record(Struct, tag_field="t", rename=SHORT, forbid_unknown_fields=True):
+    """One entry of a line. ``run`` is empty where it belongs to no run but to the agent alone.
+
+    ``TYPE`` is its ``t``; ``MARK``: summaries of a line need it.
+    """
 
     TYPE: ClassVar[str] = ""
     MARK: ClassVar[int] = 0
     KEYS: ClassVar[tuple[tuple[str, str, Any], ...]]
 
     at: int
+    run: str
 
     def encode(self) -> bytes:
         """The record's bytes."""
@@ -66,18 +69,9 @@ class Record:
         return ()
 
 
-@dataclass(slots=True)
-class InRun(Record):
-    """A record that belongs to a run, or, with an empty ``run``, to the agent alone."""
-
-    run: str
-
-
-@dataclass(slots=True)
-class Begin(InRun):
+class Begin(Record, tag="run"):
     """A run begins. ``start`` is the checkpoint that holds its first state."""
 
-    TYPE: ClassVar[str] = "run"
     MARK: ClassVar[int] = 1
     function: str
     args: Value
@@ -92,11 +86,9 @@ class Begin(InRun):
         return (self.args,)
 
 
-@dataclass(slots=True)
-class Intent(InRun):
+class Intent(Record, tag="intent"):
     """A call is about to be made. ``undoes`` is the number of the intent that a compensation is for."""
 
-    TYPE: ClassVar[str] = "intent"
     path: str
     tool: str
     kind: str
@@ -111,11 +103,9 @@ class Intent(InRun):
         return (self.args,)
 
 
-@dataclass(slots=True)
-class Done(InRun):
+class Done(Record, tag="done"):
     """A call has an outcome. ``of`` is the intent's number; a read has none and says itself what was called."""
 
-    TYPE: ClassVar[str] = "done"
     path: str
     how: str
     of: int = 0
@@ -127,28 +117,24 @@ class Done(InRun):
     started: int = 0
     value: Value = None
     fault: Fault | None = None
-    event: bytes = b""
+    event: bytes | int = b""  # the signal's id; before signals had one, the number of its event
 
     def values(self) -> tuple[Value, ...]:
         return (self.args, self.value, self.fault[3] if self.fault is not None else None)
 
 
-@dataclass(slots=True)
-class Doubt(InRun):
+class Doubt(Record, tag="doubt"):
     """The outcome of an intent is not known."""
 
-    TYPE: ClassVar[str] = "doubt"
     MARK: ClassVar[int] = 1
     path: str
     of: int
     why: str
 
 
-@dataclass(slots=True)
-class Decision(InRun):
+class Decision(Record, tag="decision"):
     """A doubt is settled. ``how``: found, absent (by a probe), done, not-done (by a person)."""
 
-    TYPE: ClassVar[str] = "decision"
     MARK: ClassVar[int] = 1
     path: str
     of: int
@@ -161,11 +147,9 @@ class Decision(InRun):
         return (self.value,)
 
 
-@dataclass(slots=True)
-class Progress(InRun):
+class Progress(Record, tag="progress"):
     """How far a call has come, in the tool's own terms."""
 
-    TYPE: ClassVar[str] = "progress"
     path: str
     value: Value
     of: int = 0
@@ -174,22 +158,18 @@ class Progress(InRun):
         return (self.value,)
 
 
-@dataclass(slots=True)
-class Saved(InRun):
+class Saved(Record, tag="checkpoint"):
     """A checkpoint was taken at this position, with this state."""
 
-    TYPE: ClassVar[str] = "checkpoint"
     path: str
     id: bytes
     digest: bytes
     stack: list[str]
 
 
-@dataclass(slots=True)
-class Wait(InRun):
+class Wait(Record, tag="wait"):
     """The run sleeps (``what`` sleep) or waits for a signal (``what`` signal) at this position."""
 
-    TYPE: ClassVar[str] = "wait"
     MARK: ClassVar[int] = 1
     path: str
     what: str
@@ -197,22 +177,18 @@ class Wait(InRun):
     until: int = 0
 
 
-@dataclass(slots=True)
-class Cut(InRun):
+class Cut(Record, tag="cut"):
     """A changed program went another way at ``path``; the records ``of``, all of them reads, count no more."""
 
-    TYPE: ClassVar[str] = "cut"
     path: str
     of: list[int]
     expected: str
     actual: str
 
 
-@dataclass(slots=True)
-class End(InRun):
+class End(Record, tag="end"):
     """A run ended or stopped. ``how``: finished, failed, attention, waiting, cancelled."""
 
-    TYPE: ClassVar[str] = "end"
     MARK: ClassVar[int] = 1
     how: str
     value: Value = None
@@ -224,22 +200,18 @@ class End(InRun):
         return (self.value, self.fault[3] if self.fault is not None else None)
 
 
-@dataclass(slots=True)
-class RolledBack(InRun):
+class RolledBack(Record, tag="rollback"):
     """The state went back to checkpoint ``id``, whose position is ``to``. ``keep``: effects were left standing."""
 
-    TYPE: ClassVar[str] = "rollback"
     MARK: ClassVar[int] = 1
     to: int
     id: bytes
     keep: bool = False
 
 
-@dataclass(slots=True)
-class Note(InRun):
+class Note(Record, tag="note"):
     """What an agent has to remember besides: a mode, a breaker, a resource, a seed."""
 
-    TYPE: ClassVar[str] = "note"
     MARK: ClassVar[int] = 1
     what: str
     name: str
@@ -250,20 +222,14 @@ class Note(InRun):
         return (self.value,)
 
 
-KINDS: dict[str, type[Record]] = {
-    kind.TYPE: kind
-    for kind in (
-        Begin, Intent, Done, Doubt, Decision, Progress, Saved, Wait, Cut, End, RolledBack, Note,
-    )
-}  # fmt: skip
-_NAMES: dict[str, dict[str, str]] = {}
+KINDS = (Begin, Intent, Done, Doubt, Decision, Progress, Saved, Wait, Cut, End, RolledBack, Note)
 
-for _kind in KINDS.values():
-    _kind.KEYS = tuple(
-        (part.name, SHORT.get(part.name, part.name), part.default if part.default is not MISSING else _kind)
-        for part in fields(_kind)
-    )
-    _NAMES[_kind.TYPE] = {short: name for name, short, _ in _kind.KEYS}
+for _kind in KINDS:
+    _kind.TYPE = str(_kind.__struct_config__.tag)
+    # A name, what it is called in the bytes, and its default; where it has none, something that it never equals.
+    _required = len(_kind.__struct_fields__) - len(_kind.__struct_defaults__)
+    _usual = (_kind,) * _required + _kind.__struct_defaults__
+    _kind.KEYS = tuple(zip(_kind.__struct_fields__, _kind.__struct_encode_fields__, _usual, strict=True))
 
 
 class _Tagged(Exception):
@@ -274,46 +240,31 @@ def _refuse(_code: int, _data: memoryview) -> Any:
     raise _Tagged
 
 
-# Half the time of the codec. Only text with lone surrogates needs more than this.
-_plain = msgpack.Decoder(ext_hook=_refuse)
+_Any = Begin | Intent | Done | Doubt | Decision | Progress | Saved | Wait | Cut | End | RolledBack | Note
+
+
+@cache
+def _decoder() -> msgpack.Decoder[_Any]:
+    return msgpack.Decoder(_Any, ext_hook=_refuse)
 
 
 def decode_record(data: bytes) -> Record:
-    """A record from its bytes."""
+    """A record from its bytes. Sums and the chain find damage; this finds bytes that somebody else wrote."""
     try:
-        parts = _plain.decode(data)
+        return _decoder().decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, _Tagged):
-        parts = decode(data, inert=True)
+        return _decode_slowly(data)
+
+
+def _decode_slowly(data: bytes) -> Record:
+    """As the codec reads it: text with lone surrogates needs that."""
+    parts = decode(data, inert=True)
     try:
-        kind = parts.pop("t")
-        names = _NAMES[kind]
-        record = KINDS[kind](**{names[short]: value for short, value in parts.items()})
-    except (AttributeError, KeyError, TypeError) as error:
+        record: Record = msgspec.convert(parts, _Any)
+    except (msgspec.ValidationError, TypeError) as error:
         msg = "a record of a line does not follow the format"
         raise CorruptValue(msg) from error
-    if not _is_sound(record):
-        msg = "a record of a line does not follow the format"
-        raise CorruptValue(msg)
     return record
-
-
-def _is_sound(record: Record) -> bool:
-    """What the rest relies on. Sums and the chain find damage; this finds bytes that somebody else wrote."""
-    if isinstance(record, Done | End) and record.fault is not None:
-        parts: Any = record.fault
-        if type(parts) is not list or len(parts) != 4:
-            return False
-        record.fault = (parts[0], parts[1], parts[2], parts[3])
-    plain = (
-        type(record.at) is int and type(getattr(record, "path", "")) is str and type(getattr(record, "run", "")) is str
-    )
-    return plain and all(map(_is_value, record.values()))
-
-
-def _is_value(value: Any) -> bool:
-    if type(value) is list:
-        return len(value) == 1 and type(value[0]) is bytes and len(value[0]) == DIGEST_BYTES
-    return value is None or type(value) is bytes
 
 
 def chain(before: bytes, body: bytes) -> bytes:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.errors import BadOption, BreakerOpen
 from holdfast.run.clock import clock_of
@@ -50,8 +51,7 @@ def backoff_s(attempt: int) -> float:
     return _timing()(attempt)
 
 
-@dataclass(frozen=True)
-class Breaker:
+class Breaker(Struct, frozen=True):
     """When to stop calling a tool: after so many ``failures`` in a row, for ``reset_s``, then one call may try.
 
     Tools that name the same breaker share it; without a name each has its own. While it is open, the agent's mode is

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.names import name_key
-from holdfast.codec.values import decode
 from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run import records as rec
 from holdfast.run.past import Past
 from holdfast.run.planning import Target, pending
 from holdfast.run.stored import entries
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import CheckpointRow
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ class Returning:
                 shared = self._shared(branch.b) if branch.b != mine else 0
                 if shared:
                     own = agent.a == self.handle._row.a
-                    found.append((f"branch {name}" if own else f"agent {decode(agent.body)['name']}", shared))
+                    found.append((f"branch {name}" if own else f"agent {body_of(agent)['name']}", shared))
         return found
 
     def _shared(self, b: int) -> int:

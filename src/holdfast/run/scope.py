@@ -75,7 +75,7 @@ class Scope(ABC):
         self.lock = threading.RLock()
         self.unsettled: list[Call] = []
         self.live = 0  # calls that are under way outside
-        self.taken: set[bytes] = set()  # signals that this line has received
+        self.taken: set[bytes | int] = set()  # signals that this line has received
         self.waits = True  # whether a wait blocks; otherwise the run is put off
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
         self.reason: Exception | None = None  # why, where it was not put off

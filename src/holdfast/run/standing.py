@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.run import records as rec
-from holdfast.run.past import Call, Past, add_to
+from holdfast.run.past import AFTER_INTENTS, Call, Past, add_to
 from holdfast.run.records import Record
 
 OWN = "holdfast."
@@ -83,7 +83,7 @@ class Standing:
                 call = self._call(number, record)
                 add_to(call, number, record)
                 by_number[number] = call
-            elif isinstance(record, rec.Done | rec.Doubt | rec.Decision | rec.Progress) and record.of in by_number:
+            elif isinstance(record, AFTER_INTENTS) and record.of in by_number:
                 add_to(by_number[record.of], number, record)
             elif isinstance(record, rec.Begin) and record.kind == "rollback":
                 self._rollbacks.add(record.run)

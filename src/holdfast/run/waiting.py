@@ -23,9 +23,10 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import isfinite
 from typing import Any
+
+from msgspec import Struct
 
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.types import Registry
@@ -64,8 +65,7 @@ QUIET_S = 0.2
 # -- signals ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Signal:
+class Signal(Struct, frozen=True):
     """A message to an agent: its id, its time, its name, its encoded value, the branch it is for.
 
     The id is its own, not its event's number: a record that says it was received means the same in every store.

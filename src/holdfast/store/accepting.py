@@ -14,12 +14,13 @@ from typing import Any
 from holdfast.errors import HoldfastError, StoreClosed, StorePoisoned
 from holdfast.store.catalog import Append, Commit, EffectRow, LineRow, NewPack, Queued
 from holdfast.store.commits import Batches, Waiting
+from holdfast.store.contents import Contents
 from holdfast.store.packs import Packs
-from holdfast.store.reading import Reading, Row
+from holdfast.store.reading import Row
 from holdfast.store.writing import Vanished, Writer, packed_nodes
 
 
-class Accepting(Reading):
+class Accepting(Contents):
     """The part of an open store that takes checkpoints and records in."""
 
     durability: str

@@ -7,11 +7,11 @@ becomes a record.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 from blake3 import blake3
+from msgspec import Struct
 from ormsgpack import packb
 
 from holdfast.codec.values import encode
@@ -35,19 +35,33 @@ def checkpoint_id(manifest: bytes) -> bytes:
 
 def effect_chain(before: bytes, body: bytes) -> bytes:
     """The chain digest of a line after one more record."""
-    return digest(b"holdfast.effect", before + body)
+    return blake3(b"holdfast.effect\0" + before + body).digest()
 
 
 def node_digest(node: Buffer) -> bytes:
     return digest(b"holdfast.node", node)
 
 
-def metadata_digest(metadata: Buffer) -> bytes:
+def metadata_digest(metadata: bytes) -> bytes:
+    """What a checkpoint's manifest calls this metadata. What was lost in a repair is called as it was before."""
+    if metadata[: len(_LOST)] == _LOST and len(metadata) == len(_LOST) + 32:
+        return metadata[len(_LOST) :]
     return digest(b"holdfast.metadata", metadata)
 
 
+_LOST = b"\x81\xa4lost\xc4\x20"
+
+
+def lost_metadata(named: bytes) -> bytes:
+    """The encoding of ``{"lost": named}``, which stands for metadata of which nothing but its digest is left."""
+    return _LOST + named
+
+
 def chunk_digest(chunk: Buffer) -> bytes:
-    return digest(b"holdfast.chunk", chunk)
+    return digest(CHUNK_TAG, chunk)
+
+
+CHUNK_TAG = b"holdfast.chunk"
 
 
 def forgotten_key(a: int) -> bytes:
@@ -81,8 +95,7 @@ def row_sum(table: str, *columns: object) -> bytes:
         return blake3(b"holdfast.row\0" + encode([table, *columns])).digest(SUM_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class AgentRow:
+class AgentRow(Struct, frozen=True):
     """One agent. Its name is in ``body``; ``key`` is the name's hash."""
 
     a: int
@@ -91,8 +104,7 @@ class AgentRow:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class BranchRow:
+class BranchRow(Struct, frozen=True):
     """``head`` and ``head_id`` are 0 and empty while the branch has no checkpoint."""
 
     b: int
@@ -105,8 +117,7 @@ class BranchRow:
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class TagRow:
+class TagRow(Struct, frozen=True):
     """A movable name of an agent for checkpoint ``n``."""
 
     a: int
@@ -115,8 +126,7 @@ class TagRow:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointRow:
+class CheckpointRow(Struct, frozen=True):
     """One checkpoint. ``parent`` is 0 at a root; ``base`` is the nearest sealed one at or above, 0 if none.
 
     ``key`` is a name that whoever made it can find it by; the store gives it no meaning.
@@ -142,8 +152,7 @@ class CheckpointRow:
         return self.base == self.n
 
 
-@dataclass(frozen=True, slots=True)
-class ValidityRow:
+class ValidityRow(Struct, frozen=True):
     """An agent's judgement on checkpoint ``n``. One without a row is good."""
 
     a: int
@@ -151,8 +160,7 @@ class ValidityRow:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SealRow:
+class SealRow(Struct, frozen=True):
     """Where the values of a branch's checkpoints up to ``n`` are, once their tails are gone."""
 
     n: int
@@ -160,8 +168,7 @@ class SealRow:
     places: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class EventRow:
+class EventRow(Struct, frozen=True):
     """Something that changed and was no checkpoint. ``at`` is in microseconds, ``key`` what it can be found by."""
 
     e: int
@@ -171,8 +178,7 @@ class EventRow:
     key: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class PackRow:
+class PackRow(Struct, frozen=True):
     """One file below ``packs/``."""
 
     p: int
@@ -180,8 +186,7 @@ class PackRow:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRow:
+class ChunkRow(Struct, frozen=True):
     """Where a chunk's bytes are. ``stored`` equals ``length`` when they are raw, otherwise they are zstd."""
 
     digest: bytes
@@ -191,8 +196,7 @@ class ChunkRow:
     stored: int
 
 
-@dataclass(frozen=True, slots=True)
-class NewPack:
+class NewPack(Struct, frozen=True):
     """A pack that is on disk and not yet in the catalog, with the chunks that it brings."""
 
     uuid: bytes
@@ -200,8 +204,7 @@ class NewPack:
     chunks: Sequence[ChunkRow]
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(Struct, frozen=True):
     """An event still to be written: the time in microseconds, and an encoded map. The store adds the rest."""
 
     at: int
@@ -209,8 +212,7 @@ class Event:
     key: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LineRow:
+class LineRow(Struct, frozen=True):
     """The ledger of one branch: ``count`` records, of which the first ``start`` are those of branch ``origin``'s line.
 
     ``chain`` is the digest after the last of them. A branch without records has no row, and counts as this with zeros.
@@ -223,8 +225,7 @@ class LineRow:
     chain: bytes = b""
 
 
-@dataclass(frozen=True, slots=True)
-class EffectRow:
+class EffectRow(Struct, frozen=True):
     """Record ``i`` of the line of branch ``b``; ``r`` counts the records of the whole store.
 
     ``mark`` is 1 where summaries need it, ``refs`` are the digests of the nodes that ``body`` names, one after another.
@@ -238,8 +239,7 @@ class EffectRow:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class NewRecord:
+class NewRecord(Struct, frozen=True):
     """A record still to be written."""
 
     mark: int
@@ -247,8 +247,7 @@ class NewRecord:
     body: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class LineStart:
+class LineStart(Struct, frozen=True):
     """What a new branch inherits: the first ``start`` records of a line, and the chain digest after them."""
 
     origin: int
@@ -256,8 +255,7 @@ class LineStart:
     chain: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Append:
+class Append(Struct, frozen=True):
     """Records ready to be written at the end of a line.
 
     ``generation`` is compared with the branch, ``count`` and ``chain`` with the line; if anything differs nothing is
@@ -287,8 +285,7 @@ class Append:
         return size + sum(len(node) + ID_BYTES for _, node in self.nodes)
 
 
-@dataclass(frozen=True, slots=True)
-class Commit:
+class Commit(Struct, frozen=True):
     """One checkpoint, ready to be written.
 
     ``parent_id`` and ``generation`` are compared with the branch; if either differs nothing is written and the writer
@@ -339,16 +336,37 @@ class Queued(Protocol):
     def written(self) -> bool: ...
 
 
-class Catalog(Protocol):
+Progress = Callable[[str, int, int], None]
+"""Tells whoever waits: called with what is being done, how much of it is done, and how much there is."""
+
+
+def quietly(what: str, done: int, total: int) -> None:
+    """The progress of whoever does not want to know."""
+
+
+class States(Protocol):
+    """What loading a state asks: of a store as it is now, or as it was at one moment."""
+
+    def agent_row(self, a: int) -> AgentRow | None: ...
+    def checkpoint(self, n: int) -> CheckpointRow: ...
+    def ancestry(self, n: int, stop_at: int = 0, limit: int | None = None) -> list[CheckpointRow]: ...
+    def tail(self, n: int) -> bytes | None: ...
+    def tails_of(self, numbers: Iterable[int]) -> dict[int, bytes]: ...
+    def covering_seal(self, b: int, n: int) -> SealRow | None: ...
+    def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]: ...
+    def events_named(self, keys: Iterable[bytes]) -> list[EventRow]: ...
+    def forgotten(self, a: int | None = None) -> Iterator[tuple[EventRow, dict[str, Any]]]: ...
+    def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]: ...
+
+
+class Catalog(States, Protocol):
     """Everything the rooms above may ask of a store. Each writing call is one transaction and one flush."""
 
     def agents(self) -> list[AgentRow]: ...
     def agent(self, key: bytes) -> AgentRow | None: ...
-    def agent_row(self, a: int) -> AgentRow | None: ...
     def branches(self, a: int) -> list[BranchRow]: ...
     def branch(self, a: int, key: bytes) -> BranchRow | None: ...
     def branch_row(self, b: int) -> BranchRow: ...
-    def checkpoint(self, n: int) -> CheckpointRow: ...
     def checkpoints(
         self,
         *,
@@ -359,16 +377,11 @@ class Catalog(Protocol):
         newest_first: bool = False,
         limit: int | None = None,
     ) -> Iterator[CheckpointRow]: ...
-    def ancestry(self, n: int, stop_at: int = 0, limit: int | None = None) -> list[CheckpointRow]: ...
     def named(self, key: bytes) -> list[CheckpointRow]: ...
     def tips(self, a: int) -> list[CheckpointRow]: ...
-    def tail(self, n: int) -> bytes | None: ...
     def tail_bytes(self, numbers: Iterable[int]) -> int: ...
-    def tails_of(self, numbers: Iterable[int]) -> dict[int, bytes]: ...
     def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]: ...
-    def covering_seal(self, b: int, n: int) -> SealRow | None: ...
     def last_seal(self, b: int) -> SealRow | None: ...
-    def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]: ...
     def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]: ...
     def metadata(self, digest: bytes) -> bytes | None: ...
     def tags(self, a: int) -> list[TagRow]: ...
@@ -377,9 +390,6 @@ class Catalog(Protocol):
     def events(
         self, *, a: int | None = None, after: int = 0, newest_first: bool = False, limit: int | None = None
     ) -> Iterator[EventRow]: ...
-    def events_named(self, keys: Iterable[bytes]) -> list[EventRow]: ...
-    def forgotten(self, a: int | None = None) -> Iterator[tuple[EventRow, dict[str, Any]]]: ...
-    def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]: ...
     def line(self, b: int) -> LineRow: ...
     def effects(
         self,

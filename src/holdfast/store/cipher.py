@@ -11,15 +11,15 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
-from hmac import compare_digest
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from blake3 import blake3
+from msgspec import Struct
 from ormsgpack import packb
 
 from holdfast.errors import Damaged, HoldfastError, NotAuthentic
 from holdfast.store.catalog import Buffer, row_sum
+from holdfast.store.schema import ROWS
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -66,6 +66,9 @@ class Cipher:
     state = b""
     """The value of the row ``cipher`` in table ``store`` while this key is the store's."""
 
+    def bundle(self, uuid: bytes) -> Cipher:  # noqa: ARG002  the keyed one needs it
+        return self
+
     # Rows that have sums
 
     def stored(self, table: str, *columns: object) -> Row:
@@ -75,14 +78,14 @@ class Cipher:
     def record(self, table: str, make: Callable[..., R], row: Row) -> R:
         """The record of a row as it was read, if its last column is the sum of the others."""
         columns = row[:-1]
-        if row_sum(table, *columns) != row[-1]:
+        if row_sum(table, *columns) != row[-1] or tuple(map(type, columns)) not in ROWS[table]:
             raise damaged_row(table, row_key(table, row))
         return make(*columns)
 
     def loose(self, table: str, row: Row) -> tuple[Row, bool]:
         """The columns of a row whether or not its sum fits, and whether it does."""
         try:
-            return row[:-1], row_sum(table, *row[:-1]) == row[-1]
+            return row[:-1], row_sum(table, *row[:-1]) == row[-1] and tuple(map(type, row[:-1])) in ROWS[table]
         except HoldfastError:  # a column holds what no row can hold
             return row[:-1], False
 
@@ -110,8 +113,7 @@ class Cipher:
 PLAIN = Cipher()
 
 
-@dataclass(frozen=True, slots=True)
-class _Secret:
+class _Secret(Struct, frozen=True):
     """Which columns of a table are hidden: the boxes, the one that is looked up, and whose names those are.
 
     The first ``width`` columns say which row it is.
@@ -157,16 +159,24 @@ class Keyed(Cipher):
     overhead = BOX_BYTES
 
     def __init__(self, master: bytes, uuid: bytes, state: bytes) -> None:
+        from hmac import compare_digest
+
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM, AESSIV
 
         self.state = state
         self._aead = AESGCM
+        self._equal = compare_digest
         self._content = derive("content", master, uuid)
         self._sums = derive("sums", master, uuid)
         self._names = AESSIV(derive("names", master, uuid, 64))
+        self._bundles = derive("bundles", master, uuid)
         self._known: OrderedDict[bytes, AESGCM] = OrderedDict()
         self._salt = b""
         self._left = 0
+
+    def bundle(self, uuid: bytes) -> Cipher:
+        """What a bundle out of this store is encrypted with. Each has a random uuid."""
+        return Keyed(self._bundles, uuid, b"")
 
     # Rows that have sums
 
@@ -184,8 +194,8 @@ class Keyed(Cipher):
     def record(self, table: str, make: Callable[..., R], row: Row) -> R:
         columns, fits = row[:-1], False
         try:
-            fits = type(row[-1]) is bytes and compare_digest(self._sum(table, columns), row[-1])
-            if fits:
+            fits = type(row[-1]) is bytes and self._equal(self._sum(table, columns), row[-1])
+            if fits and tuple(map(type, columns)) in ROWS[table]:
                 return make(*self._opened(table, columns))
         except (HoldfastError, TypeError, ValueError) as error:
             raise self._refused(table, row) from error
@@ -194,10 +204,10 @@ class Keyed(Cipher):
     def loose(self, table: str, row: Row) -> tuple[Row, bool]:
         columns = row[:-1]
         try:
-            fits = type(row[-1]) is bytes and compare_digest(self._sum(table, columns), row[-1])
+            fits = type(row[-1]) is bytes and self._equal(self._sum(table, columns), row[-1])
         except HoldfastError:
             fits = False
-        return self._opened(table, columns, tolerant=True), fits
+        return self._opened(table, columns, tolerant=True), fits and tuple(map(type, columns)) in ROWS[table]
 
     def _sum(self, table: str, columns: Any) -> bytes:
         try:

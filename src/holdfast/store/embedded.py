@@ -11,10 +11,10 @@ import atexit
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import apsw
 
@@ -36,28 +36,32 @@ from holdfast.store.catalog import (
     AgentRow,
     Append,
     BranchRow,
-    ChunkRow,
     Event,
     LineStart,
     NewRecord,
     PackRow,
     TagRow,
 )
+from holdfast.store.cipher import Cipher
 from holdfast.store.commits import Batches
 from holdfast.store.files import Layout
 from holdfast.store.folding import LOG_KEEP_BYTES, Folding
-from holdfast.store.forgetting import Forgetting, Pace
 from holdfast.store.keys import Secret
 from holdfast.store.locks import BUSY_WAIT_S, Lease, Leases, StoreLock, describe_self
 from holdfast.store.opening import Clock, check_facts, create_store, lost_commits, now_us, open_reader, unlock
 from holdfast.store.packs import Io, Packs
 from holdfast.store.reading import Reading
-from holdfast.store.receiving import Receiving
 from holdfast.store.sqlite import connect, reading_error
 from holdfast.store.tiering import Tiers
 from holdfast.store.witness import WitnessFile
 from holdfast.store.writing import Writer, packed_nodes
 
+if TYPE_CHECKING:
+    from holdfast.store.contents import Moment
+    from holdfast.store.forgetting import Forgetting, Pace
+    from holdfast.store.receiving import Receiving
+
+R = TypeVar("R", bound=Reading)
 T = TypeVar("T")
 
 DURABILITIES = ("commit", "batched")
@@ -141,7 +145,8 @@ class Embedded(Accepting):
         self._packs = Packs(self._layout.packs, io)
         self._packs.cold = self.tiers.of
         self._folding = Folding(self._layout.catalog, self._layout.store_lock, self._set_poison, vfs)
-        self._beside: list[tuple[Reading, StoreLock]] = []  # connections of whoever clones or forgets now
+        # Connections of whoever clones, forgets or reads everything now, with the lock that they hold.
+        self._beside: list[tuple[Reading, StoreLock | None]] = []
         self.before_close: list[Callable[[], None]] = []
         """Called when this is about to be closed: what works in the background ends then."""
         self._leases = Leases(self._layout.locks, self.branch_row, self._raise_generation)
@@ -184,7 +189,8 @@ class Embedded(Accepting):
                 f"{self.path}: the catalog has lost acknowledged commits: {', '.join(lost)}",
                 what=("store.db", "store.db-wal"),
                 lost=", ".join(lost),
-                hint="Put the store back from a backup, or open it with recover=True to go on with what is left.",
+                hint="Put the store back from a backup. To go on with what is left, open it with recover=True, "
+                "or make a new store of that: `holdfast repair --to DIR`.",
             )
         older = lost_commits(self, before)
         if older and not (accept_older or lost):
@@ -196,7 +202,10 @@ class Embedded(Accepting):
         if lost or (older and not self.readonly):
             self._accept_loss()
         elif older and self._seen is not None:
-            self._seen.replace(*self.newest(), self._newest_id())
+            try:
+                self._seen.replace(*self.newest(), self._newest_id())
+            except OSError as error:
+                raise files.unavailable(error, "remembering that an older store was accepted") from error
         elif self._seen is not None:
             self._seen.record(*self.newest(), self._newest_id())
         if self._writer is not None:
@@ -259,10 +268,6 @@ class Embedded(Accepting):
     def closed(self) -> bool:
         return self._refusal is StoreClosed
 
-    def check_usable(self) -> None:
-        """Raise unless this process may use the store."""
-        self._usable()
-
     def holders(self) -> list[dict[str, object]]:
         """Who writes which branch now, as the lock files say."""
         return self._leases.holders()
@@ -270,6 +275,10 @@ class Embedded(Accepting):
     @property
     def encrypted(self) -> bool:
         return self._cipher.keyed
+
+    def bundle_cipher(self, uuid: bytes) -> Cipher:
+        """What a bundle of this store that has this uuid is encrypted with."""
+        return self._cipher.bundle(uuid)
 
     @property
     def readonly(self) -> bool:
@@ -280,7 +289,8 @@ class Embedded(Accepting):
         """The last failure to write the witness. The commits are safe; the proof of them is older than they are."""
         return self._writer.witness.failure if self._writer is not None else None
 
-    def _usable(self) -> None:
+    def check_usable(self) -> None:
+        """Raise unless this process may use the store."""
         if self._refusal is ForkedHandle:
             raise ForkedHandle(
                 "this store was opened before fork() and is used in the child",
@@ -288,6 +298,8 @@ class Embedded(Accepting):
             )
         if self._refusal is not None:
             raise StoreClosed("the store was closed", hint="Open it again.")
+
+    _usable = check_usable
 
     def _writable(self) -> Writer:
         self._usable()
@@ -383,40 +395,9 @@ class Embedded(Accepting):
         """Several events at the price of one flush. ``guard`` is a branch and the generation it must still have."""
         return self._write(lambda writer: writer.add_events(a, events, guard))
 
-    def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]:
-        """The chunks' bytes in the order asked for, each proven by its digest."""
-        for digest in digests:
-            pack, row = self._place_of(digest)
-            while True:
-                try:
-                    data = self._packs.read(pack.uuid, row)
-                    break
-                except Damaged:
-                    # A pack of which little was needed has been written anew since its row was read.
-                    now = self._place_of(digest)
-                    if now == (pack, row):
-                        raise
-                    pack, row = now
-            yield data
-
-    def _place_of(self, digest: bytes) -> tuple[PackRow, ChunkRow]:
-        with self.snapshot():  # a pack that is removed gives its number to the next one
-            row = self.chunk_row(digest)
-            if row is None:
-                raise Damaged(f"chunk {digest.hex()} is not in the catalog", what=(f"chunk {digest.hex()}",))
-            pack = self.pack_row(row.p)
-        if pack is None:
-            raise Damaged(f"table pack, row {row.p}: missing", what=(f"pack {row.p}",))
-        return pack, row
-
     def written_at(self, pack: PackRow) -> float | None:
         """When a pack's file was written, in seconds since 1970; None when it is not here."""
         return self._packs.written_at(pack.uuid)
-
-    def check_pack(self, pack: PackRow) -> None:
-        """Prove the parts of a pack that no chunk covers."""
-        self._usable()
-        self._packs.check(pack, self.chunk_rows(pack.p))
 
     # Leases
 
@@ -459,6 +440,8 @@ class Embedded(Accepting):
 
         ``pace`` is called between any two transactions of it.
         """
+        from holdfast.store.forgetting import Forgetting
+
         writer = self._writable()
         if pace is None:
             self.flush()
@@ -469,18 +452,38 @@ class Embedded(Accepting):
             lock.acquire(wait_s)
             try:
                 # A connection of its own: waiting for queued commits inside a transaction would never end.
-                reading = Reading(open_reader(self._layout, self._vfs), self._cipher)
-                self._beside.append((reading, lock))
-                try:
+                with self._reading_beside(Reading(open_reader(self._layout, self._vfs), self._cipher), lock) as reading:
                     yield Forgetting(writer, reading, self._packs, pace)
-                finally:
-                    self._beside.remove((reading, lock))
-                    with reading.lock:
-                        reading.connection.close(True)
             finally:
                 lock.release()
         finally:
             lock.close()
+
+    @contextmanager
+    def moment(self) -> Iterator[Moment]:
+        """Everything as it is now, to be read at leisure: nothing that others do meanwhile is seen.
+
+        As long as it lasts, the log cannot begin anew, and packs that nobody needs any more stay.
+        """
+        from holdfast.store.contents import Moment
+
+        self._usable()
+        with self._packs.kept():
+            packs = self._packs.beside(self.tiers.impatient())
+            found = Moment(open_reader(self._layout, self._vfs), self._cipher, packs)
+            with self._reading_beside(found, None) as reading:
+                yield reading
+
+    @contextmanager
+    def _reading_beside(self, reading: R, lock: StoreLock | None) -> Iterator[R]:
+        """A connection that a fork must know of, until it is closed here."""
+        self._beside.append((reading, lock))
+        try:
+            yield reading
+        finally:
+            self._beside.remove((reading, lock))
+            with reading.lock:
+                reading.connection.close(True)
 
     @property
     def tiers(self) -> Tiers:
@@ -494,6 +497,8 @@ class Embedded(Accepting):
     @contextmanager
     def receiving(self) -> Iterator[Receiving]:
         """The right to take in what comes from another store. Nothing is collected meanwhile; writers go on."""
+        from holdfast.store.receiving import Receiving
+
         with self.forgetting() as held:
             yield Receiving(self._writable(), held.reading, self._packs)
 
@@ -597,7 +602,8 @@ class Embedded(Accepting):
         self._leases.abandon()
         for reading, lock in self._beside:
             connections.append(reading.connection)
-            lock.abandon()
+            if lock is not None:
+                lock.abandon()
         if self._writer is not None:
             connections.append(self._writer.connection)
             self._writer.lock.abandon()

@@ -7,9 +7,9 @@ without a gap.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import apsw
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.errors import Damaged, Fenced
 from holdfast.store.catalog import Append, LineRow, LineStart
@@ -20,8 +20,7 @@ from holdfast.store.schema import next_number
 _NEXT_R = next_number("effect")
 
 
-@dataclass(frozen=True, slots=True)
-class LineEnd:
+class LineEnd(Struct, frozen=True):
     """A line as this process last wrote it. ``sum`` is None while it has no row."""
 
     row: LineRow

@@ -12,14 +12,13 @@ import contextlib
 import errno
 import fcntl
 import os
-import shutil
 import urllib.parse
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import apsw
+from msgspec import Struct
 
 from holdfast.errors import Damaged, DiskFull, NotAStore, StoreFailed, StoreReadOnly
 from holdfast.store import schema, witness
@@ -27,8 +26,7 @@ from holdfast.store import schema, witness
 BuildCatalog = Callable[[Path], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
+class Layout(Struct, frozen=True):
     """Where the parts of the store in directory ``path`` are."""
 
     path: Path
@@ -84,6 +82,12 @@ def _fsync_file(path: Path) -> None:
         os.close(fd)
 
 
+def close_quietly(fd: int) -> None:
+    """For a lock, which is free then whatever closing says: nothing was written that has to last."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
 def unavailable(error: OSError, doing: str) -> StoreFailed | DiskFull | StoreReadOnly:
     """The error that tells what an OSError means for a store."""
     reason = error.strerror or str(error)
@@ -109,35 +113,50 @@ def classify(path: Path) -> bool:
         return False
     if "store.db" not in names:
         if {"witness", "locks", "packs"} <= names:
-            raise Damaged(f"{path}: store.db is missing", what=("store.db",), hint="Put it back from a backup.")
+            raise Damaged(
+                f"{path}: store.db is missing",
+                what=("store.db",),
+                hint="Put it back from a backup. The packs alone are of no use: only store.db says what they hold.",
+            )
         raise NotAStore(f"{path} is a directory with other contents, not a store", hint="Give another path.")
     _check_first_page(Layout(path))
     return True
+
+
+_LOOKS = 3
+"""How often a first page that makes no sense is looked at: another process may have folded its log in just that moment.
+While it does there is a log, and afterwards a page that makes sense."""
 
 
 def _check_first_page(layout: Layout) -> None:
     """Look at the database file without locks, without its log and without changing anything beside it."""
     uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
     damaged = Damaged(
-        f"{layout.catalog}: not a readable database", what=("store.db",), hint="Put it back from a backup."
+        f"{layout.catalog}: not a readable database",
+        what=("store.db",),
+        hint="Put it back from a backup, or let `holdfast repair` look for what is intact in it.",
     )
     is_ours = witness.witness_report(layout.path).newest is not None
     # A process that was killed while it folded its log leaves a database that makes sense only together with the log.
     # Opening it with the log will tell; whether it is ours, the witness has said.
-    if is_ours and _size(layout.wal):
-        return
-    try:
-        connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    application_id = 0
+    for attempt in range(_LOOKS):
+        if is_ours and _size(layout.wal):
+            return
         try:
-            application_id = connection.execute("PRAGMA application_id").get
-        finally:
-            connection.close()
-    except (apsw.NotADBError, apsw.CorruptError) as error:
-        if is_ours:
-            raise damaged from error
-        raise NotAStore(f"{layout.catalog} is not a database, so {layout.path} is not a store") from error
-    except apsw.Error as error:
-        raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
+            connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+            try:
+                application_id = connection.execute("PRAGMA application_id").get
+            finally:
+                connection.close()
+            break
+        except (apsw.NotADBError, apsw.CorruptError) as error:
+            if not is_ours:
+                raise NotAStore(f"{layout.catalog} is not a database, so {layout.path} is not a store") from error
+            if attempt == _LOOKS - 1:
+                raise damaged from error
+        except apsw.Error as error:
+            raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
     if application_id != schema.APPLICATION_ID:
         if is_ours:
             raise damaged
@@ -147,14 +166,16 @@ def _check_first_page(layout: Layout) -> None:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:
+    except FileNotFoundError:
         return 0
+    except OSError:
+        return 1  # nobody can tell: there may be something
 
 
 def create(path: Path, build_catalog: BuildCatalog) -> None:
     """Make a new store at ``path``. If another process does so at the same time, its store is the one."""
     try:
-        _make_parents(path.parent)
+        make_folder(path.parent)
         _sweep(path)
         new, fd = _claim(path)
     except OSError as error:
@@ -166,13 +187,13 @@ def create(path: Path, build_catalog: BuildCatalog) -> None:
         except OSError as error:
             if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
                 raise
-            shutil.rmtree(new)  # somebody else was faster
+            discard(new)  # somebody else was faster
         fsync_directory(path.parent)
     except OSError as error:
-        shutil.rmtree(new, ignore_errors=True)
+        discard(new)
         raise unavailable(error, f"cannot create a store at {path}") from error
     except BaseException:
-        shutil.rmtree(new, ignore_errors=True)
+        discard(new)
         raise
     finally:
         with contextlib.suppress(OSError):  # it only kept a sweep away
@@ -192,7 +213,8 @@ def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
         fsync_directory(directory)
 
 
-def _make_parents(parent: Path) -> None:
+def make_folder(parent: Path) -> None:
+    """Make a directory and those above it, each durable."""
     missing = [directory for directory in (parent, *parent.parents) if not directory.exists()]
     parent.mkdir(parents=True, exist_ok=True)
     for directory in missing:
@@ -216,6 +238,14 @@ def _claim(path: Path) -> tuple[Path, int]:
             return new, fd
 
 
+def discard(directory: Path) -> None:
+    """Remove it as far as that goes; what is left is waste, not harm."""
+    import shutil
+
+    with contextlib.suppress(OSError):  # not every failure is one that rmtree ignores
+        shutil.rmtree(directory, ignore_errors=True)
+
+
 def _sweep(path: Path) -> None:
     """Remove what creators that died left behind. Whatever cannot be removed does no harm."""
     for name in os.listdir(path.parent):
@@ -226,6 +256,6 @@ def _sweep(path: Path) -> None:
             fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(left, ignore_errors=True)
+                discard(left)
             finally:
                 os.close(fd)

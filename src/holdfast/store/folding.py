@@ -29,6 +29,10 @@ REST_PAGES = 64
 ROUNDS = 8
 """How often folding tries to catch up with writers before it holds them up whatever is left."""
 
+TRIM_FROM_PAGES, TRIM_PAGES = 16, 512
+"""Pages that sealing has freed go back to the file system when the log is emptied: from so many on, and so many at a
+time. What a removal frees is more, and is given back by whoever removes."""
+
 CLOSE_WAIT_S = 0.2
 """How long closing waits for other writers before it leaves the log as it is. The log is as safe as the database."""
 
@@ -133,6 +137,8 @@ class Folding:
         _catch_up(connection)
         queue.acquire(CLOSE_WAIT_S)
         try:
+            if connection.execute("PRAGMA freelist_count").get >= TRIM_FROM_PAGES:
+                connection.execute(f"PRAGMA incremental_vacuum({TRIM_PAGES})").fetchall()
             connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
         finally:
             queue.release()

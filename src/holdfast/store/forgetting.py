@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError, UnknownAgent
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
     BranchRow,
@@ -35,8 +38,19 @@ from holdfast.store.ends import stored_line
 from holdfast.store.packs import Packs
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, Reading
-from holdfast.store.tiering import NOTE as TIERS
-from holdfast.store.tiering import Place, Tiers, copy_back, copy_out, file_name, place_at
+from holdfast.store.tiering import (
+    STRAYS,
+    TIERS,
+    ColdCopy,
+    Place,
+    Tiers,
+    copy_back,
+    copy_out,
+    holds,
+    recorded,
+    remove_copies,
+    unreachable,
+)
 from holdfast.store.writing import Writer, packed_nodes
 
 ROWS_AT_ONCE = 64
@@ -75,8 +89,7 @@ T = TypeVar("T")
 def _no_pace() -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Copy:
+class Copy(Struct, frozen=True):
     """What a clone adds. The rows' own numbers are given when they are written.
 
     ``lines`` are what its branches inherit of others' records, None where that is nothing.
@@ -90,8 +103,7 @@ class Copy:
     events: Sequence[Event]
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(Struct, frozen=True):
     """An agent at the moment of cloning."""
 
     branches: list[BranchRow]
@@ -101,8 +113,7 @@ class Source:
     e: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
+class Unfinished(Struct, frozen=True):
     """Agents whose rows are still to be cleared, packs whose files are still to go, nodes that may be waste."""
 
     agents: Sequence[int] = ()
@@ -110,8 +121,7 @@ class Unfinished:
     nodes: Sequence[bytes] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Waste:
+class Waste(Struct, frozen=True):
     """Digests of what nothing needs."""
 
     nodes: Sequence[bytes] = ()
@@ -119,8 +129,7 @@ class Waste:
     metadata: Sequence[bytes] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Retained:
+class Retained(Struct, frozen=True):
     """What an agent forgets by a policy: the checkpoints' numbers, and what the event says."""
 
     numbers: Ranges
@@ -217,7 +226,7 @@ class Forgetting:
                 if row.head in numbers:
                     head, head_id = nearest(row)
                     moved = self._writer.update_branch(replace(row, head=head, head_id=head_id))
-                heads.append([decode(row.body)["name"], moved.head_id])
+                heads.append([body_of(row)["name"], moved.head_id])
             untagged = [tag for tag in self.reading.tags(agent.a) if tag.n in numbers]
             self._say_forgotten(agent.a, numbers, body, untagged, heads, at)
 
@@ -240,7 +249,7 @@ class Forgetting:
             if chosen is None:
                 return None
             gone = [tag for tag in tags if tag.n in chosen.numbers]
-            heads = [[decode(row.body)["name"], row.head_id] for row in branches]
+            heads = [[body_of(row)["name"], row.head_id] for row in branches]
             self._say_forgotten(agent.a, chosen.numbers, chosen.body, gone, heads, at)
             return chosen
 
@@ -260,7 +269,7 @@ class Forgetting:
             if validity.n in numbers:
                 self._run("DELETE FROM validity WHERE a = ? AND n = ?", (a, validity.n))
         n, e, cut = Ranges(body["n"]), Ranges(body["e"]), set(body["cut"])
-        names = {str(decode(tag.body)["name"]) for tag in untagged}
+        names = {str(body_of(tag)["name"]) for tag in untagged}
         earlier = []
         for event, said in self.reading.forgotten(a):
             n, e = n | Ranges(said["n"]), e | Ranges(said["e"])
@@ -268,7 +277,7 @@ class Forgetting:
             names.update(said["untag"])
             earlier.append(event.e)
         gone = {tag.key for tag in untagged}
-        there = {str(decode(tag.body)["name"]) for tag in self.reading.tags(a) if tag.key not in gone}
+        there = {str(body_of(tag)["name"]) for tag in self.reading.tags(a) if tag.key not in gone}
         said = {
             "what": "forget",
             **body,
@@ -336,36 +345,51 @@ class Forgetting:
         self._writer.set_fact(_NOTE, encode([list(note.agents), list(note.packs), list(note.nodes)]))
 
     def finish(self) -> None:
-        """Everything that was noted is done; files go now. One in a place that cannot be reached is tried again."""
+        """Everything that was noted is done; files go now.
+
+        All are tried again the next time while somebody still reads the store as it was before.
+        """
         packs = self.unfinished().packs
-        cold = dict(Tiers(self.reading.fact).packs)
-        left: list[bytes] = []
-        for pack in packs:
-            self._packs.remove(pack)
-            if pack in cold:
-                try:
-                    place_at(cold[pack]).remove(file_name(pack))
-                    del cold[pack]
-                except (HoldfastError, OSError):
-                    left.append(pack)
+        with self._packs.removing() as free:
+            for pack in packs if free else ():
+                self._packs.remove(pack)
 
         def change() -> None:
-            if left:
-                self._write_note(Unfinished(packs=left))
-            else:
+            if free:
                 self._writer.drop_fact(_NOTE)
-            self._write_tiers(cold)
+                cold = self._tiers.packs
+                self._lie(away=[(pack, cold[pack]) for pack in packs if pack in cold])
+            else:
+                self._write_note(Unfinished(packs=packs))
 
         self._transaction(change)
+        self.clear_strays()
 
-    def _write_tiers(self, packs: Mapping[bytes, str]) -> None:
-        value = Tiers.encoded(packs)
-        if value == self.reading.fact(TIERS):
-            return
-        if value is None:
-            self._writer.drop_fact(TIERS)
-        else:
-            self._writer.set_fact(TIERS, value)
+    @property
+    def _tiers(self) -> Tiers:
+        return Tiers(self.reading.fact)
+
+    def _lie(
+        self, there: Iterable[ColdCopy] = (), away: Iterable[ColdCopy] = (), gone: Iterable[ColdCopy] = ()
+    ) -> None:
+        """Record copies of packs that lie at a place, or need not lie there any more, or have gone from it."""
+        packs, strays = recorded(self._tiers, there, away, gone)
+        for name, value in ((TIERS, packs), (STRAYS, strays)):
+            if value == self.reading.fact(name):
+                continue
+            if value is not None:
+                self._writer.set_fact(name, value)
+            else:
+                self._writer.drop_fact(name)
+
+    def clear_strays(self) -> None:
+        """Delete what lies at colder places and is not needed. What is in one that does not answer is tried again.
+
+        Not in the background: whoever closes the store would wait for a place that does not answer.
+        """
+        strays = self._tiers.strays if self.pace is _no_pace else set()
+        if gone := strays - remove_copies(strays)[0]:
+            self._transaction(lambda: self._lie(gone=gone))
 
     # -- making what stays stand alone ------------------------------------------------------------------------
 
@@ -412,7 +436,7 @@ class Forgetting:
             # Writers remember the base of the head; a branch row that differs makes them look again.
             for branch in (branch for a in agents for branch in self.reading.branches(a)):
                 if branch.head in changed:
-                    body = {**decode(branch.body), "base": n}
+                    body = {**body_of(branch), "base": n}
                     self._writer.update_branch(replace(branch, body=encode(body)))
             self._writer.forget_heads()
             return set(changed)
@@ -547,32 +571,35 @@ class Forgetting:
             self._drop_packs([old.p])
 
     def move_out(self, pack: PackRow, place: Place) -> None:
-        """Move a pack to a colder place: copied, flushed and compared, then recorded, then deleted here."""
+        """Move a pack to a colder place: noted, copied, read back and compared, then recorded, then deleted here."""
         path = self._packs.path(pack.uuid)
-        self.pace()
-        if pack.uuid not in Tiers(self.reading.fact).packs:
+        known = self._tiers.of(pack.uuid)
+        if known is None:
+            copy = bytes(pack.uuid), place.url
+            if copy in self._tiers.strays:  # a deletion that was given up may still be carried out, on the new copy
+                raise unreachable(place.url, "what was left there before cannot be deleted")
+            self._transaction(lambda: self._lie(away=[copy]))
             copy_out(place, path)
-            self._transaction(
-                lambda: self._write_tiers({**Tiers(self.reading.fact).packs, bytes(pack.uuid): place.url})
-            )
+            self._transaction(lambda: self._lie(there=[copy]))
+        elif not holds(known, path):  # whoever moved it died before it was deleted here, and it has changed there
+            copy_out(known, path)
         self._packs.remove(pack.uuid)
 
     def bring_back(self, pack: PackRow) -> None:
-        """Bring a pack back from its colder place, and delete it there."""
-        place = Tiers(self.reading.fact).of(pack.uuid)
+        """Bring a pack back from its colder place. What lies there is to be cleared then."""
+        place = self._tiers.of(pack.uuid)
         if place is None:
             return
-        name = file_name(pack.uuid)
         if not self._packs.is_here(pack.uuid):
-            copy_back(place, name, self._packs.path(pack.uuid).parent)
-        rest = {one: url for one, url in Tiers(self.reading.fact).packs.items() if one != pack.uuid}
-        self._transaction(lambda: self._write_tiers(rest))
-        place.remove(name)
+            chunks = self.reading.chunk_rows(pack.p)
+            copy_back(place, self._packs.path(pack.uuid), lambda path: self._packs.prove(path, pack, chunks))
+        self._transaction(lambda: self._lie(away=[(bytes(pack.uuid), place.url)]))
 
     def remove_strays(self) -> int:
         """Files below ``packs/`` that no row names, of processes that died before they could; how many bytes."""
         named = {row.uuid for row in self.reading.pack_rows()}
-        return self._packs.remove_strays(named, time.time() - STRAY_AFTER_S)
+        with self._packs.removing() as free:
+            return self._packs.remove_strays(named, time.time() - STRAY_AFTER_S) if free else 0
 
     def give_back(self) -> None:
         """Return free pages to the file system, a bounded number at a time."""

@@ -21,6 +21,7 @@ from typing import Protocol
 import apsw
 
 from holdfast.errors import ForkedHandle
+from holdfast.store.files import unavailable
 
 REST_WAIT_S = 5.0
 """How long a fork waits for commits in flight. Only a writer that is stuck behind another process takes longer."""
@@ -82,7 +83,10 @@ def close_inherited(catalog: Path) -> None:
     """
     if not _inherited:
         return
-    found = catalog.stat()
+    try:
+        found = catalog.stat()
+    except OSError as error:
+        raise unavailable(error, f"opening {catalog.parent}") from error
     key = (found.st_dev, found.st_ino)
     connections = _inherited.get(key, [])
     if connections is None:

@@ -9,14 +9,13 @@ before it is believed; and who has no key can neither add nor change a slot that
 from __future__ import annotations
 
 import os
-import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from hmac import compare_digest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from blake3 import blake3
+from msgspec import Struct
+from msgspec.structs import replace
 from ormsgpack import packb
 
 from holdfast.codec.values import decode, encode
@@ -56,12 +55,14 @@ _MAGIC = b"HFKEYS01"
 _MARKING = os.urandom(32)
 
 
-@dataclass(frozen=True, slots=True)
 class Secret:
     """What somebody gave to open a store: a passphrase, or a key of 32 random bytes."""
 
-    kind: str
-    data: bytes
+    __slots__ = ("data", "kind")
+
+    def __init__(self, kind: str, data: bytes) -> None:
+        self.kind = kind
+        self.data = data
 
     def __repr__(self) -> str:  # it must not get into a log or a traceback
         return f"Secret({self.kind})"
@@ -71,6 +72,8 @@ class Secret:
         return blake3(self.kind.encode() + self.data, key=_MARKING).digest()
 
     def same(self, mark: bytes) -> bool:
+        from hmac import compare_digest
+
         return compare_digest(self.mark(), mark)
 
 
@@ -87,6 +90,8 @@ def secret_of(given: str | bytes) -> Secret:
         return Secret(RAW, bytes.fromhex(given))
     if not given:
         raise BadOption("an empty passphrase", hint="Give a passphrase, or a key of 64 hexadecimal digits.")
+    import unicodedata
+
     try:
         # The same passphrase typed on another keyboard may be composed otherwise.
         return Secret(PASSPHRASE, unicodedata.normalize("NFC", given).encode())
@@ -94,8 +99,7 @@ def secret_of(given: str | bytes) -> Secret:
         raise BadOption("a passphrase that is not valid text", hint="Type it again.") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """One way to the master key. ``created`` is in microseconds; ``cost`` is memory in KiB, iterations and lanes."""
 
     number: int
@@ -109,8 +113,7 @@ class Slot:
         return [self.number, self.kind, self.created, self.salt, list(self.cost), self.wrapped]
 
 
-@dataclass(frozen=True, slots=True)
-class Keys:
+class Keys(Struct, frozen=True):
     """What the file says. ``epoch`` counts master keys; ``previous`` is the one before, wrapped, while rows have it."""
 
     uuid: bytes
@@ -124,6 +127,8 @@ class Keys:
 
     def verify(self, master: bytes) -> None:
         """Raise unless whoever wrote this had the master key."""
+        from hmac import compare_digest
+
         if not compare_digest(self._check(master), self.check):
             raise NotAuthentic(
                 "keys: the list of keys was changed by somebody without one", what=(NAME,), hint="Use a backup of it."
@@ -150,9 +155,16 @@ class Keys:
         """One more key that opens the store."""
         if len(self.slots) >= SLOTS_MAX:
             raise BadOption(f"the store has {SLOTS_MAX} keys already", hint="Remove one: `holdfast key remove`.")
+        self.refuse_known(secret)
         number = max((slot.number for slot in self.slots), default=0) + 1
         slot = _wrap(number, secret, master, self.uuid, self.epoch, created)
         return replace(self, slots=(*self.slots, slot)).signed(master), slot
+
+    def refuse_known(self, secret: Secret) -> None:
+        """A key with two slots would still open the store when one of them is removed."""
+        for slot in self.slots:
+            if slot.kind == secret.kind and _unwrap(slot, secret, self.uuid, self.epoch) is not None:
+                raise BadOption(f"this is key {slot.number}, which opens the store already", hint="Give another one.")
 
     def without(self, master: bytes, number: int) -> Keys:
         left = tuple(slot for slot in self.slots if slot.number != number)
@@ -209,18 +221,20 @@ def _about(slot: Slot, uuid: bytes, epoch: int) -> bytes:
 # -- the file ---------------------------------------------------------------------------------------------
 
 
-def _block(keys: Keys) -> bytes:
+def block(keys: Keys) -> bytes:
+    """One of the two copies."""
     body = encode([1, keys.uuid, keys.epoch, [slot.fields() for slot in keys.slots], keys.previous, keys.check])
-    block = _MAGIC + len(body).to_bytes(4, "big") + body
-    return (block + digest(b"holdfast.keys", block)).ljust(BLOCK_BYTES, b"\0")
+    data = _MAGIC + len(body).to_bytes(4, "big") + body
+    return (data + digest(b"holdfast.keys", data)).ljust(BLOCK_BYTES, b"\0")
 
 
 def content(keys: Keys) -> bytes:
     """The bytes of the file."""
-    return _block(keys) * 2
+    return block(keys) * 2
 
 
-def _parse(block: bytes) -> Keys:
+def parse(block: bytes) -> Keys:
+    """What a copy says, within limits. Only ``unlock`` proves who wrote it."""
     size = int.from_bytes(block[8:12], "big")
     end = 12 + size
     if block[:8] != _MAGIC or len(block) != BLOCK_BYTES or end + 32 > BLOCK_BYTES:
@@ -263,7 +277,7 @@ def read_keys(folder: Path) -> Keys | None:
     first: HoldfastError | None = None
     for start in (0, BLOCK_BYTES):
         try:
-            return _parse(content[start : start + BLOCK_BYTES])
+            return parse(content[start : start + BLOCK_BYTES])
         except HoldfastError as error:
             first = first or error
     raise Damaged(
@@ -282,7 +296,7 @@ def problems(folder: Path) -> list[str]:
     blocks = []
     for number, start in enumerate((0, BLOCK_BYTES)):
         try:
-            blocks.append(_parse(content[start : start + BLOCK_BYTES]))
+            blocks.append(parse(content[start : start + BLOCK_BYTES]))
         except HoldfastError:
             found.append(f"keys: copy {number} is damaged")
     if len(blocks) == 2 and blocks[0] != blocks[1]:

@@ -7,8 +7,6 @@ Always true: a key is never taken from two places at once, and never shown in an
 from __future__ import annotations
 
 import os
-import shlex
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -69,6 +67,9 @@ def from_file(path: str | os.PathLike[str]) -> Secret:
 
 def from_command(command: str) -> Secret:
     """The key that a command prints. No shell is involved."""
+    import shlex
+    import subprocess
+
     try:
         arguments = shlex.split(command)
         done = subprocess.run(  # noqa: S603  the person's own command

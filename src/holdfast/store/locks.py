@@ -11,7 +11,6 @@ import errno
 import fcntl
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from holdfast.errors import AgentBusy, HoldfastError, StoreBusy, StoreReadOnly
 from holdfast.store.catalog import BranchRow, Event
 from holdfast.store.cipher import PLAIN, Cipher
-from holdfast.store.files import unavailable
+from holdfast.store.files import close_quietly, unavailable
 
 BUSY_WAIT_S = 30.0
 """How long a writer queues for the store. Others hold it for milliseconds; only a stopped process takes longer."""
@@ -44,12 +43,6 @@ def open_lock(path: Path) -> int:
         if error.errno in _READ_ONLY:
             raise StoreReadOnly(f"{path.parent.parent}: the store cannot be written here ({error.strerror})") from error
         raise unavailable(error, f"opening locks/{path.name}") from error
-
-
-def _close_quietly(fd: int) -> None:
-    """The lock is free, whatever closing says; and nothing was written here that has to last."""
-    with suppress(OSError):
-        os.close(fd)
 
 
 def _try_flock(fd: int) -> bool:
@@ -108,13 +101,13 @@ class StoreLock:
             fd, self._fd = self._fd, -1
             self._wanted.release()
         if fd >= 0:
-            _close_quietly(fd)
+            close_quietly(fd)
 
     def abandon(self) -> None:
         """After fork, in the child: close without unlocking, without touching locks that other threads may hold."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            _close_quietly(fd)
+            close_quietly(fd)
 
     def _stop_waiting(self, *, keep: bool) -> bool:
         """Leave the queue. True if the lock came at the last moment and ``keep`` says to take it."""
@@ -151,7 +144,7 @@ class StoreLock:
 
 def describe_self(since_us: int) -> dict[str, object]:
     program = sys.argv[0] if sys.argv and sys.argv[0] else sys.executable
-    return {"pid": os.getpid(), "host": socket.gethostname(), "program": program, "since": since_us}
+    return {"pid": os.getpid(), "host": os.uname().nodename, "program": program, "since": since_us}
 
 
 def read_holder(path: Path, cipher: Cipher) -> dict[str, object]:
@@ -167,7 +160,7 @@ def read_holder(path: Path, cipher: Cipher) -> dict[str, object]:
 
 def _busy(path: Path, cipher: Cipher) -> AgentBusy:
     holder = read_holder(path, cipher)
-    if holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname():
+    if holder.get("pid") == os.getpid() and holder.get("host") == os.uname().nodename:
         holder["this_process"] = True
         text = "this process"
     elif holder:
@@ -205,13 +198,13 @@ class Lease:
         except OSError:
             pass  # a left-over file has no meaning without its lock, and the next opener removes it
         finally:
-            _close_quietly(fd)
+            close_quietly(fd)
 
     def abandon(self) -> None:
         """After fork, in the child: the parent keeps the lock."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            _close_quietly(fd)
+            close_quietly(fd)
 
 
 def _same_file(fd: int, path: Path) -> bool:
@@ -273,7 +266,7 @@ class Leases:
                     path.unlink(missing_ok=True)
             return False
         finally:
-            _close_quietly(fd)
+            close_quietly(fd)
 
     def close(self) -> None:
         for lease in self._held:
@@ -334,7 +327,7 @@ class Leases:
         finally:
             for fd in (next_fd, current_fd):
                 if fd >= 0:
-                    _close_quietly(fd)
+                    close_quietly(fd)
 
     def _taken(self, path: Path) -> bool:
         """Whether somebody still holds a lock file. One who was passed over keeps it, so that it is known to live."""
@@ -345,7 +338,7 @@ class Leases:
         try:
             return not _try_flock(fd)
         finally:
-            _close_quietly(fd)
+            close_quietly(fd)
 
     def _write_who(self, fd: int, path: Path, who: Mapping[str, object]) -> None:
         data = json.dumps(dict(who), default=str).encode()[:WHO_LIMIT_BYTES]
@@ -358,6 +351,6 @@ class Leases:
             if not _try_flock(fd):
                 raise _busy(path, self.cipher)
         except BaseException:
-            _close_quietly(fd)
+            close_quietly(fd)
             raise
         return fd

@@ -11,11 +11,11 @@ import os
 import time
 import uuid as uuids
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 
 import apsw
+from msgspec import Struct
 
 from holdfast.codec.values import decode, encode
 from holdfast.errors import (
@@ -115,8 +115,7 @@ def open_reader(layout: Layout, vfs: str | None) -> apsw.Connection:
     return connection
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """What the table ``store`` says. ``created`` is in microseconds."""
 
     version: int

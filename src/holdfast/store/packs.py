@@ -15,19 +15,21 @@ import mmap
 import os
 import threading
 import uuid
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import zstandard
 
 from holdfast.errors import Damaged, InputError, StoreFailed, StorePoisoned
 from holdfast.store.catalog import Buffer, ChunkRow, NewPack, PackRow, chunk_digest
 from holdfast.store.cipher import PLAIN, Cipher
-from holdfast.store.files import fsync_directory, unavailable
+from holdfast.store.files import close_quietly, fsync_directory, unavailable
 
 if TYPE_CHECKING:
-    from holdfast.store.tiering import Place
+    from holdfast.store.tiering import Source
+
+T = TypeVar("T")
 
 MAGIC = b"HFPACK01"
 ALIGN_BYTES = 4096
@@ -79,11 +81,12 @@ class SystemIo:
         path.unlink()
 
 
-def _round_up(size: int) -> int:
+def round_up(size: int) -> int:
+    """Where the next block begins."""
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def _nowhere(_pack: bytes) -> Place | None:
+def _nowhere(_pack: bytes) -> Source | None:
     return None
 
 
@@ -101,7 +104,13 @@ class Packs:
         self._lock = threading.Lock()
         self._reading: mmap.mmap | None = None
         self._read_lock = threading.Lock()
-        self.cold: Callable[[bytes], Place | None] = _nowhere
+        self.cold: Callable[[bytes], Source | None] = _nowhere
+
+    def beside(self, cold: Callable[[bytes], Source | None]) -> Packs:
+        """The same packs, for a reader with another way to colder places."""
+        other = Packs(self._directory, self._io, self.cipher)
+        other.cold = cold
+        return other
 
     def path(self, pack_uuid: bytes) -> Path:
         return self._directory / f"{uuid.UUID(bytes=bytes(pack_uuid))}.pack"
@@ -128,6 +137,31 @@ class Packs:
             raise unavailable(error, "writing a pack") from error
         return pack
 
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Nobody removes a pack meanwhile: an older state of the catalog is being read, which may name it."""
+        with self._locked(fcntl.LOCK_SH):
+            yield
+
+    @contextlib.contextmanager
+    def removing(self) -> Iterator[bool]:
+        """Whether packs that the catalog does not name any more may go. If not, somebody keeps them: try later."""
+        with self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
+            yield free
+
+    @contextlib.contextmanager
+    def _locked(self, how: int) -> Iterator[bool]:
+        with contextlib.ExitStack() as stack:
+            try:
+                fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                stack.callback(close_quietly, fd)
+                fcntl.flock(fd, how)
+                stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
+            except OSError:
+                yield False
+            else:
+                yield True
+
     def discard(self, pack: NewPack) -> None:
         """Remove a pack whose transaction did not happen. One that stays behind is only waste."""
         self._remove(self.path(pack.uuid))
@@ -139,17 +173,32 @@ class Packs:
     def read(self, pack_uuid: bytes, chunk: ChunkRow) -> bytes:
         """The chunk's bytes, proven by its digest."""
         path = self.path(pack_uuid)
-        name = f"chunk {chunk.digest.hex()}"
+        try:
+            return self._read_here(path, chunk)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
+        try:
+            data = self._read_cold(pack_uuid, chunk.offset, chunk.stored + self.cipher.overhead)
+            return self._proven(data, path.name, chunk, f" in {self._cold(pack_uuid).url}")
+        except Damaged:
+            if not self.is_here(pack_uuid):
+                raise
+        return self.read(pack_uuid, chunk)  # it was brought back meanwhile
+
+    def _read_here(self, path: Path, chunk: ChunkRow) -> bytes:
+        """The chunk's bytes from a file here."""
         if not 0 <= chunk.stored <= chunk.length <= CHUNK_BYTES or chunk.offset < ALIGN_BYTES:
+            name = f"chunk {chunk.digest.hex()}"
             raise Damaged(f"{name}: impossible size or place", what=(name,))
         with self._read_lock:
-            try:
-                stored = self._read_stored(path, chunk)
-            except FileNotFoundError:
-                stored = memoryview(self._read_cold(pack_uuid, chunk.offset, chunk.stored + self.cipher.overhead))
-            except OSError as error:
-                raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
-            data = bytes(stored)
+            data = bytes(self._read_stored(path, chunk))
+        return self._proven(data, path.name.removeprefix("tmp-"), chunk)
+
+    def _proven(self, data: bytes, pack: str, chunk: ChunkRow, where: str = "") -> bytes:
+        """The chunk's bytes, made of its stored ones."""
+        name = f"chunk {chunk.digest.hex()}"
         if len(data) == chunk.stored + self.cipher.overhead:
             data = self.cipher.unbox("chunk", chunk.digest, data)
         if len(data) == chunk.stored != chunk.length:
@@ -161,33 +210,47 @@ class Packs:
             except zstandard.ZstdError:
                 data = b""
         if len(data) != chunk.length or chunk_digest(data) != chunk.digest:
-            raise Damaged(f"packs/{path.name}: {name} is not what was written", what=(f"packs/{path.name}", name))
+            raise Damaged(f"packs/{pack}{where}: {name} is not what was written", what=(f"packs/{pack}", name))
         return data
 
     def check(self, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
         """Prove what reading the chunks does not: the pack's first block, its size, and that padding is zero."""
         path = self.path(pack.uuid)
         try:
-            fd = self._io.open(path, os.O_RDONLY)
-            try:
-                size = os.fstat(fd).st_size
-                self._check(pack, chunks, size, lambda start, length: self._read_all(fd, length, start))
-            finally:
-                self._io.close(fd)
+            self._check_file(path, pack, chunks)
         except FileNotFoundError:
-            size = len(self._read_cold(pack.uuid, 0, ALIGN_BYTES)) and self._cold(pack.uuid).size(path.name)
-            self._check(pack, chunks, size, lambda start, length: self._read_cold(pack.uuid, start, length))
+            try:
+                size = self._from_cold(pack.uuid, lambda place, name: place.size(name))
+                self._check(pack, chunks, size, lambda start, length: self._read_cold(pack.uuid, start, length))
+            except Damaged:
+                if not self.is_here(pack.uuid):
+                    raise
+                self.check(pack, chunks)  # it was brought back meanwhile
         except OSError as error:
             raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
+
+    def prove(self, path: Path, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
+        """Raise unless the file at ``path`` is that pack."""
+        for chunk in chunks:
+            self._read_here(path, chunk)
+        self._check_file(path, pack, chunks)
+
+    def _check_file(self, path: Path, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
+        fd = self._io.open(path, os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            self._check(pack, chunks, size, lambda start, length: self._read_all(fd, length, start))
+        finally:
+            self._io.close(fd)
 
     def _check(self, pack: PackRow, chunks: Sequence[ChunkRow], size: int, read: Callable[[int, int], bytes]) -> None:
         name = f"packs/{self.path(pack.uuid).name}"
         gaps = [(0, ALIGN_BYTES, MAGIC)]
         for chunk in chunks:
             end = chunk.offset + chunk.stored + self.cipher.overhead
-            gaps.append((end, _round_up(end), b""))
+            gaps.append((end, round_up(end), b""))
         for start, end, content in gaps:
-            if read(start, end - start) != content.ljust(end - start, b"\0"):
+            if start < end and read(start, end - start) != content.ljust(end - start, b"\0"):
                 raise Damaged(f"{name}: bytes between chunks are not what was written", what=(name,))
         if size != pack.size:
             raise Damaged(f"{name}: its size is not what was written", what=(name,))
@@ -206,7 +269,7 @@ class Packs:
     def is_here(self, pack_uuid: bytes) -> bool:
         return self.written_at(pack_uuid) is not None
 
-    def _cold(self, pack_uuid: bytes) -> Place:
+    def _cold(self, pack_uuid: bytes) -> Source:
         place = self.cold(pack_uuid)
         if place is None:
             name = f"packs/{self.path(pack_uuid).name}"
@@ -214,9 +277,12 @@ class Packs:
         return place
 
     def _read_cold(self, pack_uuid: bytes, offset: int, size: int) -> bytes:
+        return self._from_cold(pack_uuid, lambda place, name: place.read(name, offset, size))
+
+    def _from_cold(self, pack_uuid: bytes, ask: Callable[[Source, str], T]) -> T:
         place, name = self._cold(pack_uuid), self.path(pack_uuid).name
         try:
-            return place.read(name, offset, size)
+            return ask(place, name)
         except FileNotFoundError as error:
             raise Damaged(f"packs/{name} is missing from {place.url}", what=(f"packs/{name}",)) from error
         except OSError as error:
@@ -248,7 +314,7 @@ class Packs:
         Direct reads of whole chunks are many times faster than the page cache's read-ahead, and leave the cache alone.
         """
         length = chunk.stored + self.cipher.overhead
-        size = max(_round_up(length), ALIGN_BYTES)
+        size = max(round_up(length), ALIGN_BYTES)
         if self._reading is None or len(self._reading) < size:
             self._reading = mmap.mmap(-1, size)
         buffer = memoryview(self._reading)[:size]
@@ -345,7 +411,7 @@ class Packs:
 
     def _stage(self, data: memoryview) -> memoryview:
         """Copy into memory that is aligned as direct I/O wants it, padded with zeros."""
-        size = max(_round_up(len(data)), ALIGN_BYTES)
+        size = max(round_up(len(data)), ALIGN_BYTES)
         if self._staging is None or len(self._staging) < size:
             # Fresh memory is slow to touch, so the buffer is kept; it grows to one chunk at most.
             self._staging = mmap.mmap(-1, size)
@@ -357,7 +423,7 @@ class Packs:
     def _write_staged(self, fd: int, length: int, offset: int) -> int:
         if self._staging is None:
             raise StoreFailed("nothing was staged")
-        size = max(_round_up(length), ALIGN_BYTES)
+        size = max(round_up(length), ALIGN_BYTES)
         rest = memoryview(self._staging)[:size]
         while rest:
             try:

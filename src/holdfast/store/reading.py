@@ -17,9 +17,9 @@ from typing import Any, TypeVar
 import apsw
 import zstandard
 
-from holdfast.codec.values import decode
 from holdfast.errors import BadOption, Damaged, Rekeying
 from holdfast.store import schema
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
     BranchRow,
@@ -133,13 +133,14 @@ _zstd = threading.local()
 def unpack_node(digest: bytes, data: bytes) -> bytes:
     """The node inside ``node.data``, proven by its digest."""
     try:
+        packed = memoryview(data)[1:]
         if data[0] == 0:
-            node = data[1:]
-        elif data[0] == 1 and 0 <= zstandard.frame_content_size(data[1:]) <= NODE_LIMIT_BYTES:
+            node = bytes(packed)
+        elif data[0] == 1 and 0 <= zstandard.frame_content_size(packed) <= NODE_LIMIT_BYTES:
             decompressor = getattr(_zstd, "decompressor", None)
             if decompressor is None:
                 decompressor = _zstd.decompressor = zstandard.ZstdDecompressor()
-            node = decompressor.decompress(data[1:], allow_extra_data=False)
+            node = decompressor.decompress(packed, allow_extra_data=False)
         else:
             raise damaged_row("node", digest)
     except (zstandard.ZstdError, IndexError, TypeError, MemoryError) as error:
@@ -177,6 +178,8 @@ class Reading(Lines):
                 # After the read: a key that is still the store's now was so then.
                 if self._cipher.keyed and self._reader.execute(CIPHER_STATE).get != self._cipher.state:
                     raise rekeying()
+            except OverflowError as error:  # a row from elsewhere names a number that no row has
+                raise Damaged("the catalog names a number that no row can have", what=("store.db",)) from error
             except (apsw.Error, UnicodeDecodeError) as error:
                 self._usable()
                 raise reading_error(error, "reading the catalog") from error
@@ -197,7 +200,10 @@ class Reading(Lines):
         with self._read_lock:
             nested = self._reader.in_transaction
             if not nested:
-                self._reader.execute("BEGIN")
+                try:
+                    self._reader.execute("BEGIN")
+                except apsw.Error as error:
+                    raise reading_error(error, "reading the catalog") from error
             try:
                 yield
             finally:
@@ -309,10 +315,11 @@ class Reading(Lines):
         return self._select("SELECT n, parent, base FROM checkpoint WHERE b = ? AND n > ? ORDER BY n", (b, after))
 
     def rows_as_they_are(self, b: int) -> Iterator[CheckpointRow]:
-        """The checkpoints of a branch, whether or not their sums fit."""
+        """The checkpoints of a branch, whether or not their sums fit; not those that are no such row at all."""
         after = 0
         while batch := self._select(f"{CHECKPOINT} WHERE b = ? AND n > ? ORDER BY n LIMIT {BATCH_ROWS}", (b, after)):
-            yield from (CheckpointRow(*self._cipher.loose("checkpoint", row)[0]) for row in batch)
+            found = (self._cipher.loose("checkpoint", row)[0] for row in batch)
+            yield from (CheckpointRow(*row) for row in found if tuple(map(type, row)) in schema.ROWS["checkpoint"])
             after = batch[-1][0]
 
     def tips(self, a: int) -> list[CheckpointRow]:
@@ -532,8 +539,8 @@ class Reading(Lines):
         """The events that say what agents (or one of them) have forgotten, with their bodies, oldest first."""
         agents = self._select(_TOLD_OF) if a is None else [(a,)]
         for row in self.events_named(forgotten_key(one) for (one,) in agents):
-            body = decode(row.body, inert=True)
-            if isinstance(body, dict) and body.get("what") in {"forget", "remove"}:
+            body = body_of(row)
+            if body["what"] in {"forget", "remove"}:
                 yield row, body
 
     def newest_names(self) -> tuple[int, int]:

@@ -9,10 +9,13 @@ last one; and a process may die between any two calls and leave a sound store.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 
-from holdfast.codec.values import decode, encode
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.codec.values import encode
 from holdfast.errors import Damaged, HoldfastError
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
     Append,
@@ -41,12 +44,12 @@ Place = tuple[bytes, int, int]
 """Where a value is: a node's digest, the offset in it, the length."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(Struct, frozen=True):
     """A checkpoint that is to get a row.
 
     ``parent`` is its parent's number, 0 where it has none here, or ``-k``: the k-th of the same call, counted from 1.
-    ``values`` are a tail, ``places`` where the values are that have no tail.
+    ``values`` are a tail, ``places`` where the values are that have no tail. ``over`` is, given in the same way, the
+    nearest ancestor that is left, where the parent is gone.
     """
 
     b: int
@@ -58,10 +61,10 @@ class Arrival:
     key: bytes | None
     values: bytes | None
     places: Sequence[Place] = ()
+    over: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """What a branch, a tag or a judgement is to be at the end."""
 
     branch: BranchRow
@@ -135,7 +138,7 @@ class Receiving:
         def change() -> None:
             self._writer.append(append, (), None)
             row = self._writer.read_branch(append.b)
-            body = decode(row.body)
+            body = body_of(row)
             arrived = Ranges([(append.count + 1, append.count + len(append.records))])
             body["received"] = (Ranges(body.get("received", ())) | arrived).pairs
             self._writer.update_branch(replace(row, body=encode(body)))
@@ -175,11 +178,23 @@ class Receiving:
             heads = {**said, "newest": rows[-1].n}
             if cut:
                 tomb = {"n": [], "e": [], "cut": list(cut), "untag": [], "heads": said["heads"], "newest": rows[-1].n}
+                tomb["over"] = self._over(a, arrivals, rows)
                 self._writer.insert_event(a, Event(at, encode({"what": "forget", **tomb}), forgotten_key(a)))
             self._writer.insert_event(a, Event(at, encode(heads), receive_key(a)))
             return [row.n for row in rows]
 
         return self._writer.transaction(change)
+
+    def _over(self, a: int, arrivals: Sequence[Arrival], rows: Sequence[CheckpointRow]) -> list[list[int]]:
+        """For each checkpoint of the agent whose parent is gone, the nearest ancestor that is left; what is known."""
+        agent = self.reading.agent_row(a)
+        over = dict(body_of(agent).get("over", ())) if agent is not None else {}
+        for _, said in self.reading.forgotten(a):
+            over = dict(said.get("over", ()))
+        for arrival, row in zip(arrivals, rows, strict=True):
+            if arrival.over:
+                over[row.n] = rows[-arrival.over - 1].n if arrival.over < 0 else arrival.over
+        return [[n, above] for n, above in sorted(over.items())]
 
     def _insert(self, a: int, arrival: Arrival, rows: Sequence[CheckpointRow]) -> CheckpointRow:
         n = self._writer.next_number("checkpoint")
@@ -230,12 +245,19 @@ class Receiving:
     ) -> None:
         """Let branches, tags and judgements stand where they are to stand, in one transaction.
 
-        A tag that is only a key goes; a checkpoint's number instead of a judgement makes it good again. ``said`` gives
-        the body of the event for the newest number of a checkpoint.
+        Branches that were made for them are whole from then on. A tag that is only a key goes; a checkpoint's number
+        instead of a judgement makes it good again. ``said`` gives the body of the event for the newest number of a
+        checkpoint.
         """
+        held = list(guards)
 
         def change() -> None:
-            self._check(guards)
+            self._check(held)
+            for b, _ in held:
+                row = self._writer.read_branch(b)
+                body = dict(body_of(row))
+                if body.pop("arriving", False):
+                    self._writer.update_branch(replace(row, body=encode(body)))
             for one in standing:
                 row = self._writer.read_branch(one.branch.b)
                 self._writer.update_branch(replace(row, head=one.head, head_id=one.head_id))

@@ -9,20 +9,21 @@ as it is and stops the change before it has begun.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import apsw
+from msgspec.structs import replace
 
 from holdfast.codec.values import encode
-from holdfast.errors import BadOption, Damaged, HoldfastError, NotEncrypted
+from holdfast.errors import BadOption, Damaged, HoldfastError, NotAStore, NotEncrypted
 from holdfast.store import keys as key_file
-from holdfast.store.catalog import ChunkRow, PackRow
+from holdfast.store.catalog import ChunkRow, PackRow, Progress
 from holdfast.store.cipher import Cipher, Keyed, derive
-from holdfast.store.files import Layout
+from holdfast.store.files import Layout, classify
 from holdfast.store.keys import Keys, Secret, Slot
 from holdfast.store.locks import StoreLock
 from holdfast.store.opening import Clock, check_facts, cipher_state, now_us, open_reader, require_cryptography
@@ -30,6 +31,7 @@ from holdfast.store.packs import Packs
 from holdfast.store.reading import CIPHER_STATE, KEYS_OF_TABLES, Reading
 from holdfast.store.schema import TABLES
 from holdfast.store.sqlite import connect, reading_error, writing_error
+from holdfast.store.tiering import STRAYS, TIERS, ColdCopy, Tiers, copy_out, recorded, remove_copies
 
 ROWS_AT_ONCE = 64
 """Rows of one transaction. Nodes have up to some hundred kilobytes, so this keeps a transaction within megabytes."""
@@ -40,7 +42,6 @@ _ORDER = (
     "pack", "chunk", "store",
 )  # fmt: skip
 
-Progress = Callable[[str, int, int], None]
 T = TypeVar("T")
 
 
@@ -48,6 +49,8 @@ def keys_of(path: Path) -> Keys:
     """The keys of the store at ``path``, as its file lists them."""
     found = key_file.read_keys(path)
     if found is None:
+        if not classify(path):
+            raise NotAStore(f"there is no store at {path}", hint="Check the path.")
         raise NotEncrypted(f"{path} is not encrypted", hint="Make a new store with a key, and push this one into it.")
     require_cryptography()
     return found
@@ -83,6 +86,7 @@ def replace_key(path: Path, secret: Secret, new: Secret, clock: Clock = now_us) 
     """Put another key in the place of the one that is given."""
 
     def change(found: Keys, master: bytes, slot: Slot) -> Keys:
+        found.refuse_known(new)
         left = replace(found, slots=tuple(one for one in found.slots if one.number != slot.number))
         changed, _ = left.with_slot(master, new, clock())
         return changed
@@ -162,13 +166,11 @@ def _check_sound(layout: Layout, secret: Secret, progress: Progress | None) -> N
     try:
         reading = Reading(connection)
         facts = check_facts(reading, layout, secret)
-        if any(name == "tiers" for name, _, _ in reading.store_rows()):
-            raise BadOption(
-                "packs of this store lie in a colder place, where they cannot be encrypted anew",
-                hint="Bring them back first, or push the store into a new one with a new key.",
-            )
         total = sum(reading.counts().values())
         packs = Packs(layout.packs, cipher=facts.cipher)
+        tiers = Tiers(Reading(connection, facts.cipher).fact)
+        tiers.require()
+        packs.cold = tiers.of
         for done, (table, row) in enumerate(_every_row(connection), 1):
             if not _authentic(facts.cipher, table, row):
                 raise Damaged(
@@ -337,7 +339,13 @@ class _Rekeying:
     def _packs(self) -> None:
         """Packs are written anew, one at a time; rows that name the old file go over to the new one together."""
         old, new = (Packs(self._layout.packs, cipher=cipher) for cipher in (self._old, self._new))
-        for row in self._connection.execute("SELECT p, uuid, size, sum FROM pack ORDER BY p").fetchall():
+        old.cold = self._tiers.of
+        rows = self._connection.execute("SELECT p, uuid, size, sum FROM pack ORDER BY p").fetchall()
+        named = {uuid for _, uuid, _, _ in rows}
+        if unnamed := [copy for copy in self._tiers.packs.items() if copy[0] not in named]:
+            self._transaction(lambda: self._lie(away=unnamed))
+        self._clear_strays()
+        for row in rows:
             if _authentic(self._new, "pack", row):
                 continue
             pack = self._old.record("pack", PackRow, row)
@@ -346,17 +354,61 @@ class _Rekeying:
             ).fetchall()
             chunks = [self._old.record("chunk", ChunkRow, one) for one in found]
             written = new.write((chunk.digest, old.read(pack.uuid, chunk)) for chunk in chunks)
+            place = self._tiers.of(pack.uuid)
+            if place is not None:
+                self._transaction(lambda: self._lie(away=[(written.uuid, place.url)]))  # noqa: B023  called at once
+                copy_out(place, new.path(written.uuid))
+            url = place.url if place is not None else ""
 
-            def change(pack: PackRow = pack, found: Any = found, written: Any = written) -> None:
+            def change(pack: PackRow = pack, found: Any = found, written: Any = written, url: str = url) -> None:
                 row = self._new.stored("pack", pack.p, written.uuid, written.size)
                 self._connection.execute(_TABLES["pack"].update(), (*row, pack.p))
                 for before, chunk in zip(found, written.chunks, strict=True):
                     columns = (chunk.digest, pack.p, chunk.offset, chunk.length, chunk.stored)
                     stored = self._new.stored("chunk", *columns)
                     self._connection.execute(_TABLES["chunk"].update(), (*stored, before[0]))
+                if url:
+                    self._lie(there=[(written.uuid, url)], away=[(pack.uuid, url)])
 
             self._transaction(change)
             old.remove(pack.uuid)
+            if place is not None:
+                new.remove(written.uuid)
+                self._clear_strays()
+
+    # Rows about colder places have the old key or the new one, as far as a crash let it come.
+
+    @property
+    def _tiers(self) -> Tiers:
+        return Tiers(lambda name: self._fact(name)[1])
+
+    def _fact(self, name: str) -> tuple[Cipher, bytes | None]:
+        rows = self._connection.execute("SELECT name, value, sum FROM store WHERE name = ?", (name,)).fetchall()
+        if not rows:
+            return self._old, None
+        cipher = self._new if _authentic(self._new, "store", rows[0]) else self._old
+        return cipher, cipher.record("store", lambda _, value: bytes(value), rows[0])
+
+    def _lie(
+        self, there: Iterable[ColdCopy] = (), away: Iterable[ColdCopy] = (), gone: Iterable[ColdCopy] = ()
+    ) -> None:
+        packs, strays = recorded(self._tiers, there, away, gone)
+        for name, value in ((TIERS, packs), (STRAYS, strays)):
+            cipher, before = self._fact(name)
+            if value is None:
+                self._connection.execute("DELETE FROM store WHERE name = ?", (name,))
+            elif value != before:
+                row = cipher.stored("store", name, value)
+                self._connection.execute("INSERT OR REPLACE INTO store VALUES (?, ?, ?)", row)
+
+    def _clear_strays(self) -> None:
+        """What lies at colder places and is not needed has the old key: it goes, or the change does not end."""
+        strays = self._tiers.strays
+        left, why = remove_copies(strays)
+        if gone := strays - left:
+            self._transaction(lambda: self._lie(gone=gone))
+        if why is not None:
+            raise why
 
     def _vacuum(self) -> None:
         """Write the database anew: unused parts of its pages still hold what the old key can read."""

@@ -9,7 +9,7 @@ rooms above to say.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ import apsw
 from holdfast.codec.values import decode
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store import schema, witness
+from holdfast.store.bodies import sound
 from holdfast.store.catalog import metadata_digest
 from holdfast.store.cipher import Cipher, Row
 from holdfast.store.embedded import Embedded
@@ -28,7 +29,7 @@ from holdfast.store.opening import lay_out, own_facts
 from holdfast.store.pages import Found, read_all
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import unpack_node
-from holdfast.store.sqlite import connect
+from holdfast.store.sqlite import connect, reading_error
 from holdfast.store.witness import Witness
 from holdfast.store.writing import Writer
 
@@ -79,7 +80,10 @@ def rescue(damaged: Layout, to: Layout, cipher: Cipher, uuid: bytes, noted: Witn
         _read_pages(damaged, rows, problems)
     rows.drop_deleted()
     rows.complete_facts(uuid)
-    _build(to, rows)
+    try:
+        _build(to, rows)
+    except apsw.Error as error:
+        raise reading_error(error, "writing what was rescued") from error
     return problems
 
 
@@ -94,6 +98,8 @@ class _Rows:
     def proven(self, table: str, row: Row) -> bool:
         """Whether this is a row of that table, as it was written."""
         cipher = self._cipher
+        if table not in schema.SUMMED_TABLES and tuple(map(type, row)) not in schema.ROWS[table]:
+            return False
         try:
             if table == "node":
                 digest = cipher.found("node", row[1])
@@ -104,7 +110,8 @@ class _Rows:
                 return metadata_digest(cipher.unbox("metadata", digest, row[1])) == digest
             if table == "tail":  # its values' digests are in the checkpoint's operations, and proven there
                 return isinstance(decode(cipher.unbox("tail", row[0], row[1])), list)
-            return cipher.loose(table, row)[1]
+            columns, fits = cipher.loose(table, row)
+            return fits and sound(table, columns)
         except (HoldfastError, TypeError, ValueError, IndexError, OverflowError, AttributeError):
             return False
 
@@ -254,6 +261,33 @@ def add_rows(catalog: Embedded, table: str, rows: Sequence[Row]) -> None:
         for row in rows:
             stored = writer.cipher.stored(table, *row)
             writer.connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", stored)  # noqa: S608
+
+    catalog.mend(write)
+
+
+def add_metadata(catalog: Embedded, found: Mapping[bytes, bytes]) -> None:
+    def write(writer: Writer) -> None:
+        for digest, data in found.items():
+            writer.insert_metadata(digest, data)
+
+    catalog.mend(write)
+
+
+def drop_homeless_chunks(catalog: Embedded) -> None:
+    """Chunks of packs whose rows are lost: nobody knows in which file they are."""
+
+    def write(writer: Writer) -> None:
+        writer.connection.execute("DELETE FROM chunk WHERE p NOT IN (SELECT p FROM pack)")
+
+    catalog.mend(write)
+
+
+def drop_chunks(catalog: Embedded, digests: Iterable[bytes]) -> None:
+    """Chunks whose bytes are lost: whatever needs them shows that it does, and whatever only names them can go on."""
+
+    def write(writer: Writer) -> None:
+        keys = [(writer.cipher.lookup("chunk", digest),) for digest in digests]
+        writer.connection.executemany("DELETE FROM chunk WHERE digest = ?", keys)
 
     catalog.mend(write)
 

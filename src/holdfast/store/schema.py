@@ -68,6 +68,26 @@ TABLES = (
 
 TABLE_NAMES = tuple(sql.split()[2] for sql in TABLES if sql.startswith("CREATE TABLE"))
 
+_TYPES = {"INTEGER": int, "BLOB": bytes, "TEXT": str}
+
+
+def _rows_of(sql: str) -> tuple[str, frozenset[tuple[type, ...]]]:
+    """The types that the columns of a table's rows have, the sum aside."""
+    front, _, rest = sql.partition(" (")
+    rows: list[tuple[type, ...]] = [()]
+    for column in rest.rpartition(")")[0].split(", "):
+        name, kind, *more = column.split()
+        if name in {"UNIQUE", "PRIMARY"}:
+            break
+        if name != "sum":
+            kinds = (_TYPES[kind],) if more else (_TYPES[kind], type(None))
+            rows = [(*row, one) for row in rows for one in kinds]
+    return front.split()[2], frozenset(rows)
+
+
+ROWS = dict(_rows_of(sql) for sql in TABLES if sql.startswith("CREATE TABLE"))
+"""SQLite takes any type in any column, and whoever writes rows can write sums, too: so both are looked at."""
+
 NUMBERED = {"agent": "a", "branch": "b", "checkpoint": "n", "event": "e", "effect": "r"}
 """Tables whose numbers are never given twice, with their columns: a row that outlives its agent must stay its own."""
 

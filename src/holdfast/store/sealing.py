@@ -14,7 +14,8 @@ from ormsgpack import packb
 
 from holdfast.codec.values import decode, encode
 from holdfast.errors import CorruptValue, Damaged
-from holdfast.store.catalog import Catalog, CheckpointRow, node_digest
+from holdfast.store.bodies import places_of
+from holdfast.store.catalog import CheckpointRow, SealRow, States, node_digest
 
 # A checkpoint is sealed when the way back to the last sealed one would get longer than this: loading any checkpoint
 # replays at most so many checkpoints and so many bytes.
@@ -111,12 +112,13 @@ class _Leftover:
 class Values:
     """Reads the values of operations. Keeps the last seal and its nodes, since neighbours share them."""
 
-    def __init__(self, catalog: Catalog, rows: Sequence[CheckpointRow] = ()) -> None:
+    def __init__(self, catalog: States, rows: Sequence[CheckpointRow] = ()) -> None:
         """``rows`` are those that will be asked for, in about this order: their tails are read many at a time."""
         self._catalog = catalog
         self._expected = [row.n for row in rows if not row.sealed]
         self._tails: dict[int, bytes | None] = {}  # None: it has none any more
         self._key: tuple[int, int] | None = None
+        self._opened = b""  # the places of the open seal, as they are stored
         self._from = 0  # the oldest checkpoint that the open seal is known to cover
         self._nodes: list[bytes] = []
         self._entries: dict[int, list[list[int]]] = {}
@@ -132,7 +134,21 @@ class Values:
                     f"the tail of checkpoint {row.n} does not follow the format", what=(f"tail {row.n}",)
                 )
             return values
-        return [self._value(place, row.n) for place in self._places(row)]
+        while True:
+            try:
+                return [self._value(place, row.n) for place in self._places(row)]
+            except Damaged:
+                if not self._moved(row):
+                    raise
+
+    def _moved(self, row: CheckpointRow) -> bool:
+        """Whether the values lie elsewhere since: forgetting others gives a seal other places. Then look there."""
+        seal_row = self._catalog.covering_seal(row.b, row.n)
+        if seal_row is None or seal_row.places == self._opened:
+            return False
+        self._open((seal_row.b, seal_row.n), seal_row.places)
+        self._from = row.n
+        return True
 
     def found(self, row: CheckpointRow) -> tuple[bytes | None, list[tuple[bytes, int, int]]]:
         """Where a checkpoint's values are: its tail, or the nodes that hold them, with offset and length in each."""
@@ -168,12 +184,9 @@ class Values:
         return self._tails.pop(n)
 
     def _open(self, key: tuple[int, int], places: bytes) -> None:
-        try:
-            nodes, entries = decode(places)
-            self._entries = dict(entries)
-        except (TypeError, ValueError) as error:
-            raise CorruptValue(f"the places of seal {key[1]} do not follow the format") from error
-        self._nodes, self._raw, self._key = nodes, {}, key
+        self._nodes, entries = places_of(SealRow(key[1], key[0], places))
+        self._entries = dict(entries)
+        self._raw, self._key, self._opened = {}, key, places
 
     def _value(self, place: list[int], n: int) -> bytes:
         try:

@@ -36,9 +36,13 @@ class Record(WitnessFile):
     """One record. Processes that only read the store write it too, hence the lock."""
 
     def record(self, n: int, e: int, r: int, checkpoint_id: bytes) -> None:
+        # As _alone(), written out: this happens at every commit.
         try:
-            with self._alone():
-                super().record(n, e, r, checkpoint_id)
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                self._note(n, e, r, checkpoint_id)
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
         except OSError as error:
             self.failure = error
 
@@ -71,7 +75,7 @@ def open_record(path: Path, uuid: bytes) -> Record | None:
     folder = state_folder()
     if folder is None:
         return None
-    wanted = folder / uuid.hex() / blake3(os.fsencode(path)).hexdigest(8)
+    wanted = _file(folder, path, uuid)
     try:
         wanted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not wanted.exists():
@@ -86,15 +90,38 @@ def open_record(path: Path, uuid: bytes) -> Record | None:
     return record
 
 
-def _begin(wanted: Path, path: Path) -> None:
-    """Take along the record of the place where this store was before, or make an empty one."""
+def remembered(path: Path, uuid: bytes) -> Witness | None:
+    """What the record of the store ``uuid`` at ``path`` says, without beginning one. None when there is none."""
+    folder = state_folder()
+    if folder is None:
+        return None
+    wanted = _file(folder, path, uuid)
+    try:
+        record = wanted if wanted.exists() else next(_left_behind(wanted, path), wanted)
+        return newest(record.read_bytes()[:WITNESS_BYTES])
+    except OSError:
+        return None
+
+
+def _file(folder: Path, path: Path, uuid: bytes) -> Path:
+    return folder / uuid.hex() / blake3(os.fsencode(path)).hexdigest(8)
+
+
+def _left_behind(wanted: Path, path: Path) -> Iterator[Path]:
+    """Records of places where this store was and is not any more."""
     for other in sorted(wanted.parent.iterdir()):
         place = _place(other)
         if place is not None and place != path and not (place / "store.db").exists():
-            with suppress(OSError):
-                other.rename(wanted)
-                os.truncate(wanted, WITNESS_BYTES)
-                return
+            yield other
+
+
+def _begin(wanted: Path, path: Path) -> None:
+    """Take along the record of the place where this store was before, or make an empty one."""
+    for other in _left_behind(wanted, path):
+        with suppress(OSError):
+            other.rename(wanted)
+            os.truncate(wanted, WITNESS_BYTES)
+            return
     with suppress(FileExistsError):
         fd = os.open(wanted, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:

@@ -68,7 +68,7 @@ def reading_error(error: Exception, doing: str) -> HoldfastError:
         return Damaged(
             f"{doing}: the database is damaged ({error})",
             what=("store.db",),
-            hint="Run `holdfast verify` to see what is affected.",
+            hint="`holdfast verify` says what is affected, `holdfast repair` what can be saved.",
         )
     if isinstance(error, apsw.FullError):
         return DiskFull(f"{doing}: no room on the disk; nothing was changed", hint="Free some room, then try again.")

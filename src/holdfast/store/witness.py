@@ -11,10 +11,10 @@ import errno
 import os
 import struct
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
+from msgspec import Struct
 
 SLOT_BYTES = 64
 WITNESS_BYTES = 2 * SLOT_BYTES
@@ -24,8 +24,7 @@ _SLOT = struct.Struct(">4s4xQQQQ16s")
 _MAGIC = b"HFWT"
 
 
-@dataclass(frozen=True, slots=True)
-class Witness:
+class Witness(Struct, frozen=True):
     """What one slot says: the newest numbers of checkpoints, events and effects ever given, the checkpoint's id."""
 
     sequence: int
@@ -35,8 +34,7 @@ class Witness:
     id_prefix: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class WitnessReport:
+class WitnessReport(Struct, frozen=True):
     """``newest`` is what counts, None when no slot says anything; ``problems`` are for people, one line each."""
 
     newest: Witness | None
@@ -107,15 +105,18 @@ class WitnessFile:
         A failure is kept for the report and not raised: the commit itself is safe, only this proof of it is missing.
         """
         try:
-            self._catch_up()
-            last = self._newest
-            newer = checkpoint_id and n >= last.n
-            prefix = checkpoint_id[:ID_PREFIX_BYTES] if newer else last.id_prefix
-            self._write(Witness(last.sequence + 1, max(n, last.n), max(e, last.e), max(r, last.r), prefix))
+            self._note(n, e, r, checkpoint_id)
         except OSError as error:
             self.failure = error
         if self._also is not None:
             self._also.record(n, e, r, checkpoint_id)
+
+    def _note(self, n: int, e: int, r: int, checkpoint_id: bytes) -> None:
+        self._catch_up()
+        last = self._newest
+        newer = checkpoint_id and n >= last.n
+        prefix = checkpoint_id[:ID_PREFIX_BYTES] if newer else last.id_prefix
+        self._write(Witness(last.sequence + 1, max(n, last.n), max(e, last.e), max(r, last.r), prefix))
 
     def replace(self, n: int, e: int, r: int, checkpoint_id: bytes) -> None:
         """Make the witness agree with the catalog after somebody accepted a loss; raises OSError."""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TypeVar
 
 import apsw
 import zstandard
+from msgspec import Struct
+from msgspec.structs import replace
 
-from holdfast.codec.values import decode
 from holdfast.errors import (
     BadName,
     Damaged,
@@ -27,6 +27,7 @@ from holdfast.errors import (
     UnknownAgent,
     UnknownRevision,
 )
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
     Append,
@@ -67,13 +68,24 @@ _BRANCH = "SELECT b, a, uuid, key, body, head, head_id, generation, sum FROM bra
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(Struct, frozen=True):
     """A branch as this process last wrote it. ``sum`` lets an update compare all of it at once."""
 
     row: BranchRow
     sum: bytes
     base: int
+
+
+class Standing(Struct):
+    """What holds after a checkpoint, as long as the database has this ``version``: nobody has written since then.
+
+    The newest checkpoint's number and, if it is known, the newest event's; the guard that was compared.
+    """
+
+    n: int
+    e: int
+    guard: tuple[int, int] | None
+    version: int = -1
 
 
 class Vanished(Exception):
@@ -119,6 +131,9 @@ class Writer:
         # What the transaction in hand gave out: newest checkpoint, event and effect, that checkpoint's id.
         self._n = self._e = self._r = 0
         self._id = b""
+        self._standing: Standing | None = None  # after the last transaction; None when that was no checkpoint
+        self._known: Standing | None = None  # the same inside one, if it still holds
+        self._next_e = 0  # the number of the next event; 0 when it is not known
 
     def transaction(self, change: Callable[[], T], committed: Callable[[], None] = lambda: None) -> T:
         """Run ``change`` inside one transaction, under every lock, and make it durable before returning.
@@ -143,12 +158,16 @@ class Writer:
     def _transaction(self, change: Callable[[], T], committed: Callable[[], None]) -> T:
         self._n = self._e = self._r = 0
         self._id = b""
+        standing, self._standing = self._standing, None
         begun = committing = False
         try:
             self._run("BEGIN IMMEDIATE")
             begun = True
             if self.cipher.keyed and self._run(CIPHER_STATE).get != self.cipher.state:
                 raise rekeying()
+            if standing is not None and self.connection.data_version() != standing.version:
+                standing = None
+            self._know(standing)
             result = change()
             committing = True
             self._run("COMMIT")
@@ -156,23 +175,32 @@ class Writer:
             if committing and not isinstance(error, Exception) and not self.connection.in_transaction:
                 self._noted(committed)  # an interrupt came after the commit was done
                 raise
-            self._undo()
-            if isinstance(error, apsw.Error):
+            meaning = None
+            if isinstance(error, apsw.Error):  # asked before anything is undone: that may end the connection
                 meaning = writing_error(error, self.connection, "writing the catalog")
-                if isinstance(meaning, StorePoisoned):
-                    if not begun:  # nothing was on its way to the disk yet
-                        raise reading_error(error, "beginning a transaction") from error
+                if isinstance(meaning, StorePoisoned) and not begun:  # nothing was on its way to the disk yet
+                    meaning = reading_error(error, "beginning a transaction")
+                elif isinstance(meaning, StorePoisoned):
                     self.poison = meaning
+            self._undo()
+            if meaning is not None:
                 raise meaning from error
             raise
         self._noted(committed)
         return result
 
+    def _know(self, standing: Standing | None) -> None:
+        self._known = standing
+        self._next_e = standing.e + 1 if standing is not None and standing.e else 0
+
     def _noted(self, committed: Callable[[], None]) -> None:
         committed()
         self.witness.record(self._n, self._e, self._r, self._id)
+        if self._standing is not None:
+            self._standing.version = self.connection.data_version()
 
     def _undo(self) -> None:
+        self._standing = None
         self.forget_heads()
         try:
             if self.connection.in_transaction:
@@ -212,7 +240,7 @@ class Writer:
         key = self.cipher.lookup("event", forgotten_key(a))
         for found in self._run(f"{EVENT} WHERE key = ?", (key,)).fetchall():
             event = self.cipher.record("event", EventRow, found)
-            if n in Ranges(decode(event.body, inert=True)["n"]):
+            if n in Ranges(body_of(event)["n"]):
                 raise UnknownRevision("the checkpoint was forgotten; nothing was changed")
 
     def insert_agent(self, row: AgentRow) -> AgentRow:
@@ -242,11 +270,12 @@ class Writer:
         return row
 
     def insert_event(self, a: int, event: Event) -> int:
-        e = self._run(_NEXT_E).get
+        e = self._next_e or int(self._run(_NEXT_E).get)
         row = self.cipher.stored("event", e, a, event.at, event.body, event.key)
         self._run("INSERT INTO event VALUES (?, ?, ?, ?, ?, ?)", row)
         self._e = e
-        return int(e)
+        self._next_e = e + 1
+        return e
 
     def insert_checkpoint(self, row: CheckpointRow, identity: bytes) -> None:
         """A checkpoint that came from elsewhere; no head moves."""
@@ -264,7 +293,12 @@ class Writer:
 
     def insert_metadata(self, digest: bytes, data: bytes) -> None:
         stored = (self.cipher.lookup("metadata", digest), self.cipher.box("metadata", digest, data))
-        self._run("INSERT INTO metadata VALUES (?, ?) ON CONFLICT DO NOTHING", stored)
+        # What was lost in a repair may turn up again. The record of that is shorter than any metadata.
+        self._run(
+            "INSERT INTO metadata VALUES (?, ?) ON CONFLICT DO UPDATE SET data = excluded.data"
+            " WHERE length(metadata.data) < length(excluded.data)",
+            stored,
+        )
 
     def check_guard(self, guard: tuple[int, int]) -> None:
         b, generation = guard
@@ -403,14 +437,16 @@ class Writer:
 
     def apply(self, commit: Commit, nodes: Sequence[tuple[bytes, Buffer]], pack: NewPack | None) -> int:
         """Write one checkpoint, if its branch is still where the writer believes it to be."""
-        run, cipher = self._run, self.cipher
-        if commit.guard is not None:
+        run, cipher, known = self._run, self.cipher, self._known
+        if commit.guard is not None and (known is None or known.guard != commit.guard):
             self.check_guard(commit.guard)
-        n = run(_NEXT_N).get
-        head = self._move_head(commit, n)
-        a, b, depth, key = commit.a, commit.b, commit.depth, commit.key
-        row = (n, a, b, head.parent, depth, head.base, commit.manifest, commit.operations, key)
-        run("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", cipher.stored("checkpoint", *row))
+        n = known.n + 1 if known is not None else int(run(_NEXT_N).get)
+        parent, base = self._move_head(commit, n)
+        a = commit.a
+        row = cipher.stored(
+            "checkpoint", n, a, commit.b, parent, commit.depth, base, commit.manifest, commit.operations, commit.key
+        )
+        run("INSERT INTO checkpoint VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
         if commit.tail is not None:
             self.insert_tail(n, commit.tail)
         if nodes:
@@ -427,10 +463,11 @@ class Writer:
             self._r = self.ends.extend(commit.append)
         self._n = n
         self._id = commit.id
-        return int(n)
+        self._standing = self._known = Standing(n, self._next_e - 1 if self._next_e else 0, commit.guard)
+        return n
 
-    def _move_head(self, commit: Commit, n: int) -> _Moved:
-        """Compare and swap the branch's head, and find the new checkpoint's parent and base."""
+    def _move_head(self, commit: Commit, n: int) -> tuple[int, int]:
+        """Compare and swap the branch's head; returns the new checkpoint's parent and base."""
         head = self._heads.get(commit.b)
         for _ in range(2):
             if head is None:
@@ -454,7 +491,7 @@ class Writer:
                 )
                 if self.connection.changes() == 1:
                     self._heads[commit.b] = Head(new, new_sum, base)
-                    return _Moved(parent, base)
+                    return parent, base
             head = None  # what we remembered is out of date: look at the row itself, once
         raise self._fenced(self.read_branch(commit.b), commit.generation)
 
@@ -547,14 +584,10 @@ class Writer:
         except (Fenced, Damaged) as error:
             self.forget_heads()
             self._n, self._e, self._r, self._id = given
+            self._standing = None
+            self._know(None)
             self._run("ROLLBACK TO one")
             self._run("RELEASE one")
             return error
         self._run("RELEASE one")
         return result
-
-
-@dataclass(frozen=True, slots=True)
-class _Moved:
-    parent: int
-    base: int

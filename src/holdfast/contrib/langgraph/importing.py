@@ -7,7 +7,7 @@ and found equal; what the store already has is never written again, and a thread
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -33,12 +33,11 @@ from holdfast.errors import (
     InputError,
     ThreadExists,
 )
-from holdfast.store.catalog import Event
+from holdfast.store.catalog import Event, Progress
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver
 
-Progress = Callable[[str, int, int], None]
 Status = Literal["imported", "complete", "failed", "found"]
 
 # Errors that concern one thread; the others come over nevertheless. Anything else ends the import.

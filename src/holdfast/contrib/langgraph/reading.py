@@ -22,6 +22,7 @@ from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.contrib.langgraph.thread import ABOUT, branch_name, has_thread, key_of
 from holdfast.errors import Damaged
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow
 from holdfast.store.sealing import Values
 
@@ -43,7 +44,7 @@ class Reader:
         self._catalog = store._catalog
         self._registry = registry
         self.thread = thread
-        self.ns = str(decode(branch.body).get("ns", ""))
+        self.ns = str(body_of(branch).get("ns", ""))
         self.branch = branch
         self.line = Line(store, row, branch)
 
@@ -228,7 +229,7 @@ class Reader:
     ) -> None:
         """The ancestors of ``below`` were removed; what its delta channels need of them was kept with it."""
         for event in reversed(self.line.events_named([below.key] if below.key is not None else [])):
-            body = decode(event.body)
+            body = body_of(event)
             if body["what"] != "deltas":
                 continue
             for channel in missing & set(body["channels"]):
@@ -257,7 +258,7 @@ def placed(events: Iterable[EventRow]) -> dict[tuple[str, int], tuple[str, str, 
     """
     found: dict[tuple[str, int], tuple[str, str, bytes]] = {}
     for event in events:
-        body = decode(event.body)
+        body = body_of(event)
         if body["what"] != "writes":
             continue
         for index, channel, data in body["writes"]:

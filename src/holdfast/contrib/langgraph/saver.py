@@ -350,9 +350,17 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     # -- threads that this process writes -------------------------------------------------------------------
 
     def _thread(self, config: RunnableConfig) -> Thread:
+        """A thread that is about to be written, and looked at until it is released again."""
         conf = config["configurable"]
         thread = self._known(str(conf["thread_id"]))
         thread.runtime = conf.get(_RUNTIME) or thread.runtime
+        with self._lock:
+            if not self._watcher or not self._watcher[0].is_alive():
+                watcher = threading.Thread(
+                    target=_watch, args=(weakref.ref(self),), name="holdfast-langgraph", daemon=True
+                )
+                self._watcher[:] = [watcher]
+                watcher.start()
         return thread
 
     def _known(self, name: str) -> Thread:
@@ -361,12 +369,6 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             if thread is None:
                 thread = self._threads[name] = Thread(self.store, self._registry, name, self._wait_s)
                 self._drop_old()
-            if not self._watcher or not self._watcher[0].is_alive():
-                watcher = threading.Thread(
-                    target=_watch, args=(weakref.ref(self),), name="holdfast-langgraph", daemon=True
-                )
-                self._watcher[:] = [watcher]
-                watcher.start()
             return thread
 
     def _looked(self, reader: Reader) -> None:

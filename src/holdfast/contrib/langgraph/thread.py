@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -40,12 +41,16 @@ ROOT = "main"
 KEY_BYTES = 16
 _HASHED = "ns-"
 # How long a task's writes wait for a checkpoint of the same thread that takes them to disk with its own flush.
-# LangGraph saves the checkpoint right after the last task's writes, and waits for neither before the next step.
-SHARE_S = 0.002
-# With delta channels it waits for the writes first: after so many that waited in vain, that many do not wait.
-_IN_VAIN, _AT_ONCE = 2, 32
+# LangGraph saves the checkpoint right after the last task's writes: the reducers run in between, which takes them
+# milliseconds in a long thread. It waits for neither before the next step.
+SHARE_S = 0.005
+# With delta channels it waits for the writes first: after so many that waited in vain some do not, more each time.
+_IN_VAIN = 2
+_AT_ONCE, _AT_ONCE_MAX = 32, 1024
+_KEYS_KEPT = 256
 
 
+@lru_cache(_KEYS_KEPT)  # tasks write under the checkpoint that was saved before
 def key_of(ns: str, checkpoint_id: str) -> bytes:
     """What the catalog finds a LangGraph checkpoint, and the writes that belong to it, by."""
     return digest(b"holdfast.langgraph", encode([ns, checkpoint_id]))[:KEY_BYTES]
@@ -88,6 +93,7 @@ class Namespace:
         store, registry = self._thread.store, self._thread.registry
         self.id = ""
         self.seen: dict[str, Any] = {}
+        self.deltas: set[str] = set()  # channels that are stored whole now and then, and otherwise not at all
         if not n:
             self.document = Assigned(registry, history.Blank(store._catalog))
             self.writer.start_from(None, [])
@@ -137,6 +143,7 @@ class Thread:
         self._writes = Writes()
         self._collecting = threading.Lock()
         self._in_vain = 0  # writes in a row that no checkpoint took along; negative: how many more need not wait
+        self._at_once = _AT_ONCE  # how many will not wait when this was in vain
         self.inflight = 0  # checkpoints on their way
 
     # -- the lease ------------------------------------------------------------------------------------
@@ -252,12 +259,16 @@ class Thread:
                 "metadata": dict(metadata),
                 **({"wrapped": wrapped} if wrapped else {}),
             }
+            space.deltas.update(wrapped)
             document = space.document
-            document.assign(values, [name for name in document.names() if name not in values])
-            key, guard = key_of(ns, checkpoint["id"]), self.guard
+            document.assign(values, [name for name in document.names() if name not in values], space.deltas)
+            # A commit to the lease's own branch compares the generation anyway.
+            guard = self.guard if ns else None
             writes = self._take_writes()
             try:
-                pending = space.writer.capture(document, label, key=key, events=writes.events, guard=guard)
+                pending = space.writer.capture(
+                    document, label, key=key_of(ns, checkpoint["id"]), events=writes.events, guard=guard
+                )
             except BaseException as error:
                 writes.settle(error)  # somebody waits for them
                 raise
@@ -313,7 +324,7 @@ class Thread:
         with self._collecting:
             taken, self._writes = self._writes, Writes()
             if taken.events:
-                self._in_vain = 0
+                self._in_vain, self._at_once = 0, _AT_ONCE
             return taken
 
     def wait(self, writes: Writes) -> None:
@@ -321,7 +332,8 @@ class Thread:
         try:
             writes.done.result(self.patience_s)
         except TimeoutError:
-            self.flush(writes)
+            if self._writes is writes:  # no checkpoint has taken them along yet
+                self.flush(writes)
             writes.done.result()
 
     @property
@@ -339,7 +351,10 @@ class Thread:
                 if self._writes is not writes:
                     return
                 self._writes = Writes()
-                self._in_vain = self._in_vain + 1 if self._in_vain != _IN_VAIN - 1 else -_AT_ONCE
+                self._in_vain += 1
+                if self._in_vain == _IN_VAIN:
+                    self._in_vain = -self._at_once
+                    self._at_once = min(2 * self._at_once, _AT_ONCE_MAX)
             try:
                 self.ready()
                 self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)

@@ -1,0 +1,176 @@
+"""Encrypted stores over the years: keeping less, moving, drilling. Nothing is lost, and nothing becomes readable."""
+
+from __future__ import annotations
+
+import shutil
+
+import apsw
+import pytest
+
+import holdfast
+from holdfast import Policy
+from holdfast.agent import retention
+from holdfast.agent.scratch import scratch
+from holdfast.errors import NotAuthentic
+from holdfast.store import sealing
+from tests.agent.test_clone import sound
+from tests.agent.test_removal import large
+from tests.agent.transferred import assert_same
+
+KEY = bytes(range(32))
+WORD = "passport-X1234567"
+KEPT = Policy(labels=["*0"])
+
+
+@pytest.fixture(autouse=True)
+def seals(monkeypatch):
+    monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
+
+
+def fill(store):
+    """A history with seals, large values and forks, with a word in it that nobody may read."""
+    with large(store, "a", 30, seed=5) as agent:
+        agent.state["word"] = [WORD] * 400
+        agent.checkpoint(f"{WORD} 0")
+        agent.tag(WORD)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    place = tmp_path_factory.mktemp("made")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
+        for name, key in (("keyed", KEY), ("other", KEY), ("plain", False)):
+            with holdfast.open(place / name, key=key) as store:
+                fill(store)
+    return place
+
+
+@pytest.fixture
+def store(made, store_path):
+    shutil.copytree(made / "keyed", store_path)
+    with holdfast.open(store_path, key=KEY) as opened:
+        yield opened
+
+
+def readable(path):
+    """The files below a place in which the word can be read."""
+    words = (WORD.encode(), WORD.encode().hex().encode())
+    files = [file for file in path.rglob("*") if file.is_file()]
+    assert files
+    return [file for file in files if any(word in file.read_bytes() for word in words)]
+
+
+def counts(store):
+    found = store.stats()["counts"]
+    return {name: found[name] for name in ("checkpoint", "seal", "node", "chunk", "pack", "tail", "tag")}
+
+
+def test_what_goes_is_what_would_go_of_a_plain_one(made, store, store_path, tmp_path):
+    shutil.copytree(made / "plain", tmp_path / "plain")
+    with holdfast.open(tmp_path / "plain") as other:
+        before = store._catalog.sizes()
+        reports = [one.retain(KEPT) for one in (store, other)]
+        assert len({(one.kept, one.removed) for one in reports}) == 1
+        assert counts(store) == counts(other)
+        sizes = store._catalog.sizes()
+        assert sizes["catalog"] + sizes["packs"] == before["catalog"] + before["packs"] - reports[0].freed_bytes
+        assert sizes["packs"] < before["packs"]
+        assert sum(file.stat().st_size for file in (store_path / "packs").iterdir()) == sizes["packs"]
+        assert [one.label for one in store.agent("a").log()] == [one.label for one in other.agent("a").log()]
+        sound(store)
+    with holdfast.open(tmp_path / "moved") as moved, holdfast.open(tmp_path / "back", key=KEY) as back:
+        store.push(moved)
+        moved.push(back)
+        assert_same(store, moved, "a", states=False)
+        assert_same(store, back, "a")
+        assert back.drill(sample=5).ok
+        sound(back)
+    store.close()
+    assert readable(tmp_path / "plain")
+    assert not [*readable(store_path), *readable(tmp_path / "back")]
+
+
+def test_stopped_anywhere_the_next_one_goes_on(store, store_path):
+    class Stopped(Exception):
+        pass
+
+    def stop_after(steps):
+        left = iter(range(steps))
+
+        def pace():
+            if next(left, None) is None:
+                raise Stopped
+
+        return pace
+
+    kept = {one.id for one in store.agent("a", readonly=True).log(all=True) if one.label.endswith("0")}
+    rows = [(row, KEPT) for row in store._catalog.agents()]
+    stopped = 0
+    for steps in (90, 100, 110, 120):
+        try:
+            retention.retain(store, rows, stop_after(steps))
+        except Stopped:
+            stopped += 1
+        sound(store)
+    assert stopped
+    store.close()
+    with holdfast.open(store_path, key=KEY) as again:
+        again.retain(KEPT)
+        sound(again)
+        assert {one.id for one in again.agent("a", readonly=True).log(all=True)} >= kept
+        assert len(list((store_path / "packs").iterdir())) == again.stats()["counts"]["pack"]
+    assert not readable(store_path)
+
+
+def test_what_says_that_something_was_forgotten_cannot_be_taken_away_or_forged(made, store, store_path, tmp_path):
+    shutil.copytree(made / "other", tmp_path / "other")
+    with holdfast.open(tmp_path / "other", key=KEY) as other:
+        other.retain(KEPT)
+    store.retain(KEPT)
+    store.tag("a", "later")  # the newest event is not the one that goes
+    store.close()
+    forgets = "SELECT e FROM event WHERE length(body) = (SELECT max(length(body)) FROM event)"
+    for change in ("gone", "forged", "a checkpoint"):
+        copy = tmp_path / "copy"
+        shutil.copytree(store_path, copy)
+        connection = apsw.Connection(str(copy / "store.db"))
+        ((e,),) = connection.execute(forgets).fetchall()
+        if change == "forged":
+            source = apsw.Connection(str(tmp_path / "other" / "store.db"))
+            ((body, total),) = source.execute("SELECT body, sum FROM event WHERE e = ?", (e,)).fetchall()
+            source.close()
+            connection.execute("UPDATE event SET body = ?, sum = ? WHERE e = ?", (body, total, e))
+        elif change == "gone":
+            connection.execute("DELETE FROM event WHERE e = ?", (e,))
+        else:  # one that nobody said was forgotten
+            connection.execute("DELETE FROM checkpoint WHERE n = (SELECT n FROM checkpoint ORDER BY n DESC LIMIT 1, 1)")
+        connection.close()
+        with holdfast.open(copy, key=KEY, readonly=True) as damaged:
+            assert not damaged.verify().ok
+            if change == "forged":
+                with pytest.raises(NotAuthentic):
+                    damaged.agent("a", readonly=True).log()
+        shutil.rmtree(copy)
+
+
+def test_a_stored_policy_is_not_readable_and_comes_back(store, store_path):
+    policy = Policy(last=3, labels=[f"{WORD}*"])
+    store.set_policy(policy, "a")
+    assert store.retain().removed
+    store.close()
+    assert not readable(store_path)
+    with holdfast.open(store_path, key=KEY) as again:
+        assert again.policies() == {"a": policy}
+        sound(again)
+
+
+def test_nothing_is_readable_on_the_way(store, tmp_path):
+    place = tmp_path / "place"
+    place.mkdir()
+    with scratch(place, encrypted=store.encrypted) as room, room.open(holdfast.Store) as made:
+        store.push(made)
+        assert not readable(place)
+    assert list(place.iterdir()) == []
+    assert store.drill(sample=4, place=place).ok
+    assert list(place.iterdir()) == []
