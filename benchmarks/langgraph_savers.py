@@ -62,7 +62,7 @@ def main() -> None:
             seed=options.seed,
             turns=options.turns,
             runs=options.runs,
-            thorough=options.thorough,
+            fewer=options.fewer,
             say=lambda text: status.update(f"{perf_counter() - began:4.0f} s  {text}"),
             server=server,
             cluster=database,
@@ -120,10 +120,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure HoldfastSaver beside LangGraph's own savers.")
     parser.add_argument("--quick", action="store_true", help="two runs of 50 and 100 turns: does it work?")
     parser.add_argument("--turns", type=int, nargs="+", metavar="N", help=f"lengths (default {TURNS})")
-    parser.add_argument(
-        "--runs", type=int, metavar="N", help=f"processes for each (default {RUNS}); long ones get fewer"
-    )
-    parser.add_argument("--thorough", action="store_true", help="as many runs of the long ones too; takes hours")
+    parser.add_argument("--runs", type=int, metavar="N", help=f"fresh processes for each (default {RUNS})")
+    parser.add_argument("--fewer", action="store_true", help="fewer of the long ones: a quarter of the time")
     parser.add_argument(
         "--only", nargs="+", choices=("W1", "W2", "W5", "async"), metavar="NAME", help="W1, W2, W5, async"
     )
@@ -154,7 +152,7 @@ def environment(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "seed": options.seed,
         "turns": options.turns,
         "runs": options.runs,
-        "thorough": options.thorough,
+        "fewer": options.fewer,
         "realtime": options.realtime,
         "durability": "sync: each step waits for its checkpoint",
         "processor": processor(),

@@ -79,7 +79,7 @@ class Settings:
     seed: int
     turns: list[int]
     runs: int
-    thorough: bool
+    fewer: bool
     say: Callable[[str], None]
     server: Server
     cluster: Cluster | None
@@ -136,9 +136,9 @@ def scripts(settings: Settings) -> dict[tuple[str, str], Path]:
 
 
 def runs_of(rival: Rival, workload: str, material: str, turns: int, settings: Settings) -> int:
-    """How often. Savers that write the whole state need minutes for a long thread, and few runs show that well."""
+    """How often. With ``fewer``, savers that write the whole state, which need minutes for a long thread, get less."""
     few = min(settings.runs, 2)
-    if settings.thorough:
+    if not settings.fewer:
         return settings.runs
     if turns <= DECISIVE_TURNS:
         slow = rival.saver == "postgres" or (rival.name == "memory" and turns == DECISIVE_TURNS)
@@ -192,9 +192,9 @@ def _one_length(
     due: dict[str, set[int]] = {}
     for rival in settings.present(names):
         count = runs_of(rival, workload, material, turns, settings)
-        if durability == "async":
+        if durability == "async" and settings.fewer:
             count = min(ASYNC_RUNS, settings.runs)
-        reason = hindrance(rival, workload, turns, settings.folder) if count else "takes too long (--thorough runs it)"
+        reason = hindrance(rival, workload, turns, settings.folder) if count else "takes too long for --fewer"
         if reason:
             settings.notes.append(f"{where}: {rival.label} was not run: {reason}.")
         else:

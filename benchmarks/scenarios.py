@@ -301,7 +301,8 @@ def reading(settings: Settings, policy: str) -> Figures:
     messages = list(islice(realistic(rng), 10_000))
     by_id = {message["id"]: message for message in messages[:5_000]}
     places = rng.sample(range(len(messages)), 1_000)
-    keys = rng.sample(sorted(by_id), 1_000)
+    # As programs have them: equal to the keys of the dict, and not the same objects, which are found faster.
+    keys = json.loads(json.dumps(rng.sample(sorted(by_id), 1_000)))
 
     def each(container: Any, wanted: list[Any]) -> None:
         for key in wanted:

@@ -65,7 +65,7 @@ def run(name: str, options: argparse.Namespace, console: Console) -> report.Resu
     with bar:
         shown = bar.add_task(campaign.title, total=count)
         shares = shared.run(
-            campaign, count, options.seconds, options.seed, options.workers if campaign.by_seed else 1,
+            campaign, count, options.seconds, options.seed, options.workers if campaign.shareable else 1,
             lambda done: bar.update(shown, completed=done),
         )  # fmt: skip
     details: Counter[str] = Counter()

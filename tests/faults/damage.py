@@ -7,10 +7,11 @@ all that can be asked of the store has the same answer as before. Anything else 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from itertools import pairwise
+from contextlib import ExitStack, contextmanager
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,8 +19,10 @@ import apsw
 
 import holdfast
 from holdfast.agent.verify import _Verification
+from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError
 from holdfast.store.schema import TABLE_NAMES
+from holdfast.store.witness import witness_report
 from tests.faults import rich
 from tests.faults.campaign import Task, campaign, memory, quiet, remembering
 
@@ -87,16 +90,18 @@ def first_finding(original: Original, store: holdfast.Store, number: int, change
     None when the database is sound and holds the same rows, and nothing else was changed. Of these, every so many-th
     has to pass all the rest nonetheless.
     """
-    run = _Verification(store, lambda _what, _done, _total: None)
-    steps = [run.engine, run.rows, run.nodes, run.chunks]
-    if changed.startswith("packs/"):
-        steps.sort(key=lambda step: step != run.chunks)
-    for step in steps:
-        step()
-        if not run.report.ok:
-            return run.report
-        if step == run.engine and changed in DATABASE and number % EXPORT_EVERY and same_rows(store, original.rows):
-            return None
+    noted = witness_report(store.path)
+    with store._catalog.moment() as moment:
+        run = _Verification(store, moment, holdfast.VerifyReport(), lambda _what, _done, _total: None)
+        steps = [lambda: run.engine(noted), run.rows, run.nodes, run.chunks]
+        if changed.startswith("packs/"):
+            steps = [run.chunks]
+        for number_of_step, step in enumerate(steps):
+            step()
+            if not run.report.ok:
+                return run.report
+            if not number_of_step and changed in DATABASE and number % EXPORT_EVERY and same_rows(store, original.rows):
+                return None
     return store.verify()
 
 
@@ -105,13 +110,17 @@ def make(path: Path, *, page_size: int, killed: bool = False) -> Original:
     if killed:
         rich.build_killed(path)
         (path / "store.db-shm").touch()
+    return look(path)
+
+
+def look(path: Path) -> Original:
+    """What a sound store holds, read from a copy, so that not even a lock file is touched."""
     with memory() as copy, rich.small_limits():
         shutil.copytree(path, copy / "store")
-        store = open_damaged(copy / "store", readonly=True)
-        assert store.verify().ok, str(store.verify())
-        original = Original(path, dict(rows_of(store)), rich.export(store))
-        store.close()
-    return original
+        with open_damaged(copy / "store", readonly=True) as store:
+            report = store.verify()
+            assert report.ok, str(report)
+            return Original(path, dict(rows_of(store)), rich.export(store))
 
 
 def poke(path: Path, place: int, data: bytes) -> None:
@@ -137,10 +146,6 @@ def share(places: list[Any], most: int) -> list[Any]:
     return [*front, *(places[int(number * step)] for number in range(most - len(front)))]
 
 
-def count(task: Task, name: str, outcome: str) -> None:
-    task.tried(f"{name}: {outcome.partition(': ')[0]}")
-
-
 @contextmanager
 def original(*, page_size: int, killed: bool = False) -> Iterator[Original]:
     with memory() as folder, remembering(Path(os.devnull)), quiet():  # only what is in the store itself counts
@@ -148,104 +153,159 @@ def original(*, page_size: int, killed: bool = False) -> Iterator[Original]:
         yield made
 
 
+class Bench:
+    """A copy of a store that is damaged, judged and made whole again, thousands of times."""
+
+    def __init__(self, made: Original, path: Path) -> None:
+        self.made = made
+        self.path = path
+        shutil.copytree(made.path, path)
+        self.files = files_of(path)
+        self.contents = [(path / file).read_bytes() for file in self.files]
+
+    def try_change(
+        self, task: Task, what: str, kind: str, change: Callable[[Path], object], *, changed: str, harmless: bool
+    ) -> None:
+        """Change the copy. ``harmless``: whether it may be that; none of the others may."""
+        change(self.path)
+        try:
+            outcome = judge(self.made, self.path, task.done, changed=changed)
+        except Exception as error:
+            task.broke(f"{what}: {type(error).__name__}: {error}")
+            outcome = "broken"
+        if outcome == "harmless" and not harmless:
+            task.broke(f"{what}: nobody noticed")
+        task.tried(f"{kind}: {outcome.partition(': ')[0]}")
+
+    def restore(self, file: str) -> None:
+        (self.path / file).parent.mkdir(exist_ok=True)
+        (self.path / file).write_bytes(self.contents[self.files.index(file)])
+
+    def check(self, task: Task) -> None:
+        """Nobody has changed a file by reading it, or left one behind."""
+        for file, content in zip(self.files, self.contents, strict=True):
+            if (self.path / file).read_bytes() != content and file != "store.db-shm":  # SQLite writes that anew
+                task.broke(f"{file} was changed by reading it")
+        if more := set(files_of(self.path)) - set(self.files) - DATABASE:
+            task.broke(f"reading left {sorted(more)}")
+
+
+@contextmanager
+def benches(stores: dict[str, dict[str, Any]]) -> Iterator[dict[str, Bench]]:
+    """A bench for each of several stores, with limits as small as these."""
+    with ExitStack() as stack:
+        stack.enter_context(rich.small_limits())
+        yield {
+            name: Bench(stack.enter_context(original(**options)), stack.enter_context(memory()) / "store")
+            for name, options in stores.items()
+        }
+
+
 # -- bytes ----------------------------------------------------------------------------------------------
 
-STORES = {
+STORES: dict[str, dict[str, Any]] = {
     "closed": {"page_size": 512},  # with such pages there is little unused room, so nearly every byte matters
     "killed": {"page_size": 512, "killed": True},
     "usual pages": {"page_size": 4096},
 }
+SHM_BYTES = 64  # SQLite never reads an old shm file, so a few bytes of it are enough
+PATTERNS = (0, 0x80, 0xFF, 0x01)
+"""What a byte is changed by. 0: one bit, another for each place."""
 
 
-@campaign("bytes", "every byte flipped", "changes", ci=1_500, soak=250_000, by_seed=False)
+@campaign("bytes", "every byte flipped", "changes", ci=1_200, soak=250_000, by_part=True)
 def flipped(task: Task) -> None:
     """Each byte of each file of a store with every kind of record, closed or left by kill -9 with its log."""
-    for name, options in STORES.items():
-        with original(**options) as made:
-            files = files_of(made.path)
-            sizes = {file: (made.path / file).stat().st_size for file in files}
-            whole = sum(sizes.values())
-            for file in files:
-                # SQLite never reads an old shm file, so a few bytes of it are enough.
-                most = 64 if file.endswith("-shm") else max(24, task.count // len(STORES) * sizes[file] // whole)
-                places = share(list(range(sizes[file])), most)
-                full = task.count // len(STORES) > whole
-                for pattern in (0x01, 0x80, 0xFF, 0x10) if full else (0,):
-                    flip(task, made, name, file, places, pattern)
-
-
-def flip(task: Task, made: Original, name: str, file: str, places: list[int], pattern: int) -> None:
-    """Flip each place of one file in turn. Pattern 0: one bit, another for each place."""
-    with memory() as folder, rich.small_limits():
-        path = folder / "store"
-        shutil.copytree(made.path, path)
-        content = (path / file).read_bytes()
-        for number, place in enumerate(places):
+    with benches(STORES) as tables:
+        for name, index, place, pattern in task.mine(flips(tables, task.count * task.parts)):
             if task.over:
-                return
-            poke(path / file, place, bytes([content[place] ^ (pattern or 1 << (place * 7 % 8))]))
-            try:
-                outcome = judge(made, path, number, changed=file)
-            except Exception as error:
-                task.broke(f"{name}, {file} byte {place} ^ {pattern:#x}: {type(error).__name__}: {error}")
-                outcome = "broken"
-            count(task, kind_of(file), outcome)
-            poke(path / file, place, content[place : place + 1])
+                break
+            bench = tables[name]
+            file, content = bench.files[index], bench.contents[index]
+            if place >= len(content):  # another process made the list from a store that is a little larger
+                continue
+            new = bytes([content[place] ^ (pattern or 1 << (place * 7 % 8))])
+            bench.try_change(
+                task, f"{name}, {file} byte {place} ^ {pattern:#x}", kind_of(file),
+                lambda path, file=file, place=place, new=new: poke(path / file, place, new),
+                changed=file, harmless=True,
+            )  # fmt: skip
+            poke(bench.path / file, place, content[place : place + 1])
             if file == "store.db-shm":  # SQLite writes it anew every time
-                (path / file).write_bytes(content)
-        if (path / file).read_bytes() != content and file != "store.db-shm":
-            task.broke(f"{name}: {file} was changed by reading it")
+                bench.restore(file)
+        for bench in tables.values():
+            bench.check(task)
+
+
+def flips(tables: dict[str, Bench], count: int) -> Iterator[tuple[str, int, int, int]]:
+    """What there is to flip. All bytes of the stores with small pages come before those of the other one."""
+    left = count
+    for number, (name, bench) in enumerate(tables.items()):
+        sizes = [SHM_BYTES if file.endswith("-shm") else len(bench.contents[i]) for i, file in enumerate(bench.files)]
+        whole = sum(sizes)
+        rest = sum(len(content) for other in list(tables.values())[number:] for content in other.contents)
+        most = left if whole < left // 2 else left * whole // rest
+        for index, size in enumerate(sizes):
+            places = share(list(range(size)), max(24, most * size // whole))
+            for pattern in PATTERNS[: max(1, most // whole) if number == len(tables) - 1 else 1]:
+                for place in places:
+                    left -= 1
+                    yield name, index, place, pattern
 
 
 # -- sizes, names and ages of files ---------------------------------------------------------------------
 
 
-def try_change(task: Task, made: Original, what: str, change: Callable[[Path], object], *, harmless: bool) -> None:
-    """Change a copy. ``harmless``: whether it may be that; None of the others may."""
-    with memory() as folder, rich.small_limits():
-        path = folder / "store"
-        shutil.copytree(made.path, path)
-        change(path)
-        try:
-            outcome = judge(made, path, 0)
-        except Exception as error:
-            task.broke(f"{what}: {type(error).__name__}: {error}")
-            outcome = "broken"
-    if outcome == "harmless" and not harmless:
-        task.broke(f"{what}: nobody noticed")
-    count(task, what.partition(" ")[0], outcome)
-
-
-@campaign("sizes", "files truncated, grown, emptied, missing", "changes", ci=150, soak=60_000, by_seed=False)
+@campaign("sizes", "files truncated, grown, emptied, missing", "changes", ci=150, soak=60_000, by_part=True)
 def sizes(task: Task) -> None:
     """Every length that a file may be cut to; files that are longer, all zeros, or not there."""
-    for killed in (False, True):
-        with original(page_size=512, killed=killed) as made:
-            for file in files_of(made.path):
-                content = (made.path / file).read_bytes()
-                idle = file.startswith(("locks/", "store.db-shm"))
-                # The last page of a killed store's database is in its log as well.
-                may = idle or (killed and file == "store.db")
-                most = max(8, task.count // 2 // len(files_of(made.path)) - 3)
-                for length in share(list(range(len(content)))[::-1], most):
-                    if task.over:
-                        return
-                    try_change(
-                        task, made, f"truncated {file} to {length}, killed {killed}",
-                        lambda path, file=file, length=length: os.truncate(path / file, length), harmless=may,
-                    )  # fmt: skip
-                for what, new in (("grown", content + b"more" * 300), ("zeros", bytes(len(content)))):
-                    try_change(
-                        task, made, f"{what} {file}, killed {killed}",
-                        lambda path, file=file, new=new: (path / file).write_bytes(new),
-                        harmless=idle or what == "grown" or not content,
-                    )  # fmt: skip
-                try_change(task, made, f"missing {file}", lambda path, file=file: (path / file).unlink(), harmless=idle)
+    with benches({name: STORES[name] for name in ("closed", "killed")}) as tables:
+        for name, index, what, length in task.mine(resizings(tables, task.count * task.parts)):
+            if task.over:
+                break
+            bench = tables[name]
+            file = bench.files[index]
+            resize(task, bench, f"{what} {file}, {name}", file, what, min(length, len(bench.contents[index])))
+        for bench in tables.values():
             for directory in ("packs", "locks"):
-                try_change(
-                    task, made, f"missing {directory}",
-                    lambda path, directory=directory: shutil.rmtree(path / directory), harmless=directory == "locks",
+                bench.try_change(
+                    task, f"missing {directory}", "missing",
+                    lambda path, directory=directory: shutil.rmtree(path / directory),
+                    changed="", harmless=directory == "locks",
                 )  # fmt: skip
+                for file in bench.files:
+                    if file.startswith(directory):
+                        bench.restore(file)
+            bench.check(task)
+
+
+def resizings(tables: dict[str, Bench], count: int) -> Iterator[tuple[str, int, str, int]]:
+    for name, bench in tables.items():
+        for index, content in enumerate(bench.contents):
+            for what in ("grown", "zeros", "missing"):
+                yield name, index, what, 0
+            most = max(8, count // len(tables) // len(bench.files))
+            for length in share(list(range(len(content)))[::-1], most):
+                yield name, index, "truncated", length
+
+
+def resize(task: Task, bench: Bench, told: str, file: str, what: str, length: int) -> None:
+    content = bench.contents[bench.files.index(file)]
+    idle = file.startswith(("locks/", "store.db-shm"))
+    # The last page of a killed store's database is in its log as well.
+    may = idle or (what == "truncated" and file == "store.db" and "store.db-wal" in bench.files)
+
+    def change(path: Path) -> None:
+        if what == "missing":
+            (path / file).unlink()
+        elif what == "truncated":
+            os.truncate(path / file, length)
+        else:
+            (path / file).write_bytes(content + b"more" * 300 if what == "grown" else bytes(len(content)))
+
+    may = may or what == "grown" or (what == "zeros" and not content) or length == len(content) > 0
+    bench.try_change(task, f"{told} to {length}", what, change, changed=file, harmless=may)
+    bench.restore(file)
 
 
 # -- rows -----------------------------------------------------------------------------------------------
@@ -258,57 +318,115 @@ KEYS = {
     "chunk": "digest",
     "sqlite_sequence": "name",
 }
+CONTENTS = {"tail": "data", "node": "data", "metadata": "data", "checkpoint": "operations", "effect": "body"}
+Change = Callable[[apsw.Connection], object]
 
 
-def sql(path: Path, statement: str, *bindings: object) -> list[tuple[Any, ...]]:
+@contextmanager
+def database(path: Path) -> Iterator[apsw.Connection]:
     connection = apsw.Connection(str(path / "store.db"))
     try:
-        return connection.execute(statement, bindings).fetchall()
+        yield connection
     finally:
         connection.close()
 
 
-@campaign("rows", "rows deleted, swapped and put back", "changes", ci=150, soak=5_000, by_seed=False)
+def sql(path: Path, statement: str, *bindings: object) -> list[tuple[Any, ...]]:
+    with database(path) as connection:
+        return connection.execute(statement, bindings).fetchall()
+
+
+@campaign("rows", "rows deleted, swapped and put back", "changes", ci=150, soak=5_000, by_part=True)
 def rows_changed(task: Task) -> None:
-    """Through SQLite itself, so that the database is sound: rows deleted one by one, contents exchanged, old rows."""
-    with original(page_size=4096) as made:
-        changes = [*deletions(made), *swaps(made)]
-        task.count = min(task.count, len(changes))
-        for what, change in share(changes, task.count):
+    """Through SQLite itself, so that the database is sound: rows deleted, contents exchanged, old rows put back.
+
+    One at a time, and two at a time.
+    """
+    with memory() as folder, remembering(Path(os.devnull)), quiet(), rich.small_limits():
+        path = folder / "store"
+        rich.build(path)
+        old = {name: rows_by_key(path, name) for name in TABLE_NAMES}
+        live_on(path)
+        bench = Bench(look(path), folder / "bench")
+        single = [*deletions(path), *swaps(path), *old_rows(path, old)]
+        # A seal whose values were all in nodes already has no places to tell of: without it every answer is the same.
+        empty = encode([[], []])
+        says_nothing = {f"deleted seal {n}" for (n,) in sql(path, "SELECT n FROM seal WHERE places = ?", empty)}
+        pairs = list(combinations(range(len(single)), 2))
+        random.Random(task.seed).shuffle(pairs)
+        numbers = [(number,) for number in range(len(single))] + pairs
+        for chosen in task.mine(numbers[: task.count * task.parts]):
             if task.over:
                 return
-            try_change(task, made, what, change, harmless=False)
+
+            def change(path: Path, chosen: tuple[int, ...] = chosen) -> None:
+                with database(path) as connection, connection:
+                    for number in chosen:
+                        single[number][1](connection)
+
+            told = " and ".join(single[number][0] for number in chosen)
+            kind = single[chosen[0]][0].partition(" ")[0] if len(chosen) == 1 else "two at once"
+            harmless = all(single[number][0] in says_nothing for number in chosen)
+            bench.try_change(task, told, kind, change, changed="", harmless=harmless)
+            bench.restore("store.db")
 
 
-def deletions(made: Original) -> Iterator[tuple[str, Callable[[Path], object]]]:
+def deletions(path: Path) -> Iterator[tuple[str, Change]]:
     for name in [*TABLE_NAMES, "sqlite_sequence"]:
         key = KEYS.get(name, "rowid")
-        for (value,) in sql(made.path, f"SELECT {key} FROM {name}"):
+        for (value,) in sql(path, f"SELECT {key} FROM {name}"):
+            statement = f"DELETE FROM {name} WHERE {key} = ?"
             yield (
                 f"deleted {name} {value!r:.40}",
-                lambda path, name=name, key=key, value=value: sql(path, f"DELETE FROM {name} WHERE {key} = ?", value),
+                lambda connection, statement=statement, value=value: connection.execute(statement, (value,)),
             )
 
 
-def swaps(made: Original) -> Iterator[tuple[str, Callable[[Path], object]]]:
-    columns = (
-        ("tail", "data"),
-        ("node", "data"),
-        ("metadata", "data"),
-        ("checkpoint", "operations"),
-        ("effect", "body"),
-    )
-    for name, column in columns:
+def swaps(path: Path) -> Iterator[tuple[str, Change]]:
+    for name, column in CONTENTS.items():
         key = KEYS.get(name, "rowid")
-        for (one, first), (two, second) in pairwise(sql(made.path, f"SELECT {key}, {column} FROM {name}")):
+        for (one, first), (two, second) in pairwise(sql(path, f"SELECT {key}, {column} FROM {name}")):
             if first == second:
                 continue
+            statement = f"UPDATE {name} SET {column} = ? WHERE {key} = ?"
+            values = [(second, one), (first, two)]
+            yield (
+                f"swapped {name} {one!r:.40} and {two!r:.40}",
+                lambda connection, statement=statement, values=values: connection.executemany(statement, values),
+            )
 
-            def swap(
-                path: Path, name: str = name, column: str = column, key: str = key, one: Any = one, first: Any = first,
-                two: Any = two, second: Any = second,
-            ) -> None:  # fmt: skip
-                sql(path, f"UPDATE {name} SET {column} = ? WHERE {key} = ?", second, one)
-                sql(path, f"UPDATE {name} SET {column} = ? WHERE {key} = ?", first, two)
 
-            yield f"swapped {name} {one!r:.40} and {two!r:.40}", swap
+def rows_by_key(path: Path, name: str) -> dict[tuple[Any, ...], tuple[Any, ...]]:
+    keys = [number for number, *_, key in sql(path, f"PRAGMA table_info({name})") if key]
+    return {tuple(row[number] for number in keys): row for row in sql(path, f"SELECT * FROM {name}")}
+
+
+def live_on(path: Path) -> None:
+    """Something happens to every row that can change."""
+    with open_damaged(path) as store:
+        for name in ("first@example.com", "second", "actor"):
+            agent = store.agent(name)
+            agent.state["later"] = {"text": name * 9}
+            agent.checkpoint("later")
+            agent.mark("later", "suspect", "a later test said so")
+            agent.close()
+        first = store.agent("first@example.com")
+        first.mark("edited", "corrupt", "another test said so")
+        first.tag("kept", "later")
+        first.untag("moving")
+        store.agent("actor").run(rich.journey, 3, id="two")
+    for name in ("store.db-wal", "store.db-shm"):
+        (path / name).unlink(missing_ok=True)
+
+
+def old_rows(path: Path, old: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]]) -> Iterator[tuple[str, Change]]:
+    """Rows as they once were, put back in the place of what came after them, or where they are gone."""
+    for name, before in old.items():
+        now = rows_by_key(path, name)
+        for key, row in before.items():
+            if now.get(key) != row:
+                statement = f"INSERT OR REPLACE INTO {name} VALUES ({', '.join('?' * len(row))})"
+                yield (
+                    f"put-back {name} {key!r:.40}",
+                    lambda connection, statement=statement, row=row: connection.execute(statement, row),
+                )

@@ -8,64 +8,27 @@ that a replay needs (tests/faults/replay.py); a call that was made to fail did n
 from __future__ import annotations
 
 import builtins
-import errno
 import fcntl
 import io
 import os
+import shutil
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import apsw
 
-import holdfast
+from tests.faults.calls import CHANGES, Call, Made, ShortWrite
+from tests.faults.engine import Vfs, statements
 
-HOLDFAST = str(Path(holdfast.__file__).parent) + os.sep
 ROOT_DIRECTORY = 0
-SYSTEM = "unix"  # SQLite's own VFS, by name: while ours is registered it is the default
-
-# What SQLite makes of a failure of each of its calls.
-_SQLITE_CODES = {
-    "write": apsw.SQLITE_IOERR_WRITE,
-    "truncate": apsw.SQLITE_IOERR_TRUNCATE,
-    "sync": apsw.SQLITE_IOERR_FSYNC,
-    "read": apsw.SQLITE_IOERR_READ,
-    "size": apsw.SQLITE_IOERR_FSTAT,
-    "open": apsw.SQLITE_CANTOPEN,
-    "unlink": apsw.SQLITE_IOERR_DELETE,
-}
-
-
-@dataclass(slots=True)
-class Call:
-    """One call. ``file`` and ``directory`` are numbers of inodes; what else is set depends on ``what``."""
-
-    what: (
-        str  # create, write, truncate, sync, mkdir, rename, unlink, rmdir, syncdir; ack, failed; or it changes nothing
-    )
-    name: str = ""
-    file: int = -1
-    directory: int = -1
-    offset: int = 0
-    data: bytes = b""
-    new_name: str = ""
-    site: str = ""
-    by_sqlite: bool = False
-
-
 Before = Callable[[Call], None]
-ELSEWHERE = "elsewhere"
-"""The site of a call that no line of Holdfast makes."""
-
-CHANGES = frozenset(("create", "write", "truncate", "sync", "mkdir", "rename", "unlink", "rmdir", "syncdir"))
-
-
-class ShortWrite(OSError):
-    """Raised by a hook: the write is to take only a part of what it was given."""
+_fstat = os.fstat
 
 
 @dataclass(slots=True)
@@ -153,25 +116,28 @@ class Disk:
 
     # The one way of every call
 
-    @contextmanager
-    def call(self, call: Call) -> Iterator[None]:
+    def call(self, call: Call) -> Made:
         """Around a real call: ask first, then note that it happened."""
-        with self._lock:
-            if self.before is not None and not getattr(self._thread_busy, "on", False):
-                call.site = site()
-                self._thread_busy.on = True
-                try:
-                    self.before(call)
-                except OSError:
-                    if call.what == "sync" and self.recording:
-                        self.calls.append(Call("failed", call.name, call.file))
-                    raise
-                finally:
-                    self._thread_busy.on = False
-            yield
-            if self.recording and call.what in CHANGES:
-                self._apply(call)
-                self.calls.append(call)
+        return Made(self, call)
+
+    def ask(self, call: Call) -> None:
+        """Before a call: whoever stands at ``before`` may refuse it, but not what it does itself meanwhile."""
+        if self.before is None or getattr(self._thread_busy, "on", False):
+            return
+        self._thread_busy.on = True
+        try:
+            self.before(call)
+        except OSError:
+            if call.what == "sync" and self.recording:
+                self.calls.append(Call("failed", call.name, call.file))
+            raise
+        finally:
+            self._thread_busy.on = False
+
+    def note(self, call: Call) -> None:
+        if self.recording and call.what in CHANGES:
+            self._apply(call)
+            self.calls.append(call)
 
     def _apply(self, call: Call) -> None:
         """Follow a change in the tree of names."""
@@ -195,6 +161,7 @@ class Disk:
         real = {name: getattr(os, name) for name in _OS_CALLS}
         real_open = io.open
         vfs = Vfs(self)
+        apsw.connection_hooks.append(self._connected)
         try:
             for name in _OS_CALLS:
                 setattr(os, name, self._wrapped(name, real[name]))
@@ -204,7 +171,11 @@ class Disk:
             for name, function in real.items():
                 setattr(os, name, function)
             io.open = builtins.open = real_open  # type: ignore[assignment]
+            apsw.connection_hooks.remove(self._connected)
             vfs.unregister()
+
+    def _connected(self, connection: apsw.Connection) -> None:
+        statements(self, connection)
 
     def _wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
         handle = getattr(self, f"_os_{_OS_CALLS[name]}")
@@ -230,11 +201,15 @@ class Disk:
         return fd
 
     def _os_close(self, real: Any, fd: int) -> None:
-        if fd in self._fds:
-            relative = self._fds.pop(fd)
-            with self.call(Call("close", str(relative))):
-                pass
-        real(fd)
+        relative = self._fds.pop(fd, None)
+        # When closing fails, shutil.rmtree closes a second time, and is surprised. That is not ours to try.
+        by_shutil = sys._getframe(2).f_code.co_filename == shutil.__file__
+        try:
+            if relative is not None and not by_shutil:
+                with self.call(Call("close", str(relative))):
+                    pass
+        finally:
+            real(fd)  # a descriptor whose closing failed is closed all the same
 
     def _os_write_at(self, real: Any, fd: int, data: Any, offset: int) -> int:
         relative = self.inside(fd)
@@ -323,6 +298,23 @@ class Disk:
     def _os_list(self, real: Any, path: Any = ".", *args: Any, **kwargs: Any) -> Any:
         return self._looked("list", real, path, args, kwargs)
 
+    def _os_scan(self, real: Any, path: Any = ".") -> Any:
+        found = self._looked("list", real, path, (), {})
+        return found if self.inside(path) is None else _Entries(self, found, path)
+
+    def _os_link(self, real: Any, old: Any, new: Any, **kwargs: Any) -> None:
+        self._looked("link", lambda _new, **rest: real(old, new, **rest), new, (), kwargs)
+
+    def _os_send(self, real: Any, out: int, into: int, offset: Any, count: int) -> int:
+        """The kernel copies from file to file: for us a read and a write."""
+        if self.inside(out) is None:
+            return int(real(out, into, offset, count))
+        data = os.pread(into, count, offset)
+        sent = 0
+        while sent < len(data):
+            sent += os.write(out, data[sent:])
+        return sent
+
     def _os_read(self, real: Any, fd: int, *args: Any) -> Any:
         return self._looked("read", real, fd, args, {})
 
@@ -330,7 +322,7 @@ class Disk:
         disk = self
 
         class Raw(io.FileIO):
-            """A file opened by name, whose reads and writes are seen."""
+            """A file opened by name or from a descriptor of ours, whose reads and writes are seen."""
 
             def write(self, data: Any) -> int:
                 position = self.tell()
@@ -342,14 +334,17 @@ class Disk:
                 with disk.call(Call("read", str(self.name))):
                     return io.FileIO.readall(self)
 
+            def readinto(self, buffer: Any) -> Any:
+                with disk.call(Call("read", str(self.name))):
+                    return io.FileIO.readinto(self, buffer)
+
             def close(self) -> None:
                 if not self.closed:
                     disk._fds.pop(self.fileno(), None)
                 super().close()
 
         def open_(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
-            relative = None if isinstance(file, int) else disk.inside(file)
-            if relative is None:
+            if disk.inside(file) is None:
                 return real_open(file, mode, buffering, *args, **kwargs)
             flags = {
                 "r": os.O_RDONLY,
@@ -359,14 +354,15 @@ class Disk:
             kind = flags.get(mode[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             if "+" in mode:
                 kind = kind & ~(os.O_RDONLY | os.O_WRONLY) | os.O_RDWR
-            fd = os.open(file, kind | os.O_CLOEXEC, 0o666)
+            fd = file if isinstance(file, int) else os.open(file, kind | os.O_CLOEXEC, 0o666)
             raw = Raw(fd, mode.replace("b", "").replace("t", ""))
+            # A buffer of one byte keeps nothing back: each read and write of the program is a call of its own line.
             buffered: Any = (
-                io.BufferedRandom(raw)
+                io.BufferedRandom(raw, 1)
                 if "+" in mode
-                else io.BufferedReader(raw)
+                else io.BufferedReader(raw, 1)
                 if mode[0] == "r"
-                else io.BufferedWriter(raw)
+                else io.BufferedWriter(raw, 1)
             )
             return buffered if "b" in mode else io.TextIOWrapper(buffered, *args, **kwargs)
 
@@ -374,124 +370,56 @@ class Disk:
 
 
 def _is_directory(fd: int) -> bool:
-    import stat
+    return stat.S_ISDIR(_fstat(fd).st_mode)
 
-    return stat.S_ISDIR(os.fstat(fd).st_mode)
+
+class _Entries:
+    """What scandir gives, each of whose entries can be asked for more."""
+
+    def __init__(self, disk: Disk, entries: Any, path: Any) -> None:
+        self._disk = disk
+        self._entries = entries
+        self._place = disk.inside(path) or ""
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return _Entry(self._disk, next(self._entries), self._place)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._entries.close()
+
+
+class _Entry:
+    """One of them. Only ``stat`` asks the disk."""
+
+    def __init__(self, disk: Disk, entry: os.DirEntry[str], place: str) -> None:
+        self._disk = disk
+        self._entry = entry
+        self._place = place
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
+
+    def __fspath__(self) -> str:
+        return self._entry.path
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        with self._disk.call(Call("stat", f"{self._place}/{self._entry.name}")):
+            return self._entry.stat(follow_symlinks=follow_symlinks)
 
 
 _OS_CALLS = {
     "open": "open", "close": "close", "pwrite": "write_at", "write": "write", "ftruncate": "truncate",
     "truncate": "truncate", "fsync": "sync", "fdatasync": "sync", "rename": "rename", "replace": "rename",
     "unlink": "unlink", "remove": "unlink", "rmdir": "rmdir", "mkdir": "mkdir", "stat": "stat", "lstat": "stat",
-    "listdir": "list", "scandir": "list", "read": "read", "pread": "read", "preadv": "read",
+    "fstat": "stat", "link": "link", "sendfile": "send", "listdir": "list", "scandir": "scan", "read": "read",
+    "pread": "read", "preadv": "read",
 }  # fmt: skip
-
-
-# -- SQLite ---------------------------------------------------------------------------------------------
-
-
-class Vfs(apsw.VFS):
-    """SQLite's calls, with names and codes as SQLite has them. The default of the process while it is registered."""
-
-    def __init__(self, disk: Disk) -> None:
-        self.disk = disk
-        super().__init__("watched-disk", SYSTEM, makedefault=True)
-
-    def xOpen(self, name: Any, flags: list[int]) -> apsw.VFSFile:  # noqa: N802  SQLite's names, here and below
-        path = name.filename() if isinstance(name, apsw.URIFilename) else name
-        relative = self.disk.inside(path) if path else None
-        if relative is None:
-            return apsw.VFSFile(SYSTEM, name, flags)
-        return File(self.disk, name, flags, relative)
-
-    def xDelete(self, filename: str, syncdir: bool) -> None:  # noqa: N802
-        relative = self.disk.inside(filename)
-        if relative is None:
-            super().xDelete(filename, syncdir)
-            return
-        directory, name = self.disk._place(relative)
-        with self.guarded(Call("unlink", name, directory=directory, by_sqlite=True)):
-            super().xDelete(filename, syncdir)
-        if syncdir:
-            with self.guarded(Call("syncdir", relative, directory, by_sqlite=True)):
-                pass
-
-    def xGetLastError(self) -> tuple[int, str]:  # noqa: N802
-        known = self.disk._last_errno
-        return (known, os.strerror(known)) if known else super().xGetLastError()
-
-    @contextmanager
-    def guarded(self, call: Call) -> Iterator[None]:
-        with guarded(self.disk, call):
-            yield
-
-
-@contextmanager
-def guarded(disk: Disk, call: Call) -> Iterator[None]:
-    """A refusal by ``before``, as SQLite hears of it."""
-    try:
-        with disk.call(call):
-            yield
-    except OSError as error:
-        disk._last_errno = error.errno or 0
-        full = error.errno in {errno.ENOSPC, errno.EDQUOT} and call.what == "write"
-        refused = apsw.FullError("injected") if full else apsw.IOError("injected")
-        refused.extendedresult = apsw.SQLITE_FULL if full else _SQLITE_CODES.get(call.what, apsw.SQLITE_IOERR)
-        refused.result = refused.extendedresult & 0xFF
-        raise refused from None
-
-
-class File(apsw.VFSFile):
-    """One file of a database."""
-
-    def __init__(self, disk: Disk, name: Any, flags: list[int], relative: str) -> None:
-        self.disk = disk
-        self.relative = relative
-        directory, base = disk._place(relative)
-        self.directory = directory
-        log_or_journal = apsw.SQLITE_OPEN_WAL | apsw.SQLITE_OPEN_MAIN_JOURNAL
-        # SQLite's own VFS flushes the directory with the first flush of a log or journal that it may have made.
-        self.sync_directory = bool(flags[0] & log_or_journal and flags[0] & apsw.SQLITE_OPEN_CREATE)
-        new = disk.recording and disk._number(relative) < 0 and bool(flags[0] & apsw.SQLITE_OPEN_CREATE)
-        with guarded(disk, Call("create" if new else "open", base, directory=directory, by_sqlite=True)):
-            super().__init__(SYSTEM, name, flags)
-        self.number = disk._number(relative)
-
-    def xWrite(self, data: bytes, offset: int) -> None:  # noqa: N802
-        call = Call("write", self.relative, self.number, offset=offset, data=bytes(data), by_sqlite=True)
-        try:
-            with guarded(self.disk, call):
-                super().xWrite(data, offset)
-        except ShortWrite:  # SQLite goes on writing until all of it is written, or the disk is full
-            super().xWrite(data, offset)
-
-    def xTruncate(self, newsize: int) -> None:  # noqa: N802
-        with guarded(self.disk, Call("truncate", self.relative, self.number, offset=newsize, by_sqlite=True)):
-            super().xTruncate(newsize)
-
-    def xSync(self, flags: int) -> None:  # noqa: N802
-        with guarded(self.disk, Call("sync", self.relative, self.number, by_sqlite=True)):
-            super().xSync(flags)
-        if self.sync_directory:
-            self.sync_directory = False
-            with guarded(self.disk, Call("syncdir", self.relative, self.directory, by_sqlite=True)):
-                pass
-
-    def xRead(self, amount: int, offset: int) -> bytes:  # noqa: N802
-        with guarded(self.disk, Call("read", self.relative, self.number, offset=offset, by_sqlite=True)):
-            return super().xRead(amount, offset)
-
-    def xFileSize(self) -> int:  # noqa: N802
-        with guarded(self.disk, Call("size", self.relative, self.number, by_sqlite=True)):
-            return super().xFileSize()
-
-
-def site() -> str:
-    """The innermost line of Holdfast that is being executed: which call site this is."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name.startswith(HOLDFAST):
-            return f"{name[len(HOLDFAST) :]}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ELSEWHERE

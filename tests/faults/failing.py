@@ -1,37 +1,36 @@
 """Every call to the disk fails: each call site, with each error that it can have, once and for ever.
 
-A performance is run once to find the call sites (a line of Holdfast, what it asked of the disk, of which file). Then it
-is run again for each of them, in a process of its own, with that call failing. It must end in one of Holdfast's errors
-or go on; then, with a disk that works again, the same handle works or refuses, and after reopening everything that was
-acknowledged is there.
+Each life (tests/faults/lives.py) is lived once to find the call sites: a line of Holdfast, what it asked of the disk,
+and of which file. Then it is lived again for each of them, in a process of its own, with that call failing. It must end
+in one of Holdfast's errors or go on; then, with a disk that works again, the same handle works or refuses, and after
+reopening everything that was acknowledged is there.
 """
 
 from __future__ import annotations
 
-import ast
 import errno
 import itertools
 import os
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import holdfast
 import holdfast.agent.store
 from holdfast.errors import Damaged, HoldfastError, StorePoisoned
-from tests.faults import crashes, script
-from tests.faults.campaign import Task, campaign, memory, quiet, remembering
-from tests.faults.disk import ELSEWHERE, HOLDFAST, Call, Disk, ShortWrite
+from tests.faults import crashes, lives, sites  # noqa: F401  lives registers all of them
+from tests.faults.calls import ELSEWHERE, Call, ShortWrite
+from tests.faults.campaign import Task, campaign
+from tests.faults.disk import Disk
 from tests.faults.isolated import Died, isolated
-from tests.faults.kills import check_after
 from tests.faults.replay import Replay
+from tests.faults.script import Ledger
+from tests.faults.stage import LIVES, Life, Stage, stage
 
 SHORT = -1
 """Not an error number: the write takes half of what it was given."""
 
-KEY = "5e" * 32
-_MAKES_ROOM = frozenset(("write", "create", "mkdir", "rename", "sync", "syncdir", "truncate"))
+_MAKES_ROOM = frozenset(("write", "create", "mkdir", "rename", "link", "sync", "syncdir", "truncate", "statement"))
 
 
 def errors_of(what: str) -> list[int]:
@@ -54,6 +53,8 @@ def kind_of(call: Call) -> str:
     """Which file, without what differs from run to run."""
     if call.what in {"syncdir", "mkdir", "rmdir", "list"}:
         return "directory"
+    if call.what == "statement":
+        return "catalog"
     name = call.name.rpartition("/")[2]
     for kind in ("store.db-journal", "store.db-wal", "store.db", "witness"):
         if name.endswith(kind):
@@ -65,7 +66,7 @@ def kind_of(call: Call) -> str:
 
 @dataclass(frozen=True)
 class Site:
-    """One call site, and how often a performance comes along."""
+    """One call site."""
 
     where: str
     what: str
@@ -76,128 +77,145 @@ class Site:
 
 
 def site_of(call: Call) -> Site:
-    return Site(call.site, "create" if call.what == "create" else call.what, kind_of(call))
+    return Site(call.site, call.what, kind_of(call))
+
+
+ONCE, FOR_EVER, DEAD = "once", "for ever", "and all others from then on"
 
 
 @dataclass
 class Fault:
-    """Fails the ``at``-th call of a site, and with ``forever`` every call of that kind from then on."""
+    """Fails the ``at``-th call of a site; from then on every call of that kind, or, of a dead disk, every call."""
 
+    life: str
     site: Site
     code: int
     at: int
-    forever: bool
+    how: str
     seen: int = 0
     later: int = 0
-    failed: int = 0
     on: bool = True
+    hit: set[str] = field(default_factory=set)  # where calls have failed
 
     def __call__(self, call: Call) -> None:
         if not self.on:
             return
-        here = site_of(call) == self.site
+        same = call.what == self.site.what
+        begun = self.seen >= self.at
+        if not same and not (begun and self.how == DEAD):
+            return
+        where = call.site
+        if where == ELSEWHERE:  # the life's own
+            return
+        here = same and where == self.site.where and kind_of(call) == self.site.file
         self.seen += here
-        if (here and self.seen == self.at) or (self.forever and self.seen >= self.at and call.what == self.site.what):
+        if (here and self.seen == self.at) or (begun and self.how != ONCE):
             self.later += 1
             # A signal that comes for ever would be retried for ever; one that comes every second time is not.
             if self.code != errno.EINTR or self.later % 2:
-                self._fail()
+                self.hit.add(where)
+                self._fail(call.what)
 
-    def _fail(self) -> None:
-        self.failed += 1
-        if self.code == SHORT:
+    def _fail(self, what: str) -> None:
+        if self.code == SHORT and what == "write":
             raise ShortWrite(errno.ENOSPC, "half of it")
-        raise OSError(self.code, os.strerror(self.code))
+        raise OSError(abs(self.code), os.strerror(abs(self.code)))
 
     def __str__(self) -> str:
         name = "short write" if self.code == SHORT else errno.errorcode[self.code]
-        return f"{name} {'for ever from' if self.forever else 'at'} number {self.at} of {self.site}"
+        return f"{name} {self.how} at number {self.at} of {self.site}, in the life {self.life!r}"
 
 
-def sites() -> dict[Site, int]:
-    """The call sites of a performance, and how often each is called."""
+FEW_TRIES = 100
+FEW_LIVES = 4
 
-    def find(_say: Callable[[str], None]) -> dict[Site, int]:
-        found: dict[Site, int] = {}
 
-        def note(call: Call) -> None:
+def known_sites(task: Task | None = None) -> dict[str, dict[Site, int]]:
+    """The call sites of each life, and how often each is called. Whoever has few tries gets few of the lives."""
+    names = list(LIVES)
+    if task is not None and task.count < FEW_TRIES:
+        names = [names[0], *random.Random(task.seed).sample(names[1:], FEW_LIVES - 1)]
+    missing = [LIVES[name] for name in names if name not in _known]
+    if missing:
+        with stage() as place:
+            for life in missing:
+                ledger = place.begin(life)
+                _known[life.name] = isolated(lambda _say, life=life, ledger=ledger: _sites(place, life, ledger))
+    return {name: _known[name] for name in names}
+
+
+_known: dict[str, dict[Site, int]] = {}
+
+
+def _sites(place: Stage, life: Life, ledger: Ledger) -> dict[Site, int]:
+    found: dict[Site, int] = {}
+
+    def note(call: Call) -> None:
+        if call.site != ELSEWHERE:
             site = site_of(call)
-            if site.where != ELSEWHERE:  # the performance's own calls
-                found[site] = found.get(site, 0) + 1
+            found[site] = found.get(site, 0) + 1
 
-        with memory() as folder, remembering(folder / "state"), quiet(), script.small():
-            disk = Disk(folder, recording=False)
-            disk.before = note
-            with disk.watching():
-                performance(folder / "store", script.Ledger())
-        return found
-
-    return isolated(find)
-
-
-_OS_CALLS = frozenset((
-    "open", "close", "pwrite", "pread", "preadv", "write", "read", "fsync", "ftruncate", "truncate", "rename", "unlink",
-    "rmdir", "mkdir", "listdir", "scandir",
-))  # fmt: skip
-_PATH_CALLS = frozenset(("write_bytes", "read_bytes", "touch", "iterdir"))
-
-
-def written_sites() -> set[str]:
-    """The lines of the store's room on which a call to the system is written, whether or not it is ever made."""
-    found = set()
-    for path in sorted(Path(HOLDFAST, "store").glob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                owner = node.func.value
-                of_os = isinstance(owner, ast.Name) and owner.id == "os" and node.func.attr in _OS_CALLS
-                if of_os or node.func.attr in _PATH_CALLS:
-                    found.add(f"store/{path.name}:{node.lineno}")
+    disk = Disk(place.folder, recording=False)
+    disk.before = note
+    with disk.watching():
+        life.live(place.folder, ledger)
+        same_handle(poisoned=False)
     return found
 
 
-def performance(path: Path, ledger: script.Ledger) -> None:
-    """The script, and what it does not do: reading only, verifying, an encrypted store, what a dead creator left."""
-    path.with_name(f".{path.name}.new-dead").mkdir(exist_ok=True)
-    script.perform(path, ledger)
-    for _ in range(2):
-        with holdfast.open(path.with_name("secret"), key=KEY) as store:
-            crashes.work_on(store, random.Random(4))
-    with holdfast.open(path, readonly=True) as store:
-        store.verify()
-        store.stats()
-        ledger.check(store)
-    with holdfast.open(path) as store:
-        crashes.work_on(store, random.Random(1))
+def all_faults(task: Task | None = None) -> list[Fault]:
+    """Each site has a home, the shortest life that comes along there, where all of it is tried, early, midway and late.
+
+    In the other lives it fails as well, but in one way each.
+    """
+    known = known_sites(task)
+    length = {name: sum(found.values()) for name, found in known.items()}
+    home: dict[Site, str] = {}
+    for name in sorted(known, key=length.__getitem__):
+        for site in known[name]:
+            home.setdefault(site, name)
+    faults = []
+    for name, found in known.items():
+        for site, times in found.items():
+            if home[site] != name:
+                faults.append(Fault(name, site, errno.EIO, times // 2 + 1, FOR_EVER))
+                continue
+            for at in sorted({1, times // 2 + 1, times}):
+                faults += [
+                    Fault(name, site, code, at, how) for code in errors_of(site.what) for how in (ONCE, FOR_EVER)
+                ]
+                faults.append(Fault(name, site, errno.EIO, at, DEAD))
+    return faults
 
 
-def attempt(fault: Fault) -> str:
-    """One performance with one fault. Returns what came of it; raises when a promise was broken."""
+def attempt(place: Stage, fault: Fault) -> tuple[str, set[str]]:
+    """One life with one fault. Returns what came of it and where calls failed; raises when a promise was broken."""
 
-    def life(_say: Callable[[str], None]) -> str:
-        ledger = script.Ledger()
-        with memory() as folder, remembering(folder / "state"), quiet(), script.small():
-            path = folder / "store"
-            disk = Disk(folder, recording=False)
-            disk.before = fault
-            ended = "unharmed"
-            poisoned = False
-            with disk.watching():
-                try:
-                    performance(path, ledger)
-                except HoldfastError as error:
-                    ended = type(error).__name__
-                    if isinstance(error, Damaged):
-                        raise AssertionError(f"a disk that fails is called damaged: {error}") from error  # noqa: TRY004
-                    poisoned = isinstance(error, StorePoisoned)
-                fault.on = False
-                same_handle(path, poisoned=poisoned)
-            after(path, ledger)
-            return ended if fault.failed else "not reached"
+    life = LIVES[fault.life]
+    ledger = place.begin(life)
 
-    return isolated(life)
+    def live(_say: Callable[[str], None]) -> tuple[str, set[str]]:
+        disk = Disk(place.folder, recording=False)
+        disk.before = fault
+        ended = "unharmed"
+        poisoned = False
+        with disk.watching():
+            try:
+                life.live(place.folder, ledger)
+            except HoldfastError as error:
+                ended = type(error).__name__
+                if isinstance(error, Damaged):
+                    raise AssertionError(f"a disk that fails is called damaged: {error}") from error  # noqa: TRY004
+                poisoned = isinstance(error, StorePoisoned)
+            fault.on = False
+            same_handle(poisoned=poisoned)
+        life.check(place.folder, ledger)
+        return ended if fault.hit else "not reached", fault.hit
+
+    return isolated(live)
 
 
-def same_handle(path: Path, *, poisoned: bool) -> None:
+def same_handle(*, poisoned: bool) -> None:
     """The disk works again: the handle that met the fault works too, or refuses with an error of ours."""
     for store in list(holdfast.agent.store._open.values()):
         try:
@@ -214,123 +232,102 @@ def same_handle(path: Path, *, poisoned: bool) -> None:
                 store.close()
 
 
-def after(path: Path, ledger: script.Ledger) -> None:
-    """Reopened on a disk that works: everything acknowledged is there, nothing is damaged, work goes on."""
-    with holdfast.open(path) as store:
-        report = store.verify()
-        if not report.ok:
-            raise AssertionError(f"verify: {report}")
-        ledger.check(store)
-        crashes.work_on(store, random.Random(3))
-        left = sorted(entry.name for entry in (path / "packs").glob("tmp-*"))
-        if len(left) > 1:
-            raise AssertionError(f"more was left behind than one death explains: {left}")
-
-
-@campaign("failing", "every call site failing", "faults", ci=40, soak=6_000, by_seed=False)
+@campaign("failing", "every call site failing", "faults", ci=40, soak=7_000, by_part=True)
 def failing(task: Task) -> None:
-    """EIO, ENOSPC, EINTR, EMFILE, EFBIG and short writes, once and for ever, at each call site of a whole life."""
-    known = sites()
-    chance = random.Random(task.seed)
-    faults = [
-        Fault(site, code, at, forever)
-        for site, times in known.items()
-        if task.only in str(site)
-        for code in errors_of(site.what)
-        for forever in (False, True)
-        for at in sorted({1, times // 2 + 1, times})
-    ]
-    task.details["call sites"] = len(known)
-    written = written_sites()
-    task.details["lines of the store that call the system"] = len(written)
-    task.details["of these never reached"] = len(written - {site.where for site in known})
-    chance.shuffle(faults)  # whoever has little time sees something of everything
-    task.count = min(task.count, len(faults))
-    tried: set[Site] = set()
-    for fault in faults:
-        if task.over:
-            break
-        try:
-            ended = attempt(fault)
-        except (AssertionError, Died) as error:
-            task.broke(f"{fault}: {str(error).strip()[-700:]}")
-            ended = "broken"
-        tried.add(fault.site)
-        task.tried(ended)
-    task.details["call sites tried"] = len(tried)
+    """EIO, ENOSPC, EINTR, EMFILE, EFBIG and short writes, once and for ever, at each call site of every life."""
+    lines = sites.written()
+    task.places["lines that call the disk"] = {str(line) for line in lines}
+    failed = task.places["of these failed"] = set()
+    tried = task.places["call sites"] = set()
+    faults = task.mine(fault for fault in all_faults(task) if task.only in str(fault.site))
+    with stage() as place:
+        for fault in faults:
+            if task.over:
+                break
+            try:
+                ended, hit = attempt(place, fault)
+                failed |= {str(line) for line in lines if any(line.holds(where) for where in hit)}
+            except (AssertionError, Died) as error:
+                task.broke(f"{fault}: {str(error).strip()[-700:]}")
+                ended = "broken"
+            tried.add(str(fault.site))
+            task.tried(ended)
 
 
 # -- flushes ---------------------------------------------------------------------------------------------
 
+UNRECORDED = {"repair", "found"}
+"""Lives whose links, and renames to other directories, the replay of a recording does not know."""
 
-def flush_fails(folder: Path, at: int) -> str:
+
+def flush_fails(place: Stage, life: Life, ledger: Ledger, at: int) -> str:
     """The ``at``-th flush of a life fails, and what it was to flush is lost. Returns what came of it."""
-    place = folder / "disk"
-    place.mkdir()
-    disk = Disk(place)
+    disk = Disk(place.folder)
+    ledger.told = disk.ack
     seen = 0
 
     def before(call: Call) -> None:
         nonlocal seen
-        seen += call.what in {"sync", "syncdir"}
-        if seen == at and call.what in {"sync", "syncdir"}:
+        seen += call.what in FLUSHES
+        if seen == at and call.what in FLUSHES:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     disk.before = before
     ended = "unharmed"
     with disk.watching():
         try:
-            script.perform(place / "store", script.Ledger(told=disk.ack))
+            life.live(place.folder, ledger)
         except HoldfastError as error:
             ended = type(error).__name__
             if isinstance(error, StorePoisoned):
                 refuses()
         disk.before = None
-        same_handle(place / "store", poisoned=False)
+        same_handle(poisoned=False)
     if seen < at:
         return "not reached"
     replay = Replay(disk)
-    said = []
     while replay.at < len(disk.calls):
-        call = replay.step()
-        if call.what == "ack":
-            said.append(call.name)
+        replay.step()
     for state in itertools.islice(replay.states(random.Random(at), 3), 8):
-        crashes.lay_out(state, place)
-        wrong = check_after(place / "store", said)
-        if wrong:
-            raise AssertionError(wrong)
+        crashes.lay_out(state, place.folder)
+        life.check(place.folder, ledger)
     return ended
+
+
+FLUSHES = {"sync", "syncdir"}
 
 
 def refuses() -> None:
     """A store whose flush failed takes nothing more, by whatever way."""
     for store in list(holdfast.agent.store._open.values()):
+        if store.closed or store._catalog._writer is None or store._catalog._writer.poison is None:
+            continue
         for change in (lambda store=store: store.agent("after").checkpoint("after"), store.flush):
             try:
                 change()
-            except StorePoisoned:
-                continue
             except HoldfastError:
                 continue
             raise AssertionError("written to after a flush failed")
 
 
-@campaign("flush", "failed flush", "flushes", ci=8, soak=400, by_seed=False)
+@campaign("flush", "failed flush", "flushes", ci=6, soak=400, by_part=True)
 def flush(task: Task) -> None:
     """Each flush of a life fails once, and what it was to write is gone: the store refuses, reopening recovers."""
-    with quiet(), script.small():
-        total = sum(times for site, times in sites().items() if site.what in {"sync", "syncdir"})
-        points = list(range(1, total + 1))
-        points = random.Random(task.seed).sample(points, min(task.count, total))
-        task.count = len(points)
-        for at in points:
+    points = [
+        (name, at)
+        for name, found in known_sites(task).items()
+        if name not in UNRECORDED
+        for at in range(1, sum(times for site, times in found.items() if site.what in FLUSHES) + 1)
+    ]
+    with stage() as place:
+        for name, at in task.mine(points):
             if task.over:
                 return
-            with memory() as folder, remembering(folder / "disk" / "state"):
-                try:
-                    ended = isolated(lambda _say, folder=folder, at=at: flush_fails(folder, at))
-                except (AssertionError, Died) as error:
-                    task.broke(f"flush {at}: {error}")
-                    ended = "broken"
+            life = LIVES[name]
+            ledger = place.begin(life)
+            try:
+                ended = isolated(lambda _say, life=life, ledger=ledger, at=at: flush_fails(place, life, ledger, at))
+            except (AssertionError, Died) as error:
+                task.broke(f"flush {at} of the life {name!r}: {error}")
+                ended = "broken"
             task.tried(ended)

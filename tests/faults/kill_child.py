@@ -1,8 +1,8 @@
 """The writer that is killed: does everything an agent does, and says of every checkpoint when it is safe.
 
-Started once as a warm template (importing takes longer than most lives here). Each line ``run SEED`` on its standard
-input forks a real process that opens the store, works until it is killed, and writes one line per acknowledged
-checkpoint. The template itself never opens a store.
+Started once as a warm template (importing takes longer than most lives here). Each line on its standard input, a path,
+an agent's name, a seed and the durability, forks a real process that opens the store, works until it is killed, and
+writes one line per acknowledged checkpoint. The template itself never opens any of these stores.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 
 import holdfast
 from holdfast.errors import NothingToUndo
+from tests.faults.campaign import memory, quiet
 from tests.faults.rich import limits
 
 # Seals, bulk values and foldings of the log happen often enough to be hit.
@@ -102,15 +103,28 @@ def said(checkpoint: holdfast.Checkpoint | None, how: str = "made") -> None:
 
 
 def main() -> None:
-    path = sys.argv[1]
     with limits(SMALL):
-        serve(path)
+        warm()
+        serve()
 
 
-def serve(path: str) -> None:
+def warm() -> None:
+    """A short life of its own: what is loaded and made by the first use is then there in every child."""
+    with memory() as folder, quiet(), holdfast.open(folder / "store") as store:
+        agent = store.agent("warm")
+        chance = random.Random(1)
+        for number in range(30):
+            work(chance, agent, number)
+            agent.checkpoint("warm")
+        asyncio.run(agent.acheckpoint("async"))
+        agent.undo()
+        agent.tag("warm")
+
+
+def serve() -> None:
     gc.freeze()
     for line in sys.stdin:
-        name, seed, durability = line.split()
+        path, name, seed, durability = line.split()
         child = os.fork()
         if child == 0:
             try:

@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -79,13 +80,22 @@ def write(results: list[Result]) -> None:
     before, _, after = text.partition(BEGIN)
     known = {entry["name"]: entry for entry in map(json.loads, re.findall(r"^<!-- (\{.*\}) -->$", after, re.MULTILINE))}
     for result in results:
-        known[result.name] = {**asdict(result), "found": len(result.found), "at": _today(), "machine": _machine()}
+        known[result.name] = {**asdict(result), "found": len(result.found), "at": _now(), "machine": _machine()}
+        known[result.name]["commit"] = _commit()
     entries = [known[name] for name in CAMPAIGNS if name in known]
     PAGE.write_text(f"{before.rstrip()}\n\n{BEGIN}\n\n{_figures(entries)}", encoding="utf-8")
 
 
-def _today() -> str:
-    return datetime.now(UTC).date().isoformat()
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+
+
+def _commit() -> str:
+    """What was tried: the commit, and whether files differ from it."""
+    told = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return told.stdout.strip()
 
 
 def _machine() -> str:
@@ -94,15 +104,23 @@ def _machine() -> str:
 
 def _figures(entries: list[dict[str, Any]]) -> str:
     lines = [
-        "| campaign | tried | a release asks for | promises broken | time | when |",
-        "|---|---:|---:|---|---:|---|",
+        "Each line is the last run of that campaign, one run and not a sum of several: how much it tried, how long",
+        "that took on all cores together, and how many promises were found broken in it. A `+` after the commit: with",
+        "changes that were not committed yet. What a release asks for is what a run without a limit of time tries.",
+        "",
+        "| campaign | tried | a release asks for | promises broken | time | when | commit |",
+        "|---|---:|---:|---|---:|---|---|",
     ]
-    for entry in entries:
-        campaign = CAMPAIGNS[entry["name"]]
+    by_name = {entry["name"]: entry for entry in entries}
+    for name, campaign in CAMPAIGNS.items():
+        entry = by_name.get(name)
+        if entry is None:
+            lines.append(f"| {name} | not run | {campaign.soak:,} | | | | |")
+            continue
         verdict = f"skipped: {entry['skipped']}" if entry["skipped"] else str(entry["found"] or "none")
         lines.append(
-            f"| [{entry['name']}](#{entry['name']}) | {entry['tried']:,} {campaign.unit} | {campaign.soak:,}"
-            f" | {verdict} | {entry['seconds']:,.0f} s | {entry['at']} |"
+            f"| [{name}](#{name}) | {entry['tried']:,} {campaign.unit} | {campaign.soak:,}"
+            f" | {verdict} | {entry['seconds']:,.0f} s | {entry['at']} | {entry.get('commit', '')} |"
         )
     machines = sorted({entry["machine"] for entry in entries})
     lines += ["", f"Measured on {'; '.join(machines)}.", ""]

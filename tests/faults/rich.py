@@ -20,7 +20,8 @@ import holdfast
 import holdfast.agent.store
 import holdfast.codec.document
 import holdfast.store.embedded
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import encode
+from holdfast.store.bodies import body_of
 
 # Limits as small as the store, so that a few kilobytes have index nodes on two levels, bulk values and several seals.
 SMALL = {
@@ -198,7 +199,7 @@ def export(store: holdfast.Store) -> dict[str, Any]:
     catalog = store._catalog
     found: dict[str, Any] = {"agents": {}, "uuid": catalog.uuid, "created": catalog.created}
     for agent in catalog.agents():
-        name = decode(agent.body)["name"]
+        name = body_of(agent)["name"]
         checkpoints = {}
         for row in catalog.checkpoints(a=agent.a):
             checkpoint = holdfast.Checkpoint.of(store, row)

@@ -30,6 +30,7 @@ SMALL = {
     "LEAF_MAX_BYTES": 2_048,
     "LEAF_MAX_ITEMS": 16,
     "FOLD_PAGES": 24,
+    "TRIM_FROM_PAGES": 0,
 }
 
 
@@ -64,7 +65,9 @@ class Ledger:
     tags: dict[tuple[str, str], str] = field(default_factory=dict)
     effects: dict[str, int] = field(default_factory=dict)  # agent -> how many effects were done, at least
     gone: set[str] = field(default_factory=set)
-    unsure: set[str] = field(default_factory=set)  # agents of which something is being taken away just now
+    unsure: set[str] = field(default_factory=set)  # agents that are being made or taken away just now
+    going: dict[str, set[str]] = field(default_factory=dict)  # agent -> checkpoints that are being taken away just now
+    opened: bool = False  # whether there is a store
     told: Callable[[str], None] = lambda _line: None
 
     def write(self, *words: str) -> None:
@@ -74,7 +77,9 @@ class Ledger:
 
     def read(self, line: str) -> None:
         what, *rest = line.split(" ")
-        if what == "checkpoint":
+        if what == "open":
+            self.opened = True
+        elif what == "checkpoint":
             agent, branch, identity, content = rest
             self.checkpoints.setdefault(agent, {})[identity] = content
             self.heads[agent, branch] = identity
@@ -96,8 +101,10 @@ class Ledger:
             self.tags |= {(new, name): identity for (agent, name), identity in self.tags.items() if agent == old}
         elif what == "changing":
             self.unsure.add(rest[0])
+        elif what == "forgetting":
+            self.going.setdefault(rest[0], set()).update(rest[1:])
         elif what == "forgot":
-            self.unsure.discard(rest[0])
+            self.going.pop(rest[0], None)
             for identity in rest[1:]:
                 self.checkpoints[rest[0]].pop(identity, None)
         elif what == "removed":
@@ -126,6 +133,8 @@ class Ledger:
             found = {checkpoint.id: checkpoint for checkpoint in agent.log(all=True)}
             for identity, content in known.items():
                 if identity not in found:
+                    if identity in self.going.get(name, ()):
+                        continue
                     raise Broken(f"{name}: acknowledged checkpoint {identity[:12]} is not there")
                 if contents and fingerprint_of(found[identity]) != content:
                     raise Broken(f"{name}: checkpoint {identity[:12]} is not what was saved")
@@ -136,7 +145,8 @@ class Ledger:
     def _check_names(self, store: holdfast.Store, name: str, agent: Any) -> None:
         tags = {tag: checkpoint.id for tag, checkpoint in agent.tags().items()}
         for (owner, tag), identity in self.tags.items():
-            if owner == name and identity in self.checkpoints[name] and tag not in tags:
+            there = identity in self.checkpoints[name] and identity not in self.going.get(name, ())
+            if owner == name and there and tag not in tags:
                 raise Broken(f"{name}: tag {tag} is gone")
         for owner, branch in self.heads:
             if owner == name and branch not in agent.branches():
@@ -295,7 +305,7 @@ def forgets(store: holdfast.Store, ledger: Ledger, hand: Hand, early: holdfast.C
     chosen = [
         c for c in every.values() if c.label in {"answer 1", "answer 2", "bulk", "bulk again"} and c.id != early.id
     ]
-    ledger.write("changing", agent.name)
+    ledger.write("forgetting", agent.name, *(c.id for c in [*doomed, *chosen]))
     store._forget(store._catalog.agent(name_key(agent.name)), {c._row.n for c in [*doomed, *chosen]})
     ledger.write("forgot", agent.name, *(c.id for c in [*doomed, *chosen]))
     hand.agent = store.agent(agent.name)  # forgetting closed the handle

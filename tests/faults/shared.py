@@ -1,4 +1,4 @@
-"""A campaign shared between processes: each has its own seed and its part of the count, and tells what it found.
+"""A campaign shared between processes: each has its own seed or its own part, and tells what it found.
 
 Always a process of its own, even when there is one: a campaign that falls over must not take the others with it.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.campaign import Campaign, Skip, Task
@@ -24,6 +24,7 @@ class Share:
     found: list[str]
     details: dict[str, int]
     skipped: str = ""
+    places: dict[str, set[str]] = field(default_factory=dict)
 
 
 def run(
@@ -37,7 +38,13 @@ def run(
             target=_work,
             args=(
                 campaign,
-                Task(-(-count // workers), seconds, seed + number * SEEDS_APART),
+                Task(
+                    -(-count // workers),
+                    seconds,
+                    seed + number * SEEDS_APART * campaign.by_seed,
+                    part=number,
+                    parts=workers,
+                ),
                 number,
                 progress,
                 results,
@@ -57,6 +64,8 @@ def run(
         time.sleep(0.2)
     for process in running:
         process.join()
+    for name in {name for share in shares for name in share.places}:
+        shares[0].details[name] = len(set().union(*(share.places.get(name, ()) for share in shares)))
     return shares
 
 
@@ -72,4 +81,4 @@ def _work(campaign: Campaign, task: Task, number: int, progress: Any, results: A
         skipped = str(reason)
     except Exception as error:  # a campaign that falls over has not shown anything
         task.broke(f"the campaign itself failed: {type(error).__name__}: {error}")
-    results.put(Share(task.done, list(task.found), dict(task.details), skipped))
+    results.put(Share(task.done, list(task.found), dict(task.details), skipped, task.places))

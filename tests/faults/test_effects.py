@@ -138,7 +138,7 @@ class Troupe:
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=180)
         self.process.stdout.close()
 
 
@@ -367,7 +367,7 @@ def stopped(pid: int) -> bool:
 
 
 def wait_until(true, what: str) -> None:
-    ends = time.monotonic() + 60
+    ends = time.monotonic() + 180
     while not true():
         assert time.monotonic() < ends, what
         time.sleep(0.005)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
+import signal
 import uuid
+from contextlib import suppress
 
 import pytest
 import zstandard
@@ -12,13 +15,19 @@ import zstandard
 import holdfast
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.values import encode
-from holdfast.errors import CorruptValue, Damaged, DiskFull, StoreFailed
-from holdfast.store.catalog import ChunkRow, chunk_digest
+from holdfast.errors import CorruptValue, Damaged, DiskFull, HoldfastError, StoreFailed, StorePoisoned
+from holdfast.store import files
+from holdfast.store.bodies import places_of
+from holdfast.store.catalog import ChunkRow, SealRow, chunk_digest, row_sum
 from holdfast.store.embedded import open_embedded
 from holdfast.store.packs import Packs
 from holdfast.store.sealing import Values
 from holdfast.store.witness import witness_report
-from tests.faults.disk import Disk, ShortWrite
+from tests.faults.calls import ShortWrite
+from tests.faults.damage import sql
+from tests.faults.disk import Disk
+from tests.faults.isolated import Died, isolated
+from tests.faults.rich import journey
 from tests.store.support import Hand, new_branch
 
 
@@ -123,12 +132,13 @@ def test_a_value_whose_node_is_missing_is_damage(tmp_path):
     hand = Hand(store, new_branch(store))
     hand.commit()
     node = b"n" * 32
-    hand.commit(None, sealed=True, places=encode([[node], [[1, [[0, 0, 4]]], [0, [[0, "x", 4]]]]]))
+    hand.commit(None, sealed=True, places=encode([[node], [[1, [[0, 0, 4]]], [0, [[0, 0, 4]]]]]))
+    hand.commit(None, sealed=True, places=encode([[node], [[0, [[0, "x", 4]]]]]))
     values = Values(store)
     with pytest.raises(Damaged, match="missing"):
         values.of(store.checkpoint(1))
-    with pytest.raises(CorruptValue):
-        values.of(store.checkpoint(2))
+    with pytest.raises(Damaged, match="follow the format"):
+        values.of(store.checkpoint(3))
     store.close()
 
 
@@ -140,3 +150,243 @@ def test_a_pack_whose_frame_declares_more_than_it_may_is_damage(tmp_path):
     packs.path(name).write_bytes(b"HFPACK01".ljust(4096, b"\0") + bytes(frame))
     with pytest.raises(Damaged):
         packs.read(name, ChunkRow(chunk_digest(b"x"), 0, 4096, 2**20, len(frame)))
+
+
+@pytest.fixture
+def copies(tmp_path):
+    """Two stores that hold the same."""
+    with holdfast.open(tmp_path / "store") as store, holdfast.open(tmp_path / "copy") as copy:
+        agent = store.agent("a")
+        agent.state["notes"] = ["one"]
+        agent.checkpoint("one")
+        agent.close()
+        store.push(copy)
+        yield store, copy
+
+
+@pytest.mark.parametrize("what", ["read", "stat"])
+def test_a_bundle_on_a_failing_disk_is_an_error_of_ours(copies, tmp_path, disk, what):
+    store, copy = copies
+    store.export(tmp_path / "bundle", ["a"])
+    disk.fail(what, "bundle.py")
+    with pytest.raises(StoreFailed):
+        copy.import_bundle(tmp_path / "bundle")
+    disk.fail("stat", "bundle.py")
+    with pytest.raises(StoreFailed):
+        store.export(tmp_path / "bundle", ["a"])
+    disk.before = None
+    copy.import_bundle(tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("what", ["mkdir", "stat", "close"])
+def test_a_scratch_place_on_a_failing_disk_is_no_surprise(copies, disk, what, tmp_path, monkeypatch):
+    store, _ = copies
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where it turns to when there is no room beside the store
+    disk.fail(what, "scratch.py")
+    assert store.drill().ok is (what != "mkdir")  # what cannot be cleared away is waste, no more
+    disk.before = None
+
+
+@pytest.mark.parametrize("what", ["stat", "mkdir", "read", "open", "write", "statement"])
+@pytest.mark.parametrize("where", ["repair.py", "rescue.py"])
+def test_a_repair_on_a_failing_disk_is_an_error_of_ours(store_path, tmp_path, disk, what, where):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.state["bulk"] = os.urandom(200_000)
+        agent.checkpoint("one")
+    disk.fail(what, where)
+    with suppress(StoreFailed):  # some lines of repair do not make each call
+        holdfast.repair(store_path, tmp_path / "new")
+    disk.before = None
+    if not (tmp_path / "new").exists():
+        holdfast.repair(store_path, tmp_path / "new")
+    with holdfast.open(tmp_path / "new") as store:
+        assert store.verify().ok
+
+
+def test_a_repaired_store_is_durable_when_it_is_said_to_be_there(store_path, tmp_path):
+    holdfast.open(store_path).close()
+    disk = Disk(tmp_path)
+    with disk.watching():
+        holdfast.repair(store_path, tmp_path / "new")
+    renamed = max(at for at, call in enumerate(disk.calls) if call.what == "rename" and call.new_name == "new")
+    assert any(call.what == "syncdir" and call.name == "" for call in disk.calls[renamed:])
+
+
+def test_a_history_that_cannot_be_read_is_not_called_damaged(store_path, disk):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.state["notes"] = ["one"]
+        agent.checkpoint("one")
+    with holdfast.open(store_path) as store:
+        disk.fail("statement", "reading.py", OSError(errno.ENOSPC, "full"))
+        with pytest.raises(DiskFull):
+            store.agent("a", readonly=True).head.state["notes"]
+        disk.before = None
+        assert store.agent("a", readonly=True).head.state["notes"] == ["one"]
+
+
+def test_a_forked_process_on_a_failing_disk_gets_an_error_of_ours(store_path, disk):
+    store = holdfast.open(store_path)
+
+    def child(_say):
+        disk.fail("stat", "forks.py")
+        with pytest.raises(StoreFailed):
+            holdfast.open(store_path)
+        disk.before = None
+        holdfast.open(store_path).close()
+
+    isolated(child)
+    store.close()
+
+
+def test_an_older_store_that_cannot_be_remembered_as_accepted_is_an_error_of_ours(
+    store_path, tmp_path, remembered, disk
+):
+    holdfast.open(store_path).close()
+    shutil.copytree(store_path, tmp_path / "old")
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("one")
+    shutil.rmtree(store_path)
+    (tmp_path / "old").rename(store_path)
+    disk.fail("sync", "witness.py")
+    with pytest.raises(StoreFailed):
+        holdfast.open(store_path, readonly=True, accept_older=True)
+    disk.before = None
+    holdfast.open(store_path, readonly=True, accept_older=True).close()
+
+
+def test_a_removal_that_was_interrupted_leaves_no_line_that_rests_on_nothing(store_path, disk):
+    with holdfast.open(store_path) as store:
+        store.agent("actor").run(journey, 1, id="one")
+        store.clone("actor", "twin")
+        store.remove("actor")  # its line stays, for the twin inherits it
+        cut = []
+
+        def before(call):
+            if call.what == "statement" and call.name.startswith("DELETE FROM line"):
+                cut.append(call)
+                if len(cut) == 2:
+                    raise OSError(errno.EIO, "injected")
+
+        disk.before = before
+        with pytest.raises(HoldfastError):
+            store.remove("twin")
+        disk.before = None
+    assert len(cut) == 2
+    with holdfast.open(store_path) as store:
+        assert store.verify().ok
+
+
+def test_a_transaction_that_cannot_be_undone_either_is_an_error_of_ours(store_path, disk):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.checkpoint("one")
+        writer = store._catalog._writer
+        undo = writer._undo
+
+        def fails():
+            undo()
+            writer.connection.close(True)  # as it does when the rollback fails
+
+        writer._undo = fails
+        disk.fail("statement", "writing.py")
+        with pytest.raises((StoreFailed, StorePoisoned)):
+            agent.checkpoint("two")
+        disk.before = None
+    with holdfast.open(store_path) as store:
+        assert store.agent("a").head.label == "one"
+
+
+def test_a_database_that_is_being_folded_is_not_taken_for_damaged(store_path, monkeypatch):
+    """It is looked at without locks: with no log yet, then in the middle of a fold, then whole again."""
+    holdfast.open(store_path).close()
+    whole = (store_path / "store.db").read_bytes()
+    (store_path / "store.db").write_bytes(bytes(100) + whole[100:])
+    looks = []
+
+    def size(path):
+        looks.append(path.name)
+        if len(looks) == 2:
+            (store_path / "store.db").write_bytes(whole)
+        return 0
+
+    monkeypatch.setattr(files, "_size", size)
+    holdfast.open(store_path).close()
+    assert looks[:2] == ["store.db-wal"] * 2
+
+
+BODIES = {
+    "agent": [{}, {"name": 1, "created": 1}, {"name": "a"}, {"name": "a", "created": 2**60}, ["name"], "name"],
+    "branch": [{"name": "main", "created": 1}, {"name": "main", "created": 1, "from": "x"}, 7],
+    "event": [{}, {"what": 1}, {"what": "agent"}, {"what": "forget"}, {"what": "forget", "n": 1, "e": [], "cut": []}],
+}
+
+
+@pytest.mark.parametrize("table", BODIES)
+def test_a_body_of_another_shape_with_a_sum_that_fits_is_damage_and_nothing_else(tmp_path, table):
+    """Whoever can write the database can write sums, too."""
+    with holdfast.open(tmp_path / "original") as store:
+        agent = store.agent("a")
+        agent.state["n"] = 1
+        agent.checkpoint("one")
+    names = [name for _, name, *_ in sql(tmp_path / "original", f"PRAGMA table_info({table})")]
+    at = names.index("body")
+    row = list(sql(tmp_path / "original", f"SELECT * FROM {table}")[0])
+    for number, body in enumerate(BODIES[table]):
+        path = tmp_path / f"store {number}"
+        shutil.copytree(tmp_path / "original", path)
+        row[at] = encode(body)
+        row[-1] = row_sum(table, *row[:-1])
+        sql(path, f"UPDATE {table} SET body = ?, sum = ? WHERE {names[0]} = ?", row[at], row[-1], row[0])
+        with holdfast.open(path, readonly=True) as store:
+            report = store.verify()
+            assert any("does not follow the format" in problem.detail for problem in report.problems), report
+            if table != "event":
+                with pytest.raises(Damaged, match=f"table {table}, row {row[0]}"):
+                    store.agents() if table == "agent" else store.agent("a", readonly=True).branches()
+            with suppress(Damaged):
+                store.retain(holdfast.Policy(last=1), dry_run=True)
+        repaired = holdfast.repair(path, tmp_path / f"repaired {number}")
+        assert repaired.problems
+        with holdfast.open(tmp_path / f"repaired {number}") as store:
+            assert store.verify().ok
+            assert store.agent("a").state["n"] == 1
+
+
+def test_a_seal_that_names_places_beyond_its_nodes_is_damage(tmp_path):
+    seal = SealRow(3, 1, encode([[b"x" * 32], [[0, [[1, 2, 3]]]]]))
+    with pytest.raises(Damaged, match="table seal, row 3"):
+        places_of(seal)
+
+
+def test_a_store_that_cannot_be_looked_for_is_not_made_elsewhere(tmp_path, disk, monkeypatch):
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    holdfast.open(tmp_path / ".holdfast").close()
+    disk.fail("stat", "agent/store.py")
+    with pytest.raises(StoreFailed):
+        holdfast.open()
+    disk.before = None
+    with holdfast.open() as store:
+        assert store.path == tmp_path / ".holdfast"
+
+
+def test_a_log_that_cannot_be_looked_at_does_not_make_its_database_a_damaged_one(store_path, disk):
+    def child(_say):
+        store = holdfast.open(store_path)
+        store.agent("a").checkpoint("one")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(Died):
+        isolated(child)
+    first = bytearray((store_path / "store.db").read_bytes())
+    first[:100] = bytes(100)  # as a folding that was interrupted may leave it: the log has this page
+    (store_path / "store.db").write_bytes(first)
+    disk.fail("stat", "store/files.py")
+    try:
+        holdfast.open(store_path).close()
+    except Damaged:
+        pytest.fail("called damaged")
+    except HoldfastError:
+        pass
