@@ -13,6 +13,7 @@ import pytest
 import zstandard
 
 import holdfast
+from holdfast import Policy
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.values import encode
 from holdfast.errors import CorruptValue, Damaged, DiskFull, HoldfastError, StoreFailed, StorePoisoned
@@ -23,6 +24,7 @@ from holdfast.store.embedded import open_embedded
 from holdfast.store.packs import Packs
 from holdfast.store.sealing import Values
 from holdfast.store.witness import witness_report
+from holdfast.store.writing import Writer
 from tests.faults.calls import ShortWrite
 from tests.faults.damage import sql
 from tests.faults.disk import Disk
@@ -390,3 +392,66 @@ def test_a_log_that_cannot_be_looked_at_does_not_make_its_database_a_damaged_one
         pytest.fail("called damaged")
     except HoldfastError:
         pass
+
+
+@pytest.fixture
+def poisoned_after(monkeypatch):
+    """``poisoned_after(name)``: transactions that call this method of the writer are done, but said to have failed."""
+
+    def make(name):
+        called: list[str] = []
+        failing = [True]
+        method, transaction = getattr(Writer, name), Writer.transaction
+
+        def calls(self, *args):
+            called.append(name)
+            return method(self, *args)
+
+        def unsure(self, *args):
+            result = transaction(self, *args)
+            if called and failing:
+                self.poison = StorePoisoned("the disk failed; what it holds of the last change is unknown")
+                raise self.poison
+            return result
+
+        monkeypatch.setattr(Writer, name, calls)
+        monkeypatch.setattr(Writer, "transaction", unsure)
+        return failing.clear
+
+    return make
+
+
+def test_a_pack_that_arrived_stays_when_its_rows_may_be_on_the_disk(tmp_path, poisoned_after):
+    """It was deleted when the flush of its rows failed, although the rows could have been written."""
+    with holdfast.open(tmp_path / "store") as store, holdfast.open(tmp_path / "copy") as copy:
+        agent = store.agent("a")
+        agent.state["bulk"] = os.urandom(800_000)
+        agent.checkpoint("one")
+        again = poisoned_after("insert_chunks")
+        with pytest.raises(StorePoisoned):
+            store.push(copy)
+    again()
+    with holdfast.open(tmp_path / "store") as store, holdfast.open(tmp_path / "copy") as copy:
+        assert copy.verify().ok
+        store.push(copy)
+        assert copy.agent("a").state["bulk"] == store.agent("a").state["bulk"]
+
+
+def test_a_pack_that_was_rewritten_stays_when_its_rows_may_be_on_the_disk(store_path, poisoned_after):
+    """As above, where it holds values that were acknowledged long ago."""
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.state["keep"], agent.state["bulk"] = os.urandom(800_000), os.urandom(3_000_000)
+        agent.checkpoint("one")
+        del agent.state["bulk"]
+        kept = agent.checkpoint("two")
+        again = poisoned_after("move_chunk")
+        with pytest.raises(StorePoisoned):
+            store.retain(Policy(last=1))
+    again()
+    with holdfast.open(store_path) as store:
+        assert store.verify().ok
+        assert store.agent("a").head.id == kept.id
+        store.retain(Policy(last=1))
+        assert store.verify().ok
+        assert len(store.agent("a").state["keep"]) == 800_000

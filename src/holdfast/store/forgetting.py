@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.codec.values import decode, encode
-from holdfast.errors import HoldfastError, UnknownAgent
+from holdfast.errors import HoldfastError, StorePoisoned, UnknownAgent
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
@@ -557,6 +557,8 @@ class Forgetting:
             new = self._packs.write(list(some.items()))
             try:
                 self._transaction(lambda new=new, last=not chunks: self._move_chunks(pack, new, last=last))  # type: ignore[misc]
+            except StorePoisoned:
+                raise  # the rows may be on the disk all the same, and then they need it
             except HoldfastError:
                 self._packs.discard(new)
                 raise

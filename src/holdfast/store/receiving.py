@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.codec.values import encode
-from holdfast.errors import Damaged, HoldfastError
+from holdfast.errors import Damaged, HoldfastError, StorePoisoned
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
@@ -99,6 +99,8 @@ class Receiving:
         pack = self._packs.write(new)
         try:
             self._writer.transaction(lambda: self._writer.insert_chunks(new, pack))
+        except StorePoisoned:
+            raise  # the rows may be on the disk all the same, and then they need it
         except HoldfastError:
             self._packs.discard(pack)
             raise
