@@ -12,6 +12,7 @@ import errno
 import itertools
 import os
 import random
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -265,12 +266,26 @@ def flush_fails(place: Stage, life: Life, ledger: Ledger, at: int) -> str:
     disk = Disk(place.folder)
     ledger.told = disk.ack
     seen = 0
+    lost = ""  # the file of the failed flush
+    users: dict[str, set[int]] = {}  # threads that used each file before; each has a handle of its own on the log
+    untold: set[int] = set()
 
     def before(call: Call) -> None:
-        nonlocal seen
-        seen += call.what in FLUSHES
-        if seen == at and call.what in FLUSHES:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        """Linux tells a failure once to every handle that the file had then (since 4.13), not only to who asked."""
+        nonlocal seen, lost
+        me = threading.get_ident()
+        if call.what in FLUSHES:
+            seen += 1
+            if seen == at:
+                lost = call.name
+                untold.update(users.get(lost, ()))
+                untold.discard(me)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            if call.name == lost and me in untold:
+                untold.discard(me)
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if not lost:
+            users.setdefault(call.name, set()).add(me)
 
     disk.before = before
     ended = "unharmed"
