@@ -15,7 +15,7 @@ import zstandard
 import holdfast
 from holdfast import Policy
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.values import encode
+from holdfast.codec.values import decode, encode
 from holdfast.errors import CorruptValue, Damaged, DiskFull, HoldfastError, StoreFailed, StorePoisoned
 from holdfast.store import files
 from holdfast.store.bodies import places_of
@@ -455,3 +455,14 @@ def test_a_pack_that_was_rewritten_stays_when_its_rows_may_be_on_the_disk(store_
         store.retain(Policy(last=1))
         assert store.verify().ok
         assert len(store.agent("a").state["keep"]) == 800_000
+
+
+@pytest.mark.parametrize("at", range(12))
+def test_a_manifest_with_a_field_of_another_type_is_damage(at):
+    """Repair wrote down as lost what such a field named, and fell over it."""
+    whole = Manifest(b"", b"a" * 16, [("n", b"d" * 32)], b"o" * 32, b"m" * 32, "one", 1)
+    parts = decode(whole.encode())
+    assert Manifest.decode(encode(parts)) == whole
+    parts[at] = 1.5
+    with pytest.raises(CorruptValue, match="does not follow the format"):
+        Manifest.decode(encode(parts))

@@ -12,7 +12,8 @@ from holdfast.errors import CorruptValue
 from holdfast.store.catalog import checkpoint_id
 
 VERSION = 1
-_FIELDS = 12
+_TYPES = [int, bytes, bytes, list, bytes, list, bytes, str, int, bytes, str, bytes]
+"""Of what a manifest is a list of. One that has a right id was still written by somebody, perhaps with intent."""
 
 
 class Manifest(Struct, frozen=True):
@@ -45,16 +46,18 @@ class Manifest(Struct, frozen=True):
     @classmethod
     def decode(cls, data: bytes) -> Manifest:
         parts = decode(data)
-        if not isinstance(parts, list) or len(parts) != _FIELDS or parts[0] != VERSION:
-            raise CorruptValue(
-                "a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",)
-            )
+        if type(parts) is not list or list(map(type, parts)) != _TYPES or parts[0] != VERSION:
+            raise _malformed(data)
         _, parent, agent, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
-        try:
-            sections = list(zip(flat[::2], flat[1::2], strict=True))
-            count, chain = effects
-        except (TypeError, ValueError) as error:
-            raise CorruptValue(
-                "a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",)
-            ) from error
+        names, digests = flat[::2], flat[1::2]
+        if len(names) != len(digests) or not (set(map(type, names)) <= {str} and set(map(type, digests)) <= {bytes}):
+            raise _malformed(data)
+        if list(map(type, effects)) != [int, bytes]:
+            raise _malformed(data)
+        sections = list(zip(names, digests, strict=True))
+        count, chain = effects
         return cls(parent, agent, sections, operations, metadata, label, time_us, kind, target, (count, chain), nonce)
+
+
+def _malformed(data: bytes) -> CorruptValue:
+    return CorruptValue("a manifest does not follow the format", what=(f"checkpoint {checkpoint_id(data).hex()}",))
