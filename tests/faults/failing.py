@@ -278,9 +278,7 @@ def flush_fails(place: Stage, life: Life, ledger: Ledger, at: int) -> str:
             seen += 1
             if seen == at:
                 lost = call.name
-                untold.update(users.get(lost, ()))
-                untold.discard(me)
-                raise OSError(errno.EIO, os.strerror(errno.EIO))
+                untold.update(users.get(lost, ()), {me})
             if call.name == lost and me in untold:
                 untold.discard(me)
                 raise OSError(errno.EIO, os.strerror(errno.EIO))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 from holdfast.errors import HoldfastError, StoreClosed, StorePoisoned
@@ -141,16 +142,11 @@ class Accepting(Contents):
         unique = dict(item.chunks)
         while True:
             new = [(digest, data) for digest, data in unique.items() if self.chunk_row(digest) is None]
-            pack = None
             try:
-                pack = self._packs.write(new) if new else None
-                return writer.transaction(lambda: change(pack))  # noqa: B023  called at once
+                with self._packs.named(new) if new else nullcontext() as pack:
+                    return writer.transaction(lambda: change(pack))
             except Vanished:
                 continue
             except StorePoisoned as error:
                 self._set_poison(error)
-                raise
-            except HoldfastError:
-                if pack is not None:
-                    self._packs.discard(pack)
                 raise

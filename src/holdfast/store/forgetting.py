@@ -16,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.codec.values import decode, encode
-from holdfast.errors import HoldfastError, StorePoisoned, UnknownAgent
+from holdfast.errors import UnknownAgent
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
@@ -554,14 +554,8 @@ class Forgetting:
                 some[chunk.digest] = self._packs.read(pack.uuid, chunk)
                 size += chunk.length
             chunks = chunks[len(some) :]
-            new = self._packs.write(list(some.items()))
-            try:
+            with self._packs.named(some.items()) as new:
                 self._transaction(lambda new=new, last=not chunks: self._move_chunks(pack, new, last=last))  # type: ignore[misc]
-            except StorePoisoned:
-                raise  # the rows may be on the disk all the same, and then they need it
-            except HoldfastError:
-                self._packs.discard(new)
-                raise
 
     def _move_chunks(self, old: PackRow, new: NewPack, *, last: bool) -> None:
         p = self._writer.insert_pack(new)

@@ -140,12 +140,10 @@ class Keys(Struct, frozen=True):
 
     def unlock(self, secret: Secret) -> tuple[bytes, Slot]:
         """The master key, and the slot that gave it."""
-        for slot in self.slots:
-            if slot.kind == secret.kind:
-                master = _unwrap(slot, secret, self.uuid, self.epoch)
-                if master is not None:
-                    self.verify(master)
-                    return master, slot
+        found = self._opened(secret)
+        if found is not None:
+            self.verify(found[0])
+            return found
         raise WrongKey(
             f"this {secret.kind} does not open the store; nothing was changed",
             hint="Check it, and where it comes from: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND.",
@@ -162,9 +160,17 @@ class Keys(Struct, frozen=True):
 
     def refuse_known(self, secret: Secret) -> None:
         """A key with two slots would still open the store when one of them is removed."""
+        found = self._opened(secret)
+        if found is not None:
+            raise BadOption(f"this is key {found[1].number}, which opens the store already", hint="Give another one.")
+
+    def _opened(self, secret: Secret) -> tuple[bytes, Slot] | None:
         for slot in self.slots:
-            if slot.kind == secret.kind and _unwrap(slot, secret, self.uuid, self.epoch) is not None:
-                raise BadOption(f"this is key {slot.number}, which opens the store already", hint="Give another one.")
+            if slot.kind == secret.kind:
+                master = _unwrap(slot, secret, self.uuid, self.epoch)
+                if master is not None:
+                    return master, slot
+        return None
 
     def without(self, master: bytes, number: int) -> Keys:
         left = tuple(slot for slot in self.slots if slot.number != number)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import zstandard
 
-from holdfast.errors import Damaged, InputError, StoreFailed, StorePoisoned
+from holdfast.errors import Damaged, HoldfastError, InputError, StoreFailed, StorePoisoned
 from holdfast.store.catalog import Buffer, ChunkRow, NewPack, PackRow, chunk_digest
 from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.files import close_quietly, fsync_directory, unavailable
@@ -138,6 +138,18 @@ class Packs:
         return pack
 
     @contextlib.contextmanager
+    def named(self, chunks: Iterable[tuple[bytes, Buffer]]) -> Iterator[NewPack]:
+        """A new pack, for the transaction inside that names it. One whose rows were refused goes again."""
+        pack = self.write(chunks)
+        try:
+            yield pack
+        except StorePoisoned:
+            raise  # the rows may be on the disk all the same, and then they need it
+        except HoldfastError:
+            self._remove(self.path(pack.uuid))
+            raise
+
+    @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Nobody removes a pack meanwhile: an older state of the catalog is being read, which may name it."""
         with self._locked(fcntl.LOCK_SH):
@@ -161,10 +173,6 @@ class Packs:
                 yield False
             else:
                 yield True
-
-    def discard(self, pack: NewPack) -> None:
-        """Remove a pack whose transaction did not happen. One that stays behind is only waste."""
-        self._remove(self.path(pack.uuid))
 
     def remove(self, pack_uuid: bytes) -> None:
         """Remove a pack that the catalog does not name any more."""

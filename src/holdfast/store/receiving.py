@@ -14,7 +14,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from holdfast.codec.values import encode
-from holdfast.errors import Damaged, HoldfastError, StorePoisoned
+from holdfast.errors import Damaged
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import (
     AgentRow,
@@ -96,14 +96,8 @@ class Receiving:
         new = [(digest, chunk) for digest, chunk in named.items() if self.reading.chunk_row(digest) is None]
         if not new:
             return
-        pack = self._packs.write(new)
-        try:
+        with self._packs.named(new) as pack:
             self._writer.transaction(lambda: self._writer.insert_chunks(new, pack))
-        except StorePoisoned:
-            raise  # the rows may be on the disk all the same, and then they need it
-        except HoldfastError:
-            self._packs.discard(pack)
-            raise
 
     # -- names ------------------------------------------------------------------------------------------------
 
