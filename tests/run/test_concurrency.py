@@ -338,7 +338,7 @@ def test_a_cancelled_write_is_in_doubt_and_stops_the_run():
 
 
 def test_a_recorded_call_that_nobody_makes_is_diverged_and_not_a_hang(monkeypatch):
-    monkeypatch.setattr("holdfast.run.order.Order.__init__.__defaults__", ((), 0.3))
+    monkeypatch.setattr("holdfast.run.order.STALL_S", 0.3)
     wanted = [True]
 
     async def work(agent):

@@ -9,7 +9,6 @@ that nothing happened, and only there is something else done instead.
 from __future__ import annotations
 
 import logging
-import sys
 from typing import Any
 
 from msgspec.structs import replace
@@ -25,7 +24,7 @@ from holdfast.run.past import Call, RunPast
 from holdfast.run.positions import Lane
 from holdfast.run.resilience import gate_of
 from holdfast.run.scope import Scope, in_doubt, now_us
-from holdfast.run.steps import Flush, Instead, Invoke, Keep, Pause, Steps, Turn, Write
+from holdfast.run.steps import Instead, Invoke, Keep, Pause, Steps, Turn, Write, cancelled, is_cancelled
 from holdfast.run.tools import Tool
 
 log = logging.getLogger("holdfast.run")
@@ -90,6 +89,10 @@ class Live:
             if began is not None:
                 return (yield from self._fall_back(began))
             return (yield from self._attempts())
+        except BaseException as error:
+            if is_cancelled(error) and self.call.outcome is None:
+                yield from self._cancelled()
+            raise
         finally:
             if self.gate is not None:
                 self.gate.released(self)
@@ -205,10 +208,6 @@ class Live:
             raise
         except Exception as error:  # noqa: BLE001 - what the fallback raises is the outcome
             return (yield from self._fail(error))
-        except BaseException as error:
-            if _is_cancelled(error):
-                self.scope.write(self._done("cancelled"), self.packed.stowed)
-            raise
         return (yield from self._succeed(value, "fallback"))
 
     # -- recording ------------------------------------------------------------------------------------------
@@ -230,12 +229,10 @@ class Live:
         writing = Write(scope, intent, self.packed.stowed)
         try:
             yield writing
-        except BaseException:
-            if writing.number:  # written, but the caller was cancelled before the call was made
-                call.number = writing.number
-                scope.write(self._done("before"))
-            raise
-        call.intent, call.number, call.attempts = intent, writing.number, intent.attempt
+        finally:
+            if writing.number:  # it may be, though the caller was cancelled before the call was made
+                call.intent, call.number, call.attempts = intent, writing.number, intent.attempt
+                call.doubt = call.decision = None
         self.effect.number = writing.number
 
     def _done(self, how: str, value: rec.Value = None, fault: rec.Fault | None = None) -> rec.Done:
@@ -260,9 +257,7 @@ class Live:
             )
         self.call.done = done
         self.scope.complete(done, stowed)
-        if self.call.number:
-            yield Flush(self.scope)
-        yield Turn(self.scope, self.path, self.lane)
+        yield Turn(self.scope, self.path, self.lane, flush=self.call.number > 0)
 
     def _succeed(self, value: Any, how: str = "value") -> Steps:
         try:
@@ -303,8 +298,7 @@ class Live:
             self.effect.condition = "running"
             return None
         scope.complete(decision, stowed)
-        yield Flush(scope)
-        yield Turn(scope, self.path, self.lane)
+        yield Turn(scope, self.path, self.lane, flush=True)
         return (give(scope, self.tool, self.path, decision, stowed),)
 
     def _leave_open(self, why: str) -> None:
@@ -316,14 +310,16 @@ class Live:
 
     def _interrupted(self, error: BaseException) -> None:
         """The call was cancelled or the process is ending: what became of it outside is not known."""
-        cancelled = _is_cancelled(error)
         if self.tool.kind == "write":
-            self._leave_open("cancelled" if cancelled else f"interrupted by {type(error).__name__}")
-        elif cancelled or (self.tool.kind == "idempotent" and not self.scope.run_id):
+            self._leave_open("cancelled" if is_cancelled(error) else f"interrupted by {type(error).__name__}")
+        elif self.tool.kind == "idempotent" and not self.scope.run_id and not is_cancelled(error):
             # A plain loop knows that it was interrupted, from the next checkpoint on; a run is executed again.
             self.scope.write(self._done("cancelled"), self.packed.stowed)
 
-
-def _is_cancelled(error: BaseException) -> bool:
-    asyncio = sys.modules.get("asyncio")
-    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+    def _cancelled(self) -> Steps:
+        """The caller was cancelled at some point of the call, and that was no outcome."""
+        call = self.call
+        if call.doubt is None:
+            yield from cancelled(self.scope, self.lane, self._done("cancelled"), self.packed.stowed)
+        elif call not in self.scope.unsettled:  # nobody has found out about it yet
+            self.scope.unsettled.append(call)

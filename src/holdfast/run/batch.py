@@ -206,9 +206,8 @@ class Batch:
             begin = rec.Begin(now_us(), id, self.made.name, stowed.value, self._marks[at], kind="map")
             begin.generation = host.generation
             this = RunPast(ledger.append(begin, nodes=stowed.nodes, chunks=stowed.chunks), begin)
-        elif this.end is not None:
-            ledger.append(rec.Note(now_us(), id, "resume", this.end.how))
-            this.end = None
+        elif (note := this.resumed(now_us())) is not None:
+            ledger.append(note)
         run = Item(host, self._past, this, strict=self.made.strict)
         try:
             left = yield from settle_all(run, this.open_calls(), TOOLS.find)

@@ -19,7 +19,7 @@ from holdfast.run.context import place
 from holdfast.run.outcomes import give
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope
-from holdfast.run.steps import Invoke, Keep, Park, Steps, Turn, drive, drive_later
+from holdfast.run.steps import Invoke, Keep, Steps, Turn, cancelled_again, drive, drive_later
 from holdfast.run.tools import Tool
 
 
@@ -125,7 +125,7 @@ def _abandon(steps: Steps, given: list[Any]) -> None:
         request = steps.send(given)
         while True:
             if isinstance(request, Turn):
-                request.order.now(request.path)
+                request.at_once()
                 request = steps.send(None)
             else:
                 request = steps.send(request.now())
@@ -171,6 +171,6 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
             yield Turn(scope, path, lane)
             return give(scope, tool, path, outcome)
         if call.cancelled:
-            yield Park()
+            yield from cancelled_again(scope, lane, call)
     scope.check_settled(tool.kind)
     return (yield from Live(lane, tool, args, kwargs, arguments, mark, path, call).steps())

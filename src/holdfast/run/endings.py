@@ -19,7 +19,7 @@ from holdfast.run.positions import Lane
 from holdfast.run.runs import Run
 from holdfast.run.scope import Scope, Suspended, now_us
 from holdfast.run.standing import CANCEL, JOIN
-from holdfast.run.steps import Park, Request, Steps, Turn, Write
+from holdfast.run.steps import Request, Steps, Turn, Write, cancelled, cancelled_again, is_cancelled
 from holdfast.run.tools import Tool, tool
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
         yield Turn(scope, path, lane)
         return _given(scope, child, path, call.outcome, None)
     if call is not None and call.cancelled:
-        yield Park()
+        yield from cancelled_again(scope, lane, call)
     scope.check_settled("read")
     done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
     done.args = stow(arguments, scope.registry).value
@@ -92,10 +92,8 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     try:
         yield Over(child, stop=what is CANCELLING)
     except BaseException as error:
-        asyncio = sys.modules.get("asyncio")
-        if scope.run_id and asyncio is not None and isinstance(error, asyncio.CancelledError):
-            done.how, done.at = "cancelled", now_us()
-            scope.write(done)
+        if scope.run_id and is_cancelled(error):
+            yield from cancelled(scope, lane, done)
         raise
     finally:
         with scope.lock:

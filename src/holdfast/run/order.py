@@ -2,7 +2,8 @@
 
 Owns who may go on next. Must not know what completed. What always holds: completions are let through in the order of
 their records, live and on replay; after one on an event loop, the next waits until the loop has nothing left to do;
-after one in a thread, until that thread calls again, its job is over, or ``GRACE_S`` has passed.
+after one in a thread, until that thread calls again, its job is over, or ``GRACE_S`` has passed. That a call was
+cancelled is a completion like any other: its caller is told when it is its turn.
 """
 
 from __future__ import annotations
@@ -29,13 +30,17 @@ BLIND_TURNS = 12
 STALL_S = 60.0
 """How long a replay waits for a recorded call that nobody makes before it says that the program has diverged."""
 
+HOLD_S = 5.0
+"""How long a caller that is cancelled waits for its turn at most. Whoever stops a run that is stuck gets rid of it."""
+
 
 class Order:
     """The queue of one run."""
 
-    def __init__(self, recorded: Iterable[str] = (), stall_s: float = STALL_S) -> None:
+    def __init__(self, recorded: Iterable[str] = (), free: Iterable[str] = ()) -> None:
         self._expected = deque(recorded)  # paths, in the order in which they may complete
-        self._stall_s = stall_s
+        self._free = set(free)  # recorded, too, and let through at any time
+        self._stall_s = STALL_S
         self._changed = threading.Condition(threading.Lock())
         self._gone: set[str] = set()  # had their turn early, or never will
         self._parked: dict[str, tuple[Any, Any]] = {}  # path -> future and loop
@@ -80,6 +85,8 @@ class Order:
         with self._changed:
             if not self._several and self._expected and self._expected[0] == path:
                 self._expected.popleft()
+                return
+            if path in self._free:
                 return
             self._back(lane)
             seen, stalled_at = self._released, time.monotonic() + self._stall_s
@@ -135,33 +142,71 @@ class Order:
     # -- event loops ------------------------------------------------------------------------------------
 
     async def turn(self, path: str) -> None:
-        """Return when it is this path's turn."""
+        """Return when it is this path's turn. One that is cancelled meanwhile is told then, not before.
+
+        Otherwise several that are cancelled at once would be told in an order that nobody has recorded.
+        """
         with self._changed:
             if not self._several and self._expected and self._expected[0] == path:
                 self._expected.popleft()
                 self._released += 1
                 if self._released % 64:
                     return
+            if path in self._free:
+                return
         asyncio = sys.modules["asyncio"]
         if not self._several:
             await asyncio.sleep(0)  # other programs share this loop
             return
         loop = asyncio.get_running_loop()
-        future = loop.create_future()
-        with self._changed:
-            self._parked[path] = future, loop
-            self._advance()
         watch = loop.call_later(self._stall_s, self._check_stall, path, self._released)
+        cancelled: BaseException | None = None
         try:
-            await future
-        except asyncio.CancelledError:
-            with self._changed:
-                self._parked.pop(path, None)
-                self._gone.add(path)
-                self._advance()
-            raise
+            while True:
+                future = loop.create_future()
+                with self._changed:
+                    self._parked[path] = future, loop
+                    self._advance()
+                try:
+                    await future
+                    break
+                except asyncio.CancelledError as error:
+                    if cancelled is None:
+                        cancelled = error
+                        loop.call_later(HOLD_S, self._give_up, path)
+                    with self._changed:
+                        if self._parked.pop(path, None) is None:  # its turn had come
+                            break
         finally:
             watch.cancel()
+        if cancelled is not None:
+            raise cancelled
+
+    def _give_up(self, path: str) -> None:
+        with self._changed:
+            parked = self._parked.pop(path, None)
+            if parked is not None:
+                self._gone.add(path)
+                if not parked[0].done():
+                    parked[0].set_result(None)
+                self._advance()
+
+    async def parked(self, path: str, took_s: float) -> None:
+        """Wait for the caller to be cancelled: when that was recorded it took ``took_s``. Never returns."""
+        asyncio = sys.modules["asyncio"]
+        nothing = asyncio.get_running_loop().create_future()
+        limit_s = self._stall_s + took_s
+        while True:
+            released = self._released
+            await asyncio.wait((nothing,), timeout=limit_s)
+            if self._released == released and self.waiting_for == path:
+                raise self._unlike(
+                    path,
+                    "it is cancelled",
+                    "it is not cancelled",
+                    f"the call at {path} was cancelled when it was recorded, and is not now",
+                )
+            limit_s = self._stall_s
 
     def _check_stall(self, path: str, released: int) -> None:
         with self._changed:
@@ -219,11 +264,19 @@ class Order:
             self._gone.discard(self._expected.popleft())
 
     def _stalled(self, path: str) -> Diverged:
-        return Diverged(
+        return self._unlike(
+            self.waiting_for,
+            f"the call at {self.waiting_for}",
+            "no call",
             f"the call at {path} waits for the recorded one at {self.waiting_for}, which is not made",
-            path=self.waiting_for,
-            expected=f"the call at {self.waiting_for}",
-            actual="no call",
+        )
+
+    def _unlike(self, path: str, expected: str, actual: str, message: str) -> Diverged:
+        return Diverged(
+            message,
+            path=path,
+            expected=expected,
+            actual=actual,
             hint="Run the code that made the record, or mark the change with agent.version(name).",
         )
 

@@ -7,7 +7,7 @@ same records give the same conclusions; what a rollback undid is not in them, wh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
 
@@ -17,6 +17,9 @@ from holdfast.run.records import Record, Value
 
 SETTLED = frozenset({"value", "error", "lost", "fallback"})
 """Outcomes that were given to the program."""
+
+CANCELLED = frozenset({"cancelled", "interrupted"})
+"""The program gave up the call. Interrupted: while somebody gave up the run itself, perhaps from outside."""
 
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
 _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
@@ -65,7 +68,8 @@ class Call(Struct, eq=False):
 
     @property
     def cancelled(self) -> bool:
-        return self.done is not None and self.done.how == "cancelled"
+        """Whether the program did not wait for an outcome."""
+        return self.done is not None and self.done.how in CANCELLED
 
     @property
     def open(self) -> bool:
@@ -78,7 +82,8 @@ class Call(Struct, eq=False):
     def condition(self) -> str:
         """In a word, for people."""
         if self.done is not None:
-            return {"value": "done", "error": "failed", "before": "failed"}.get(self.done.how, self.done.how)
+            names = {"value": "done", "error": "failed", "before": "failed", "interrupted": "cancelled"}
+            return names.get(self.done.how, self.done.how)
         if self.decision is not None:
             return {"found": "done", "done": "done"}.get(self.decision.how, "not done")
         return "in doubt" if self.doubt is not None or self.kind == "write" else "open"
@@ -99,7 +104,9 @@ class RunPast:
         self.saved: dict[str, rec.Saved] = {}
         self.waits: dict[str, rec.Wait] = {}
         self.notes: dict[str, rec.Note] = {}  # by path
-        self._order: dict[str, None] = {}
+        self.free: set[str] = set()  # paths of calls whose order of completion does not count
+        self._order: dict[str, int] = {}  # the others', each with the number of the record that completed it
+        self._saved: dict[str, int] = {}  # path -> number
 
     @property
     def id(self) -> str:
@@ -137,13 +144,15 @@ class RunPast:
         if isinstance(record, _OF_CALLS):
             self._call(number, record)
         elif isinstance(record, rec.Saved):
-            self.saved[record.path] = record
+            self.saved[record.path], self._saved[record.path] = record, number
         elif isinstance(record, rec.Wait):
             self.waits[record.path] = record
             self.end = None
         elif isinstance(record, rec.Note):
             if record.what == "resume":
-                self.end = None
+                self._resume()
+            elif record.what == "interrupted":
+                self._forget_since(int(record.name))
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -158,22 +167,57 @@ class RunPast:
         call = self.calls.get(record.path)
         if call is None:
             call = self.calls[record.path] = Call(record.run, record.path)
+        if call.cancelled or isinstance(record, rec.Intent):  # of an earlier execution; now it is made again
+            self._order.pop(record.path, None)
+            self.free.discard(record.path)
         add_to(call, number, record)
-        if type(record) is not rec.Intent and call.outcome is not None:
-            self._order.setdefault(record.path)
+        if call.outcome is not None or call.cancelled:
+            self._order.setdefault(record.path, number)
 
     def _finish(self, record: rec.End) -> None:
         self.end = record
-        if record.how != "failed":
-            return
-        # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done anew.
+        if record.how == "failed":
+            # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done anew.
+            # What was cancelled then will not be, should this one go well.
+            for path in self._forget_last(CANCELLED | {"error"}):
+                self.waits.pop(path, None)  # one that timed out is begun anew
+
+    def resumed(self, at: int) -> rec.Note | None:
+        """The run goes on: what is to be recorded about that, if anything."""
+        before = self.condition
+        return rec.Note(at, self.id, "resume", before) if self._resume() or before else None
+
+    def _resume(self) -> list[str]:
+        """Nobody will give up the run again at the same point. Calls that came to nothing by that are made again."""
+        self.end = None
+        return self._forget_last(frozenset({"interrupted"}))
+
+    def _forget_last(self, hows: Collection[str]) -> list[str]:
+        """Forget the calls that completed last, as far as all of them ended in one of these ways."""
+        gone = []
         for path in reversed(self._order):
-            call = self.calls[path]
-            if call.done is None or call.done.how != "error":
+            done = self.calls[path].done
+            if done is None or done.how not in hows:
                 break
-            del self.calls[path]
-            self.waits.pop(path, None)  # one that timed out is begun anew
-        self._order = {path: None for path in self._order if path in self.calls}
+            gone.append(path)
+        for path in gone:
+            del self.calls[path], self._order[path]
+        return gone
+
+    def _forget_since(self, number: int) -> None:
+        """The run was given up at this point, and went on for a moment to clean up.
+
+        It will come by here again, without that. What it changed outside remains done; the order of that is no longer
+        the one in which the program will ask for it.
+        """
+        for path in [path for path, at in self._order.items() if at > number]:
+            if self.calls[path].cancelled or self.calls[path].read:
+                del self.calls[path]
+            else:
+                self.free.add(path)
+            del self._order[path]
+        for path in [path for path, at in self._saved.items() if at > number]:
+            del self.saved[path], self._saved[path]
 
 
 def _lasts(record: Record, back: rec.RolledBack) -> bool:

@@ -272,9 +272,8 @@ class RollbackPlan:
         given = {"to": part.target.id, "accept": list(self._accept), "cause": self._cause if whole else None}
         this = pending(part.past)
         if this is not None and fetch(this.begin.args, host.ledger, host.registry) == given:
-            if this.end is not None:
-                host.ledger.append(rec.Note(now_us(), this.id, "resume", this.end.how))
-                this.end = None
+            if (note := this.resumed(now_us())) is not None:
+                host.ledger.append(note)
         else:
             stowed = stow(given, host.registry)
             begin = rec.Begin(now_us(), uuid4().hex[:16], FUNCTION, stowed.value, b"", kind="rollback")

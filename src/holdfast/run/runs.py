@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
+import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 from uuid import uuid4
@@ -38,9 +40,9 @@ from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
 from holdfast.run.outcomes import MESSAGE_MAX, diverged
 from holdfast.run.past import Call, Past, RunPast
-from holdfast.run.positions import Lane, number_tasks
+from holdfast.run.positions import Lane, flow, number_tasks
 from holdfast.run.scope import Host, Scope, in_doubt, now_us
-from holdfast.run.steps import Park, Steps, Turn, Work, drive, drive_later
+from holdfast.run.steps import Steps, Turn, Work, cancelled, cancelled_again, drive, drive_later, is_cancelled
 from holdfast.run.tools import TOOLS, Tool, tool
 
 log = logging.getLogger("holdfast.run")
@@ -92,7 +94,8 @@ class Run(Scope):
     """One execution of a run."""
 
     def __init__(self, agent: RunHost, past: Past, this: RunPast, *, strict: bool) -> None:
-        super().__init__(agent, past.incarnation, Order(this.order))
+        super().__init__(agent, past.incarnation, Order(this.order, this.free))
+        self._main = flow()
         self.host = agent
         self.run_id = this.id
         self.past = this
@@ -105,6 +108,13 @@ class Run(Scope):
         self._jobs: dict[str, int] = {}
         self._recorded_jobs: dict[str, dict[int, tuple[str, bytes]]] | None = None
 
+    @property
+    def is_given_up(self) -> bool:
+        task = self._main() if isinstance(self._main, weakref.ref) else None
+        if task is not None and task.cancelling() > 0:
+            return True
+        return isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
+
     # -- comparing ----------------------------------------------------------------------------------------
 
     @property
@@ -113,6 +123,7 @@ class Run(Scope):
         return bool(self._waiting or self._saves)
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
+        self.look_up()
         call = self._waiting.pop(path, None)
         if call is None:
             if path in self._saves:
@@ -133,7 +144,7 @@ class Run(Scope):
                 raise error
             numbers = sorted(call.number for call in dropped)
             self.write(rec.Cut(now_us(), self.run_id, error.path, numbers, error.expected, error.actual))
-            self.order.drop(call.path for call in dropped if call.outcome is not None)
+            self.order.drop(call.path for call in dropped if call.outcome is not None or call.cancelled)
             self._waiting.clear()
         log.warning(
             "run %s of %s goes on with changed code: %s recorded %s, now it is %s; %d recorded reads are dropped",
@@ -201,15 +212,14 @@ class Run(Scope):
         path = lane.take(_WRITTEN.name)
         call = self.recorded(path, _WRITTEN, b"", {})
         if call is not None and call.cancelled:
-            yield Park()
+            yield from cancelled_again(self, lane, call)
         if call is None or call.outcome is None:
             done = rec.Done(now_us(), self.run_id, path, "value", tool=_WRITTEN.name, kind=_WRITTEN.kind)
             try:
                 found = (yield Work(found)) if callable(found) else found
             except BaseException as error:
-                if not isinstance(error, Exception):
-                    done.how = "cancelled"
-                    self.write(done)
+                if is_cancelled(error):
+                    yield from cancelled(self, lane, done)
                 raise
             self.complete(done)
         yield Turn(self, path, lane)
@@ -217,6 +227,7 @@ class Run(Scope):
 
     def _checkpoint(self, lane: Lane, label: str) -> Any:
         """The recorded checkpoint, or a function that writes one with the state of this moment."""
+        self.look_up()
         path = lane.take("checkpoint")
         self.order.called(lane)
         found = self._saves.pop(path, None)
@@ -385,14 +396,13 @@ def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: di
         note = this.notes[ARGUMENTS] = rec.Note(now_us(), this.id, "arguments", made.name, stowed.value, ARGUMENTS)
         agent.ledger.append(note, nodes=stowed.nodes, chunks=stowed.chunks)
         log.info("run %s of %s goes on with other arguments", this.id, agent.name)
-    if this.end is not None:
-        agent.ledger.append(rec.Note(now_us(), this.id, "resume", this.end.how))
-        this.end = None
+    if (resumed := this.resumed(now_us())) is not None:
+        agent.ledger.append(resumed)
     compare(agent, made, this)
 
 
 def stopped(run: Run, error: BaseException) -> None:
-    """Record how a run ended that did not finish. A process that is ending records nothing: it was interrupted."""
+    """Record how a run ended that did not finish. One that is interrupted has not ended."""
     if isinstance(error, InDoubt) or run.unsettled:
         how = "attention"
     elif isinstance(error, Waiting | RunRolledBack):
@@ -402,6 +412,8 @@ def stopped(run: Run, error: BaseException) -> None:
     elif isinstance(error, Exception):
         how = "cancelled" if isinstance(error, Cancelled) else "failed"
     else:
+        if run.given_up is not None:
+            run.ledger.append(rec.Note(now_us(), run.run_id, "interrupted", str(run.given_up)), flush=True)
         return
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
     message = error.message if isinstance(error, HoldfastError) else str(error)

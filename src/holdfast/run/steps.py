@@ -22,6 +22,7 @@ from holdfast.run.arguments import Stowed
 from holdfast.run.clock import clock_of
 from holdfast.run.context import EFFECT
 from holdfast.run.effects import Effect
+from holdfast.run.past import Call
 from holdfast.run.positions import Lane, within
 from holdfast.run.scope import Scope
 from holdfast.run.tools import Tool
@@ -70,31 +71,44 @@ class Write(Request):
         return self.number
 
 
-class Flush(Request):
-    """Make everything appended so far durable."""
-
-    def __init__(self, scope: Scope) -> None:
-        self.scope = scope
-
-    def now(self) -> None:
-        self.scope.ledger.flush()
-
-
 class Turn(Request):
-    """Wait for one's place among the completions."""
+    """Wait for one's place among the completions; with ``flush`` also until what was recorded is durable."""
 
-    def __init__(self, scope: Scope, path: str, lane: Lane) -> None:
-        self.order, self.path, self.lane = scope.order, path, lane
+    def __init__(self, scope: Scope, path: str, lane: Lane, *, flush: bool = False) -> None:
+        self.scope, self.order, self.path, self.lane = scope, scope.order, path, lane
+        self.flush = flush
 
     def now(self) -> None:
         asyncio = sys.modules.get("asyncio")
         if asyncio is not None and asyncio._get_running_loop() is not None:
-            self.order.now(self.path)
+            self.at_once()
         else:
+            self._flush()
             self.order.wait(self.path, self.lane)
 
+    def at_once(self) -> None:
+        """Do not wait for it: nothing else can happen meanwhile."""
+        self._flush()
+        self.order.now(self.path)
+
     async def later(self) -> None:
+        cancelled: BaseException | None = None
+        if self.flush:
+            try:
+                await Work(self._flush).later()
+            except sys.modules["asyncio"].CancelledError as error:  # it is flushed, and the turn has to be taken
+                cancelled = error
         await self.order.turn(self.path)
+        if cancelled is not None:
+            raise cancelled
+
+    def _flush(self) -> None:
+        if self.flush:
+            try:
+                self.scope.ledger.flush()
+            except BaseException:
+                self.order.drop((self.path,))  # nobody comes for this turn
+                raise
 
 
 class Pause(Request):
@@ -113,11 +127,15 @@ class Pause(Request):
 class Park(Request):
     """The call was cancelled when it was recorded: wait until the program does that again."""
 
+    def __init__(self, scope: Scope, path: str, took_s: float) -> None:
+        self.order, self.path, self.took_s = scope.order, path, took_s
+
     def now(self) -> None:
         """Plain code is never cancelled; the call is made again."""
+        self.order.drop((self.path,))
 
     async def later(self) -> None:
-        await sys.modules["asyncio"].get_running_loop().create_future()
+        await self.order.parked(self.path, self.took_s)
 
 
 class Keep(Request):
@@ -239,6 +257,39 @@ class Instead(Invoke):
 
 Steps = Generator[Any, Any, Any]
 """What a call, a pass or a run does, asking for whatever takes time."""
+
+
+def is_cancelled(error: BaseException) -> bool:
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
+
+
+def cancelled(scope: Scope, lane: Lane, done: rec.Done, stowed: Stowed | None = None) -> Steps:
+    """The caller of what ``done`` stands for was cancelled: record that, and let it be told when it is its turn."""
+    if scope.ended:  # what is left over when a run has ended is no part of it
+        return
+    asyncio = sys.modules["asyncio"]
+    task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
+    if task is None or not task.cancelling():  # nobody cancelled the caller: the tool raised it by itself
+        done.fault = ("", "CancelledError", "", None)
+    done.how = "interrupted" if scope.is_given_up else "cancelled"
+    done.at = clock_of(scope.agent).wall_us()
+    scope.complete(done, stowed)
+    yield Turn(scope, done.path, lane)
+
+
+def cancelled_again(scope: Scope, lane: Lane, call: Call) -> Steps:
+    """A call that was cancelled when it was recorded ends so again. In plain code it returns, and the call is made."""
+    done = call.done
+    if done is None or done.fault is not None:
+        yield Turn(scope, call.path, lane)
+        raise sys.modules["asyncio"].CancelledError
+    try:
+        yield Park(scope, call.path, max(0, done.at - done.started) / 1e6 if done.started else 0.0)
+    except BaseException as error:
+        if is_cancelled(error):
+            yield Turn(scope, call.path, lane)
+        raise
 
 
 def drive(steps: Steps) -> Any:

@@ -40,7 +40,17 @@ from holdfast.run.outcomes import Local, failure, fault_of, give
 from holdfast.run.past import Past, RunPast
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope, Suspended, in_doubt
-from holdfast.run.steps import Flush, Park, Request, Steps, Turn, Write, drive, drive_later
+from holdfast.run.steps import (
+    Request,
+    Steps,
+    Turn,
+    Write,
+    cancelled,
+    cancelled_again,
+    drive,
+    drive_later,
+    is_cancelled,
+)
 from holdfast.run.tools import Tool, tool
 
 WAIT_MAX_S = 100 * 366 * 86_400.0
@@ -200,7 +210,7 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
             yield Turn(scope, path, lane)
             return give(scope, what, path, call.outcome)
         if call.cancelled:
-            yield Park()
+            yield from cancelled_again(scope, lane, call)
     scope.check_settled("read")
     if not scope.run_id:
         scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
@@ -230,16 +240,13 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
                 done.value, done.event = stowed.value, signal.id
             break
     except BaseException as error:
-        asyncio = sys.modules.get("asyncio")
-        if scope.run_id and asyncio is not None and isinstance(error, asyncio.CancelledError):
-            done.how, done.at = "cancelled", clock_of(scope.agent).wall_us()
-            scope.write(done)
+        if scope.run_id and is_cancelled(error):
+            yield from cancelled(scope, lane, done)
         raise
     done.at = clock_of(scope.agent).wall_us()
     if scope.run_id or done.event:
         scope.complete(done, stowed)
-        yield Flush(scope)
-        yield Turn(scope, path, lane)
+        yield Turn(scope, path, lane, flush=True)
     if done.fault is not None:
         raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
     return fetch(done.value, Local(stowed), scope.registry)
@@ -349,11 +356,7 @@ def body(run: Scope, request: Any) -> Steps:
     try:
         result = yield request
     except BaseException as error:
-        asyncio = sys.modules.get("asyncio")
-        ended = isinstance(error, KeyboardInterrupt | SystemExit) or (
-            asyncio is not None and isinstance(error, asyncio.CancelledError)
-        )
-        if not run.stopped or ended:
+        if not run.stopped or isinstance(error, KeyboardInterrupt | SystemExit) or is_cancelled(error):
             raise
     else:
         if not run.stopped:
