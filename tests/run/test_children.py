@@ -338,9 +338,9 @@ def test_a_plain_child_of_an_async_parent_does_not_block_the_loop(opened, world,
 # -- waiting --------------------------------------------------------------------------------------------------
 
 
-def test_a_parent_that_does_not_block_waits_when_its_child_does(opened):
+def test_a_parent_that_does_not_block_waits_when_its_child_does(opened, monkeypatch):
     def job(agent):
-        agent.sleep(1.5)
+        agent.sleep(600)
         return "rested"
 
     def work(agent):
@@ -352,7 +352,8 @@ def test_a_parent_that_does_not_block_waits_when_its_child_does(opened):
     (info,) = agent.runs()
     assert info.condition == "waiting"
     assert info.until is not None
-    time.sleep(1.6)
+    later_us = time.time_ns() // 1000 + 601_000_000
+    monkeypatch.setattr("holdfast.run.clock.Clock.wall_us", lambda _clock: later_us)
     assert opened().run(work, wait=False) == "rested"
 
 
