@@ -359,7 +359,7 @@ def test_a_cancelled_wait_is_no_longer_waited_for():
 
     async def main():
         task = asyncio.ensure_future(bench.arun(work))
-        while "other" not in {getattr(record, "name", "") for _, record in bench.ledger.records()}:
+        while "other" not in {getattr(record, "name", "") for _, record in bench.ledger.records()}:  # noqa: ASYNC110 - it is the ledger that is looked at
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait({task})
