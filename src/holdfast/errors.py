@@ -75,6 +75,8 @@ class HoldfastError(Exception):
     """The base of all errors here. ``kind`` is stable and machine-readable; ``hint`` says what to do next."""
 
     kind: ClassVar[str] = "error"
+    message = ""  # of a derived class that does not call this constructor
+    hint = ""
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -82,7 +84,8 @@ class HoldfastError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n{self.hint}" if self.hint else self.message
+        text = self.message or super().__str__()
+        return f"{text}\n{self.hint}" if self.hint else text
 
 
 class InputError(HoldfastError):
@@ -401,7 +404,7 @@ class HistoriesDiverged(Contention):
 
 
 class StillArriving(Contention):
-    """An agent, or a branch of it, that is coming from another store and is not whole yet."""
+    """An agent, or a branch of it, that is coming from elsewhere and is not whole yet."""
 
     kind = "still-arriving"
 

@@ -17,6 +17,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 import holdfast
 from holdfast import errors
+from holdfast.cli import machine
 from holdfast.cli.app import app
 from holdfast.cli.exits import exit_code
 from tests.contrib.threads import chain
@@ -126,6 +127,12 @@ def test_a_reader_that_goes_away_is_no_error(filled):
         process.stdout.close()
         assert process.wait(180) in {0, 141}
         assert process.stderr.read() == ""
+
+
+def test_python_finds_it_where_no_script_is_on_the_path():
+    words = [sys.executable, "-m", "holdfast", "--version"]
+    ended = subprocess.run(words, capture_output=True, text=True, check=True, timeout=180)
+    assert ended.stdout.strip() == machine.holdfast_version()
 
 
 def test_ctrl_c_ends_quietly(filled):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 
 import pytest
 
@@ -48,6 +49,71 @@ def test_retain_speaks_json(cli, filled):
     assert [one["agent"] for one in found["agents"]] == ["trip-7", "trip-8"]
     assert found["agents"][0]["policy"] == {"last": 1, "newer_than_s": 1.0}
     assert {"id", "label", "time", "depth", "why"} == set(found["agents"][0]["kept"][0])
+
+
+@pytest.fixture
+def away(tmp_path):
+    """A store of which some packs lie in a place that is not there now."""
+    path = tmp_path / "photos"
+    with holdfast.open(path) as store:
+        agent = store.agent("trip-7")
+        for number in range(4):
+            agent.state["photo"] = random.Random(number).randbytes(300_000)
+            agent.checkpoint(f"photo {number}")
+        store.tier(tmp_path / "cold")
+    (tmp_path / "cold").rename(tmp_path / "away")
+    return path
+
+
+def test_a_place_that_is_away_is_no_damage(cli, away, tmp_path):
+    """Every verb that needs it says so and ends with 6; nothing is called lost."""
+    place = f"file://{tmp_path}/cold"
+    looked = cli("verify", store=away)
+    assert looked.code == 6
+    assert "3 packs and 3 checkpoints could not be looked at" in looked.out
+    assert place in looked.out
+    assert "Mount it or bring it back" in looked.out
+    assert looked.out.endswith("Everything else is as it was written.\n")
+    assert "cannot be trusted" not in looked.out
+    told = cli("verify", "--json", store=away)
+    assert (told.code, told.json["ok"], told.json["problems"], told.json["affected"]) == (6, False, [], [])
+    (one,) = told.json["unreachable"]
+    assert (one["place"], one["packs"], len(one["checkpoints"])) == (place, 3, 3)
+    drilled = cli("drill", store=away)
+    assert (drilled.code, "lost" in drilled.out.split("nothing is lost")[-1]) == (6, False)
+    assert [line.split()[0] for line in drilled.out.splitlines()[1:5]] == ["unknown"] * 3 + ["ok"]
+    dest = str(tmp_path / "dest")
+    for words in (
+        ("repair",),
+        ("repair", "--json"),
+        ("repair", "--to", str(tmp_path / "new")),
+        ("export", "trip-7", str(tmp_path / "file")),
+        ("show", "trip-7@photo 0"),
+        ("diff", "trip-7@photo 0"),
+        ("push", str(away), dest),
+        ("pull", str(away), dest),
+        ("tier", "--back", "--do"),
+    ):
+        ended = cli(*words, store=away)
+        assert (ended.code, place in ended.err, "nothing is lost" in ended.err) == (6, True, True), words
+    assert not (tmp_path / "new").exists()
+    assert not (tmp_path / "file").exists()
+    assert cli("show", "trip-7@photo 3", "--section", "photo", store=away).code == 0
+    (tmp_path / "away").rename(tmp_path / "cold")
+    for words in (("verify",), ("drill",), ("repair",), ("push", str(away), dest)):
+        assert cli(*words, store=away).code == 0
+
+
+def test_damage_ends_with_5_also_while_a_place_is_away(cli, away):
+    (here,) = (away / "packs").glob("*.pack")
+    here.unlink()
+    found = cli("verify", store=away)
+    assert found.code == 5
+    assert "could not be looked at" in found.out
+    assert found.out.count("cannot be trusted") == 1
+    drilled = cli("drill", store=away)
+    assert drilled.code == 5
+    assert {line.split()[0] for line in drilled.out.splitlines()[1:5]} == {"lost", "unknown"}
 
 
 def test_rules_in_the_store(cli, filled):

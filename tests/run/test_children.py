@@ -242,25 +242,76 @@ def test_a_cancelled_child_starts_nothing_new_and_says_so(opened, world, book):
     assert world.calls == [("book", "first")]
 
 
-def test_joining_a_cancelled_child_raises(opened):
-    stop = threading.Event()
+@pytest.mark.parametrize("place", ["cancelled", "joined"])
+def test_joining_a_cancelled_child_raises_the_same_when_the_parent_is_executed_again(opened, place):
+    told, fails = [], [True]
 
     @holdfast.tool(effect="read")
     def look():
         time.sleep(0.01)
 
     def job(agent):
-        while not stop.is_set():
+        while True:
             look()
+
+    def reach(where):
+        if where == place and fails and fails.pop():
+            raise RuntimeError("out of paper")
 
     def work(agent):
         child = agent.spawn(job, "bags")
         child.cancel()
-        with pytest.raises(errors.ToolFailed) as caught:
-            child.join()
-        return caught.value.error_type
+        reach("cancelled")
+        for _ in range(2):
+            with pytest.raises(errors.Cancelled) as caught:
+                child.join()
+            told.append(str(caught.value))
+        reach("joined")
+        return "fine"
 
-    assert opened().run(work) == "Cancelled"
+    with pytest.raises(RuntimeError):
+        opened().run(work)
+    assert opened().run(work) == "fine"
+    assert set(told) == {"trip-7/bags was cancelled by trip-7"}
+
+
+def test_a_parent_whose_child_was_cancelled_has_failed_and_goes_on_next_time(opened, world, book):
+    cancels = [True]
+
+    def job(agent):
+        return agent.wait_for("go")
+
+    def work(agent):
+        book("flight")
+        child = agent.spawn(job, "bags")
+        if cancels:
+            child.cancel()
+        return child.join()
+
+    agent = opened()
+    with pytest.raises(errors.Cancelled):
+        agent.run(work)
+    assert [(run.condition, run.error.partition(":")[0]) for run in agent.runs()] == [("failed", "Cancelled")]
+    with pytest.raises(errors.Cancelled):
+        opened().run(work)
+    assert world.calls == [("book", "flight")]
+
+
+def test_a_child_that_has_ended_is_joined_again_after_a_restart(opened, world, book):
+    crash = [True]
+    job = pack(book)
+
+    def work(agent):
+        child = agent.spawn(job, "bags", "bags")
+        found = [child.join()]
+        if crash and crash.pop():
+            raise Crash
+        return [*found, child.join()]
+
+    with pytest.raises(Crash):
+        opened().run(work)
+    assert opened().run(work) == [{"packed": "bags"}] * 2
+    assert world.calls == [("book", "bags")]
 
 
 # -- async ----------------------------------------------------------------------------------------------------
@@ -347,11 +398,12 @@ def test_a_parent_that_does_not_block_waits_when_its_child_does(opened, monkeypa
         return agent.spawn(job, "bags").join()
 
     agent = opened()
-    with pytest.raises(errors.Waiting):
+    with pytest.raises(errors.Waiting, match="waits for trip-7/bags or until"):
         agent.run(work, wait=False)
     (info,) = agent.runs()
     assert info.condition == "waiting"
     assert info.until is not None
+    assert info.waits_for == ("trip-7/bags",)
     later_us = time.time_ns() // 1000 + 601_000_000
     monkeypatch.setattr("holdfast.run.clock.Clock.wall_us", lambda _clock: later_us)
     assert opened().run(work, wait=False) == "rested"

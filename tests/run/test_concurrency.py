@@ -169,8 +169,14 @@ def test_nested_task_groups_and_cancellation_replay_the_same():
     assert not made
 
 
+@pytest.fixture
+def patient(monkeypatch):
+    """A thread that gets no processor for a while is not taken for one that waits."""
+    monkeypatch.setattr("holdfast.run.order.GRACE_S", 10.0)
+
+
 @pytest.mark.parametrize("numbered", [True, False])
-def test_a_thread_pool_with_copied_context_replays_the_same(numbered):
+def test_a_thread_pool_with_copied_context_replays_the_same(numbered, patient):
     end = [True]
 
     def work(agent):
@@ -207,7 +213,7 @@ def test_a_thread_pool_with_copied_context_replays_the_same(numbered):
     assert same == 10
 
 
-def test_jobs_by_results_in_order_replay_100_times_of_100():
+def test_jobs_by_results_in_order_replay_100_times_of_100(patient):
     end = [True]
 
     def work(agent):
@@ -233,7 +239,7 @@ def test_jobs_by_results_in_order_replay_100_times_of_100():
     assert not made
 
 
-def test_to_thread_inside_gather_and_blocking_tools_on_the_loop():
+def test_to_thread_inside_gather_and_blocking_tools_on_the_loop(patient):
     end = [True]
 
     async def work(agent):

@@ -731,6 +731,112 @@ def test_an_async_run_is_replanned_by_an_async_hook(opened):
     assert asyncio.run(main()) == "fine"
 
 
+@pytest.mark.parametrize("id", [None, "r"])
+@pytest.mark.parametrize("plan", ["second", "third"])
+def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(opened, world, book, plan, id):
+    crash, told = [True], []
+
+    @holdfast.durable(name="replan-third")
+    def third(agent, city, by):
+        book(by)
+        if crash and plan == "third" and crash.pop():
+            raise Crash
+        return f"{by} to {city}"
+
+    @holdfast.durable(name="replan-second")
+    def second(agent, city):
+        book("bus")
+        if crash and crash.pop():
+            raise Crash
+        if plan == "third":
+            raise ValueError("no driver")
+        return f"bus to {city}"
+
+    def first(agent, city):
+        book("plane")
+        raise ValueError("strike")
+
+    def replan(setback):
+        told.append((setback.function, setback.attempt))
+        return second if setback.attempt == 1 else functools.partial(third, "Porto", by="train")
+
+    def called(city="Porto"):
+        return opened().run(first, city, id=id, replan=replan)
+
+    with pytest.raises(Crash):
+        called()
+    assert [run.condition for run in opened().runs()] == ["interrupted"]
+    with pytest.raises(errors.RunUnfinished, match="resume" if id is None else None):
+        called("Faro")
+    if plan == "third":
+        crash.append(True)
+        with pytest.raises(Crash):
+            called()
+    assert called() == ("bus to Porto" if plan == "second" else "train to Porto")
+    assert told == [("first", 1), ("replan-second", 2)][: 1 if plan == "second" else 2]
+    assert world.standing() == ["bus" if plan == "second" else "train"]
+    if id is not None:
+        assert called() == ("bus to Porto" if plan == "second" else "train to Porto")
+    assert len(told) == (1 if plan == "second" else 2)
+
+
+class Odd(Exception):
+    """Raised by a hook."""
+
+
+@pytest.mark.parametrize("how", ["gives up", "raises", "returns something else"])
+def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(opened, world, book, how):
+    tries, seen = [], []
+
+    def work(agent, city):
+        agent.state["city"] = city
+        book("hotel")
+        tries.append(agent.state.get("hint"))
+        raise LookupError("no room")
+
+    def replan(setback):
+        seen.append((type(setback.error), str(setback.error), setback.attempt))
+        setback.agent.state["hint"] = len(tries)
+        if how == "raises":
+            raise Odd
+        return 17 if how == "returns something else" else None
+
+    raised = {"raises": Odd, "gives up": LookupError, "returns something else": errors.BadOption}[how]
+    agent = opened()
+    ids = set()
+    for _ in range(3):
+        with pytest.raises(raised):
+            agent.run(work, "Faro", replan=replan)
+        (info,) = agent.runs()
+        assert (info.condition, info.error, info.args) == ("failed", "LookupError: no room", {"city": "Faro"})
+        ids.add(info.id)
+        agent = opened()
+    assert tries == [None, 1, 2]
+    assert seen == [(LookupError, "no room", 1)] * 3
+    assert len(ids) == 1
+    assert world.standing() == []
+    with pytest.raises(LookupError):  # and without a hook
+        agent.run(work, "Faro")
+    assert world.standing() == ["hotel"]
+    assert agent._store.verify().ok
+
+
+def test_a_hook_is_not_asked_about_a_run_that_was_not_executed(opened, world, book):
+    def work(agent, fails):
+        book("hotel")
+        if fails:
+            raise LookupError("no room")
+
+    agent = opened()
+    with pytest.raises(LookupError):
+        agent.run(work, True)
+    asked = []
+    with pytest.raises(errors.BadOption):
+        agent.run(work, False, id="", replan=asked.append)
+    assert asked == []
+    assert world.standing() == ["hotel"]
+
+
 # -- what else begins meanwhile -------------------------------------------------------------------------------
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.errors import Fenced
 from holdfast.store import commits
-from holdfast.store.catalog import chunk_digest
+from holdfast.store.catalog import chunk_digest, node_digest
 from holdfast.store.embedded import open_embedded
 from tests.store.support import Hand, event, finish, new_branch, start
 
@@ -84,6 +84,37 @@ def test_fenced_writer_hears_of_it_at_its_next_call_and_others_do_not(batched, m
     batched.flush()
     assert [row.n for row in batched.ancestry(batched.branch_row(branch.b).head)][-1] == 1
     assert len(batched.ancestry(batched.branch_row(bystander.row.b).head)) == 6
+
+
+class Scarce(list):
+    """Rows that there was no memory, or no stack, to go through at first."""
+
+    def __init__(self, rows, error):
+        super().__init__(rows)
+        self.errors = [error]
+
+    def __iter__(self):
+        if self.errors:
+            raise self.errors.pop()
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("error", [MemoryError, RecursionError])
+def test_a_lack_of_memory_or_stack_passes_and_nothing_is_lost(batched, monkeypatch, error):
+    monkeypatch.setattr(commits, "BATCH_DELAY_S", 60)  # whoever flushes writes
+    one, two = Hand(batched, new_branch(batched, "one")), Hand(batched, new_branch(batched, "two"))
+    one.commit()
+    digest = node_digest(b"node")
+    items = [(one.next(), ()), (two.next(), Scarce([(digest, b"\x00node")], error))]
+    one.ids.append(items[0][0].id)
+    for item, nodes in items:
+        batched._batches.put(item, nodes)
+    with pytest.raises(error):
+        batched.flush()
+    batched.flush()
+    assert [row.id for row in batched.ancestry(batched.branch_row(one.row.b).head)] == one.ids[::-1]
+    assert batched.branch_row(two.row.b).head_id == items[1][0].id
+    assert batched.nodes([digest]) == {digest: b"node"}
 
 
 def test_store_flush_says_once_that_commits_were_lost(batched):

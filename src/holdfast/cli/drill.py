@@ -10,7 +10,7 @@ from rich.text import Text
 
 import holdfast
 from holdfast import DrillReport
-from holdfast.cli.exits import DAMAGED
+from holdfast.cli.exits import DAMAGED, FAILED
 from holdfast.cli.output import Output
 from holdfast.cli.progress import bars
 from holdfast.cli.session import Given, Json, Name
@@ -19,6 +19,11 @@ from holdfast.cli.text import clean, count, size
 SCHEMA = "holdfast.drill/1"
 # What restored well and is listed; what did not is listed always, and the JSON has all.
 _LISTED = 20
+_WORDS = {
+    (False, False): Text("ok", style="green"),
+    (True, False): Text("lost", style="bold red"),
+    (True, True): Text("unknown", style="bold yellow"),
+}
 
 
 def drill(
@@ -34,7 +39,8 @@ def drill(
     """Restore a sample of checkpoints in a scratch place, as after a loss, and prove their digests.
 
     The newest checkpoint of each branch comes first, the others are taken at random. The store is only read; the
-    scratch place is removed. Ends with 5 when something did not come back as it was.
+    scratch place is removed. Ends with 5 when something did not come back as it was, with 6 when something could only
+    not be tried.
 
     Parameters
     ----------
@@ -58,7 +64,8 @@ def drill(
         session.out.json({"schema": SCHEMA, **report.to_json()})
     else:
         _print(session.out, report)
-    return 0 if report.ok else DAMAGED
+    lost = any(one.problem and not one.unknown for one in report.checkpoints)
+    return 0 if report.ok else DAMAGED if lost else FAILED
 
 
 def _print(out: Output, report: DrillReport) -> None:
@@ -66,7 +73,7 @@ def _print(out: Output, report: DrillReport) -> None:
     good = [one for one in report.checkpoints if not one.problem]
     rows = [
         (
-            Text("lost" if one.problem else "ok", style="bold red" if one.problem else "green"),
+            _WORDS[bool(one.problem), one.unknown],
             Text(clean(one.agent), style="bold cyan"),
             f"#{one.depth}",
             one.id[:12],

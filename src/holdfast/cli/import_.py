@@ -109,7 +109,7 @@ def langgraph(
     types
         Modules whose classes the threads hold. LangChain's and LangGraph's own are known.
     dry_run
-        Only count what is there.
+        Only count what is there, and say which threads cannot come over because of their ids.
     json
         Print JSON (schema holdfast.import/1).
     """
@@ -161,6 +161,12 @@ def _print(out: Output, report: ImportReport) -> None:
             style = "bold red" if status == "failed" else "bold green" if status == "imported" else ""
             rows.append([Text(title, style=style), *_sums(threads)])
     out.columns(("", "threads", "checkpoints", "writes"), rows, right=(1, 2, 3))
+    _print_failed(out, report)
+    if report.ok:
+        out.say(Text("Every thread was read back and is equal to the source, which was only read.", style="bold green"))
+
+
+def _print_failed(out: Output, report: ImportReport) -> None:
     for failed in report.failed[:_LISTED]:
         message = failed.error.message if failed.error is not None else ""
         out.say(Text(f"{clean(failed.thread)}: ", style="red"), clean(message), wrap=True)
@@ -168,8 +174,6 @@ def _print(out: Output, report: ImportReport) -> None:
             out.say("  ", clean(failed.error.hint), wrap=True)
     if len(report.failed) > _LISTED:
         out.say(f"and {count(len(report.failed) - _LISTED, 'more failed thread')}; --json has all.")
-    if report.ok:
-        out.say(Text("Every thread was read back and is equal to the source, which was only read.", style="bold green"))
 
 
 def _sums(threads: list[ImportedThread]) -> list[str]:
@@ -196,4 +200,5 @@ def _print_found(out: Output, report: ImportReport) -> None:
         count(sum(thread.checkpoints for thread in report.threads), "checkpoint"),
         count(sum(thread.writes for thread in report.threads), "write"),
     )
+    _print_failed(out, report)
     out.say(f"In all {', '.join(sums)}. Nothing was imported.")

@@ -25,6 +25,8 @@ from cyclopts import Parameter
 
 import holdfast
 from holdfast.errors import BadOption
+from holdfast.run.durables import Durable
+from holdfast.run.tools import Tool
 
 Load = Annotated[tuple[str, ...], Parameter(name="--load", metavar="PROGRAM", negative="", show_default=False)]
 """How a verb that needs the tools of a program lets people name it."""
@@ -65,10 +67,13 @@ def function_of(text: str) -> Callable[..., Any]:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
-    if not callable(found):
-        there = [known for known, value in vars(module).items() if hasattr(value, "durable")]
-        listed = ", ".join(there[:_SHOWN]) or "none"
-        raise BadOption(f"{place} has no function {name!r}", hint=f"Durable functions in it: {listed}.")
+    is_tool = isinstance(getattr(found, "tool", None), Tool)
+    if is_tool or not callable(found):
+        there = [known for known, value in vars(module).items() if isinstance(getattr(value, "durable", None), Durable)]
+        raise BadOption(
+            f"{name!r} of {place} is a tool, which runs call" if is_tool else f"{place} has no function {name!r}",
+            hint=f"Durable functions in it: {', '.join(there[:_SHOWN]) or 'none'}.",
+        )
     function: Callable[..., Any] = found
     return function
 

@@ -29,6 +29,7 @@ from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
 from holdfast.run.durables import DURABLES
+from holdfast.run.faults import told
 
 SCHEMA = "holdfast.run/1"
 DUE_SCHEMA = "holdfast.run.due/1"
@@ -344,7 +345,7 @@ def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
         return became, str(error), exit_code(error)
     except Exception as error:  # noqa: BLE001 - one run that fails does not stop the others
         show_raised(error)
-        return "failed", f"{type(error).__name__}: {error}", RAISED
+        return "failed", told(error), RAISED
     return "finished", text_of(result, _RESULT_CHARACTERS), 0
 
 

@@ -106,7 +106,8 @@ def style_of(condition: str) -> str:
 def about(info: RunInfo) -> str:
     """What it waits for, or what went wrong."""
     if info.condition in {"running", "waiting"}:
-        waits = [f"for the signal {clean(info.signal)}" if info.signal else "", _until(info.until)]
+        others = [f"for {clean(name)}" for name in info.waits_for]
+        waits = [f"for the signal {clean(info.signal)}" if info.signal else "", *others, _until(info.until)]
         return ("waits " if info.condition == "running" and any(waits) else "") + " or ".join(filter(None, waits))
     return clean(shorten(info.error.partition("\n")[0], _ERROR_CHARACTERS))
 

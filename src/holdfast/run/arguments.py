@@ -106,6 +106,8 @@ class Binder:
         self._simple = not any(part.kind in _VARIADIC for part in named)
         self.variadic = next((part.name for part in named if part.kind is part.VAR_KEYWORD), None)
         self._order = {part.name: place for place, part in enumerate(named)}
+        self._may_lack = [part for part in named if part.kind in _VARIADIC or part.default is not part.empty]
+        self.defaults = {part.name: part.default for part in self._may_lack if part.kind not in _VARIADIC}
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by parameter name, in the order of the parameters; those that were left out are not there."""
@@ -124,6 +126,14 @@ class Binder:
             del named[next(iter(named))]
         return named
 
+    def completed(self, bound: dict[str, Any]) -> dict[str, Any]:
+        """Bound arguments as the function sees them: with the defaults of those that were left out."""
+        missing = [part for part in self._may_lack if part.name not in bound]
+        if not missing:
+            return bound
+        full = {**bound, **{part.name: _default(part) for part in missing}}
+        return {name: full[name] for name in sorted(full, key=lambda name: self._order.get(name, len(self._order)))}
+
     def spread(self, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bound arguments as positional and keyword ones again."""
         ready = inspect.BoundArguments(self._without_self(), bound)
@@ -134,6 +144,12 @@ class Binder:
         return self.signature.replace(parameters=parameters[1:]) if self._method else self.signature
 
 
+def _default(part: inspect.Parameter) -> Any:
+    if part.kind is part.VAR_POSITIONAL:
+        return ()
+    return {} if part.kind is part.VAR_KEYWORD else part.default
+
+
 def fingerprint(arguments: dict[str, Any], registry: Registry, volatile: Iterable[str] = ()) -> bytes:
     """What the arguments amount to. Large parts of the state count by their digest.
 
@@ -142,7 +158,12 @@ def fingerprint(arguments: dict[str, Any], registry: Registry, volatile: Iterabl
     for name in volatile:
         arguments = _without(arguments, name.split("."))
     big: list[Any] = []
-    data = _encode(_content(arguments, (), big), registry)
+    try:
+        content = _content(arguments, (), big)
+    except RecursionError:
+        _encode(arguments, registry)  # raises where, if it is they that have no end
+        raise
+    data = _encode(content, registry)
     if big:
         data += encode(big, registry)
     return digest_of("holdfast.fingerprint", data)

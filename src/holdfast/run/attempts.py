@@ -9,6 +9,7 @@ that nothing happened, and only there is something else done instead.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import Any
 
 from msgspec.structs import replace
@@ -16,9 +17,10 @@ from msgspec.structs import replace
 from holdfast.errors import BreakerOpen, FailedBeforeEffect, InDoubt, InputError, Unencodable
 from holdfast.run import records as rec
 from holdfast.run import secrets
-from holdfast.run.arguments import Stowed, fetch, pack, stow
+from holdfast.run.arguments import Packed, Stowed, fetch, pack, stow
 from holdfast.run.doubt import settle
 from holdfast.run.effects import Effect
+from holdfast.run.faults import told
 from holdfast.run.outcomes import MESSAGE_MAX, Local, failure, fault_of, give, lost
 from holdfast.run.past import Call, RunPast
 from holdfast.run.positions import Lane
@@ -48,8 +50,8 @@ class Live:
         self.lane, self.tool, self.args, self.kwargs = lane, tool, args, kwargs
         self.scope: Scope = lane.scope
         self.mark, self.path = mark, path
-        self.packed = pack(arguments, self.scope.registry, by_digest=tool.kind == "read")
-        self._check_secret(self.packed.stowed, f"the arguments of {tool.name}")
+        self.packed = self._packed(arguments)
+        self.given: list[Any] = []  # what a stream has handed out
         self.call = Call(self.scope.run_id, path)
         if before is not None:
             self.call.attempts, self.call.progress = before.attempts, before.progress
@@ -64,7 +66,7 @@ class Live:
             key=key,
             path=path,
             run=self.scope.run_id,
-            args=lambda: arguments,
+            args=lambda: tool.binder.completed(arguments),
             last_progress=self._last_progress,
             report=self._report,
         )
@@ -74,6 +76,22 @@ class Live:
 
     def _report(self, value: Any) -> None:
         self.scope.report(self.path, self.call.number, value)
+
+    def _packed(self, arguments: dict[str, Any]) -> Packed:
+        """For the record. What probes and compensations are told has the defaults of the time of the call."""
+        tool, registry = self.tool, self.scope.registry
+        what = f"the arguments of {tool.name}"
+        defaults = tool.binder.defaults
+        if tool.kind != "read" and not defaults.keys() <= arguments.keys():
+            seen = tool.binder.completed(arguments)
+            told = {name: seen[name] for name in seen if name in arguments or name in defaults}
+            with suppress(Unencodable):  # they are looked up when somebody asks
+                packed = pack(told, registry, by_digest=False)
+                self._check_secret(packed.stowed, what)
+                return packed
+        packed = pack(arguments, registry, by_digest=tool.kind == "read")
+        self._check_secret(packed.stowed, what)
+        return packed
 
     def _check_secret(self, stowed: Stowed, what: str) -> None:
         inline = (stowed.value,) if isinstance(stowed.value, bytes) else ()
@@ -98,6 +116,8 @@ class Live:
                 self.gate.released(self)
             with scope.lock:
                 scope.live -= 1
+            # The effect refers to this object and may live on. The lane must not: its end is that of a thread's job.
+            del self.lane
 
     def _attempts(self) -> Steps:
         tool, call, effect = self.tool, self.call, self.effect
@@ -113,12 +133,14 @@ class Live:
             effect.attempt = call.attempts + 1
             if tool.kind != "read":
                 yield from self._intend()
+            invoke = Invoke(tool, effect, self.lane, self.args, self.kwargs)
+            self.given = invoke.given
             try:
-                value = yield Invoke(tool, effect, self.lane, self.args, self.kwargs)
+                value = yield invoke
             except FailedBeforeEffect as error:
                 failed = error
                 yield from self._count(error)
-                if tries > tool.retries or tool.is_answer(error):
+                if tries > tool.retries or tool.is_answer(error) or self.given:
                     return (yield from self._give_up(error))
                 if call.number:
                     self.scope.write(self._done("before"))
@@ -137,7 +159,8 @@ class Live:
                 else:
                     self.loose_end = self.loose_end or (tool.kind == "idempotent" and not tool.is_answer(error))
                     yield from self._count(error)
-                if tries > tool.retries or (tool.kind != "write" and tool.is_answer(error)):
+                # What a stream has handed out cannot be taken back, so it does not begin again.
+                if tries > tool.retries or self.given or (tool.kind != "write" and tool.is_answer(error)):
                     return (yield from self._give_up(error))
             except BaseException as error:
                 self._interrupted(error)
@@ -174,8 +197,7 @@ class Live:
                 log.warning("no checkpoint was taken as the breaker %s opened: %s", gate.name, unsaved)
 
     def _said(self, error: BaseException) -> str:
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return str(secrets.scrub(self.scope.agent, text[:MESSAGE_MAX], f"an error of {self.tool.name}"))
+        return str(secrets.scrub(self.scope.agent, told(error)[:MESSAGE_MAX], f"an error of {self.tool.name}"))
 
     def _give_up(self, error: Exception) -> Steps:
         """No more attempts: the fallback, where it is known that nothing happened, or the failure."""
@@ -249,33 +271,38 @@ class Live:
     def _end(self, done: rec.Done, stowed: Stowed | None) -> Steps:
         """Record an outcome, and give it to the program when it is its turn."""
         if not self.call.number and self.packed.stowed.nodes:
-            mine = self.packed.stowed
-            stowed = Stowed(
-                None,
-                {**mine.nodes, **(stowed.nodes if stowed else {})},
-                {**mine.chunks, **(stowed.chunks if stowed else {})},
-            )
+            stowed = _together(self.packed.stowed, stowed)
         self.call.done = done
         self.scope.complete(done, stowed)
         yield Turn(self.scope, self.path, self.lane, flush=self.call.number > 0)
 
     def _succeed(self, value: Any, how: str = "value") -> Steps:
+        stowed = yield from self._kept(value)
+        yield from self._end(self._done(how, stowed.value), stowed)
+        return fetch(stowed.value, Local(stowed), self.scope.registry)
+
+    def _kept(self, value: Any) -> Steps:
+        """What the program gets, for the record. What cannot be saved is recorded as lost, and that is raised."""
         try:
-            value = secrets.scrub(self.scope.agent, value, f"the result of {self.tool.name}")
-            stowed = stow(value, self.scope.registry)
-            self._check_secret(stowed, f"the result of {self.tool.name}")
+            return self._stowed(value)
         except Unencodable as error:
             error.root = f"the result of {self.tool.name}"
             done = self._done("lost", fault=("", type(error).__name__, str(error)[:MESSAGE_MAX], None))
             yield from self._end(done, None)
             raise lost(self.tool.name, self.path, str(error)) from error
-        yield from self._end(self._done(how, stowed.value), stowed)
-        return fetch(stowed.value, Local(stowed), self.scope.registry)
+
+    def _stowed(self, value: Any) -> Stowed:
+        what = f"the result of {self.tool.name}"
+        stowed = stow(secrets.scrub(self.scope.agent, value, what), self.scope.registry)
+        self._check_secret(stowed, what)
+        return stowed
 
     def _fail(self, error: Exception) -> Steps:
-        """The call failed, and that is known."""
+        """The call failed, and that is known. A stream has handed out something before, perhaps."""
+        items = (yield from self._kept(self.given)) if self.given else None
         fault, stowed = fault_of(self.tool, error, self.scope)
-        yield from self._end(self._done("error", fault=fault), stowed)
+        done = self._done("error", items.value if items is not None else None, fault)
+        yield from self._end(done, _together(stowed, items))
         raise failure(self.tool, self.path, fault, fetch(fault[3], Local(stowed), self.scope.registry)) from error
 
     def _doubt(self, error: Exception) -> Steps:
@@ -320,6 +347,19 @@ class Live:
         """The caller was cancelled at some point of the call, and that was no outcome."""
         call = self.call
         if call.doubt is None:
-            yield from cancelled(self.scope, self.lane, self._done("cancelled"), self.packed.stowed)
+            items = None
+            if self.given:
+                with suppress(Unencodable):  # nobody is left to be told
+                    items = self._stowed(self.given)
+            done = self._done("cancelled", items.value if items is not None else None)
+            yield from cancelled(self.scope, self.lane, done, _together(self.packed.stowed, items))
         elif call not in self.scope.unsettled:  # nobody has found out about it yet
             self.scope.unsettled.append(call)
+
+
+def _together(*parts: Stowed | None) -> Stowed:
+    """What goes to disk with several values."""
+    there = [part for part in parts if part is not None]
+    nodes = {digest: node for part in there for digest, node in part.nodes.items()}
+    chunks = {digest: chunk for part in there for digest, chunk in part.chunks.items()}
+    return Stowed(None, nodes, chunks)

@@ -13,14 +13,15 @@ from typing import Any
 
 from holdfast.errors import Unencodable
 from holdfast.run import secrets
-from holdfast.run.arguments import fingerprint
+from holdfast.run.arguments import fetch, fingerprint
 from holdfast.run.attempts import Live
 from holdfast.run.context import place
 from holdfast.run.outcomes import give
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope
-from holdfast.run.steps import Invoke, Keep, Steps, Turn, cancelled_again, drive, drive_later
+from holdfast.run.steps import HandOut, Invoke, Keep, Steps, Turn, cancelled_again, drive, drive_later
 from holdfast.run.tools import Tool
+from holdfast.store.room import FRAMES, check_room
 
 
 def now(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -52,7 +53,7 @@ def flow(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[
         while True:
             try:
                 if isinstance(request, Invoke):
-                    given = []
+                    given = request.given
                     source = request.now()
                     while True:
                         with request.inside():
@@ -62,6 +63,11 @@ def flow(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[
                         given.append(item)
                         yield item
                     answer: Any = given
+                elif isinstance(request, HandOut):
+                    for item in request.items:
+                        given.append(item)
+                        yield item
+                    answer = given
                 else:
                     answer = request.now()
             except GeneratorExit:
@@ -72,7 +78,7 @@ def flow(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[
             else:
                 request = steps.send(answer)
     except StopIteration as end:
-        yield from end.value[len(given) :]
+        yield from (end.value or [])[len(given) :]
 
 
 async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
@@ -89,7 +95,7 @@ async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         while True:
             try:
                 if isinstance(request, Invoke):
-                    given = []
+                    given = request.given
                     source = request.now()
                     clock = sys.modules["asyncio"]
                     end = None if tool.timeout_s is None else clock.get_running_loop().time() + tool.timeout_s
@@ -102,6 +108,11 @@ async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                         given.append(item)
                         yield item
                     answer: Any = given
+                elif isinstance(request, HandOut):
+                    for item in request.items:
+                        given.append(item)
+                        yield item
+                    answer = given
                 else:
                     answer = await request.later()
             except GeneratorExit:
@@ -112,11 +123,12 @@ async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             else:
                 request = steps.send(answer)
     except StopIteration as end:
-        for item in end.value[len(given) :]:
+        for item in (end.value or [])[len(given) :]:
             yield item
 
 
 _END = object()
+_FRAMES = FRAMES + 50  # so that what is begun with an intent has room for its outcome
 
 
 def _abandon(steps: Steps, given: list[Any]) -> None:
@@ -152,9 +164,9 @@ def _perform_and_keep(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dic
 
 def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     scope: Scope = lane.scope
+    check_room(_FRAMES)
     scope.check_tool(tool)
     arguments = tool.binder.bind(args, kwargs)
-    secrets.refuse(scope.agent, f"the arguments of {tool.name}", arguments)
     try:
         mark = fingerprint(arguments, scope.registry, tool.volatile)
         if tool.volatile:  # what does not count must be saved all the same, before the call takes a place or a claim
@@ -162,15 +174,20 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
     except Unencodable as error:
         error.root = f"the arguments of {tool.name}"
         raise
+    secrets.refuse(scope.agent, f"the arguments of {tool.name}", arguments)
     path = lane.take(tool.name, mark)
     scope.order.called(lane)
     call = scope.recorded(path, tool, mark, arguments)
     if call is not None:
         outcome = call.outcome
         if outcome is not None:
+            if tool.stream:
+                yield HandOut(fetch(outcome.value, scope.ledger, scope.registry) or [])
             yield Turn(scope, path, lane)
             return give(scope, tool, path, outcome)
         if call.cancelled:
+            if tool.stream and tool.waits and call.done is not None:
+                yield HandOut(fetch(call.done.value, scope.ledger, scope.registry) or [])
             yield from cancelled_again(scope, lane, call)
     scope.check_settled(tool.kind)
     return (yield from Live(lane, tool, args, kwargs, arguments, mark, path, call).steps())

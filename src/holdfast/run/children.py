@@ -13,17 +13,21 @@ its children have; rolling back the parent brings them back, too (``planning``).
 
 from __future__ import annotations
 
+import atexit
 import contextvars
 import copy
 import functools
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Protocol
 
 from holdfast.agent.names import check_name
-from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent
+from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, ToolFailed
 from holdfast.run import records as rec
-from holdfast.run.arguments import fingerprint
+from holdfast.run import waiting
+from holdfast.run.arguments import fetch, fingerprint
 from holdfast.run.calls import perform
 from holdfast.run.context import EFFECT, effect, place
 from holdfast.run.durables import Durable, known
@@ -46,6 +50,9 @@ class ParentHost(RunHost, Protocol):
     def own_child(self, name: str, branch: str) -> ParentHost:
         """The agent of that name, made if need be, to be written."""
 
+    def child(self, name: str, branch: str, *, write: bool) -> ParentHost | None:
+        """The agent of that name; None when there is none."""
+
     def release(self) -> None:
         """Close the handle, if it was opened for this."""
 
@@ -66,6 +73,9 @@ _SPAWN_LATER.function, _SPAWN_LATER.waits = _spawn_later, True
 
 _running: set[Child] = set()
 _lock = threading.Lock()
+_process = {"guarded": False, "ends": False}
+EXIT_S = 10.0
+"""How long a process that ends waits for a call which a child is in the middle of."""
 
 
 def spawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
@@ -139,6 +149,8 @@ class Child:
         self._loop: Any = None
         self._stop = False
         self._left = False  # joined or cancelled
+        self._settled = False  # the parent's record says what came of it
+        self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._waiting: list[Callable[[], Any]] = []
         self._result: Any = None
@@ -156,7 +168,10 @@ class Child:
         return self._parent.own_child(self.name, self._branch).handle
 
     def join(self) -> Any:
-        """Wait until the child has ended; returns its result. Raises ``ToolFailed`` when it failed."""
+        """Wait until the child has ended; returns its result. Raises ``ToolFailed`` when it failed.
+
+        ``Cancelled`` when it was cancelled.
+        """
         return drive(ending(_lane(self._parent, JOIN), self, JOINING))
 
     async def ajoin(self) -> Any:
@@ -179,7 +194,7 @@ class Child:
     def _start(self, loop: Any) -> None:
         """Begin it, or go on with it, unless the parent's record says what came of it."""
         if self._is_settled():
-            self._left = True
+            self._left = self._settled = True
             self._over.set()
             return
         with _lock:
@@ -192,13 +207,17 @@ class Child:
             self._host = self._parent.own_child(self.name, self._branch)
             ended = Past(self._host.ledger.records()).runs.get(self.run)
             if ended is not None and ended.condition == "cancelled":
-                self._end(None, Cancelled(f"{self.name} was cancelled"))
+                self._stop = True
+                self._end(None, self._cancelled())
             elif loop is not None:
                 self._loop = loop
                 # In a context that knows no lane: the task would take a number of the parent's.
                 self._task = _outside().run(loop.create_task, self._later(), name=self.name)
             else:
-                threading.Thread(target=_outside().run, args=(self._now,), name=self.name).start()
+                _guard_exit()
+                # Python waits for no daemon; this module does, and stops it first.
+                self._thread = threading.Thread(target=_outside().run, args=(self._now,), name=self.name, daemon=True)
+                self._thread.start()
         except BaseException as error:
             self._end(None, error)
             raise
@@ -258,8 +277,11 @@ class Child:
     def _enter(self) -> None:
         lane = here()
         self._own = lane.scope if lane is not None else None
+        if _process["ends"]:
+            self._interrupt()
         if self._stop:
             self._halt()
+        if self._own is not None and self._own.stopped:
             raise Suspended
 
     def _halt(self) -> None:
@@ -267,8 +289,32 @@ class Child:
         self._stop = True
         own = self._own
         if own is not None and not own.stopped:
-            own.reason = Cancelled(f"{self.name} was cancelled by {self._parent.name}")
+            own.reason = self._cancelled()
             own.stopped = True
+
+    def _interrupt(self) -> None:
+        """The process ends: no wait goes on, and, where the parent will come to it again, nothing new starts.
+
+        Nothing is recorded about that: the run goes on next time.
+        """
+        if self._thread is not None and self._thread.ident is not None:
+            waiting.ENDING.add(self._thread.ident)
+        own = self._own
+        if own is not None and own.reason is None:
+            own.reason = Suspended("the process ends")
+            own.stopped = own.stopped or isinstance(self._scope, Run)
+
+    def _recall(self) -> None:
+        """Find out from its own line what came of a child that nobody has to execute again."""
+        host = self._parent.child(self.name, self._branch, write=False)
+        run = Past(host.ledger.records()).runs.get(self.run) if host is not None else None
+        end = run.end if run is not None else None
+        if host is None or end is None or end.how not in {"finished", "failed"}:
+            self._stop, self._error = True, self._cancelled()
+        elif end.fault is not None:
+            self._error = ToolFailed(end.fault[2], tool=self.name, error_type=end.fault[1])
+        else:
+            self._result = fetch(end.value, host.ledger, host.registry)
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         host, self._host = self._host, None
@@ -285,7 +331,8 @@ class Child:
             self._over.set()
             waiting_for, self._waiting = self._waiting, []
         for call in waiting_for:
-            call()
+            with suppress(RuntimeError):  # of a loop that is closed by now
+                call()
 
     def _record_cancelled(self, host: ParentHost, error: BaseException) -> BaseException:
         """A task that is cancelled while it awaits something else than a call has not said how it ended."""
@@ -295,7 +342,10 @@ class Child:
         doubtful = any(call.open and call.kind == "write" for call in run.calls.values())
         how = "attention" if doubtful else "cancelled"
         host.ledger.append(rec.End(now_us(), self.run, how), flush=True)
-        return error if doubtful else Cancelled(f"{self.name} was cancelled by {self._parent.name}")
+        return error if doubtful else self._cancelled()
+
+    def _cancelled(self) -> Cancelled:
+        return Cancelled(f"{self.name} was cancelled by {self._parent.name}")
 
     def _when_over(self, call: Callable[[], Any]) -> None:
         with _lock:
@@ -319,3 +369,26 @@ def stopping(agent: RunHost) -> Steps:
         found = [child for child in _running if child._host is not None and child._host.handle is agent.handle]
     for child in found:
         yield Over(child, stop=True)
+
+
+def _guard_exit() -> None:
+    """See to it that children are stopped when the process ends, while stores can still be written."""
+    with _lock:
+        if not _process["guarded"]:
+            _process["guarded"] = True
+            atexit.register(_stop_all)
+
+
+def _stop_all() -> None:
+    """At exit. A call that is under way may end, and is recorded; a child in plain use does what it has begun."""
+    _process["ends"] = True
+    until = time.monotonic() + EXIT_S
+    seen: set[Child] = set()
+    while left := [child for child in list(_running) if child not in seen]:
+        for child in left:
+            child._interrupt()
+        for child in left:
+            seen.add(child)
+            if child._thread is not None:  # those of a process that this one was forked from have ended
+                limited = isinstance(child._scope, Run)
+                child._thread.join(max(0.0, until - time.monotonic()) if limited else None)

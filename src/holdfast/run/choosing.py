@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run.arguments import Blocks, fetch
+from holdfast.run.durables import Durable
 from holdfast.run.past import Past, RunPast
 from holdfast.run.scope import Host
 
@@ -43,8 +44,8 @@ def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool
     raise RunUnfinished(
         f"run {open_run.id} of {open_run.begin.function} has not ended ({open_run.condition or 'interrupted'})",
         run=open_run.id,
-        hint="Run it again with its own arguments to finish it, with others and change=True, or roll back to before"
-        " it began.",
+        hint=f"Finish it with agent.resume({open_run.id!r}) or by running it again with its own arguments, go on with"
+        " others and change=True, or roll back to before it began.",
     )
 
 
@@ -65,3 +66,12 @@ def arguments_of(run: RunPast, blocks: Blocks, registry: Registry, *, inert: boo
     changed = run.notes.get(ARGUMENTS)
     found = fetch(changed.value if changed is not None else run.begin.args, blocks, registry, inert=inert)
     return dict(found["arguments"] if changed is not None else found)
+
+
+def call_of(
+    run: RunPast, made: Durable, agent: Any, blocks: Blocks, registry: Registry
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same as whoever calls the function with that agent would write them."""
+    given = arguments_of(run, blocks, registry)
+    args, kwargs = made.binder.spread({next(iter(made.binder.signature.parameters)): agent, **given})
+    return args[1:], kwargs

@@ -24,6 +24,7 @@ from holdfast.run import secrets
 from holdfast.run.arguments import fetch
 from holdfast.run.context import EFFECT, active
 from holdfast.run.effects import Effect
+from holdfast.run.faults import said, told
 from holdfast.run.outcomes import MESSAGE_MAX
 from holdfast.run.planning import Planned
 from holdfast.run.positions import Lane
@@ -41,7 +42,7 @@ class Failed(Exception):
     """A compensation did not go through. ``planned`` is what still stands."""
 
     def __init__(self, planned: Planned, error: BaseException, tries: int) -> None:
-        super().__init__(f"{type(error).__name__}: {error}"[:MESSAGE_MAX])
+        super().__init__(told(error)[:MESSAGE_MAX])
         self.planned, self.error, self.tries = planned, error, tries
 
 
@@ -88,8 +89,8 @@ def undo(run: Run, planned: Planned) -> Steps:
                 yield Pause(run, tries)
                 continue
             done.at, done.how = now_us(), "error"
-            said = secrets.scrub(run.agent, str(error)[:MESSAGE_MAX], f"an error of {own.tool}")
-            done.fault = ("", type(error).__qualname__, said, None)
+            message = secrets.scrub(run.agent, said(error)[:MESSAGE_MAX], f"an error of {own.tool}")
+            done.fault = ("", type(error).__qualname__, message, None)
             yield Write(run, done)
             raise Failed(planned, error, tries) from error
         done.at = now_us()

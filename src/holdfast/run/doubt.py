@@ -17,6 +17,7 @@ from holdfast.run import records as rec
 from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, stow
 from holdfast.run.effects import Absent, Effect, Found, Unknown
+from holdfast.run.faults import told
 from holdfast.run.past import Call
 from holdfast.run.scope import Scope, now_us
 from holdfast.run.tools import Tool
@@ -41,7 +42,7 @@ class Ask:
 
                 return self._checked(asyncio.run(wait()))
         except Exception as error:  # noqa: BLE001 - a probe that fails has not found out
-            return Unknown(f"the probe failed: {type(error).__name__}: {error}")
+            return Unknown(f"the probe failed: {told(error)}")
         return self._checked(answer)
 
     async def later(self) -> Any:
@@ -51,7 +52,7 @@ class Ask:
         try:
             answer = await self.probe(self.effect)
         except Exception as error:  # noqa: BLE001 - as above
-            return Unknown(f"the probe failed: {type(error).__name__}: {error}")
+            return Unknown(f"the probe failed: {told(error)}")
         return self._checked(answer)
 
     def _checked(self, answer: Any) -> Any:
@@ -104,6 +105,7 @@ def settle_all(scope: Scope, calls: list[Call], find: Callable[[str], Tool | Non
         call.decision = decision
         if call.outcome is not None:
             scope.complete(decision, stowed)
+            scope.leave(call.path)
             scope.ledger.flush()
         else:
             scope.write(decision, flush=True)

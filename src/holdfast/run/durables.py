@@ -24,6 +24,8 @@ class Durable:
     """What is known about a durable function."""
 
     def __init__(self, function: Callable[..., Any], name: str, *, strict: bool) -> None:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise BadOption(f"{name} yields, and a run has a result", hint="Return a list, or use a tool: stream=True.")
         self.function = function
         self.name = name
         self.strict = strict
@@ -57,7 +59,7 @@ def durable(function: Any = None, /, *, name: str | None = None, strict: bool = 
     """Let ``agent.run`` execute a function so that it goes on where it stopped. It is called as ``f(agent, ...)``."""
 
     def decorate(function: Any) -> Any:
-        made = Durable(function, name or function.__name__, strict=strict)
+        made = Durable(function, _named(function, name), strict=strict)
 
         @functools.wraps(function)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -79,6 +81,17 @@ def known(function: Any) -> Durable:
     found = function if isinstance(function, Durable) else getattr(function, "durable", None)
     if isinstance(found, Durable):
         return found
+    return Durable(function, _named(function), strict=False)
+
+
+def _named(function: Any, name: str | None = None) -> str:
+    """The name by which a run finds its function again."""
     if not callable(function):
         raise BadOption(f"a run needs a function, not {type(function).__name__}")
-    return Durable(function, function.__name__, strict=False)
+    found = getattr(function, "__name__", None) if name is None else name
+    if not isinstance(found, str) or not found:
+        what = f"name={name!r}" if name is not None else f"a {type(function).__name__} has no name"
+        raise BadOption(
+            f"a run finds its function by its name: {what}", hint='Give it one: holdfast.durable(name="travel")(...).'
+        )
+    return found

@@ -10,16 +10,17 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadOption, InDoubt, ToolFailed, Unencodable, Waiting
+from holdfast.errors import BadOption, Cancelled, InDoubt, ToolFailed, Unencodable, Waiting
 from holdfast.run import records as rec
 from holdfast.run import secrets, waiting
 from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.faults import said
 from holdfast.run.outcomes import MESSAGE_MAX, Local, give, lost
 from holdfast.run.positions import Lane
 from holdfast.run.runs import Run
 from holdfast.run.scope import Scope, Suspended, now_us
 from holdfast.run.standing import CANCEL, JOIN
-from holdfast.run.steps import Request, Steps, Turn, Write, cancelled, cancelled_again, is_cancelled
+from holdfast.run.steps import Request, Steps, Turn, Work, Write, cancelled, cancelled_again, is_cancelled
 from holdfast.run.tools import Tool, tool
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ def _cancel(child: str, run: str) -> None:
 
 JOINING: Tool = _join.tool
 CANCELLING: Tool = _cancel.tool
+_CANCELLED = "holdfast.Cancelled"
+"""Stands where the name of a declared exception does: the child did not fail, it was cancelled."""
 
 
 class Over(Request):
@@ -91,6 +94,8 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
         scope.live += 1
     try:
         yield Over(child, stop=what is CANCELLING)
+        if child._settled and what is JOINING:
+            yield Work(child._recall)
     except BaseException as error:
         if scope.run_id and is_cancelled(error):
             yield from cancelled(scope, lane, done)
@@ -108,7 +113,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
 def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
     """Put into the record what came of the child. What is not known yet is raised instead."""
     error = child._error
-    if isinstance(error, InDoubt):
+    if isinstance(error, InDoubt | Suspended):  # the latter: the process ends, and the child goes on next time
         raise error
     if what is CANCELLING:
         return None
@@ -120,10 +125,10 @@ def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) 
         raise error
     if error is not None:
         kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-        message = secrets.scrub(
-            scope.agent, getattr(error, "message", str(error))[:MESSAGE_MAX], f"an error of {child.name}"
-        )
-        done.how, done.fault = "error", ("", kind, message, None)
+        message = secrets.scrub(scope.agent, said(error)[:MESSAGE_MAX], f"an error of {child.name}")
+        # One that fails because a child of its own was cancelled has failed.
+        declared = _CANCELLED if isinstance(error, Cancelled) and child._stop else ""
+        done.how, done.fault = "error", (declared, kind, message, None)
         return None
     try:
         stowed = stow(child._result, scope.registry)
@@ -136,7 +141,9 @@ def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) 
 
 def _given(scope: Scope, child: Child, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None) -> Any:
     if isinstance(outcome, rec.Done) and outcome.fault is not None:
-        _, kind, message, _ = outcome.fault
+        declared, kind, message, _ = outcome.fault
+        if declared == _CANCELLED:
+            raise Cancelled(message)
         if outcome.how == "lost":
             raise lost(child.name, path, message)
         raise ToolFailed(f"child {child.name} failed: {kind}: {message}", tool=child.name, error_type=kind, path=path)

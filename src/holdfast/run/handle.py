@@ -75,17 +75,33 @@ class Agent(Surroundings, below.Agent):
         run fail, it is rolled back to its beginning, and ``replan(setback)`` returns what to execute instead (a durable
         function, or functools.partial of one), or None to give up.
         """
+        lane = self._inside(id)
+        if lane is None:
+            found: R = self._execute(function, args, kwargs, id, wait=wait, strict=strict, change=change, replan=replan)
+            return found
+        from holdfast.run import nested
+
+        result: R = nested.now(
+            lane, self._host, function, args, kwargs, wait=wait, strict=strict, change=change, replan=replan
+        )
+        return result
+
+    def _execute(self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any) -> Any:
         with self._host.executing():
-            options = {"wait": wait, "strict": strict, "change": change}
             if replan is not None:
                 from holdfast.run.replanning import executing
 
                 runs.check_plain(function)
-                replanned: R = drive(executing(self._host, function, args, kwargs, id, replan=replan, **options))
-                return replanned
+                return drive(executing(self._host, function, args, kwargs, id, replan=replan, **options))
             drive(resuming(self._host))
-            found: R = runs.run_now(self._host, function, args, kwargs, id, **options)
-            return found
+            return runs.run_now(self._host, function, args, kwargs, id, **options)
+
+    def _inside(self, id: str | None) -> Lane | None:
+        """Where in another agent's run the caller is; None where it is in none, or says itself which run it means."""
+        lane = here() if id is None else None
+        if lane is None or not isinstance(lane.scope, Run) or lane.scope.ended or lane.scope.agent is self._host:
+            return None
+        return lane
 
     @overload
     async def arun(
@@ -126,10 +142,20 @@ class Agent(Surroundings, below.Agent):
         **kwargs: Any,
     ) -> Any:
         """As run(), for async functions."""
+        options = {"wait": wait, "strict": strict, "change": change, "replan": replan}
+        lane = self._inside(id)
+        if lane is None:
+            return await self._aexecute(function, args, kwargs, id, **options)
+        from holdfast.run import nested
+
+        return await nested.later(lane, self._host, function, args, kwargs, **options)
+
+    async def _aexecute(
+        self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any
+    ) -> Any:
         import asyncio
 
         with self._host.executing():
-            options = {"wait": wait, "strict": strict, "change": change}
             if replan is not None:
                 from holdfast.run.replanning import executing
 

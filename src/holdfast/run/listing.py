@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent.names import name_key
 from holdfast.errors import BadOption, UnknownTool
 from holdfast.run.arguments import fetch
-from holdfast.run.choosing import arguments_of
+from holdfast.run.choosing import arguments_of, call_of
 from holdfast.run.durables import DURABLES
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call, Past, RunPast
 from holdfast.run.records import Saved, Value
 from holdfast.run.scope import effect_of, now_us
-from holdfast.run.standing import SPAWN, Standing
+from holdfast.run.standing import NESTED, SPAWN, Standing, nested_id
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
 from holdfast.store.bodies import body_of
@@ -36,7 +36,7 @@ _OVER = frozenset({"finished", "failed", "cancelled"})
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One line of the list of runs. ``condition`` is one of ``CONDITIONS``."""
+    """One line of the list of runs. ``condition`` is one of ``CONDITIONS``; ``waits_for`` names other agents."""
 
     agent: str
     branch: str
@@ -49,6 +49,7 @@ class RunInfo:
     until: datetime | None
     signal: str
     error: str
+    waits_for: tuple[str, ...]
     _args: Callable[[], dict[str, Any]] = field(repr=False, compare=False)
     _result: Callable[[], Any] = field(repr=False, compare=False)
 
@@ -75,6 +76,7 @@ class RunInfo:
             "until": self.until.isoformat() if self.until is not None else None,
             "signal": self.signal,
             "error": self.error,
+            "waits_for": list(self.waits_for),
         }
 
 
@@ -109,12 +111,17 @@ class View:
     def signals(self) -> list[Signal]:
         return signals_to(self._store._catalog, self._agent, self._branch)
 
-    def child(self, name: str) -> View | None:
-        """The line of an agent that a run of this branch has begun."""
+    @property
+    def identity(self) -> tuple[bytes, bytes]:
+        """The uuids of the agent and of the branch."""
+        return self._agent.uuid, self._branch.uuid
+
+    def other(self, name: str, branch: str) -> View | None:
+        """The line of another agent."""
         catalog = self._store._catalog
         agent = catalog.agent(name_key(name))
-        branch = catalog.branch(agent.a, name_key(self.branch_name)) if agent is not None else None
-        return View(self._store, agent, branch) if agent is not None and branch is not None else None
+        found = catalog.branch(agent.a, name_key(branch)) if agent is not None else None
+        return View(self._store, agent, found) if agent is not None and found is not None else None
 
 
 def signals_to(catalog: Catalog, agent: AgentRow, branch: BranchRow) -> list[Signal]:
@@ -142,17 +149,31 @@ def _due(view: View, past: Past) -> list[RunPast]:
 
 def _child_moves(view: View, run: RunPast, name: str) -> bool:
     """Whether what a run would learn of its child has changed since it was put off: it has ended, or can go on."""
-    child = view.child(name)
+    branch, begun = _begun(view, run, name)
+    child = view.other(name, branch)
     if child is None:
         return True  # removed: the run has to be told
     if child.at_it():
         return False
-    begun = {call.intent.key for call in run.calls.values() if call.tool == SPAWN and call.intent is not None}
     past = child.past()
     its = [one for one in past.runs.values() if one.id in begun]
     if not its or its[-1].condition not in {"", "waiting"} or not open_waits(its[-1]):
         return True  # it has ended, or was interrupted; an agent executes one run at a time, so the newest is meant
     return any(one is its[-1] for one in _due(child, past))
+
+
+def _begun(view: View, run: RunPast, name: str) -> tuple[str, set[str]]:
+    """What a run has begun with another agent: the branch, and the ids of its runs there."""
+    branch, begun = view.branch_name, set()
+    for call in run.calls.values():
+        if call.intent is not None and call.tool == SPAWN:
+            begun.add(call.intent.key)
+        elif call.open and call.tool == NESTED:
+            given = fetch(call.args, view.line, view.registry, inert=True)
+            if given["agent"] == name:
+                branch = given["branch"]
+                begun.add(nested_id(*view.identity, run.id, call.path, call.fingerprint))
+    return branch, begun
 
 
 def _info(view: View, run: RunPast) -> RunInfo:
@@ -174,6 +195,7 @@ def _info(view: View, run: RunPast) -> RunInfo:
         until=_date(until) if until else None,
         signal=next((wait.name for wait in waits if wait.what == "signal"), ""),
         error=f"{end.fault[1]}: {end.fault[2]}" if end is not None and end.fault is not None else "",
+        waits_for=tuple(sorted({wait.name for wait in waits if wait.what == "child"})),
         _args=lambda: arguments_of(run, view.line, view.registry, inert=view.inert),
         _result=lambda: view.read(end.value) if end is not None else None,
     )
@@ -191,9 +213,7 @@ def find_run(view: View, id: str, agent: Any) -> tuple[Any, tuple[Any, ...], dic
         raise UnknownTool(
             f"no durable function {run.begin.function!r} in this program", hint="Import the module that defines it."
         )
-    given = arguments_of(run, view.line, view.registry)
-    args, kwargs = made.binder.spread({next(iter(made.binder.signature.parameters)): agent, **given})
-    return made, args[1:], kwargs
+    return made, *call_of(run, made, agent, view.line, view.registry)
 
 
 def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effect]:

@@ -14,12 +14,16 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from contextvars import Context
 from typing import Any
 
 from holdfast.errors import Diverged
 
 GRACE_S = 0.05
 """How long a released thread may go on before the next completion is let through. It may be waiting for that one."""
+
+LOOK_S = 0.05
+"""How often a thread that waits for its turn looks at whoever was released last."""
 
 IDLE_TURNS_MAX = 1_000
 """Turns of a loop that count as busy: a task that spins must not stop all others."""
@@ -35,7 +39,10 @@ HOLD_S = 5.0
 
 
 class Order:
-    """The queue of one run."""
+    """The queue of one run.
+
+    Its callbacks run in empty contexts: the usual copy would hold on to the lane whose end says that a job is over.
+    """
 
     def __init__(self, recorded: Iterable[str] = (), free: Iterable[str] = ()) -> None:
         self._expected = deque(recorded)  # paths, in the order in which they may complete
@@ -45,8 +52,11 @@ class Order:
         self._gone: set[str] = set()  # had their turn early, or never will
         self._parked: dict[str, tuple[Any, Any]] = {}  # path -> future and loop
         self._busy: _Thread | _Loop | None = None
+        asyncio = sys.modules.get("asyncio")
+        self._loop = asyncio._get_running_loop() if asyncio is not None else None  # where an async run is executed
         self._released = 0
         self._several = False
+        self._failed: Diverged | None = None
 
     def several(self) -> None:
         """There is more than one flow of control from now on."""
@@ -71,26 +81,41 @@ class Order:
     def now(self, path: str) -> None:
         """Go on at once: the caller blocks an event loop, so that nothing else can happen meanwhile."""
         with self._changed:
-            if self._expected and self._expected[0] == path:
-                self._expected.popleft()
-                self._released += 1
-            else:
-                self._gone.add(path)
+            self._alone(path)
+            self._released += 1
             self._advance()
+
+    def _alone(self, path: str) -> None:
+        """Take a turn that nobody else can be waiting for. A stream completes after the calls that its items led to."""
+        if self._expected and self._expected[0] == path:
+            self._expected.popleft()
+        elif path not in self._free:
+            self._gone.add(path)
+
+    def fail(self, error: Diverged) -> None:
+        """The program has left the record somewhere: whoever waits for his turn is told, instead of waiting in vain."""
+        with self._changed:
+            self._failed = error
+            for future, loop in self._parked.values():
+                loop.call_soon_threadsafe(_raise_in, future, error)
+            self._parked.clear()
+            self._changed.notify_all()
 
     # -- threads ----------------------------------------------------------------------------------------
 
     def wait(self, path: str, lane: object) -> None:
         """Block until it is this path's turn."""
         with self._changed:
-            if not self._several and self._expected and self._expected[0] == path:
-                self._expected.popleft()
+            if not self._several:
+                self._alone(path)
                 return
             if path in self._free:
                 return
             self._back(lane)
             seen, stalled_at = self._released, time.monotonic() + self._stall_s
             while True:
+                if self._failed is not None:
+                    raise self._failed
                 self._skip()
                 left = self._busy_s()
                 if not left and self._expected and self._expected[0] == path:
@@ -99,7 +124,8 @@ class Order:
                     seen, stalled_at = self._released, time.monotonic() + self._stall_s
                 if time.monotonic() >= stalled_at:
                     raise self._stalled(path)
-                self._changed.wait(min(left or self._stall_s, max(0.0, stalled_at - time.monotonic())))
+                # The end of a thread's job may come unnoticed (see _job_over).
+                self._changed.wait(min(LOOK_S if left else self._stall_s, max(0.0, stalled_at - time.monotonic())))
             self._expected.popleft()
             self._released += 1
             self._busy = _Thread(lane, self._job_over)
@@ -118,26 +144,36 @@ class Order:
             self._busy = None
 
     def _job_over(self, _lane: object) -> None:
-        # Runs wherever the last reference went away, perhaps inside this very lock: waiting threads look at the
-        # reference themselves, so a lock that is taken only delays them until their grace is over.
+        # Runs wherever the last reference went away, perhaps inside this very lock. If that is taken, threads look at
+        # the reference themselves before long, and the loop is asked to.
         if self._changed.acquire(blocking=False):
             try:
                 self._advance()
             finally:
                 self._changed.release()
+        elif self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._look_again, context=Context())
 
     def _busy_s(self) -> float:
         """How long to wait for what was released last; 0 when it is done."""
         busy = self._busy
         if busy is None:
             return 0.0
-        if isinstance(busy, _Loop):
-            return self._stall_s
-        left = busy.until - time.monotonic() if busy.lane() is not None else 0.0
+        if isinstance(busy, _Thread) and busy.lane() is None:
+            busy = self._busy = self._after_thread()
+        left = busy.until - time.monotonic() if busy is not None else 0.0
         if left <= 0:
             self._busy = None
             return 0.0
         return left
+
+    def _after_thread(self) -> _Loop | None:
+        """The job of a thread is over. Where there is an event loop, that may be what a task of it waits for."""
+        if self._loop is None or self._loop.is_closed():
+            return None
+        busy = _Loop(GRACE_S)  # no longer: the loop may itself be blocked by somebody who waits for his turn
+        self._loop.call_soon_threadsafe(self._until_idle, self._loop, 0, busy, context=Context())
+        return busy
 
     # -- event loops ------------------------------------------------------------------------------------
 
@@ -146,16 +182,17 @@ class Order:
 
         Otherwise several that are cancelled at once would be told in an order that nobody has recorded.
         """
+        asyncio = sys.modules["asyncio"]
         with self._changed:
-            if not self._several and self._expected and self._expected[0] == path:
-                self._expected.popleft()
+            alone = not self._several
+            if alone:
+                self._alone(path)
                 self._released += 1
                 if self._released % 64:
                     return
             if path in self._free:
                 return
-        asyncio = sys.modules["asyncio"]
-        if not self._several:
+        if alone:
             await asyncio.sleep(0)  # other programs share this loop
             return
         loop = asyncio.get_running_loop()
@@ -165,6 +202,8 @@ class Order:
             while True:
                 future = loop.create_future()
                 with self._changed:
+                    if self._failed is not None:
+                        raise self._failed
                     self._parked[path] = future, loop
                     self._advance()
                 try:
@@ -229,32 +268,34 @@ class Order:
             if not left:
                 del self._parked[self._expected.popleft()]
                 self._released += 1
-                self._busy = _Loop()
+                busy = self._busy = _Loop(self._stall_s)
                 # From the loop's own thread the plain call is enough; the other one wakes the loop up through a pipe.
                 here = sys.modules["asyncio"]._get_running_loop() is loop
-                (loop.call_soon if here else loop.call_soon_threadsafe)(self._release, future, loop)
-            elif isinstance(self._busy, _Thread):
-                loop.call_soon_threadsafe(loop.call_later, left, self._look_again)
+                soon = loop.call_soon if here else loop.call_soon_threadsafe
+                soon(self._release, future, loop, busy, context=Context())
+            elif left <= GRACE_S:  # nobody else looks again then
+                loop.call_soon_threadsafe(loop.call_later, left, self._look_again, context=Context())
         self._changed.notify_all()
 
     def _look_again(self) -> None:
         with self._changed:
             self._advance()
 
-    def _release(self, future: Any, loop: Any) -> None:
+    def _release(self, future: Any, loop: Any, busy: _Loop) -> None:
         if not future.done():
             future.set_result(None)
-        loop.call_soon(self._until_idle, loop, 0)
+        loop.call_soon(self._until_idle, loop, 0, busy)
 
-    def _until_idle(self, loop: Any, turns: int) -> None:
+    def _until_idle(self, loop: Any, turns: int, what: _Loop) -> None:
         """Runs once in every turn of the loop until nothing else does."""
         ready = getattr(loop, "_ready", None)
         busy = len(ready) > 0 if ready is not None else turns < BLIND_TURNS
         if busy and turns < IDLE_TURNS_MAX:
-            loop.call_soon(self._until_idle, loop, turns + 1)
+            loop.call_soon(self._until_idle, loop, turns + 1, what)
             return
         with self._changed:
-            self._busy = None
+            if self._busy is what:
+                self._busy = None
             self._advance()
 
     # -- both -------------------------------------------------------------------------------------------
@@ -295,8 +336,16 @@ class Unordered(Order):
     async def turn(self, path: str) -> None: ...
 
 
+def _raise_in(future: Any, error: Diverged) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
 class _Loop:
-    """A completion was let through on an event loop that has not come to rest since."""
+    """Something was let through on an event loop that has not come to rest since. Not waited for longer than this."""
+
+    def __init__(self, for_s: float) -> None:
+        self.until = time.monotonic() + for_s
 
 
 class _Thread:

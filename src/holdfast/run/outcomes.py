@@ -1,17 +1,18 @@
 """Outcomes: from what a record says to what the program gets, and back.
 
-Owns how exceptions are recorded and made again, and the errors that speak of recorded calls. Must not write records.
-What always holds: an exception is made from a class that the tool declared, never from a name in a record.
+Owns which exceptions are recorded with all that is in them, and the errors that speak of recorded calls. Must not write
+records. What always holds: an exception belongs to a class that the tool declared; what its caller gets the first time
+is made of the same parts as when the run is executed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from holdfast.codec.values import encode
 from holdfast.errors import BreakerOpen, Diverged, HoldfastError, ResultLost, ToolFailed, Unencodable
+from holdfast.run import faults, secrets
 from holdfast.run import records as rec
-from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, fetch, stow
 from holdfast.run.scope import Scope
 from holdfast.run.tools import Tool
@@ -47,50 +48,70 @@ def give(scope: Scope, tool: Tool, path: str, outcome: rec.Done | rec.Decision, 
 
 
 def fault_of(tool: Tool, error: BaseException, scope: Scope) -> tuple[rec.Fault, Stowed | None]:
-    """An exception as it is recorded. Its arguments are kept only where the tool declared it."""
+    """An exception as it is recorded. What is in it is kept only where the tool declared it."""
     if isinstance(error, BreakerOpen):
         named = stow([error.breaker, error.until], scope.registry)
         return (REFUSED, type(error).__qualname__, error.message, named.value), named
     declared = tool.declared(error)
     stowed = None
+    what = f"an error of {tool.name}"
+    message = str(secrets.scrub(scope.agent, faults.said(error)[:MESSAGE_MAX], what))
+
+    def keep(value: Any) -> Any:
+        clean = secrets.scrub(scope.agent, value, what)
+        if name := secrets.leaked(scope.agent, encode(clean, scope.registry)):
+            raise secrets.exposed(name, what)
+        return clean
+
     if declared:
         try:
-            stowed = stow(secrets.scrub(scope.agent, error.args, f"an error of {tool.name}"), scope.registry)
-        except Unencodable:
-            stowed = stow((_message(error, tool, scope),), scope.registry)
-    message = _message(error, tool, scope)
+            stowed = stow(faults.parts_of(error, keep), scope.registry)
+        except (Unencodable, RecursionError):  # groups in groups without an end
+            stowed = stow((message,), scope.registry)
     return (declared, type(error).__qualname__, message, stowed.value if stowed is not None else None), stowed
 
 
-def _message(error: BaseException, tool: Tool, scope: Scope) -> str:
-    text = (error.message if isinstance(error, HoldfastError) else str(error))[:MESSAGE_MAX]
-    return str(secrets.scrub(scope.agent, text, f"an error of {tool.name}"))
-
-
-def failure(tool: Tool, path: str, fault: rec.Fault, args: Any) -> BaseException:
+def failure(tool: Tool, path: str, fault: rec.Fault, parts: Any) -> BaseException:
     """The exception that a recorded failure is raised as."""
     declared, kind, message, _ = fault
-    if declared == REFUSED and isinstance(args, list) and len(args) == 2:
-        return BreakerOpen(message, tool=tool.name, breaker=args[0], until=args[1])
+    if declared == REFUSED and isinstance(parts, list) and len(parts) == 2:
+        return BreakerOpen(message, tool=tool.name, breaker=parts[0], until=parts[1])
     for known in tool.raises:
-        if declared and known.__qualname__ == declared:
-            return _made(known, args if isinstance(args, tuple) else (message,))
+        if declared and faults.named(known, tool.raises) == declared:
+            return _made(tool, path, faults.class_of(known, kind, parts), kind, message, parts)
+    return _failed(tool, path, kind, message)
+
+
+def _made(
+    tool: Tool, path: str, kind: type[BaseException] | None, name: str, message: str, parts: Any
+) -> BaseException:
+    """An instance of a class of the program, or, where none can be made, what stands for those it does not have."""
+
+    def member(name: str, message: str, parts: Any) -> BaseException:
+        classes = [faults.class_of(known, name, parts) for known in tool.raises]
+        kind = next((one for one in classes if one.__qualname__ == name), None)
+        if kind is None and parts["module"] == "builtins":
+            kind = faults.builtin(name)
+        return _made(tool, path, kind, name, message, parts)
+
+    if kind is None:
+        return _failed(tool, path, name, message)
+    try:
+        error = faults.made(kind, parts, message, member)
+    except Exception:  # noqa: BLE001 - the class has changed since, or its fields are not to be set
+        return _failed(tool, path, name, message)
+    if isinstance(error, HoldfastError) and not isinstance(parts, dict):  # of a time when attributes were not kept
+        error.message = message
+    return error
+
+
+def _failed(tool: Tool, path: str, kind: str, message: str) -> ToolFailed:
     return ToolFailed(
         f"{tool.name} failed: {kind}: {message}" if message else f"{tool.name} failed: {kind}",
         tool=tool.name,
         error_type=kind,
         path=path,
     )
-
-
-def _made(kind: Callable[..., BaseException], args: tuple[Any, ...]) -> BaseException:
-    """An instance of a declared exception. The class is the program's own, never one that the record names."""
-    try:
-        return kind(*args)
-    except TypeError:  # its constructor wants something else than what ends up in `args`
-        made: BaseException = BaseException.__new__(kind, *args)  # type: ignore[arg-type]
-        made.args = args
-        return made
 
 
 def lost(tool: str, path: str, why: str) -> ResultLost:

@@ -122,6 +122,11 @@ class RunPast:
         """Paths in the order in which they completed. Calls inside a tool that completed are not made again."""
         return [path for path in self._order if not self.is_inside(path)]
 
+    @property
+    def completed(self) -> Collection[str]:
+        """The paths of all calls that have completed."""
+        return self._order.keys()
+
     def is_inside(self, path: str) -> bool:
         """Whether a position lies inside a call that has an outcome."""
         if "/" not in path:

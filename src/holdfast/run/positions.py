@@ -16,6 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Protocol
 from zlib import crc32
 
@@ -88,11 +89,18 @@ class Lane:
         lane._owner = self._owner
         return lane
 
-    def task(self) -> Lane:
-        """The lane of a task that is created here."""
+    def task(self, *, ordered: bool = True) -> Lane:
+        """The lane of a task that is created here. Without an order among such, what it does first gives its number.
+
+        So it is, too, where nobody knows which flow this is: in a callback of the loop, before any call.
+        """
+        self.scope.several()
+        if self._unnumbered or not ordered:
+            lane = Lane(self.scope, self.prefix, self.above if self._unnumbered else self)
+            lane._unnumbered = True
+            return lane
         lane = Lane(self.scope, f"{self.prefix}~{self._tasks}/", self, f"task {self._tasks}")
         self._tasks += 1
-        self.scope.several()
         return lane
 
     def body(self, path: str, label: str) -> Lane:
@@ -216,6 +224,20 @@ def _numbered_task() -> Callable[..., Any]:
     return make
 
 
+_SETS = frozenset({"as_completed", "_AsCompletedIterator.__init__"})
+
+
+def _is_in_a_set(frame: FrameType | None) -> bool:
+    """Whether a task is created by asyncio.as_completed, which goes through a set of coroutines, hence of addresses."""
+    for _ in range(5):
+        if frame is None:
+            return False
+        if frame.f_code.co_qualname in _SETS and frame.f_globals.get("__name__") == "asyncio.tasks":
+            return True
+        frame = frame.f_back
+    return False
+
+
 class _Factory:
     def __init__(self, make: Callable[..., Any]) -> None:
         self._make = make
@@ -224,7 +246,7 @@ class _Factory:
         lane = here()
         if lane is None:
             return self._make(loop, coro, **options)
-        child = lane.task()
+        child = lane.task(ordered=not _is_in_a_set(sys._getframe(1)))
         given = options.get("context")
         context = contextvars.copy_context()
         context.run(HERE.set, child)

@@ -2,7 +2,8 @@
 
 Owns taking a failed run back, and telling a hook what failed and what was undone. What to do then is the hook's choice.
 What always holds: the hook is asked when everything is undone; a process that ends before the next run has begun asks
-again. So a hook may be called twice about one failure, and should do nothing outside itself.
+again, and one that ends later goes on with what was chosen. So a hook may be called twice about one failure, and should
+do nothing outside itself. Where nothing is chosen, what was called has failed and can be tried again.
 
     executing(agent, function, args, kwargs, id, replan=hook, **options) -> Steps
     hook(setback) -> None                     give up: the error is raised
@@ -14,42 +15,49 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast.errors import (
     BadOption,
-    Cancelled,
     Diverged,
     Fenced,
+    HoldfastError,
     InDoubt,
     NoAgent,
     Outcome,
     RunRolledBack,
     ToolFailed,
     Unavailable,
+    UnknownTool,
     Waiting,
 )
 from holdfast.run import records as rec
 from holdfast.run import secrets
-from holdfast.run.arguments import fetch
-from holdfast.run.durables import known
+from holdfast.run.arguments import Stowed, fetch
+from holdfast.run.choosing import call_of, mark_of
+from holdfast.run.durables import DURABLES, known
 from holdfast.run.effects import Effect
+from holdfast.run.faults import said
 from holdfast.run.outcomes import MESSAGE_MAX
-from holdfast.run.past import Past
+from holdfast.run.past import Past, RunPast
 from holdfast.run.planning import RollbackHost
 from holdfast.run.rollback import RollbackPlan, resuming
-from holdfast.run.runs import execute
-from holdfast.run.scope import effect_of
+from holdfast.run.runs import called_with, execute
+from holdfast.run.scope import effect_of, now_us
 from holdfast.run.standing import Standing
 from holdfast.run.steps import Request, Steps, Work
 
+log = logging.getLogger("holdfast.run")
 REPLANS_MAX = 100
 """An agent that has failed in so many ways is not getting anywhere."""
 
 # These are no failures of the plan: somebody has to decide, the run waits, the code is another one, the disk is full.
-_NOT_MEANT = (InDoubt, Waiting, Diverged, Cancelled, Fenced, NoAgent, Unavailable)
+_NOT_MEANT = (InDoubt, Waiting, Diverged, Fenced, NoAgent, Unavailable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +65,8 @@ class Setback:
     """What a replanning hook is told.
 
     ``error`` is what ended the run, ``undone`` are the effects that were undone since, newest first, and ``checkpoint``
-    is where the agent stands now. ``attempt`` counts from 1.
+    is where the agent stands now. ``attempt`` counts from 1. In a process that was started since the run failed, the
+    error is a ``ToolFailed`` with the type and the message of the one that ended it.
     """
 
     agent: Any
@@ -80,43 +89,76 @@ def executing(
     **options: Any,
 ) -> Steps:
     """Execute a durable function; where it fails, take it back and do what the hook says instead."""
-    setback = yield from _untold(agent)
-    for attempt in range(1, REPLANS_MAX + 1):
+    _, mark = called_with(agent, known(function), args, kwargs)
+    yield from resuming(agent)
+    plans = yield Work(lambda: _Plans(agent))
+    setback, this = plans.setback(mark), id
+    attempt = setback.attempt if setback is not None else 1
+    later = plans.later(mark, id) if setback is None else None
+    if later is not None:  # the process ended when the hook had had its say
+        function, args, kwargs = _going_on(agent, later, function)
+        this, attempt = later.id, plans.attempts[later.id]
+    while True:
         if setback is None:
+            before = agent.ledger.count
             try:
-                return (yield from execute(agent, known(function), args, kwargs, id, **options))
+                return (yield from execute(agent, known(function), args, kwargs, this, **options))
             except RunRolledBack as error:
                 undone: Any = error.undone
                 setback = Setback(agent.handle, "", known(function).name, error, undone, error.checkpoint, attempt)
             except _NOT_MEANT:
                 raise
             except Exception as error:  # noqa: BLE001 - whatever ended the run is what the hook is told
-                setback = yield from _taken_back(agent, known(function).name, error, attempt)
-        chosen = yield _Choice(replan, setback)
-        if chosen is None:
-            raise setback.error
-        if isinstance(chosen, functools.partial):
-            function, args, kwargs = chosen.func, chosen.args, dict(chosen.keywords)
-        elif callable(chosen):
-            function = chosen
-        else:
-            raise BadOption(
-                f"replan returned {type(chosen).__name__}",
-                hint="Return a durable function, functools.partial of one, or None.",
-            )
-        setback = None
-    raise BadOption(f"{agent.name} was replanned {REPLANS_MAX} times", hint="Let replan return None to give up.")
+                setback = yield from _taken_back(agent, known(function).name, error, attempt, before)
+        try:
+            chosen = yield _Choice(replan, setback)
+            if chosen is None:
+                raise setback.error
+            function, args, kwargs = _chosen(chosen, args, kwargs)
+            if attempt >= REPLANS_MAX:
+                raise BadOption(
+                    f"{agent.name} was replanned {REPLANS_MAX} times", hint="Let replan return None to give up."
+                )
+        except Exception:
+            if setback.run:
+                yield from _given_up(agent, setback)
+            raise
+        setback, this, attempt = None, id, attempt + 1
 
 
-def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int) -> Steps:
-    """Roll a failed run back to where it began."""
+def _chosen(chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What the hook says is to be executed now."""
+    if isinstance(chosen, functools.partial):
+        return chosen.func, chosen.args, dict(chosen.keywords)
+    if callable(chosen):
+        return chosen, args, kwargs
+    raise BadOption(
+        f"replan returned {type(chosen).__name__}",
+        hint="Return a durable function, functools.partial of one, or None.",
+    )
+
+
+def _going_on(agent: RollbackHost, run: RunPast, function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """What is to be executed to go on with a run that a hook chose."""
+    name = run.begin.function
+    made = known(function) if known(function).name == name else DURABLES.get(name)
+    if made is None:
+        raise UnknownTool(
+            f"run {run.id} of {agent.name} goes on with {name!r}, and no durable function of this program is called so",
+            hint="Decorate what replan returns with @holdfast.durable, and import the module that defines it.",
+        )
+    args, kwargs = call_of(run, made, agent.handle, agent.ledger, agent.registry)
+    return made, args, kwargs
+
+
+def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int, before: int) -> Steps:
+    """Roll a failed run back to where it began. ``before``: how many records there were when it was to be executed."""
     past = yield Work(lambda: Past(agent.ledger.records()))
     run = past.unfinished()
-    if run is None or run.condition != "failed":
+    if run is None or run.condition != "failed" or run.newest <= before:
         raise error  # it did not get so far as to begin
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-    message = (error.message if isinstance(error, Outcome) else str(error))[:MESSAGE_MAX]
-    message = secrets.scrub(agent, message, "the error that ended a run")
+    message = secrets.scrub(agent, said(error)[:MESSAGE_MAX], "the error that ended a run")
     cause = {"run": run.id, "function": name, "kind": kind, "message": message, "attempt": attempt}
     plan = yield Work(lambda: RollbackPlan(agent, run.begin.start, (), keep=False, cause=cause))
     try:
@@ -127,36 +169,75 @@ def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int) 
     return Setback(agent.handle, run.id, name, error, undone, checkpoint, attempt)
 
 
-def _untold(agent: RollbackHost) -> Steps:
-    """The setback after which no run has begun yet: the process ended before the hook had its say."""
-    yield from resuming(agent)
-    standing = yield Work(lambda: Standing(agent.ledger.records()))
-    rollback = None
-    begun: dict[str, rec.Begin] = {}
-    for _, record in standing.records:
-        if isinstance(record, rec.Begin):
-            begun[record.run] = record
-            if record.kind != "rollback":
-                rollback = None
-        elif isinstance(record, rec.RolledBack):
-            rollback = record
-    if rollback is None or rollback.run not in begun:
-        return None
-    cause = fetch(begun[rollback.run].args, agent.ledger, agent.registry)["cause"]
-    if cause is None:
-        return None
-    undone = tuple(
-        effect_of(one.call, agent.ledger, agent.registry)
-        for one in reversed(standing.effects)
-        if one.undo is not None and one.undo.run == rollback.run and one.undone
-    )
-    error = ToolFailed(
-        f"run {cause['run']} of {cause['function']} failed: {cause['kind']}: {cause['message']}",
-        tool=cause["function"],
-        error_type=cause["kind"],
-    )
-    checkpoint = agent.target(rollback.id).checkpoint
-    return Setback(agent.handle, cause["run"], cause["function"], error, undone, checkpoint, cause["attempt"])
+def _given_up(agent: RollbackHost, setback: Setback) -> Steps:
+    """Nothing is executed instead. What was called has failed, and says so in the list of runs; it can be tried again.
+
+    What the hook changed in the state is where that begins.
+    """
+    plans = yield Work(lambda: _Plans(agent))
+    begin = replace(plans.first[setback.run], generation=agent.generation)
+    fault = ("", plans.cause["kind"], plans.cause["message"], None)
+    try:
+        yield Work(agent.begin(begin, Stowed(None, {}, {})))
+        agent.ledger.append(rec.End(now_us(), begin.run, "failed", fault=fault), flush=True)
+    except HoldfastError as error:  # the caller gets the one that counts
+        log.warning("that run %s of %s failed could not be recorded: %s", begin.run, agent.name, error)
+
+
+class _Plans:
+    """What a line says about replanning: which run was begun in the place of which, and what no hook has answered."""
+
+    def __init__(self, agent: RollbackHost) -> None:
+        self.agent = agent
+        self.first: dict[str, rec.Begin] = {}  # by the id of a run: how the first one began in whose place it is
+        self.attempts: dict[str, int] = {}
+        self.cause: dict[str, Any] = {}
+        self._rollback: rec.RolledBack | None = None
+        self._standing = Standing(agent.ledger.records())
+        rollbacks: dict[str, rec.Begin] = {}
+        for _, record in self._standing.records:
+            if isinstance(record, rec.Begin) and record.kind == "rollback":
+                rollbacks[record.run] = record
+            elif isinstance(record, rec.Begin):
+                told = self._rollback is not None
+                replaces: rec.Begin | None = self.first.get(self.cause["run"]) if told else None
+                self.first[record.run] = replaces or record
+                self.attempts[record.run] = self.cause["attempt"] + 1 if replaces is not None else 1
+                self._rollback = None
+            elif isinstance(record, rec.RolledBack):
+                begun = rollbacks.get(record.run)
+                self.cause = (
+                    fetch(begun.args, agent.ledger, agent.registry)["cause"] if begun is not None else {}
+                ) or {}
+                self._rollback = record if self.cause else None
+
+    def setback(self, mark: bytes) -> Setback | None:
+        """The one after which no run has begun: the process ended before the hook had its say."""
+        agent, cause, rollback = self.agent, self.cause, self._rollback
+        first = self.first.get(cause["run"]) if rollback is not None else None
+        if rollback is None or first is None or first.fingerprint != mark:
+            return None
+        undone = tuple(
+            effect_of(one.call, agent.ledger, agent.registry)
+            for one in reversed(self._standing.effects)
+            if one.undo is not None and one.undo.run == rollback.run and one.undone
+        )
+        error = ToolFailed(
+            f"run {cause['run']} of {cause['function']} failed: {cause['kind']}: {cause['message']}",
+            tool=cause["function"],
+            error_type=cause["kind"],
+        )
+        checkpoint = agent.target(rollback.id).checkpoint
+        return Setback(agent.handle, cause["run"], cause["function"], error, undone, checkpoint, cause["attempt"])
+
+    def later(self, mark: bytes, id: str | None) -> RunPast | None:
+        """The run that was begun in the place of what is called now and has not ended, or has the id."""
+        past = Past(self._standing.records)
+        run = past.runs.get(id) if id is not None else past.unfinished()
+        if run is None or mark_of(self.agent, run) == mark:
+            return None
+        first = self.first.get(run.id)
+        return run if first is not None and first is not run.begin and first.fingerprint == mark else None
 
 
 class _Choice(Request):

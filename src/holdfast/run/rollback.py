@@ -303,10 +303,11 @@ class RollbackPlan:
             first = error.planned.effect.id
         else:
             what, first = f"the rollback stopped: {error}", ""
-        log.warning("%s: %s; %d effects remain to be undone", self._agent.name, what, len(left))
+        what += f"; {len(left)} effects remain to be undone" if len(left) != 1 else "; 1 effect remains to be undone"
+        log.warning("%s: %s", self._agent.name, what)
         accept = f" To leave it standing, accept it: accept=[{first!r}]." if first else ""
         return RollbackBlocked(
-            f"{what}; {len(left)} effect{'s' if len(left) != 1 else ''} remain to be undone",
+            what,
             remaining=tuple(one.effect for one in left),
             hint=f"Mend the cause and roll back again: it goes on from there.{accept}",
         )

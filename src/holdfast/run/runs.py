@@ -21,10 +21,10 @@ from holdfast.errors import (
     BadOption,
     Cancelled,
     Diverged,
-    HoldfastError,
     InDoubt,
     RunRolledBack,
     ToolFailed,
+    Unencodable,
     Waiting,
 )
 from holdfast.run import records as rec
@@ -36,6 +36,7 @@ from holdfast.run.claims import Loop
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
 from holdfast.run.durables import Durable, known
+from holdfast.run.faults import said
 from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
 from holdfast.run.outcomes import MESSAGE_MAX, diverged
@@ -141,6 +142,7 @@ class Run(Scope):
         with self.lock:
             dropped = [call for path, call in self._waiting.items() if not self.past.is_inside(path)]
             if self.strict or self._saves or any(not call.read for call in dropped):
+                self.order.fail(error)
                 raise error
             numbers = sorted(call.number for call in dropped)
             self.write(rec.Cut(now_us(), self.run_id, error.path, numbers, error.expected, error.actual))
@@ -150,6 +152,9 @@ class Run(Scope):
             "run %s of %s goes on with changed code: %s recorded %s, now it is %s; %d recorded reads are dropped",
             self.run_id, self.agent.name, error.path, error.expected, error.actual, len(numbers),
         )  # fmt: skip
+
+    def leave(self, path: str) -> None:
+        self.order.drop(inside for inside in self.past.completed if inside.startswith(f"{path}/"))
 
     def describe(self, call: Call) -> str:
         try:
@@ -322,7 +327,10 @@ class _Body:
 
     def now(self) -> Any:
         with active(self.run.lane):
-            return self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
+            try:
+                return self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
+            except StopIteration as error:  # which no generator can pass on
+                raise RuntimeError(f"{self.made.name} raised StopIteration") from error
 
     async def later(self) -> Any:
         with active(self.run.lane):
@@ -342,10 +350,7 @@ def execute(
     wait: bool = True,
 ) -> Steps:
     past = yield Work(lambda: Past(agent.ledger.records()))
-    given = made.binder.bind((agent.handle, *args), kwargs)
-    given.pop(next(iter(given)))  # the agent
-    secrets.refuse(agent, f"the arguments of {made.name}", given)
-    mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
+    given, mark = called_with(agent, made, args, kwargs)
     this = choose(agent, past, mark, id, change=change)
     if this is not None and this.condition == "finished" and this.end is not None:
         return fetch(this.end.value, agent.ledger, agent.registry)
@@ -375,7 +380,7 @@ def execute(
             yield from leaving(run)
         run.check_settled()
         run.check_reached()
-        kept = stow(secrets.scrub(agent, result, f"the result of {made.name}"), agent.registry)
+        kept = _kept(agent, made, result)
         end = rec.End(now_us(), run.run_id, "finished", kept.value)
         yield Work(agent.finish(end, kept, f"run {made.name} finished"))
         return fetch(kept.value, agent.ledger, agent.registry)
@@ -387,6 +392,30 @@ def execute(
         raise
     finally:
         run.ended = True
+
+
+def called_with(
+    agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[dict[str, Any], bytes]:
+    """The arguments by name, without the agent, and the fingerprint of function and arguments."""
+    given = made.binder.bind((agent.handle, *args), kwargs)
+    given.pop(next(iter(given)))  # the agent
+    mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
+    secrets.refuse(agent, f"the arguments of {made.name}", given)
+    return given, mark
+
+
+def _kept(agent: RunHost, made: Durable, result: Any) -> Stowed:
+    """What a function returned, for the record."""
+    what = f"the result of {made.name}"
+    try:
+        return stow(secrets.scrub(agent, result, what), agent.registry)
+    except Unencodable as error:
+        error.root = what
+        if inspect.iscoroutine(result):
+            error.hint = f"{result.__name__} is async: `await` it in an async function, and run that with agent.arun()."
+            result.close()
+        raise
 
 
 def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: dict[str, Any]) -> None:
@@ -410,13 +439,13 @@ def stopped(run: Run, error: BaseException) -> None:
     elif isinstance(error, Diverged):
         return  # the record stays as it is; other code can go on from it
     elif isinstance(error, Exception):
-        how = "cancelled" if isinstance(error, Cancelled) else "failed"
+        # Of a child that was cancelled, the same error is a failure.
+        how = "cancelled" if isinstance(error, Cancelled) and error is run.reason else "failed"
     else:
         if run.given_up is not None:
             run.ledger.append(rec.Note(now_us(), run.run_id, "interrupted", str(run.given_up)), flush=True)
         return
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-    message = error.message if isinstance(error, HoldfastError) else str(error)
-    message = secrets.scrub(run.agent, message[:MESSAGE_MAX], "the error that ended a run")
+    message = secrets.scrub(run.agent, said(error)[:MESSAGE_MAX], "the error that ended a run")
     fault = ("", kind, message, None)
     run.ledger.append(rec.End(now_us(), run.run_id, how, fault=fault), flush=True)

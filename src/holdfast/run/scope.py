@@ -79,7 +79,7 @@ class Scope(ABC):
         self.taken: set[bytes | int] = set()  # signals that this line has received
         self.waits = True  # whether a wait blocks; otherwise the run is put off
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
-        self.reason: Exception | None = None  # why, where it was not put off
+        self.reason: BaseException | None = None  # why, where it was not put off
         self.children: list[Any] = []  # what it has spawned
         self._tools: dict[str, Tool] = {}
 
@@ -145,6 +145,9 @@ class Scope(ABC):
             self.order.enter(record.path)
             return number
 
+    def leave(self, path: str) -> None:  # noqa: B027 - outside of runs nothing is done again
+        """The call at this position has an outcome by now: what was recorded inside of it is not done again."""
+
     def effect_of(self, call: Call) -> Effect:
         """A recorded call as user code sees it."""
         return effect_of(call, self.ledger, self.registry)
@@ -176,7 +179,7 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         attempt=call.attempts,
         at_us=(intent or done or _NEVER).at,
         condition=call.condition,
-        args=lambda: read(call.args) or {},
+        args=lambda: TOOLS.as_called(call.tool, read(call.args) or {}),
         result=(lambda: read(outcome.value)) if outcome is not None else None,
         error=done.fault[2] if done is not None and done.fault is not None else "",
         why=call.doubt.why if call.doubt is not None else "",

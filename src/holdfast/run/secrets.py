@@ -109,7 +109,10 @@ def scrub(agent: Any, value: Any, what: str) -> Any:
     if not texts:
         return value
     found: set[str] = set()
-    clean = _scrubbed(value, texts, found)
+    try:
+        clean = _scrubbed(value, texts, found)
+    except RecursionError:
+        raise Unencodable("it is nested too deeply, or contains itself") from None
     if found:
         log.warning("%s contains the secret %s; it is recorded and returned without", what, ", ".join(sorted(found)))
         return clean

@@ -111,6 +111,16 @@ class Turn(Request):
                 raise
 
 
+class HandOut(Request):
+    """Give the program the items of a stream that are recorded, before its turn: what they led to completed earlier."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def now(self) -> list[Any]:
+        return self.items
+
+
 class Pause(Request):
     """Wait before another attempt."""
 
@@ -185,6 +195,7 @@ class Invoke(Request):
     def __init__(self, tool: Tool, effect: Effect, lane: Lane, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.tool, self.effect, self.lane = tool, effect, lane
         self.args, self.kwargs = args, kwargs
+        self.given: list[Any] = []  # what a stream has handed out
 
     @contextmanager
     def inside(self) -> Iterator[None]:

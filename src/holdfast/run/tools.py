@@ -11,9 +11,11 @@ import functools
 import inspect
 import weakref
 from collections.abc import Callable, Collection
+from types import CodeType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 
 from holdfast.errors import BadName, BadOption, FailedBeforeEffect, UnknownTool
+from holdfast.run import faults
 from holdfast.run.arguments import Binder
 from holdfast.run.resilience import Breaker
 
@@ -28,10 +30,12 @@ RETRIES_MAX = 100
 class Tool:
     """What is known about a tool."""
 
-    def __init__(self, function: Callable[..., Any], name: str, kind: str, options: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Any], name: str | None, kind: str, options: dict[str, Any]) -> None:
         self.function = function
-        self.name = name
+        code = _code_of(function)
+        self.name = function.__name__ if name is None else name
         self.kind = kind
+        self._check_given(options)
         self.binder = Binder(function)
         self.compensate: Callable[..., Any] | None = options["compensate"]
         self.probe: Callable[..., Any] | None = options["probe"]
@@ -46,16 +50,44 @@ class Tool:
         self.stream: bool = options["stream"]
         self.waits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         # The same for two loads of one definition, as by `python x.py` and by importing x.
-        self.origin = (inspect.unwrap(function).__code__.co_filename, function.__qualname__)
+        self.origin = (code.co_filename, function.__qualname__)
         self._check()
 
-    def _check(self) -> None:
+    def _check_given(self, options: dict[str, Any]) -> None:
+        """Raise where an option is not what it should be, before somebody needs it."""
+
+        def wrong(option: str, hint: str) -> BadOption:
+            return BadOption(f"{self.name}: {option}={options[option]!r}", hint=hint)
+
+        if type(self.name) is not str or not self.name:
+            raise BadOption(f"a tool with name={self.name!r}", hint="Use a text that is not empty, or leave it away.")
         if self.kind not in get_args(Kind):
             raise BadOption(f"{self.name}: effect {self.kind!r}", hint=f"Use one of {', '.join(get_args(Kind))}.")
-        if not 0 <= self.retries <= RETRIES_MAX:
-            raise BadOption(f"{self.name}: retries={self.retries}", hint=f"Use 0 to {RETRIES_MAX}.")
-        if self.timeout_s is not None and self.timeout_s <= 0:
-            raise BadOption(f"{self.name}: timeout_s={self.timeout_s}", hint="Use a number of seconds above 0.")
+        for option in ("compensate", "probe", "fallback"):
+            if options[option] is not None and not callable(options[option]):
+                raise wrong(option, "Use a function.")
+        raises, volatile = options["raises"], options["volatile"]
+        if isinstance(raises, type):
+            raise wrong("raises", f"Write raises=({raises.__name__},).")
+        if not isinstance(raises, Collection) or not all(map(_is_error, raises)):
+            raise wrong("raises", "Use a tuple of exceptions, as in raises=(SoldOut,).")
+        if any(issubclass(kind, StopIteration | StopAsyncIteration) for kind in raises):
+            raise wrong("raises", "Python takes these for the end of a loop. Raise another one.")
+        if isinstance(volatile, str):
+            raise wrong("volatile", f"Write volatile=({volatile!r},).")
+        if not isinstance(volatile, Collection) or not all(isinstance(name, str) for name in volatile):
+            raise wrong("volatile", 'Use a tuple of names, as in volatile=("request_id",).')
+        retries, timeout_s, breaker = options["retries"], options["timeout_s"], options["breaker"]
+        if type(retries) is not int or not 0 <= retries <= RETRIES_MAX:
+            raise wrong("retries", f"Use 0 to {RETRIES_MAX}.")
+        if timeout_s is not None and (type(timeout_s) not in {int, float} or not timeout_s > 0):
+            raise wrong("timeout_s", "Use a number of seconds above 0.")
+        if breaker is not None and type(breaker) is not int and not isinstance(breaker, Breaker):
+            raise wrong("breaker", "Use a number of failures, or holdfast.Breaker(...).")
+        if options["checkpoint"] not in {None, *get_args(When)}:
+            raise wrong("checkpoint", "Use before or after.")
+
+    def _check(self) -> None:
         if self.kind in {"read", "local"} and (self.compensate or self.probe):
             raise BadOption(f"{self.name}: a {self.kind} tool changes nothing outside, so it has no probe or undoing")
         self._check_failing()
@@ -70,8 +102,6 @@ class Tool:
 
     def _check_failing(self) -> None:
         """What is to be done about failures must be possible for this tool, or it would be left out silently."""
-        if self.checkpoint is not None and self.checkpoint not in get_args(When):
-            raise BadOption(f"{self.name}: checkpoint={self.checkpoint!r}", hint="Use before or after.")
         asked = self.retries or self.timeout_s or self.breaker or self.fallback or self.checkpoint
         if self.kind == "local" and asked:
             raise BadOption(
@@ -95,12 +125,30 @@ class Tool:
 
     def declared(self, error: BaseException) -> str:
         """The name of the declared class that an exception belongs to, empty when none."""
-        return next((kind.__qualname__ for kind in self.raises if type(error) is kind), "") or next(
-            (kind.__qualname__ for kind in self.raises if isinstance(error, kind)), ""
-        )
+        kinds = [kind for kind in self.raises if type(error) is kind] or [
+            kind for kind in self.raises if isinstance(error, kind)
+        ]
+        return faults.named(kinds[0], self.raises) if kinds else ""
 
     def __repr__(self) -> str:
         return f"<Tool {self.name} ({self.kind})>"
+
+
+def _is_error(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseException)
+
+
+def _code_of(function: Any) -> CodeType:
+    """The code of what is to be a tool. Anything else that can be called has no name by which it is found again."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if isinstance(code, CodeType) and callable(function):
+        return code
+    if isinstance(function, classmethod):
+        raise BadOption("a class method is no function yet", hint="Put @holdfast.tool below @classmethod.")
+    raise BadOption(
+        f"a tool is a function, not {type(function).__name__}: {function!r:.100}",
+        hint="Write one that calls it: `@holdfast.tool` above `def book(flight): return ...`.",
+    )
 
 
 class Recorded(Protocol[P, R]):
@@ -151,6 +199,13 @@ class Tools:
             origins = [wrapper.tool.origin for ref in made if (wrapper := ref()) is not None]
             if sum(_LOCAL not in inside for _, inside in origins) > 1:
                 self.get(name)
+
+    def as_called(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Recorded arguments as the tool's function saw them. Records of earlier versions lack the defaults."""
+        try:
+            return self.get(name).binder.completed(arguments)
+        except (UnknownTool, BadName):
+            return arguments
 
     def find(self, name: str) -> Tool | None:
         try:
@@ -213,7 +268,7 @@ def tool(
     }  # fmt: skip
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        made = Tool(function, name or function.__name__, effect, options)
+        made = Tool(function, name, effect, options)
         wrapper = _wrapper(made)
         wrapper.tool = made  # type: ignore[attr-defined] # functions may have attributes
         wrapper.direct = function  # type: ignore[attr-defined]

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable
 from math import isfinite
@@ -65,8 +66,12 @@ LOOK_S = 0.05
 LOOK_MAX_S = 1.0
 """How often a waiting run looks for its signal: often at first, then once a second."""
 
-SLICE_S = 30.0
-"""A long sleep looks at the clock this often: the system's own sleep does not count the time a machine was asleep."""
+SLICE_S = 1.0
+"""A long sleep looks up this often: at the clock, because the system's own sleep does not count the time a machine was
+asleep, and whether the process is about to end."""
+
+ENDING: set[int] = set()
+"""Threads in which no wait goes on: the process ends. Whoever goes on with their runs goes on waiting."""
 
 QUIET_S = 0.2
 """A run with several flows of control is put off when nothing was recorded in it for so long."""
@@ -312,7 +317,7 @@ class Until(Request):
     def _look(self) -> float | None:
         """Seconds until the next look, None when the wait is over. Raises when the run is put off."""
         scope = self.scope
-        if scope.reason is not None:
+        if scope.reason is not None or threading.get_ident() in ENDING:
             raise Suspended
         if self.began.what == "signal":
             self.found = [
@@ -374,9 +379,9 @@ def put_off(run: Scope) -> Waiting:
     until = min((wait.until for wait in waits if wait.until), default=0)
     name = next((wait.name for wait in waits if wait.what == "signal"), "")
     run.ledger.append(rec.End(clock_of(run.agent).wall_us(), run.run_id, "waiting", until=until, name=name), flush=True)
-    what = " or ".join(
-        part for part in (f"for the signal {name!r}" if name else "", f"until {_date(until)}" if until else "") if part
-    )
+    others = {wait.name for wait in waits if wait.what == "child"}
+    parts = [f"for the signal {name!r}" if name else "", *(f"for {other}" for other in sorted(others))]
+    what = " or ".join([*filter(None, parts), *([f"until {_date(until)}"] if until else [])])
     return Waiting(
         f"run {run.run_id} of {run.agent.name} waits {what}",
         run=run.run_id,
@@ -392,7 +397,11 @@ def _date(at_us: int) -> str:
 
 def open_waits(run: RunPast) -> list[rec.Wait]:
     """What a run waits for. Several when several of its tasks do."""
-    return [wait for path, wait in run.waits.items() if path not in run.calls and not run.is_inside(path)]
+    return [
+        wait
+        for path, wait in run.waits.items()
+        if not run.is_inside(path) and (path not in run.calls or run.calls[path].open)
+    ]
 
 
 def due(

@@ -14,9 +14,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 
 from holdfast.errors import Damaged, DiskFull, Fenced, HoldfastError, StoreBusy, StoreFailed, StorePoisoned
 from holdfast.store.catalog import Append, Buffer, Commit
+from holdfast.store.room import check_room
 from holdfast.store.writing import Writer
 
 BATCH_DELAY_S = 0.01
@@ -94,6 +96,7 @@ class Batches:
 
         ``soon``: the caller will make it durable itself, so nobody else need be woken for it.
         """
+        check_room()
         waiting = Waiting(item, nodes, item.size_bytes)
         deadline = time.monotonic() + self._writer.busy_wait_s
         with self._lock:
@@ -109,15 +112,15 @@ class Batches:
                 self._push(left)
                 self._raise_failure()
                 self._raise_lost(item.b)
+            if not soon:
+                self._start()  # before the item is accepted: it may raise
             self._put += 1
             waiting.number = self._put
             self._queue.append(waiting)
             self._queue_bytes += waiting.size_bytes
             self._commits += isinstance(item, Commit)
-            if not soon:
-                self._start()
-                if self._idle:
-                    self._work.notify()
+            if not soon and self._idle:
+                self._work.notify()
         return waiting
 
     def complete(self, waiting: Waiting) -> None:
@@ -227,6 +230,8 @@ class Batches:
             except HoldfastError as error:
                 failure = error
                 whole = True
+            except (MemoryError, RecursionError):  # of this moment: all of it was undone, and still waits
+                raise
             except Exception as error:  # noqa: BLE001  one that escaped here would make every flush hang
                 failure = StoreFailed(f"writing a batch of changes: {error!r}")
                 whole = True
@@ -309,13 +314,18 @@ class Batches:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._loop, name="holdfast-batch", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._loop, name="holdfast-batch", daemon=True)
+            with suppress(RuntimeError):  # the interpreter ends, and begins no thread any more: close() writes the rest
+                thread.start()
+                self._thread = thread
 
     def _loop(self) -> None:
         with self._lock:
             while self._gather():
-                self._write()
+                try:
+                    self._write()
+                except MemoryError:
+                    self._work.wait(RETRY_S)
 
     def _gather(self) -> bool:
         """Wait for work, then a little for more of it. False when it is time to stop."""

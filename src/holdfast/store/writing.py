@@ -17,6 +17,7 @@ import zstandard
 from msgspec import Struct
 from msgspec.structs import replace
 
+from holdfast.codec.values import encode
 from holdfast.errors import (
     BadName,
     Damaged,
@@ -52,6 +53,7 @@ from holdfast.store.ends import Ends
 from holdfast.store.locks import BUSY_WAIT_S, StoreLock
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, CIPHER_STATE, EVENT, rekeying
+from holdfast.store.room import FRAMES, check_room
 from holdfast.store.schema import NUMBERED, next_number
 from holdfast.store.sqlite import reading_error, writing_error
 from holdfast.store.witness import WitnessFile
@@ -140,6 +142,7 @@ class Writer:
 
         ``committed`` is called when it is durable, also where an interrupt then keeps this from returning.
         """
+        check_room(FRAMES // 2)  # whoever has put it into the queue had more
         if self.poison is not None:
             raise self.poisoned()
         if not self.threads.acquire(timeout=self.busy_wait_s):
@@ -355,6 +358,14 @@ class Writer:
             self._r = self.ends.extend(Append(made.a, made.b, 0, line.start, line.chain, copies, end))
         self.insert_event(branch.a, event)
         return made
+
+    def set_arriving(self, branches: Iterable[int], arriving: str | None, guard: tuple[int, int]) -> None:
+        self.check_guard(guard)
+        for b in branches:
+            row = self.read_branch(b)
+            body = {key: value for key, value in body_of(row).items() if key != "arriving"}
+            more = {"arriving": arriving} if arriving is not None else {}
+            self.update_branch(replace(row, body=encode({**body, **more})))
 
     def raise_generation(self, b: int, generation: int, event: Event | None) -> BranchRow | None:
         row = self.read_branch(b)
