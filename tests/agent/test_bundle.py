@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,12 @@ def test_a_file_is_not_written_over(written, tmp_path):
     source.export(copy, ["trip"], replace=True)
     with pytest.raises(HoldfastError):
         source.export(tmp_path / "no" / "such.hfb", ["trip"])
+    with holdfast.open(tmp_path / "other") as other:
+        for file in (source.path / "store.db", other.path / "store.db", other.path / "new.hfb"):
+            with pytest.raises(BadOption, match="inside a store"):
+                source.export(file, ["trip"], replace=True)
+        assert other.verify().ok
+    shutil.rmtree(tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["copy.hfb"]
 
 

@@ -326,6 +326,28 @@ def test_what_became_of_a_branch_is_said_once(damaged, tmp_path):
 
 
 @pytest.mark.usefixtures("remembered")
+def test_what_is_written_meanwhile_is_not_called_lost(tmp_path):
+    """Nor is a store in use called an older copy; and nobody takes its packs away meanwhile."""
+    path = tmp_path / "store"
+    with holdfast.open(path) as store, store.agent("a") as agent:
+        agent.state["n"] = 0
+        agent.checkpoint("before")
+        store.clone("a", "b")
+
+        def meanwhile(what, done, _total):
+            if (what, done) == ("reading the damaged catalog", 1):
+                agent.state["n"] += 1
+                agent.checkpoint("meanwhile")
+                with pytest.raises(errors.StoreBusy), store._catalog.forgetting(0.0):
+                    pass
+
+        report = holdfast.repair(path, tmp_path / "new", progress=meanwhile)
+        assert (report.whole, report.missing, report.older) == (True, [], "")
+        assert agent.head.label == "meanwhile"
+        store.remove("b")
+
+
+@pytest.mark.usefixtures("remembered")
 def test_an_older_copy_is_called_one(tmp_path):
     path = tmp_path / "store"
     with holdfast.open(path) as store, store.agent("a") as agent:
@@ -446,3 +468,5 @@ def test_bad_places_are_refused(tmp_path, damaged):
         holdfast.repair(tmp_path / "nowhere")
     with pytest.raises(errors.BadOption, match="exists"):
         holdfast.repair(damaged, tmp_path)
+    with pytest.raises(errors.BadOption, match="inside"):
+        holdfast.repair(damaged, damaged / "packs" / "new")

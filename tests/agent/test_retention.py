@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import tending
+from holdfast.agent import retention, tending
 from holdfast.agent.policy import Moment
 from holdfast.errors import BadOption, Forgotten, InDoubt, ReadOnly, UnknownRevision
 from holdfast.store import sealing
@@ -370,6 +370,33 @@ def test_keeping_every_tenth_does_not_make_a_store_larger(store, monkeypatch, se
     assert expected > freed // 2 > 0
     assert taken(store) < before
     sound(store)
+
+
+def test_finishing_what_was_interrupted_does_not_make_a_store_larger(store):
+    """Also where the process ended between the word and the deed."""
+    noise = random.Random(3)
+    agent = store.agent("a")
+    notes = agent.state.setdefault("notes", [noise.randbytes(60).hex() for _ in range(500)])
+    for number in range(60):
+        notes[noise.randrange(500)] = number
+        agent.checkpoint(f"m{number}")
+    before = taken(store)
+
+    def stop():
+        if store._catalog.fact("forgetting") is not None:
+            raise tending.Stopped
+
+    with pytest.raises(tending.Stopped):
+        retention.retain(store, [(agent._row, Policy(last=1, labels=["m*0"]))], stop)
+    assert len(agent.log()) == 7
+    store.retain(Policy(last=50))  # begins with what was left, and has nothing to do itself
+    assert store._catalog.fact("forgetting") is None
+    assert taken(store) <= before + 2 * 4096
+    sound(store)
+    with pytest.raises(tending.Stopped):
+        retention.retain(store, [(agent._row, Policy(last=1))], stop)
+    store.remove("a")  # nothing is spared of what is to be deleted
+    assert store._catalog.counts()["checkpoint"] == 0
 
 
 def taken(store):

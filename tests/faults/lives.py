@@ -84,6 +84,8 @@ def damaged(folder: Path, ledger: Ledger) -> None:
                 agent.mark(agent.checkpoint(f"step {number}"), "suspect", "it may be")
             actor = store.agent("actor")
             actor.run(script.journey, 2, id="one")
+            if not key:
+                store.tier(folder / "cold")
         spoil(folder / name / "store.db")
         oldest = min((folder / name / "packs").glob("*.pack"), key=lambda pack: pack.stat().st_mtime_ns)
         oldest.write_bytes(oldest.read_bytes()[:4096])
@@ -333,6 +335,7 @@ def meeting(folder: Path, ledger: Ledger) -> None:
                 agent.checkpoint("too late")
             overtaken(store, other)
             late_for_a_name(store, other)
+            taken_up_again(store, other)
             dead = other._catalog.branches(1)[0]
             (path / "locks" / f"{dead.uuid.hex()}-0").touch()
             other._catalog.holder_alive(dead.b, 0)
@@ -374,6 +377,20 @@ def overtaken(store: holdfast.Store, other: holdfast.Store) -> None:
         store.agent("actor").close()
     finally:
         leases._read_row = read
+
+
+def taken_up_again(store: holdfast.Store, other: holdfast.Store) -> None:
+    """One lets a branch go and takes it up again, until somebody else has had it."""
+    catalog = store._catalog
+    lease = catalog.lease(catalog.branches(store._agent_row("actor").a)[0])
+    lease.release()
+    again = catalog.lease_again(lease)
+    if again is None or again.generation != lease.generation:
+        raise Broken("a branch that nobody else had was not given back")
+    again.release()
+    other.agent("actor").close()
+    if catalog.lease_again(again) is not None:
+        raise Broken("a branch was given back although somebody else had had it")
 
 
 def check_moved(folder: Path, ledger: Ledger) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import signal
 import uuid
@@ -345,8 +346,9 @@ def test_a_body_of_another_shape_with_a_sum_that_fits_is_damage_and_nothing_else
             report = store.verify()
             assert any("does not follow the format" in problem.detail for problem in report.problems), report
             if table != "event":
-                with pytest.raises(Damaged, match=f"table {table}, row {row[0]}"):
+                with pytest.raises(Damaged, match=f"table {table}, row {row[0]}") as caught:
                     store.agents() if table == "agent" else store.agent("a", readonly=True).branches()
+                assert "`holdfast repair`" in caught.value.hint
             with suppress(Damaged):
                 store.retain(holdfast.Policy(last=1), dry_run=True)
         repaired = holdfast.repair(path, tmp_path / f"repaired {number}")
@@ -466,3 +468,47 @@ def test_a_manifest_with_a_field_of_another_type_is_damage(at):
     parts[at] = 1.5
     with pytest.raises(CorruptValue, match="does not follow the format"):
         Manifest.decode(encode(parts))
+
+
+def test_a_store_that_cannot_be_written_is_repaired(tmp_path, disk):
+    """As on a failing disk that is mounted for reading only, to save what is on it."""
+    with holdfast.open(tmp_path / "store") as store, store.agent("a") as agent:
+        agent.checkpoint("one")
+        store.clone("a", "b")
+    refused = []
+
+    def before(call):
+        if call.what == "open" and "locks.py" in call.site and call.name not in refused:
+            refused.append(call.name)
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    disk.before = before
+    assert holdfast.repair(tmp_path / "store").whole
+    assert [name.split("/")[-1] for name in refused] == ["forgetting", "store"]
+
+
+def test_what_a_disk_does_not_give_back_costs_what_stood_there(tmp_path, disk):
+    """A failing disk is what a repair is for: it goes on around blocks that cannot be read."""
+    with holdfast.open(tmp_path / "store") as store, store.agent("a") as agent:
+        for number in range(4):
+            agent.state["photo"] = random.Random(number).randbytes(300_000)
+            agent.checkpoint(f"c{number}")
+    bad = min((tmp_path / "store" / "packs").iterdir()).name
+    reads = 0
+
+    def refuse(call):
+        nonlocal reads
+        copying = call.name == "store/store.db" and "rescue.py" in call.site
+        if call.what == "read" and (copying or call.name.endswith(bad)):
+            reads += copying
+            if not copying or reads in {1, 14}:  # all of it at once, and then one page
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    disk.before = refuse
+    report = holdfast.repair(tmp_path / "store", tmp_path / "new")
+    disk.before = None
+    assert "store.db: the disk does not give back 4096 bytes of it" in report.problems
+    assert f"packs/{bad}: 1 of 1 chunk(s) are lost" in report.problems
+    with holdfast.open(tmp_path / "new") as store:
+        assert store.verify().ok
+    assert not report.whole

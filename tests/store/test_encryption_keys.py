@@ -255,6 +255,9 @@ def test_a_change_of_the_master_key_that_was_killed_is_finished(tmp_path, rounds
         if outcome is None:  # between: nobody can use it, and everybody is told
             with pytest.raises(Rekeying):
                 holdfast.open(path, key=OTHER)
+            with pytest.raises(WrongKey) as caught:  # whoever runs the very same command again
+                holdfast.keys.rotate(path, OTHER, key=KEY, full=True)
+            assert "with the new key" in caught.value.hint
             with pytest.raises(BadOption, match="another master key"):
                 holdfast.keys.add(path, THIRD, key=OTHER)
             holdfast.keys.rotate(path, THIRD, key=OTHER, full=True)  # finishes; the new key is the one given then

@@ -7,10 +7,12 @@ import signal
 import subprocess
 import sys
 import threading
+from contextlib import closing
 
 import pytest
 
 from holdfast.errors import AgentBusy, Fenced, StoreBusy
+from holdfast.store import locks
 from holdfast.store.embedded import open_embedded
 from holdfast.store.locks import StoreLock
 from tests.store.support import Hand, event, finish, line, names, new_branch, start
@@ -37,6 +39,44 @@ def test_lease_raises_the_generation_and_names_its_file(store, path):
     second = store.lease(branch)
     assert second.generation == 2
     assert sorted(names(path / "locks")) == sorted(["store", f"{branch.uuid.hex()}-2"])
+
+
+def test_a_lease_that_was_released_is_taken_up_again_until_somebody_else_had_it(store, path):
+    branch = new_branch(store)
+    lease = store.lease(branch, who={"purpose": "test"})
+    lease.release()
+    events = store.newest()[1]
+    again = store.lease_again(lease)
+    assert again.generation == 1 == store.branch_row(branch.b).generation
+    assert store.newest()[1] == events, "nothing was written"
+    with pytest.raises(AgentBusy) as caught:
+        store.lease(branch)
+    assert caught.value.holder["purpose"] == "test"
+    with pytest.raises(AgentBusy):
+        store.lease_again(lease)
+    again.release()
+    store.lease(branch).release()
+    assert store.lease_again(again) is None
+    assert names(path / "locks") == ["store"]
+
+
+def test_who_is_late_for_a_lease_that_is_taken_up_again_does_not_take_it_away(store, path, monkeypatch):
+    branch = new_branch(store)
+    lease = store.lease(branch)
+    real, again = locks._try_flock, []
+
+    def late(fd):
+        monkeypatch.setattr(locks, "_try_flock", real)
+        lease.release()  # between the opening and the locking of its file
+        again.append(store.lease_again(lease))
+        return real(fd)
+
+    with closing(open_embedded(path)) as other:
+        monkeypatch.setattr(locks, "_try_flock", late)
+        with pytest.raises(AgentBusy):
+            other.lease(branch)
+    assert again[0].held
+    assert store.branch_row(branch.b).generation == 1
 
 
 def test_second_lease_in_one_process_is_busy_and_says_so(store):

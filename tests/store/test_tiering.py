@@ -13,6 +13,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import apsw
 import pytest
 
 import holdfast
@@ -99,7 +100,49 @@ def test_a_place_inside_the_store_is_refused(store_path, tmp_path):
         for inside in (store_path, store_path / "packs", store_path / "cold", tmp_path / "link" / "packs"):
             with pytest.raises(BadOption, match="inside"):
                 store.tier(inside, dry_run=True)
+        before = packs(store_path / "packs")
+        for way in ("x/../store", "link", "%73tore"):  # what would be copied onto itself would be deleted then
+            for url in (f"file://{tmp_path}/{way}/packs", f"FILE://{tmp_path}/{way}", f"file://{tmp_path}/{way}/cold"):
+                with pytest.raises(BadOption, match="inside"):
+                    store.tier(url)
+        for url in (f"file://localhost{store_path}/packs", "file://store/packs", "file:store/packs"):
+            with pytest.raises(BadOption, match="file:///path"):
+                store.tier(url)
+        with pytest.raises(BadOption, match="inside"):
+            store.tier(f"local://{store_path}/packs")  # a driver that knows nothing of all this
+        assert packs(store_path / "packs") == before
+        assert store.verify().ok
         assert store.tier(f"{store_path}-cold", dry_run=True).packs == 3
+
+
+def test_the_packs_of_another_store_are_no_place(store_path, tmp_path):
+    """It would take them for files of a process that died, and delete them."""
+    before = filled(store_path)
+    other = tmp_path / "other"
+    filled(other, 2)
+    with holdfast.open(store_path) as store, holdfast.open(other) as second:
+        with pytest.raises(BadOption, match="inside a store"):
+            store.tier(other / "packs")
+        store.tier(f"local://{other}/packs")
+        for file in (other / "packs").glob("*.pack"):
+            os.utime(file, (time.time() - 7200,) * 2)
+        second.retain(Policy(last=1))
+        assert states(store) == before
+
+
+def test_names_that_are_no_text(store_path, tmp_path):
+    """They work for what is only a folder; SQLite cannot open them."""
+    before = filled(store_path, 2)
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/c\xffld %41"))
+    with holdfast.open(store_path) as store:
+        assert store.tier(odd).packs == 1
+        assert len(packs(odd)) == 1
+        assert store.tier(f"file://{tmp_path}/c%FFld%20%2541").packs == 0  # the same place
+        assert states(store) == before
+        assert store.verify().ok
+    with pytest.raises(BadOption, match="UTF-8"):
+        holdfast.open(odd.with_name(f"{odd.name} as well"))
+    assert sorted(tmp_path.iterdir()) == sorted([store_path, odd])
 
 
 def test_young_packs_stay(store_path, tmp_path):
@@ -126,7 +169,13 @@ def test_a_place_that_is_gone_is_named_and_nothing_is_lost(store_path, tmp_path)
             assert [one["reachable"] for one in store.stats()["cold"]] == [False]
             report = store.verify()
             assert not report.ok
-            assert [problem.what for problem in report.problems].count(f"file://{cold}") == 1
+            assert report.problems == report.affected == []
+            assert [(one.place, one.packs, len(one.checkpoints)) for one in report.unreachable] == [
+                (f"file://{cold}", 3, 3)  # not the head, which needs nothing from there
+            ]
+            drilled = store.drill(sample=100).checkpoints
+            assert sum(one.unknown for one in drilled) >= 3
+            assert all(one.unknown for one in drilled if one.problem)
             with pytest.raises(ColdPlaceMissing):
                 store.tier()
             with pytest.raises(ColdPlaceMissing):
@@ -140,6 +189,81 @@ def test_a_place_that_is_gone_is_named_and_nothing_is_lost(store_path, tmp_path)
         away.rename(cold)
         assert {label: state for label, state in states(store).items() if label in before} == before
         assert store.verify().ok
+
+
+def test_what_cannot_be_reached_is_never_passed_over(store_path, tmp_path):
+    """Going on from an older state is for damage: what is only away comes back."""
+    before = filled(store_path)
+    with holdfast.open(store_path) as store:
+        store.tier(tmp_path / "cold")
+        with store.agent("a") as agent:
+            agent.rollback("w1")
+    (tmp_path / "cold").rename(tmp_path / "away")
+    with holdfast.open(store_path) as store:
+        with pytest.raises(ColdPlaceMissing):
+            store.agent("a", recover=True)
+        assert store.agent("a", readonly=True).branches() == ["main"]
+        (tmp_path / "away").rename(tmp_path / "cold")
+        with store.agent("a", recover=True) as agent:
+            assert agent.recovery is None
+            assert holdfast.plain(agent.state) == before["w1"]
+
+
+def test_damage_shows_while_a_place_is_away(store_path, tmp_path):
+    filled(store_path)
+    with holdfast.open(store_path) as store:
+        store.tier(tmp_path / "cold")
+        (tmp_path / "cold").rename(tmp_path / "away")
+        (here,) = (store_path / "packs").glob("*.pack")
+        data = bytearray(here.read_bytes())
+        data[5000] ^= 1
+        here.write_bytes(data)
+        report = store.verify()
+        head = store.agent("a", readonly=True).head.id
+        assert report.affected == [head]
+        assert report.unreachable[0].packs == 3
+        assert head not in report.unreachable[0].checkpoints
+
+
+@pytest.mark.parametrize("how", ["a file", "forbidden"])
+def test_a_place_that_is_something_else_now(store_path, tmp_path, how):
+    filled(store_path, 2)
+    cold = tmp_path / "cold"
+    with holdfast.open(store_path) as store:
+        store.tier(cold)
+        cold.rename(tmp_path / "away")
+        if how == "a file":
+            cold.touch()
+        else:
+            cold.symlink_to(cold)
+        report = store.verify()
+        assert report.problems == []
+        assert [(one.packs, len(one.checkpoints)) for one in report.unreachable] == [(1, 1)]
+
+
+def test_values_are_found_again_in_packs_that_lie_elsewhere(store_path, tmp_path):
+    """Also when the tables that say where they are in them are lost."""
+    before = filled(store_path)
+    with holdfast.open(store_path) as store:
+        store.tier(tmp_path / "cold")
+    connection = apsw.Connection(str(store_path / "store.db"))
+    connection.execute("DELETE FROM chunk; DELETE FROM pack; VACUUM")
+    connection.close()
+    (tmp_path / "cold").rename(tmp_path / "away")
+    with pytest.raises(ColdPlaceMissing, match="cannot be reached"):
+        holdfast.repair(store_path, tmp_path / "repaired")
+    (tmp_path / "away").rename(tmp_path / "cold")
+    there = packs(tmp_path / "cold")
+    report = holdfast.repair(store_path, tmp_path / "repaired")
+    assert report.whole
+    assert any("4 chunk(s) had no place; they were found" in problem for problem in report.problems)
+    assert packs(tmp_path / "cold") == there
+    with holdfast.open(tmp_path / "repaired") as store:
+        assert states(store) == before
+        assert store.verify().ok
+        assert store._catalog.fact("tiers") is None
+    (tmp_path / "cold" / there[0]).unlink()
+    assert not holdfast.repair(store_path).whole
 
 
 def test_a_pack_that_is_missing_or_changed_there_is_damage(store_path, tmp_path):
@@ -199,6 +323,26 @@ def test_what_a_policy_lets_go_goes_there_too(store_path, tmp_path):
         assert store._catalog.fact("tiers") is None
         assert store._catalog.fact("forgetting") is None
         assert store.verify().ok
+
+
+def test_what_a_policy_keeps_may_lie_in_a_place_that_is_away(store_path, tmp_path):
+    """It cannot be sealed then, so what it rests on stays, unseen, until the place is back."""
+    before = filled(store_path)
+    with holdfast.open(store_path) as store:
+        store.tier(tmp_path / "cold")
+        agent = store.agent("a")
+        agent.branch("old", at="w2").close()
+        (tmp_path / "cold").rename(tmp_path / "away")
+        assert store.retain(Policy(last=1), dry_run=True).removed == 2
+        assert store.retain(Policy(last=1)).removed == 2
+        assert store._catalog.fact("forgetting") is None
+        assert store.verify().problems == []
+        (tmp_path / "away").rename(tmp_path / "cold")
+        assert states(store) == {label: before[label] for label in ("w2", "w3")}
+        agent.checkpoint("more")
+        store.retain(Policy(last=1))
+        assert store.verify().ok
+        assert holdfast.plain(store.agent("a", branch="old", readonly=True).state) == before["w2"]
 
 
 def test_refused(store_path, tmp_path):

@@ -39,7 +39,7 @@ from holdfast.errors import (
 from holdfast.store import bundlekeys, files, keysources
 from holdfast.store.catalog import AgentRow, Progress, digest, quietly
 from holdfast.store.cipher import PLAIN, Cipher
-from holdfast.store.files import fsync_directory, unavailable
+from holdfast.store.files import fsync_directory, in_store, unavailable
 from holdfast.store.keys import Secret, secret_of
 from holdfast.store.keysources import Key, find_secret
 
@@ -212,6 +212,8 @@ def write_bundle(
     rows = [store._agent_row(name) for name in dict.fromkeys(agents)]
     if not rows:
         raise BadOption("no agent is named", hint="Name those that are to go into the file.")
+    if in_store(Path(os.path.realpath(path))):
+        raise BadOption(f"{path} is inside a store", hint="Name a file elsewhere.")
     head, cipher = _beginning(store, key)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     report = progress or quietly

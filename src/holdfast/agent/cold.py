@@ -19,10 +19,10 @@ from holdfast.agent import history
 from holdfast.agent.collecting import Reached
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
-from holdfast.errors import BadOption, Damaged
+from holdfast.errors import Damaged
 from holdfast.store.catalog import PackRow, Progress
 from holdfast.store.forgetting import Forgetting
-from holdfast.store.tiering import Tiering, place_at, url_of
+from holdfast.store.tiering import Tiering, place_at, refuse_own, refuse_store, url_of
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -32,9 +32,8 @@ def move_out(
     store: Store, to: str | os.PathLike[str], older_than: timedelta, progress: Progress, *, dry_run: bool
 ) -> Tiering:
     """Move packs that were written longer ago than that, unless a branch needs them where it stands."""
-    url, own = url_of(to), url_of(store.path)
-    if url == own or url.startswith(f"{own}/"):
-        raise BadOption("a cold place cannot be inside the store", hint="Name a directory elsewhere, or a URL.")
+    url = url_of(to)
+    refuse_store(url)
     place = place_at(url)
     chosen, needed, young = _sorted(store, time.time() - older_than.total_seconds())
     if dry_run:
@@ -47,6 +46,8 @@ def move_out(
             place.require()
         else:
             place.prepare()
+            for folder in (store.path, store.path / "packs"):
+                refuse_own(place, folder)
         forgetting.clear_strays()
 
     moved = _moved(store, url, chosen, lambda forgetting, pack: forgetting.move_out(pack, place), progress, begin)

@@ -23,10 +23,10 @@ from holdfast.store.reading import Reading
 DIGEST_BYTES = 32
 _ENTRY_BYTES = 40
 _NODES_AT_ONCE = 64
-# Extension 40 with its 32 bytes, and the first bytes of extension 41's payload up to the value's digest. Looking ahead
-# finds those that overlap with what only looks like one.
-_BIG = re.compile(rb"(?=\xc7\x20\x28(.{32}))", re.DOTALL)
-_BULK = re.compile(rb"(?=\x29\x93\xc4\x20.{32})", re.DOTALL)
+# What stands before the 32 bytes of extension 40, and before the value's digest in extension 41. Nothing but these few
+# bytes is looked for: that is many times faster, and what only looks like one hides none that begins inside it.
+_BIG = re.compile(rb"\xc7\x20\x28")
+_BULK = re.compile(rb"\x29\x93\xc4\x20")
 # After the payload's first four bytes and the digest.
 _LENGTH_AT = 4 + DIGEST_BYTES
 _UINT_BYTES = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
@@ -36,7 +36,8 @@ _CHUNK_BYTES = 2 + DIGEST_BYTES
 
 def containers(data: bytes) -> list[bytes]:
     """The digests of big containers that an encoding names."""
-    return [match[1] for match in _BIG.finditer(data)]
+    ends = (match.end() for match in _BIG.finditer(data))
+    return [data[at : at + DIGEST_BYTES] for at in ends if at + DIGEST_BYTES <= len(data)]
 
 
 def chunks(data: bytes) -> Iterator[bytes]:

@@ -26,7 +26,7 @@ from holdfast.agent.receiving import Receiver
 from holdfast.agent.scratch import scratch
 from holdfast.agent.sending import Sending
 from holdfast.codec.types import Registry
-from holdfast.errors import BadOption, Damaged, HoldfastError
+from holdfast.errors import BadOption, Damaged, HoldfastError, Unavailable
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, CheckpointRow, Progress, quietly
 
@@ -38,18 +38,23 @@ SAMPLE = 20
 
 @dataclass(frozen=True, slots=True)
 class Drilled:
-    """One checkpoint of a drill. ``problem`` is empty when it came back and is what it was."""
+    """One checkpoint of a drill. ``problem`` is empty when it came back and is what it was.
+
+    ``unknown``: it could not be tried, because the machine said no or a colder place did not answer. Nothing is known
+    to be lost.
+    """
 
     agent: str
     id: str
     label: str
     depth: int
     problem: str = ""
+    unknown: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
             "agent": self.agent, "id": self.id, "label": self.label, "depth": self.depth, "ok": not self.problem,
-            "problem": self.problem,
+            "problem": self.problem, "unknown": self.unknown,
         }  # fmt: skip
 
 
@@ -140,17 +145,18 @@ def _restore(
         yield from (_drilled(agent, row) for row in rows)
     except HoldfastError as error:
         if len(rows) == 1:
-            yield _drilled(agent, rows[0], error.message)
+            yield _drilled(agent, rows[0], error)
             return
         for row in rows:
             yield from _restore(store, agent, [row], report, place)
 
 
-def _drilled(agent: AgentRow, row: CheckpointRow, problem: str = "") -> Drilled:
+def _drilled(agent: AgentRow, row: CheckpointRow, error: HoldfastError | None = None) -> Drilled:
     name = str(body_of(agent)["name"])
+    problem, unknown = error.message if error is not None else "", isinstance(error, Unavailable)
     if not row.manifest:
-        return Drilled(name, "", f"checkpoint {row.n}", 0, problem)
-    return Drilled(name, row.id.hex(), Manifest.decode(row.manifest).label, row.depth, problem)
+        return Drilled(name, "", f"checkpoint {row.n}", 0, problem, unknown)
+    return Drilled(name, row.id.hex(), Manifest.decode(row.manifest).label, row.depth, problem, unknown)
 
 
 def _bring_back(store: Store, agent: AgentRow, rows: Sequence[CheckpointRow], place: Path | None) -> int:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document, Section
-from holdfast.codec.operations import DELETE, SET, Operation, decode_operations
+from holdfast.codec.operations import Operation, decode_operations, needed, raw_operations, resolved
 from holdfast.codec.types import Registry
 from holdfast.errors import Damaged, Forgotten
 from holdfast.store.bodies import body_of
@@ -26,11 +26,19 @@ RECENT = 4
 
 def operations_of(row: CheckpointRow, manifest: Manifest, values: Values | None) -> list[Operation]:
     """A checkpoint's operations, proven against its manifest."""
+    data = _proven(row, manifest)
+    return decode_operations(data, manifest.time_us, _lookup(row, values) if values is not None else None)
+
+
+def _proven(row: CheckpointRow, manifest: Manifest) -> bytes:
     if digest_of("holdfast.operations", row.operations) != manifest.operations:
         short = row.id.hex()[:12]
         raise Damaged(f"the operations of checkpoint {short} are not what was written", what=(f"checkpoint {short}",))
-    if values is None:
-        return decode_operations(row.operations, manifest.time_us, None)
+    return row.operations
+
+
+def _lookup(row: CheckpointRow, values: Values) -> Callable[[int], bytes]:
+    """Gives a checkpoint's values by their numbers; they are read when the first of them is asked for."""
     found: list[bytes] | None = None
 
     def value_at(ordinal: int) -> bytes:
@@ -41,7 +49,7 @@ def operations_of(row: CheckpointRow, manifest: Manifest, values: Values | None)
             raise Damaged(f"a value of checkpoint {row.id.hex()[:12]} is missing", what=(f"checkpoint {row.n}",))
         return found[ordinal]
 
-    return decode_operations(row.operations, manifest.time_us, value_at)
+    return value_at
 
 
 class Blank:
@@ -71,7 +79,8 @@ class Stored(Blank):
 
     def __init__(self, catalog: States, row: CheckpointRow) -> None:
         super().__init__(catalog)
-        self.sections = Manifest.decode(row.manifest).sections
+        self._manifests: dict[bytes, Manifest] = {}  # of rows that were looked at, by their bytes
+        self.sections = self._manifest_of(row).sections
         try:
             self._rest_on(row)
         except Damaged:
@@ -107,25 +116,31 @@ class Stored(Blank):
             if self._recent is None:
                 rows = self._catalog.ancestry(self._row.n, stop_at=self._row.base, limit=RECENT)
                 self._check_chain(rows)
-                found = self._by_section(rows[::-1])
-                self._recent = {name: some for name, some in found.items() if _gives_all(some[0])}
+                found, complete = self._by_section(rows[::-1])
+                self._recent = {name: found[name] for name in complete}
             if section in self._recent:
                 return self._recent[section]
             # Not again from elsewhere: what lies below is read already.
-            self._operations = self._by_section(self._since_base())
+            self._operations, _ = self._by_section(self._since_base())
+            self._manifests.clear()
         return self._operations.get(section, [])
 
-    def _by_section(self, rows: list[CheckpointRow]) -> dict[str, list[Operation]]:
-        """The operations of each section, without those before it was last given as a whole."""
+    def _by_section(self, rows: list[CheckpointRow]) -> tuple[dict[str, list[Operation]], set[str]]:
+        """The operations of each section, without those before it was last given as a whole; and which were."""
+        complete: set[str] = set()
+        wanted = [needed(raw_operations(_proven(row, self._manifest_of(row))), complete) for row in reversed(rows)]
         found: dict[str, list[Operation]] = {}
         values = Values(self._catalog, rows)
-        for row in rows:
-            for operation in operations_of(row, Manifest.decode(row.manifest), values):
-                name = operation.path[0]
-                if name not in found or _gives_all(operation):
-                    found[name] = []
-                found[name].append(operation)
-        return found
+        for row, some in zip(rows, reversed(wanted), strict=True):
+            for operation in resolved(some, self._manifest_of(row).time_us, _lookup(row, values)):
+                found.setdefault(operation.path[0], []).append(operation)
+        return found, complete
+
+    def _manifest_of(self, row: CheckpointRow) -> Manifest:
+        known = self._manifests.get(row.manifest)
+        if known is None:
+            known = self._manifests[row.manifest] = Manifest.decode(row.manifest)
+        return known
 
     def since_base(self) -> list[CheckpointRow]:
         """The checkpoints whose operations lead from the base to this state, oldest first, proven to be a chain."""
@@ -155,13 +170,8 @@ class Stored(Blank):
                 raise Damaged(
                     f"checkpoint {row.n} is not the one that its child names", what=(f"checkpoint {row.id.hex()[:12]}",)
                 )
-            below = Manifest.decode(row.manifest).parent
+            below = self._manifest_of(row).parent
         return below
-
-
-def _gives_all(operation: Operation) -> bool:
-    """Whether it says what a section is, whatever it was before."""
-    return len(operation.path) == 1 and operation.code in {SET, DELETE}
 
 
 class Live(Document):

@@ -1,9 +1,9 @@
 """Recovery: from a damaged head to the newest valid ancestor, on a new branch, saying what is lost.
 
 Owns the search for that ancestor and the words for what lies after it; errors about damage are completed here, so that
-whoever meets one learns what would be left. Never removes or changes anything that is stored. Running it again finds
-the branch that it made before. What happened outside has happened, whatever state one goes back to: the new branch
-inherits every record of the damaged one that can be trusted.
+whoever meets one learns what would be left. Never removes or changes anything that is stored, and never passes over
+what only cannot be reached now. Running it again finds the branch that it made before. What happened outside has
+happened, whatever state one goes back to: the new branch inherits every record of the damaged one that can be trusted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.agent import history, salvage
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
-from holdfast.errors import Damaged, HoldfastError
+from holdfast.errors import ColdPlaceMissing, Damaged, HoldfastError
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, checkpoint_id
 
@@ -60,6 +60,8 @@ def problem_with(store: Store, row: CheckpointRow, a: int) -> str:
         history.Stored(store._catalog, row).since_base()
         for name in document:
             document.raw_section(name)
+    except ColdPlaceMissing:
+        raise
     except HoldfastError as error:
         return error.message
     return ""
@@ -82,6 +84,8 @@ def find(store: Store, branch: BranchRow) -> Finding:
                 return Finding(row, passed)
             passed.append(f"{row.id.hex()[:12]}: {reason}")
             n = row.parent
+        except ColdPlaceMissing:
+            raise
         except HoldfastError as error:
             passed.append(f"{expected.hex()[:12] or n}: {error.message}")
             row = _parent_of_unreadable(store, branch, line, n, expected)
@@ -124,7 +128,10 @@ def explain(store: Store, name: str, branch: BranchRow, error: Damaged) -> Damag
     """Complete an error that was met while reading the head of a branch: what would be left, and what lost."""
     if error.newest_valid or error.lost:
         return error
-    finding = find(store, branch)
+    try:
+        finding = find(store, branch)
+    except ColdPlaceMissing:
+        return error
     lost = _lost(finding, salvage.trusted(store, branch.b))
     if not lost:
         return error

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from holdfast.agent.collecting import sized_chunks
 from holdfast.agent.manifest import Manifest
-from holdfast.errors import Damaged
+from holdfast.errors import Damaged, StoreFailed
 from holdfast.store import rescue
 from holdfast.store.catalog import Progress, lost_metadata
 from holdfast.store.cipher import Cipher
 from holdfast.store.embedded import Embedded
+from holdfast.store.files import failed_disk
 from holdfast.store.searching import Place, find_chunks
+from holdfast.store.tiering import copy_back, file_name
 
 _Taken = dict[bytes, dict[bytes, Place]]
 """Pack, chunk in it, where."""
@@ -34,8 +36,8 @@ def mark_lost_metadata(catalog: Embedded) -> set[bytes]:
 def place_chunks(catalog: Embedded, packs: Path, cipher: Cipher, progress: Progress) -> list[str]:
     """See to it that exactly the chunks that can be read have rows. Returns what was wrong, for people.
 
-    Chunks without a place are looked for in the pack files. One that only cannot be reached is not lost: that ends the
-    repair.
+    Chunks without a place are looked for in the pack files, those in colder places last. One that only cannot be
+    reached is not lost: that ends the repair.
     """
     taken, unreadable = _places(catalog, cipher)
     placed = {digest for places in taken.values() for digest in places}
@@ -46,12 +48,9 @@ def place_chunks(catalog: Embedded, packs: Path, cipher: Cipher, progress: Progr
         gone = len(lost - found)
         if gone:
             count = len(lost) + len(taken[pack])
-            problems.append(f"packs/{_name(pack)}: {gone} of {count} chunk(s) are lost")
+            problems.append(f"packs/{file_name(pack)}: {gone} of {count} chunk(s) are lost")
     if found:
         problems.append(f"tables pack and chunk: {len(found)} chunk(s) had no place; they were found in the packs")
-    if wanted.keys() - found and catalog.tiers.packs:
-        away = ", ".join(sorted(set(catalog.tiers.packs.values())))
-        problems.append(f"some chunks have no place, and packs in {away} were not searched: bring them back first")
     return problems
 
 
@@ -66,7 +65,9 @@ def _places(catalog: Embedded, cipher: Cipher) -> tuple[_Taken, dict[bytes, set[
                 for _ in catalog.chunks([row.digest]):
                     pass
                 here[row.digest] = row.offset, row.offset + row.stored + cipher.overhead
-            except Damaged:
+            except (Damaged, StoreFailed) as error:
+                if isinstance(error, StoreFailed) and not failed_disk(error):
+                    raise
                 unreadable.setdefault(pack.uuid, set()).add(row.digest)
         rescue.drop_chunks(catalog, unreadable.get(pack.uuid, ()))
     rescue.drop_homeless_chunks(catalog)
@@ -78,25 +79,49 @@ def _search(
 ) -> set[bytes]:
     """Give rows to those of the chunks that are in some pack; returns their digests."""
     numbers = {pack.uuid: pack.p for pack in catalog.pack_rows()}
-    files = {name: file for file in sorted(packs.iterdir()) if (name := _uuid(file)) is not None}
-    sizes = {pack: file.stat().st_size for pack, file in files.items()}
-    total, before = sum(sizes.values()), 0
     placed: set[bytes] = set()
-    for pack, file in files.items():
+    before = 0
+    for pack, file, more in _files(catalog, packs):
+        left = {digest: length for digest, length in wanted.items() if digest not in placed}
+        if not left:
+            break
+        size = file.stat().st_size
+        total = before + size + more
 
-        def done(at: int, before: int = before) -> None:
+        def done(at: int, before: int = before, total: int = total) -> None:
             progress("looking for chunks", min(before + at, total), total)
 
-        left = {digest: length for digest, length in wanted.items() if digest not in placed}
         found = dict(find_chunks(file, left, cipher, taken.get(pack, {}).values(), done))
-        before += sizes[pack]
+        before += size
         if found and pack not in numbers:
             numbers[pack] = max(numbers.values(), default=0) + 1
-            rescue.add_rows(catalog, "pack", [(numbers[pack], pack, sizes[pack])])
+            rescue.add_rows(catalog, "pack", [(numbers[pack], pack, size)])
         rows = [(digest, numbers[pack], at, wanted[digest], wanted[digest]) for digest, at in found.items()]
         rescue.add_rows(catalog, "chunk", rows)
         placed |= found.keys()
     return placed
+
+
+def _files(catalog: Embedded, packs: Path) -> Iterator[tuple[bytes, Path, int]]:
+    """Each pack's name and file, and how many bytes are still to come as far as that is known.
+
+    First those that are here. One in a colder place is copied, and is here only until the next is asked for.
+    """
+    here = {name: file for file in sorted(packs.iterdir()) if (name := _uuid(file)) is not None}
+    more = sum(file.stat().st_size for file in here.values())
+    for pack, file in here.items():
+        more -= file.stat().st_size
+        yield pack, file, more
+    for pack in sorted(catalog.tiers.packs.keys() - here.keys()):
+        place, file = catalog.tiers.of(pack), packs / file_name(pack)
+        try:
+            if place is not None:
+                copy_back(place, file, lambda _file: None)  # each chunk that is found in it is proven
+                yield pack, file, 0
+        except Damaged:
+            pass  # it is missing there
+        finally:
+            file.unlink(missing_ok=True)
 
 
 def _named(catalog: Embedded) -> Iterator[tuple[bytes, int]]:
@@ -112,13 +137,9 @@ def _named(catalog: Embedded) -> Iterator[tuple[bytes, int]]:
             yield from sized_chunks(record.body)
 
 
-def _name(pack: bytes) -> str:
-    return f"{uuid.UUID(bytes=bytes(pack))}.pack"
-
-
 def _uuid(file: Path) -> bytes | None:
     try:
         found = uuid.UUID(file.stem).bytes
     except ValueError:
         return None
-    return found if file.name == _name(found) else None
+    return found if file.name == file_name(found) else None

@@ -27,7 +27,7 @@ from holdfast.store import sealing
 from holdfast.store.bodies import body_of, places_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, SealRow, clone_key
 from holdfast.store.catalog import effect_chain as chain
-from holdfast.store.forgetting import Forgetting, Guard, Pace
+from holdfast.store.forgetting import Forgetting, Guard, Pace, Unless
 from holdfast.store.opening import now_us
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import Reading
@@ -172,7 +172,9 @@ def remove(store: Store, agent: AgentRow, *, dry_run: bool = False) -> Removal:
     return Removal(name, len(going), cleared, shared, max(0, before - stored_bytes(store)), done=True)
 
 
-def forget(store: Store, agent: AgentRow, numbers: set[int], *, guard: Guard | None = None) -> Removal:
+def forget(
+    store: Store, agent: AgentRow, numbers: set[int], *, guard: Guard | None = None, unless: Unless | None = None
+) -> Removal:
     """Forget some checkpoints of an agent, and the events that were found by their keys."""
     name = body_of(agent)["name"]
     with ExitStack() as stack:
@@ -187,7 +189,9 @@ def forget(store: Store, agent: AgentRow, numbers: set[int], *, guard: Guard | N
         dead = family.dead(going, agent.a)
         before = stored_bytes(store)
         body = said(family, line, going, dead)
-        forgetting.forget(agent, Ranges.of(going), body, _nearest(family, line, going), guards, now_us())
+        nearest = _nearest(family, line, going)
+        if not forgetting.forget(agent, Ranges.of(going), body, nearest, guards, now_us(), unless):
+            return Removal(name, 0, 0, [], 0, done=False)
         clear(store, forgetting, [agent.a])
     shared = _shared(family, going, agent.a)
     return Removal(name, len(going), len(Ranges(body["e"])), shared, max(0, before - stored_bytes(store)), done=True)
@@ -229,7 +233,7 @@ def finish(store: Store, forgetting: Forgetting) -> None:
     """What a process that died, or stopped, left to be cleared."""
     note = forgetting.unfinished()
     if note.agents or note.packs or note.nodes:
-        clear(store, forgetting, note.agents)
+        clear(store, forgetting, note.agents, spare=note.spare)
     else:
         forgetting.clear_strays()
 

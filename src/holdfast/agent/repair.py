@@ -31,12 +31,13 @@ from holdfast.store import rescue
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, Progress, forgotten_key, quietly
 from holdfast.store.embedded import Embedded, open_embedded
-from holdfast.store.files import Layout, classify, discard, fsync_directory, unavailable
+from holdfast.store.files import Layout, classify, discard, fsync_directory, in_store, unavailable
 from holdfast.store.keys import read_keys
 from holdfast.store.keysources import Key, find_secret
 from holdfast.store.opening import lost_commits, now_us, unlock
 from holdfast.store.ranges import Ranges
 from holdfast.store.seen import remembered
+from holdfast.store.tiering import MARK
 from holdfast.store.witness import Witness, witness_report
 
 _OPTIONS = (False, "commit", False, True)
@@ -122,6 +123,9 @@ def repair(
     source = Layout(Path(os.path.realpath(path if path is not None else find_store())))
     try:
         return _repair(source, Path(os.path.realpath(to)) if to is not None else None, key, progress)
+    except ColdPlaceMissing as error:
+        error.hint += f" Nothing was made. If it is gone for good, say so with an empty file {MARK} there."
+        raise
     except OSError as error:
         raise unavailable(error, f"repairing {source.path}") from error
 
@@ -133,16 +137,19 @@ def _repair(source: Layout, new: Path | None, key: Key, progress: Progress | Non
         raise NotAStore(f"{source.catalog} is not a file", hint="Check the path.")
     if new is not None and new.exists():
         raise BadOption(f"{new} exists already", hint="Name a place where nothing is yet.")
+    if new is not None and in_store(new):
+        raise BadOption(f"{new} is inside a store", hint="Name a place elsewhere.")
     secret = find_secret(key)
     cipher = unlock(source, secret, None)
     say = progress or quietly
-    with _workshop(new) as room, ExitStack() as stack:
+    with rescue.undisturbed(source), _workshop(new) as room, ExitStack() as stack:
         say("reading the damaged catalog", 0, 1)
         scratch = Layout(room / "scratch")
         keys = read_keys(source.path)
         own = keys.uuid if keys is not None else uuid.uuid4().bytes
-        noted = witness_report(source.path).newest
-        problems = rescue.rescue(rescue.copy_catalog(source, room / "copy"), scratch, cipher, own, noted)
+        noted = witness_report(source.path).newest  # before the copy, which can then only be newer
+        copy, problems = rescue.copy_catalog(source, room / "copy")
+        problems += rescue.rescue(copy, scratch, cipher, own, noted)
         say("reading the damaged catalog", 1, 1)
         _link_packs(source, scratch)
         if cipher.keyed:
@@ -151,11 +158,12 @@ def _repair(source: Layout, new: Path | None, key: Key, progress: Progress | Non
         catalog = open_embedded(scratch.path, create=False, secret=secret, remember=False)
         store = Store(scratch.path, catalog, _OPTIONS)
         stack.callback(store.close)
-        report.older = _older(catalog, noted, remembered(source.path, catalog.uuid))
+        seen = remembered(source.path, catalog.uuid)
+        report.older = _older(catalog, witness_report(source.path).newest, seen)
         if not catalog.created:
             report.missing.append("what the store said of itself: its policy, and where packs lie, if it had any")
         report.problems += refinding.place_chunks(catalog, scratch.packs, cipher, say)
-        _Mending(store, report, source, say).run()
+        _Mending(store, report, noted, say).run()
         if new is not None:
             made = open_embedded(room / "new", secret=secret, remember=False)
             target = Store(room / "new", made, _OPTIONS)
@@ -172,7 +180,10 @@ def _repair(source: Layout, new: Path | None, key: Key, progress: Progress | Non
 
 
 def _older(catalog: Embedded, noted: Witness | None, before: Witness | None) -> str:
-    """In words what was seen of the store and is not there, unless its own witness knows of it: that is damage."""
+    """In words what was seen of the store and is not there, unless its own witness knows of it.
+
+    Then that is damage, or was written since the catalog was copied.
+    """
     lost = lost_commits(catalog, before)
     if noted is not None and before is not None:
         known = noted.n >= before.n and noted.e >= before.e and noted.r >= before.r
@@ -201,17 +212,17 @@ def _link_packs(source: Layout, scratch: Layout) -> None:
         try:
             os.link(pack, scratch.packs / pack.name)
         except OSError:  # another file system
-            shutil.copyfile(pack, scratch.packs / pack.name)
+            rescue.copy_file(pack, scratch.packs / pack.name)
 
 
 class _Mending:
     """Makes of the rescued rows a store of which everything that is left can be proven and sent."""
 
-    def __init__(self, store: Store, report: RepairReport, source: Layout, progress: Progress) -> None:
+    def __init__(self, store: Store, report: RepairReport, noted: Witness | None, progress: Progress) -> None:
         self._store = store
         self._catalog = store._catalog
         self._report = report
-        self._source = source
+        self._noted = noted
         self._progress = progress
         self._agents: dict[int, RepairedAgent] = {}
         self._why: dict[str, str] = {}  # checkpoint -> what is wrong with it
@@ -252,8 +263,7 @@ class _Mending:
         for _, body in self._catalog.forgotten():
             told |= Ranges(body.get({"checkpoint": "n", "event": "e", "effect": "r"}[table], ()))
         there = Ranges.of(key for key, _ in self._catalog.scan(table) if isinstance(key, int))
-        noted = witness_report(self._source.path).newest
-        newest = max(there.last, getattr(noted, {"checkpoint": "n", "event": "e", "effect": "r"}[table], 0))
+        newest = max(there.last, getattr(self._noted, {"checkpoint": "n", "event": "e", "effect": "r"}[table], 0))
         return Ranges.of(number for number in range(1, newest + 1) if number not in there and number not in told)
 
     def _account(self) -> None:
@@ -299,12 +309,12 @@ class _Mending:
     def _judge(self) -> set[bytes]:
         """The ids of checkpoints that cannot be proven, none when all can."""
         found: set[bytes] = set()
-        places = set(self._catalog.tiers.packs.values())
-        for problem in self._store.verify(self._progress).problems:
+        report = self._store.verify(self._progress)
+        for away in report.unreachable:
+            raise ColdPlaceMissing(away.detail, place=away.place, hint=away.hint)
+        for problem in report.problems:
             if problem.what == "table validity":  # what somebody thought of it, not what it is
                 continue
-            if problem.what in places:
-                raise ColdPlaceMissing(problem.detail, place=problem.what, hint="Nothing was made. Try again later.")
             for identity in problem.affected:
                 found.add(bytes.fromhex(identity))
                 self._why.setdefault(identity, f"{problem.what}: {problem.detail}")

@@ -3,7 +3,8 @@
 Owns that comparison. A checkpoint that stays while the one before it goes must be sealed, and a sealed state is written
 in whole nodes; where those are larger than what goes, keeping every tenth checkpoint would make a store larger. Changes
 nothing. What always holds: what is spared is dead, and everything that rests on it can be read as before; as far as
-sizes can be told beforehand, what is not spared gives more room than it takes.
+sizes can be told beforehand, what is not spared gives more room than it takes; what would have to be read from a place
+that cannot be reached is spared.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from holdfast.agent import history
 from holdfast.agent.collecting import Reached
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.types import Registry
+from holdfast.errors import ColdPlaceMissing
 from holdfast.store.bodies import places_of
 from holdfast.store.catalog import CheckpointRow
 from holdfast.store.cipher import PLAIN
@@ -59,9 +61,19 @@ def spared(store: Store, family: Family, dead: set[int]) -> set[int]:
     if not groups:
         return set()
     weighing = _Weighing(store, family, dead)
-    for orphans in groups.values():
-        weighing.load(orphans)
-    return {n for base, orphans in groups.items() for n in weighing.choose(base, orphans)}
+    found: set[int] = set()
+    for base, orphans in list(groups.items()):
+        try:
+            weighing.load(orphans)
+        except ColdPlaceMissing:  # what cannot be read now cannot be sealed: all of it stays until the next time
+            found |= _under(base, groups.pop(base))
+    return found.union(*(weighing.choose(base, orphans) for base, orphans in groups.items()))
+
+
+def _under(base: int, orphans: list[_Orphan]) -> set[int]:
+    """All of the dead that these rest on."""
+    first = {base} if any(orphan.first for orphan in orphans) else set()
+    return first.union(*(orphan.gap for orphan in orphans))
 
 
 class _Weighing:
@@ -86,9 +98,7 @@ class _Weighing:
 
     def choose(self, base: int, orphans: list[_Orphan]) -> set[int]:
         """Of the checkpoints that rested on one: all of the dead, some of them, or none, whichever takes least."""
-        everything = {n for orphan in orphans for n in orphan.gap}
-        if any(orphan.first for orphan in orphans):
-            everything.add(base)
+        everything = _under(base, orphans)
         some, left = self._mixed(orphans)
         gains = {
             0: 0,

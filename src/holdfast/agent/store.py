@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from holdfast.agent.retention import RetentionReport
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import VerifyReport
+    from holdfast.store.forgetting import Unless
     from holdfast.store.tiering import Tiering
 
 DEFAULT_DIRECTORY = ".holdfast"
@@ -330,17 +331,25 @@ class Store:
         with self._lock:
             return removal.remove(self, self._agent_row(name, arriving=True), dry_run=dry_run)
 
-    def _forget(self, agent: AgentRow, numbers: set[int], *, guard: tuple[int, int] | None = None) -> Removal:
+    def _forget(
+        self,
+        agent: AgentRow,
+        numbers: set[int],
+        *,
+        guard: tuple[int, int] | None = None,
+        unless: Unless | None = None,
+    ) -> Removal:
         """Forget some checkpoints of an agent; a branch whose head goes moves to the nearest ancestor that stays.
 
         With ``guard`` the caller holds the lease that it names and vouches that nobody else writes any branch of the
         agent; otherwise the leases are taken here, except those that this process has. Whoever holds a document of
-        the agent must load it again: it may count nodes as stored that are gone.
+        the agent must load it again: it may count nodes as stored that are gone. ``unless`` is asked last, with the
+        branches and tags as they are then; where it says yes, nothing is done.
         """
         from holdfast.agent import removal
 
         with self._lock:
-            return removal.forget(self, agent, numbers, guard=guard)
+            return removal.forget(self, agent, numbers, guard=guard, unless=unless)
 
     def retain(
         self, policy: Policy | None = None, agents: Sequence[str] | None = None, *, dry_run: bool = False

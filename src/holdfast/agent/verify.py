@@ -5,7 +5,7 @@ the hash chain of every agent, that the operations of each checkpoint lead to th
 records of what happened outside.
 Changes nothing. What always holds: everything is read as it was at one moment, so that what others write or forget
 meanwhile is never taken for damage; damage is reported with the checkpoints it affects, and one damaged thing does not
-keep the rest from being checked.
+keep the rest from being checked; what lies in a place that does not answer is neither proven nor called damaged.
 """
 
 from __future__ import annotations
@@ -51,11 +51,39 @@ class Problem:
         return {"what": self.what, "detail": self.detail, "agent": self.agent, "affected": self.affected}
 
 
+@dataclass(slots=True)
+class Unreachable:
+    """A colder place that did not answer. What lies there, and the ``checkpoints`` that need it, could not be proven.
+
+    Nothing is known to be wrong with any of it.
+    """
+
+    place: str
+    detail: str
+    hint: str
+    packs: int = 0
+    _needing: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def checkpoints(self) -> list[str]:
+        return list(self._needing)
+
+    def add(self, checkpoints: Sequence[str], packs: int) -> None:
+        self._needing.update(dict.fromkeys(checkpoints))
+        self.packs += packs
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "place": self.place, "detail": self.detail, "packs": self.packs, "checkpoints": self.checkpoints,
+        }  # fmt: skip
+
+
 class VerifyReport:
-    """What was checked and what was found."""
+    """What was checked and what was found. ``problems`` are damage, ``unreachable`` is what could not be looked at."""
 
     def __init__(self) -> None:
         self.problems: list[Problem] = []
+        self.unreachable: list[Unreachable] = []
         self.checked: dict[str, int] = {
             "rows": 0, "agents": 0, "checkpoints": 0, "operations": 0, "nodes": 0, "chunks": 0, "bytes": 0,
             "effects": 0,
@@ -63,7 +91,8 @@ class VerifyReport:
 
     @property
     def ok(self) -> bool:
-        return not self.problems
+        """Whether everything was looked at and is as it was written."""
+        return not self.problems and not self.unreachable
 
     def lost_metadata(self) -> None:
         """Count a record that a repair put in the place of metadata which it could not save: that is no damage."""
@@ -80,18 +109,23 @@ class VerifyReport:
             "checked": self.checked,
             "problems": [problem.to_json() for problem in self.problems],
             "affected": self.affected,
+            "unreachable": [one.to_json() for one in self.unreachable],
         }
 
     def __str__(self) -> str:
         counts = ", ".join(f"{count:,} {name}" for name, count in self.checked.items())
         if self.ok:
             return f"all is well: {counts}"
-        return "\n".join(
-            [f"{len(self.problems)} problem(s): {counts}", *(f"- {p.what}: {p.detail}" for p in self.problems)]
-        )
+        away = [
+            f"- not looked at: {one.packs} pack(s), {len(one.checkpoints)} checkpoint(s): {one.detail}"
+            for one in self.unreachable
+        ]
+        found = [f"- {problem.what}: {problem.detail}" for problem in self.problems]
+        return "\n".join([f"{len(self.problems)} problem(s): {counts}", *found, *away])
 
     def __repr__(self) -> str:
-        return f"<VerifyReport {'ok' if self.ok else f'{len(self.problems)} problems'}>"
+        away = f", {len(self.unreachable)} places unreachable" if self.unreachable else ""
+        return f"<VerifyReport {'ok' if self.ok else f'{len(self.problems)} problems{away}'}>"
 
 
 def verify(store: Store, progress: Progress | None, agents: Sequence[str]) -> VerifyReport:
@@ -140,33 +174,35 @@ class _Verification:
         self.forgotten: dict[int, Ranges] = {}  # agent -> the checkpoints that it said it forgot
         self.forgotten_ids: set[bytes] = set()  # of these, the ones that had children which stayed
         self.removed_effects = Ranges()
-        self.unproven = 0  # things that lie in a place which cannot be reached
+        self.unproven = 0  # times that something lay in a place which cannot be reached
         self.ledgers = Ledgers(
             self.catalog, lambda what, detail, affected: self.problem(what, detail, affected=affected)
         )
 
     @contextmanager
-    def finding(self, what: str, agent: str = "", affected: list[str] | None = None) -> Iterator[None]:
-        """Turn an error into a problem."""
+    def finding(
+        self, what: str, agent: str = "", affected: list[str] | None = None, *, packs: int = 0
+    ) -> Iterator[None]:
+        """Turn an error into a problem. ``packs``: how many are not looked at where a place cannot be reached."""
         try:
             yield
         except Rekeying:
             raise
         except ColdPlaceMissing as error:
-            self.unreachable(error, affected or [])
+            self.unreachable(error, affected or [], packs)
         except HoldfastError as error:
             named = ", ".join(getattr(error, "what", ()) or ()) or what
             self.problem(named, error.message, agent, affected or [])
         except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
             self.problem(what, f"does not follow the format ({type(error).__name__}: {error})", agent, affected or [])
 
-    def unreachable(self, error: ColdPlaceMissing, affected: Sequence[str]) -> None:
-        """One problem for each place, however many packs lie there."""
-        known = [one for one in self.report.problems if one.what == error.place]
-        if not known:
-            self.problem(error.place, error.message, affected=affected)
-        else:
-            known[0].affected.extend(one for one in affected if one not in known[0].affected)
+    def unreachable(self, error: ColdPlaceMissing, checkpoints: Sequence[str], packs: int) -> None:
+        """Each place is told of once, however many packs lie there."""
+        known = next((one for one in self.report.unreachable if one.place == error.place), None)
+        if known is None:
+            known = Unreachable(error.place, error.message, error.hint)
+            self.report.unreachable.append(known)
+        known.add(checkpoints, packs)
         self.unproven += 1
 
     def problem(self, what: str, detail: str, agent: str = "", affected: Sequence[str] = ()) -> None:
@@ -261,7 +297,7 @@ class _Verification:
                         with self.finding(f"chunk {row.digest.hex()[:16]}"):
                             self.report.checked["bytes"] += sum(map(len, self.catalog.chunks([row.digest])))
                             self.report.checked["chunks"] += 1
-                with self.finding(f"pack {pack.uuid.hex()}"):
+                with self.finding(f"pack {pack.uuid.hex()}", packs=1):
                     self.catalog.check_pack(pack)
                 self.progress("packs", done, len(packs))
 
@@ -289,6 +325,7 @@ class _Verification:
             self.walked.add(row.a)
         states: dict[int, Document] = {}
         broken: set[int] = set()
+        away: set[int] = set()  # nothing is wrong with them as far as one can see
         resting: list[str] = []  # on a broken checkpoint, with no sealed state in between
         values = Values(self.catalog)
         for done, checkpoint in enumerate(rows.values(), 1):
@@ -304,7 +341,7 @@ class _Verification:
                 self.ledgers.speaks(checkpoint.n, checkpoint.b, manifest.effects, identity)
                 if checkpoint.n in self.proven:
                     pass
-                elif manifest.parent and checkpoint.parent not in rows:
+                elif manifest.parent and (checkpoint.parent not in rows or checkpoint.parent in away):
                     history.operations_of(checkpoint, manifest, values)
                     states[checkpoint.n] = self._read(checkpoint)
                 elif checkpoint.parent not in broken:
@@ -315,7 +352,7 @@ class _Verification:
                     broken.add(checkpoint.n)
                     resting.append(identity)
             if (len(self.report.problems), self.unproven) != before:
-                broken.add(checkpoint.n)
+                (broken if len(self.report.problems) > before[0] else away).add(checkpoint.n)
                 states.pop(checkpoint.n, None)
             elif checkpoint.n not in broken:
                 self.proven.add(checkpoint.n)

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.store.catalog import ID_BYTES, AgentRow, BranchRow, EventRow, SealRow, TagRow, ValidityRow
+from holdfast.store.catalog import HINT, ID_BYTES, AgentRow, BranchRow, EventRow, SealRow, TagRow, ValidityRow
 
 Check: TypeAlias = Callable[[Any], bool]
 Shape: TypeAlias = tuple[Mapping[str, Check], Mapping[str, Check]]
@@ -192,5 +192,5 @@ def _malformed(what: str) -> Damaged:
     return Damaged(
         f"table {table}, row {key}: its content does not follow the format",
         what=(what,),
-        hint="Run `holdfast verify` to see what is affected.",
+        hint=HINT,
     )

@@ -19,6 +19,9 @@ from holdfast.codec.values import encode
 ID_BYTES = 32
 SUM_BYTES = 8
 
+HINT = "`holdfast verify` says what is affected, `holdfast repair` what can be saved."
+"""For damage in the catalog. Right wherever that is met, while verifying as well."""
+
 Buffer = bytes | bytearray | memoryview
 
 

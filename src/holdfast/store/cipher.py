@@ -18,7 +18,7 @@ from msgspec import Struct
 from ormsgpack import packb
 
 from holdfast.errors import Damaged, HoldfastError, NotAuthentic
-from holdfast.store.catalog import Buffer, row_sum
+from holdfast.store.catalog import HINT, Buffer, row_sum
 from holdfast.store.schema import ROWS
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def damaged_row(table: str, key: object) -> Damaged:
     return Damaged(
         f"table {table}, row {name}: its content does not match its sum",
         what=(f"{table} {name}",),
-        hint="Run `holdfast verify` to see what is affected.",
+        hint=HINT,
     )
 
 
@@ -247,7 +247,7 @@ class Keyed(Cipher):
         except HoldfastError:
             plain = False
         why = "is not encrypted, and this store is" if plain else "is damaged, or was not written with this store's key"
-        return NotAuthentic(f"table {table}, row {name}: it {why}", what=(f"{table} {name}",), hint=_HINT)
+        return NotAuthentic(f"table {table}, row {name}: it {why}", what=(f"{table} {name}",), hint=HINT)
 
     # Columns that are looked up
 
@@ -314,12 +314,9 @@ class Keyed(Cipher):
         return known
 
 
-_HINT = "Run `holdfast verify` to see what is affected."
-
-
 def _not_ours(name: str, what: tuple[str, ...]) -> NotAuthentic:
     return NotAuthentic(
-        f"{name}: damaged, moved here from elsewhere, or not written with this store's key", what=what, hint=_HINT
+        f"{name}: damaged, moved here from elsewhere, or not written with this store's key", what=what, hint=HINT
     )
 
 

@@ -358,6 +358,11 @@ class Embedded(Accepting):
         branch = BranchRow(0, a, uuid, key, body, head, head_id, 0)
         return self._write(lambda writer: writer.add_branch(branch, event, line, copies))
 
+    def set_arriving(self, a: int, arriving: str | None, *, guard: tuple[int, int]) -> None:
+        """Say that an agent's branches are not whole while something comes, and how it does; None: they are whole."""
+        branches = [row.b for row in self.branches(a)]
+        self._write(lambda writer: writer.set_arriving(branches, arriving, guard))
+
     def set_head(
         self,
         b: int,
@@ -418,6 +423,15 @@ class Embedded(Accepting):
         described = describe_self(self._clock()) | dict(who or {})
         try:
             return self._leases.take(b, described, event, wait_s=wait_s, takeover=takeover)
+        except OSError as error:
+            raise files.unavailable(error, "becoming the writer of a branch") from error
+
+    def lease_again(self, released: Lease) -> Lease | None:
+        """A lease that was released, without a commit; None when somebody else has had the branch since."""
+        if self._writable().poison is not None:
+            return None
+        try:
+            return self._leases.again(released, self._clock())
         except OSError as error:
             raise files.unavailable(error, "becoming the writer of a branch") from error
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import apsw
 from msgspec import Struct
 
-from holdfast.errors import Damaged, DiskFull, NotAStore, StoreFailed, StoreReadOnly
+from holdfast.errors import BadOption, Damaged, DiskFull, NotAStore, StoreFailed, StoreReadOnly
 from holdfast.store import schema, witness
 
 BuildCatalog = Callable[[Path], None]
@@ -30,6 +30,13 @@ class Layout(Struct, frozen=True):
     """Where the parts of the store in directory ``path`` are."""
 
     path: Path
+
+    def __post_init__(self) -> None:
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError as error:
+            name = os.fsencode(self.path)
+            raise BadOption(f"no store can be at {name!r}: SQLite opens only names that are text in UTF-8") from error
 
     @property
     def catalog(self) -> Path:
@@ -64,6 +71,19 @@ class Layout(Struct, frozen=True):
     @property
     def witness(self) -> Path:
         return self.path / "witness"
+
+
+def failed_disk(error: BaseException | None) -> bool:
+    """Whether an error says that the disk does not give something back: trying again will not help."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno == errno.EIO
+
+
+def in_store(path: Path) -> bool:
+    """Whether a path, resolved, is that of a store or leads into one: what lies there is that store's to delete."""
+    parts = ("store.db", "locks", "packs")
+    return any(all(os.path.exists(folder / name) for name in parts) for folder in (path, *path.parents))
 
 
 def fsync_directory(path: Path) -> None:

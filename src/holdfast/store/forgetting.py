@@ -83,6 +83,7 @@ _NOTE = "forgetting"
 
 Guard = tuple[int, int]
 Pace = Callable[[], None]
+Unless = Callable[[Sequence[BranchRow], Sequence[TagRow]], bool]
 T = TypeVar("T")
 
 
@@ -114,11 +115,15 @@ class Source(Struct, frozen=True):
 
 
 class Unfinished(Struct, frozen=True):
-    """Agents whose rows are still to be cleared, packs whose files are still to go, nodes that may be waste."""
+    """Agents whose rows are still to be cleared, packs whose files are still to go, nodes that may be waste.
+
+    ``spare``: a policy let these rows go, so that one may stay, unseen, where deleting it would take room.
+    """
 
     agents: Sequence[int] = ()
     packs: Sequence[bytes] = ()
     nodes: Sequence[bytes] = ()
+    spare: bool = False
 
 
 class Waste(Struct, frozen=True):
@@ -212,25 +217,32 @@ class Forgetting:
         nearest: Callable[[BranchRow], tuple[int, bytes]],
         guards: Iterable[Guard],
         at: int,
-    ) -> None:
+        unless: Unless | None = None,
+    ) -> bool:
         """Say that an agent forgets checkpoints: branches and tags that stood on them move or go.
 
         ``nearest`` gives the number and id of where such a branch stands then, 0 and empty when it is nowhere.
+        ``unless`` is asked inside the transaction, with the branches and tags as they are then; where it says yes,
+        nothing is changed, and False returned.
         """
 
-        def change() -> None:
+        def change() -> bool:
             self._check(agent, guards)
+            branches, tags = self.reading.branches(agent.a), self.reading.tags(agent.a)
+            if unless is not None and unless(branches, tags):
+                return False
             heads = []
-            for row in self.reading.branches(agent.a):
+            for row in branches:
                 moved = row
                 if row.head in numbers:
                     head, head_id = nearest(row)
                     moved = self._writer.update_branch(replace(row, head=head, head_id=head_id))
                 heads.append([body_of(row)["name"], moved.head_id])
-            untagged = [tag for tag in self.reading.tags(agent.a) if tag.n in numbers]
-            self._say_forgotten(agent.a, numbers, body, untagged, heads, at)
+            untagged = [tag for tag in tags if tag.n in numbers]
+            self._say_forgotten(agent.a, numbers, body, untagged, heads, at, spare=False)
+            return True
 
-        self._transaction(change)
+        return self._transaction(change)
 
     def retain(
         self, agent: AgentRow, choose: Callable[[Sequence[BranchRow], Sequence[TagRow]], Retained | None], at: int
@@ -250,13 +262,21 @@ class Forgetting:
                 return None
             gone = [tag for tag in tags if tag.n in chosen.numbers]
             heads = [[body_of(row)["name"], row.head_id] for row in branches]
-            self._say_forgotten(agent.a, chosen.numbers, chosen.body, gone, heads, at)
+            self._say_forgotten(agent.a, chosen.numbers, chosen.body, gone, heads, at, spare=True)
             return chosen
 
         return self._transaction(change)
 
     def _say_forgotten(
-        self, a: int, numbers: Ranges, body: Mapping[str, Any], untagged: Sequence[TagRow], heads: list[Any], at: int
+        self,
+        a: int,
+        numbers: Ranges,
+        body: Mapping[str, Any],
+        untagged: Sequence[TagRow],
+        heads: list[Any],
+        at: int,
+        *,
+        spare: bool,
     ) -> None:
         """The event, and what goes with it at once: tags of what is forgotten, and judgements on it.
 
@@ -289,7 +309,7 @@ class Forgetting:
             "newest": self._given("checkpoint"),
         }
         self._writer.insert_event(a, Event(at, encode(said), forgotten_key(a)))
-        self._note(a)
+        self._note(a, spare=spare)
 
     def remove(self, agent: AgentRow, body: Mapping[str, Any], guards: Iterable[Guard], at: int) -> None:
         """Say that an agent is gone, with all its names. ``body`` lists what it saw of others, and forgot before."""
@@ -313,7 +333,7 @@ class Forgetting:
                 self._run(f"DELETE FROM {table} WHERE a = ?", (a,))  # noqa: S608  constants only
             self._writer.forget_heads()
             self._writer.insert_event(a, Event(at, encode(said), forgotten_key(a)))
-            self._note(a)
+            self._note(a, spare=False)
 
         self._transaction(change)
 
@@ -337,12 +357,13 @@ class Forgetting:
         note = self.reading.fact(_NOTE)
         return Unfinished(*decode(note)) if note is not None else Unfinished()
 
-    def _note(self, a: int) -> None:
+    def _note(self, a: int, *, spare: bool) -> None:
         note = self.unfinished()
-        self._write_note(replace(note, agents=sorted({*note.agents, a})))
+        spare = spare and (note.spare or not note.agents)
+        self._write_note(replace(note, agents=sorted({*note.agents, a}), spare=spare))
 
     def _write_note(self, note: Unfinished) -> None:
-        self._writer.set_fact(_NOTE, encode([list(note.agents), list(note.packs), list(note.nodes)]))
+        self._writer.set_fact(_NOTE, encode([list(note.agents), list(note.packs), list(note.nodes), note.spare]))
 
     def finish(self) -> None:
         """Everything that was noted is done; files go now.

@@ -113,6 +113,13 @@ class Slot(Struct, frozen=True):
         return [self.number, self.kind, self.created, self.salt, list(self.cost), self.wrapped]
 
 
+_CHECK_IT = "Check it, and where it comes from: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND."
+_UNDER_WAY = (
+    "The store is being encrypted with another key. If that was interrupted, it goes on when it is done again with the "
+    "new key as the one in use (HOLDFAST_KEY_FILE and the like): `holdfast key rotate --full`."
+)
+
+
 class Keys(Struct, frozen=True):
     """What the file says. ``epoch`` counts master keys; ``previous`` is the one before, wrapped, while rows have it."""
 
@@ -146,7 +153,7 @@ class Keys(Struct, frozen=True):
             return found
         raise WrongKey(
             f"this {secret.kind} does not open the store; nothing was changed",
-            hint="Check it, and where it comes from: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND.",
+            hint=_UNDER_WAY if self.previous else _CHECK_IT,
         )
 
     def with_slot(self, master: bytes, secret: Secret, created: int) -> tuple[Keys, Slot]:

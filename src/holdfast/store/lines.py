@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from holdfast.errors import Damaged
-from holdfast.store.catalog import EffectRow, LineRow
+from holdfast.store.catalog import HINT, EffectRow, LineRow
 from holdfast.store.cipher import Cipher
 
 RECORDS_AT_ONCE = 256
@@ -29,7 +29,7 @@ def _missing_record(b: int, i: int) -> Damaged:
     return Damaged(
         f"table effect: record {i} of the line of branch {b} is missing",
         what=(f"effect {b}/{i}",),
-        hint="Run `holdfast verify` to see what is affected.",
+        hint=HINT,
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from holdfast.errors import AgentBusy, HoldfastError, StoreBusy, StoreReadOnly
+from holdfast.errors import AgentBusy, Damaged, HoldfastError, StoreBusy, StoreReadOnly
 from holdfast.store.catalog import BranchRow, Event
 from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.files import close_quietly, unavailable
@@ -36,9 +36,10 @@ _SYSTEM_LOCKS = Path("/proc/locks")
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
 
 
-def open_lock(path: Path) -> int:
+def open_lock(path: Path, *, readonly: bool = False) -> int:
+    flags = os.O_RDONLY if readonly else os.O_RDWR | os.O_CREAT
     try:
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     except OSError as error:
         if error.errno in _READ_ONLY:
             raise StoreReadOnly(f"{path.parent.parent}: the store cannot be written here ({error.strerror})") from error
@@ -60,8 +61,9 @@ class StoreLock:
     lets a helper thread block in flock, where the kernel keeps the queue, and waits for that thread with a limit.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._fd = open_lock(path)
+    def __init__(self, path: Path, *, readonly: bool = False) -> None:
+        """``readonly``: the file is there and cannot be written, as on a disk that is being rescued."""
+        self._fd = open_lock(path, readonly=readonly)
         self._state = threading.Lock()
         self._wanted = threading.Semaphore(0)
         self._granted = threading.Event()
@@ -177,10 +179,11 @@ def _busy(path: Path, cipher: Cipher) -> AgentBusy:
 class Lease:
     """The right to write one branch, until it is released, the process ends, or somebody takes it over."""
 
-    def __init__(self, row: BranchRow, path: Path, fd: int) -> None:
+    def __init__(self, row: BranchRow, path: Path, fd: int, who: Mapping[str, object]) -> None:
         self.row = row
+        self.who = who
         self.generation = row.generation
-        self._path = path
+        self.path = path
         self._fd = fd
 
     @property
@@ -193,8 +196,8 @@ class Lease:
         if fd < 0:
             return
         try:
-            if _same_file(fd, self._path):
-                self._path.unlink(missing_ok=True)
+            if _same_file(fd, self.path):
+                self.path.unlink(missing_ok=True)
         except OSError:
             pass  # a left-over file has no meaning without its lock, and the next opener removes it
         finally:
@@ -244,12 +247,44 @@ class Leases:
                 time.sleep(LEASE_POLL_S)
                 continue
             if lease is not None:
-                self._held = {held for held in self._held if held.held} | {lease}
-                return lease
+                return self._kept(lease)
+
+    def again(self, released: Lease, since_us: int) -> Lease | None:
+        """A lease that was released, taken up again; None when somebody else has had the branch since.
+
+        Nothing is written to the catalog: as long as the generation is the same, nobody else has written the branch.
+        """
+        path, who = released.path, {**released.who, "since": since_us}
+        fd = self._lock(path)
+        try:
+            try:
+                row = self._read_row(released.row.b)
+            except Damaged:
+                path.unlink(missing_ok=True)  # the branch is gone
+                return None
+            if row.generation != released.generation or not _same_file(fd, path):
+                if row.generation > released.generation:
+                    path.unlink(missing_ok=True)  # of the past: nobody will look for it again
+                return None
+            self._write_who(fd, path, who)
+            lease = Lease(row, path, fd, who)
+            fd = -1
+        finally:
+            if fd >= 0:
+                close_quietly(fd)
+        return self._kept(lease)
+
+    def _kept(self, lease: Lease) -> Lease:
+        """Remembered until it is released. Threads come here at the same time: each step is one that cannot be cut."""
+        for other in tuple(self._held):
+            if not other.held:
+                self._held.discard(other)
+        self._held.add(lease)
+        return lease
 
     def held(self, b: int) -> Lease | None:
         """The lease that this process has on a branch."""
-        return next((lease for lease in self._held if lease.held and lease.row.b == b), None)
+        return next((lease for lease in tuple(self._held) if lease.held and lease.row.b == b), None)
 
     def alive(self, row: BranchRow, generation: int) -> bool:
         """Whether somebody holds a branch's lock of that generation. A file that is missing or free has no holder."""
@@ -269,7 +304,7 @@ class Leases:
             close_quietly(fd)
 
     def close(self) -> None:
-        for lease in self._held:
+        for lease in tuple(self._held):
             lease.release()
         self._held = set()
 
@@ -309,6 +344,8 @@ class Leases:
         current_fd = -1 if takeover or row.generation == 0 else self._lock(current)
         next_fd = -1
         try:
+            if current_fd >= 0 and not _same_file(current_fd, current):
+                return None  # released meanwhile, and perhaps taken up again
             # The next generation's file comes before the catalog, so that whoever sees the new number in the catalog
             # finds its lock held.
             next_fd = self._lock(next_path)
@@ -318,7 +355,7 @@ class Leases:
                 if self._read_row(row.b).generation > row.generation + 1:
                     next_path.unlink(missing_ok=True)  # of the past: nobody will look for it again
                 return None
-            lease = Lease(raised, next_path, next_fd)
+            lease = Lease(raised, next_path, next_fd, who)
             next_fd = -1
             with suppress(OSError):  # a left-over file has no meaning without its lock, and the branch is ours
                 if not takeover or not self._taken(current):

@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import zstandard
 
@@ -25,9 +25,7 @@ from holdfast.errors import Damaged, HoldfastError, InputError, StoreFailed, Sto
 from holdfast.store.catalog import Buffer, ChunkRow, NewPack, PackRow, chunk_digest
 from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.files import close_quietly, fsync_directory, unavailable
-
-if TYPE_CHECKING:
-    from holdfast.store.tiering import Source
+from holdfast.store.tiering import MARK, Source
 
 T = TypeVar("T")
 
@@ -297,13 +295,18 @@ class Packs:
             raise StoreFailed(f"{name} in {place.url} cannot be read ({error.strerror})") from error
 
     def remove_strays(self, named: Container[bytes], before: float) -> int:
-        """Remove files that no row names and that were written before that time; returns how many bytes they had."""
+        """Remove files that no row names and that were written before that time; returns how many bytes they had.
+
+        None where somebody has made the folder a colder place of another store: they may be that one's.
+        """
         total = 0
         try:
             with os.scandir(self._directory) as entries:
                 found_here = list(entries)
         except OSError as error:
             raise unavailable(error, "looking for packs that nothing names") from error
+        if any(entry.name == MARK for entry in found_here):
+            return 0
         for entry in found_here:
             text = entry.name.removeprefix("tmp-")
             try:

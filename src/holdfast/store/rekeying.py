@@ -19,7 +19,7 @@ import apsw
 from msgspec.structs import replace
 
 from holdfast.codec.values import encode
-from holdfast.errors import BadOption, Damaged, HoldfastError, NotAStore, NotEncrypted
+from holdfast.errors import BadOption, Damaged, HoldfastError, NotAStore, NotEncrypted, Unavailable
 from holdfast.store import keys as key_file
 from holdfast.store.catalog import ChunkRow, PackRow, Progress
 from holdfast.store.cipher import Cipher, Keyed, derive
@@ -131,18 +131,27 @@ def replace_master(
             _check_sound(layout, secret, progress)
             found, master = _begin(layout, found, master, new(), clock)
         try:
-            connection = connect(layout.catalog, readonly=False)
-        except apsw.Error as error:
-            raise reading_error(error, "opening the catalog") from error
-        try:
-            _Rekeying(layout, connection, found, master, progress).run()
-        except apsw.Error as error:
-            raise writing_error(error, connection, "encrypting the catalog anew") from error
-        finally:
-            connection.close(True)
-        with _locked(layout.store_lock):
-            key_file.write_keys(path, replace(found, previous=b"").signed(master))
+            _encrypt(layout, found, master, progress)
+        except Unavailable as error:
+            error.hint = f"{error.hint} The new key alone opens the store now: do it again with that one.".strip()
+            raise
         return resumed
+
+
+def _encrypt(layout: Layout, found: Keys, master: bytes, progress: Progress | None) -> None:
+    """Everything that does not have the new master key yet."""
+    try:
+        connection = connect(layout.catalog, readonly=False)
+    except apsw.Error as error:
+        raise reading_error(error, "opening the catalog") from error
+    try:
+        _Rekeying(layout, connection, found, master, progress).run()
+    except apsw.Error as error:
+        raise writing_error(error, connection, "encrypting the catalog anew") from error
+    finally:
+        connection.close(True)
+    with _locked(layout.store_lock):
+        key_file.write_keys(layout.path, replace(found, previous=b"").signed(master))
 
 
 def _begin(layout: Layout, found: Keys, master: bytes, new: Secret, clock: Clock) -> tuple[Keys, bytes]:

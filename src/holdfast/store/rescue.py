@@ -8,8 +8,9 @@ rooms above to say.
 
 from __future__ import annotations
 
-import shutil
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,13 @@ from typing import Any
 import apsw
 
 from holdfast.codec.values import decode
-from holdfast.errors import HoldfastError, StoreBusy
+from holdfast.errors import HoldfastError, StoreBusy, StoreReadOnly
 from holdfast.store import schema, witness
 from holdfast.store.bodies import sound
 from holdfast.store.catalog import metadata_digest
 from holdfast.store.cipher import Cipher, Row
 from holdfast.store.embedded import Embedded
-from holdfast.store.files import Layout
+from holdfast.store.files import Layout, failed_disk
 from holdfast.store.locks import StoreLock
 from holdfast.store.opening import lay_out, own_facts
 from holdfast.store.pages import Found, read_all
@@ -32,6 +33,11 @@ from holdfast.store.reading import unpack_node
 from holdfast.store.sqlite import connect, reading_error
 from holdfast.store.witness import Witness
 from holdfast.store.writing import Writer
+
+BLOCK_BYTES = 4096
+"""What is given up around a place that cannot be read: a page of the catalog, and what disks have for a sector."""
+
+_COPIED_AT_ONCE = 2**20
 
 _KEYS = {"tag": 2, "validity": 2}
 """How many columns say which row it is, where it is not the first alone."""
@@ -43,23 +49,67 @@ _VERSIONED: dict[str, Callable[[Row], Any]] = {
 """Rows that are written over, and what rises when they are."""
 
 
-def copy_catalog(source: Layout, to: Path) -> Layout:
-    """The catalog's files as they are, in a directory of their own. Writers wait meanwhile."""
+def copy_catalog(source: Layout, to: Path) -> tuple[Layout, list[str]]:
+    """The catalog's files as they are, in a directory of their own, and what of them could not be read, for people.
+
+    Writers wait meanwhile.
+    """
     to.mkdir(mode=0o700)
-    lock = StoreLock(source.store_lock) if source.store_lock.exists() else None
+    with _held(source, source.store_lock):
+        files = [file for file in (source.catalog, source.wal) if file.exists()]
+        lost = {file.name: copy_file(file, to / file.name) for file in files}
+    problems = [f"{name}: the disk does not give back {count} bytes of it" for name, count in lost.items() if count]
+    return Layout(to), problems
+
+
+def copy_file(source: Path, to: Path) -> int:
+    """Copy a file. Blocks that the disk does not give back become zeros; returns how many bytes these are."""
+    lost, at, step = 0, 0, _COPIED_AT_ONCE
+    with source.open("rb", buffering=0) as old, to.open("wb") as new:
+        while True:
+            try:
+                data = os.pread(old.fileno(), step, at)
+            except OSError as error:
+                if not failed_disk(error):
+                    raise
+                left = os.fstat(old.fileno()).st_size - at
+                if step > BLOCK_BYTES and left > BLOCK_BYTES:
+                    step = BLOCK_BYTES
+                    continue
+                data = bytes(min(BLOCK_BYTES, left))
+                lost += len(data)
+            if not data:
+                return lost
+            new.write(data)
+            at += len(data)
+
+
+def undisturbed(source: Layout) -> AbstractContextManager[None]:
+    """Nobody takes packs of a store away meanwhile, or moves them: a copy of its catalog names them as they were."""
+    return _held(source, source.forgetting_lock)
+
+
+@contextmanager
+def _held(source: Layout, path: Path) -> Iterator[None]:
+    """One of the store's locks, where it has one: nothing is made there, and it may lie where nothing can be."""
+    if not path.exists():
+        yield
+        return
     try:
-        if lock is not None:
+        lock = StoreLock(path)
+    except StoreReadOnly:
+        lock = StoreLock(path, readonly=True)
+    try:
+        try:
             lock.acquire()
-        for file in (source.catalog, source.wal):
-            if file.exists():
-                shutil.copyfile(file, to / file.name)
-    except StoreBusy as error:
-        raise StoreBusy(f"{source.path} is being written", hint="End the program that writes it first.") from error
-    finally:
-        if lock is not None:
+        except StoreBusy as error:
+            raise StoreBusy(f"{source.path} is being written", hint="End the program that writes it first.") from error
+        try:
+            yield
+        finally:
             lock.release()
-            lock.close()
-    return Layout(to)
+    finally:
+        lock.close()
 
 
 def rescue(damaged: Layout, to: Layout, cipher: Cipher, uuid: bytes, noted: Witness | None) -> list[str]:

@@ -16,6 +16,7 @@ from blake3 import blake3
 from holdfast.errors import Damaged
 from holdfast.store.catalog import CHUNK_TAG, chunk_digest
 from holdfast.store.cipher import Cipher
+from holdfast.store.files import failed_disk
 from holdfast.store.packs import ALIGN_BYTES, CHUNK_BYTES, round_up
 
 Place = tuple[int, int]
@@ -42,7 +43,12 @@ def find_chunks(
         at = ALIGN_BYTES
         for start, end in [*sorted(taken), (size, size)]:
             while at < start:
-                data = os.pread(file.fileno(), min(most, start - at), at)
+                try:
+                    data = os.pread(file.fileno(), min(most, start - at), at)
+                except OSError as error:
+                    if not failed_disk(error):
+                        raise
+                    data = b""
                 digest, length = _chunk_at(memoryview(data), sized, cipher)
                 if digest:
                     yield digest, at

@@ -15,6 +15,7 @@ from pathlib import Path
 import apsw
 
 from holdfast.errors import Damaged, DiskFull, HoldfastError, StoreBusy, StoreFailed, StorePoisoned, StoreReadOnly
+from holdfast.store.catalog import HINT
 
 ENGINE_WAIT_MS = 5_000
 """SQLite's own patience. Writers queue elsewhere, so it only bridges moments like the recovery of a log."""
@@ -68,7 +69,7 @@ def reading_error(error: Exception, doing: str) -> HoldfastError:
         return Damaged(
             f"{doing}: the database is damaged ({error})",
             what=("store.db",),
-            hint="`holdfast verify` says what is affected, `holdfast repair` what can be saved.",
+            hint=HINT,
         )
     if isinstance(error, apsw.FullError):
         return DiskFull(f"{doing}: no room on the disk; nothing was changed", hint="Free some room, then try again.")

@@ -13,8 +13,8 @@ import os
 import urllib.parse
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -22,7 +22,7 @@ import msgspec
 
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, HoldfastError, StoreFailed
-from holdfast.store.files import fsync_directory, make_folder, unavailable
+from holdfast.store.files import fsync_directory, in_store, make_folder, unavailable
 
 TIERS = "tiers"
 STRAYS = "strays"
@@ -79,7 +79,7 @@ class Folder:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._path = Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path))
+        self._path = _path_of(url)
 
     def prepare(self) -> None:
         try:
@@ -117,14 +117,22 @@ class Folder:
             raise unavailable(error, f"copying a pack to {self.url}") from error
 
     def read(self, name: str, offset: int, size: int) -> bytes:
-        self.require()
-        with (self._path / name).open("rb") as file:
+        with self._found(), (self._path / name).open("rb") as file:
             file.seek(offset)
             return file.read(size)
 
     def size(self, name: str) -> int:
-        self.require()
-        return (self._path / name).stat().st_size
+        with self._found():
+            return (self._path / name).stat().st_size
+
+    @contextmanager
+    def _found(self) -> Iterator[None]:
+        """What fails because the place is not there says nothing of a pack. Asked afterwards: it may go meanwhile."""
+        try:
+            yield
+        except OSError:
+            self.require()
+            raise
 
     def remove(self, name: str) -> None:
         self.require()
@@ -164,15 +172,24 @@ def place_at(url: str) -> Place:
     return Remote(url)
 
 
+def _path_of(url: str) -> Path:
+    """The directory that an address of this machine names."""
+    return Path(urllib.parse.unquote(urllib.parse.urlsplit(url).path, errors="surrogateescape"))
+
+
 def url_of(to: str | os.PathLike[str]) -> str:
     """A path as a URL, so that it stays the same place whatever directory a program runs in.
 
     What a URL must not say is never repeated in a message: it may be a password.
     """
     text = os.fspath(to)
-    if "://" not in text:
-        return "file://" + urllib.parse.quote(os.path.realpath(text))
     parts = urllib.parse.urlsplit(text)
+    if parts.scheme == "file":  # one place has one address, whatever way leads there
+        if not text[5:].startswith("///"):
+            raise BadOption("the address of a directory must be file:///path", hint="Or give its path alone.")
+        text = str(_path_of(text))
+    if "://" not in text:
+        return "file://" + urllib.parse.quote(os.fsencode(os.path.realpath(text)))
     if "@" in parts.netloc and ":" in parts.netloc.rpartition("@")[0]:
         raise BadOption(
             "the address of a cold place must not contain a password: it is kept in the store",
@@ -185,6 +202,20 @@ def url_of(to: str | os.PathLike[str]) -> str:
         )
     stripped = text.rstrip("/")
     return stripped if "://" in stripped else text
+
+
+def refuse_store(url: str) -> None:
+    """Raise for a directory that is part of a store, this one or another."""
+    if url.startswith("file://") and in_store(_path_of(url)):
+        raise BadOption("a cold place cannot be inside a store", hint="Name a directory elsewhere, or a URL.")
+
+
+def refuse_own(place: Place, folder: Path) -> None:
+    """Raise when the place that was just prepared turns out to be this very folder, by whatever way it was reached."""
+    if os.path.exists(folder / MARK):
+        with suppress(HoldfastError, OSError):
+            place.remove(MARK)
+        raise BadOption("a cold place cannot be inside the store", hint="Name a directory elsewhere, or a URL.")
 
 
 class Tiering(msgspec.Struct, frozen=True):
@@ -205,6 +236,9 @@ class Tiering(msgspec.Struct, frozen=True):
             "place": self.place, "packs": self.packs, "moved_bytes": self.moved_bytes, "done": self.done,
             "needed": self.needed, "young": self.young,
         }  # fmt: skip
+
+
+_NO_DRIVER = "Nothing is lost. Read it with a program that has a driver for such addresses."
 
 
 class Tiers:
@@ -230,7 +264,10 @@ class Tiers:
     def of(self, pack: bytes) -> Place | None:
         """Where a pack lies, None when that is here."""
         url = self.packs.get(bytes(pack))
-        return place_at(url) if url is not None else None
+        try:
+            return place_at(url) if url is not None else None
+        except BadOption as error:  # a driver that some program has and this one does not
+            raise ColdPlaceMissing(error.message, place=url or "", hint=_NO_DRIVER) from error
 
     def impatient(self) -> Callable[[bytes], Source | None]:
         """``of``, for somebody who reads everything: a place that has not answered once is not asked again."""
