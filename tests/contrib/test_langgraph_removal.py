@@ -7,8 +7,9 @@ from contextlib import suppress
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
+import holdfast
 from holdfast.contrib.langgraph import HoldfastSaver
-from holdfast.errors import BadOption, HoldfastError
+from holdfast.errors import BadName, BadOption, HoldfastError
 from tests.contrib import graphs
 from tests.contrib.threads import META, chain, checkpoint, config, everything, id_of, ids, renamed, rich, told
 
@@ -316,3 +317,131 @@ def test_a_branch_that_a_person_made_is_no_namespace(ours):
     ours.prune(["t"])
     assert [found.config for found in ours.list(everywhere)] == made[-1:]
     assert ours.store.agent("t", branch="mine", readonly=True).state["number"] == 99
+
+
+# -- what is not LangGraph's, and what people have named -----------------------------------------------------------
+
+
+def plain(saver, name):
+    agent = saver.store.agent(name)
+    for number in range(4):
+        agent.state["x"] = number
+        agent.checkpoint(f"c{number}")
+    agent.tag("keep", "c1")
+    agent.close()
+    return [one.id for one in saver.store.agent(name, readonly=True).log()]
+
+
+def test_an_agent_that_is_no_thread_is_refused_and_stays_as_it_is(ours):
+    before = plain(ours, "p")
+    chain(ours, "t", 2)
+    for refused in (
+        lambda: ours.delete_thread("p"),
+        lambda: ours.prune(["p"]),
+        lambda: ours.prune(["p"], strategy="delete"),
+        lambda: ours.copy_thread("p", "q"),
+    ):
+        with pytest.raises(BadName, match="'p' is not a LangGraph thread"):
+            refused()
+    ours.delete_for_runs(["any"])
+    agent = ours.store.agent("p", readonly=True)
+    assert [one.id for one in agent.log()] == before
+    assert agent.at("keep").label == "c1"
+    assert {info.name for info in ours.store.agents()} == {"p", "t"}
+
+
+def test_an_agent_that_only_acted_is_no_thread(ours):
+    @holdfast.tool(effect="read")
+    def look() -> int:
+        return 1
+
+    with ours.store.agent("p"):
+        look()
+    assert ours.store.agent("p", readonly=True).head is None
+    with pytest.raises(BadName):
+        ours.delete_thread("p")
+    assert [info.name for info in ours.store.agents()] == ["p"]
+
+
+def named(saver, thread, made):
+    """A tag and a branch of a person's on checkpoints of a thread; their states as they are shown."""
+    keys = [id_of(made[1]), id_of(made[3])]
+    log = saver.store.agent(thread, readonly=True).log()
+    at = {one.state["__langgraph__"]["id"]: one for one in log}
+    saver.store.tag(thread, "good", at[keys[0]])
+    saver.store.branch(thread, "mine", at[keys[1]])
+    return keys
+
+
+def shown(saver, thread):
+    agent = saver.store.agent(thread, readonly=True)
+    mine = saver.store.agent(thread, branch="mine", readonly=True)
+    return [state["__langgraph__"]["id"] for state in (agent.at("good").state, mine.head.state)]
+
+
+def test_pruning_keeps_what_people_have_tagged_and_where_their_branches_stand(ours):
+    made = rich(ours, "t")
+    keys = named(ours, "t", made)
+    newest = ours.get_tuple(config("t")).checkpoint["id"]
+    ours.prune(["t"])
+    assert shown(ours, "t") == keys
+    assert ids(ours.list(config("t"))) == [newest, *reversed(keys)]
+    assert told(ours.get_tuple(made[1]))["checkpoint"]["channel_values"] == {"m": ["t 0", "t 1"]}
+    assert len(ours.get_tuple(made[1]).pending_writes) == 1
+    ours.store.untag("t", "good")
+    ours.prune(["t"])
+    assert ids(ours.list(config("t"))) == [newest, keys[1]]
+
+
+def test_removing_runs_keeps_what_people_have_tagged_and_where_their_branches_stand(ours):
+    made = rich(ours, "t")
+    keys = named(ours, "t", made)
+    ours.delete_for_runs(["run-0", "run-1"])
+    assert shown(ours, "t") == keys
+    left = [one["checkpoint"]["id"] for one in everything(ours, "t") if one["metadata"].get("run_id")]
+    assert set(left) & {id_of(at) for at in made[:4]} == set(keys)
+
+
+def test_pruning_keeps_the_newest_good_one_of_a_thread_whose_newest_is_not(ours):
+    made = chain(ours, "t", 4)
+    log = ours.store.agent("t", readonly=True).log()
+    for one in log[:2]:
+        ours.store.mark("t", one, "suspect")
+    ours.prune(["t"])
+    assert ids(ours.list(config("t"))) == [id_of(made[3]), id_of(made[1])]
+
+
+def test_deleting_a_thread_takes_tags_and_branches_along(ours):
+    named(ours, "t", rich(ours, "t"))
+    ours.delete_thread("t")
+    assert not ours.store.agents()
+
+
+def test_delta_channels_of_what_a_tag_keeps_are_as_before(ours):
+    graph = graphs.delta(ours)
+    at = config("t")
+    for number in range(12):
+        graph.invoke({"items": [number]}, at)
+    states = list(graph.get_state_history(at))
+    chosen = states[9]
+    log = {one.state["__langgraph__"]["id"]: one for one in ours.store.agent("t", readonly=True).log()}
+    ours.store.tag("t", "good", log[chosen.config["configurable"]["checkpoint_id"]])
+    ours.prune(["t"])
+    assert [one.values for one in graph.get_state_history(at)] == [states[0].values, chosen.values]
+
+
+def test_a_tag_that_comes_while_a_thread_is_pruned_stays(ours, monkeypatch):
+    made = chain(ours, "t", 5)
+    log = {one.state["__langgraph__"]["id"]: one for one in ours.store.agent("t", readonly=True).log()}
+    real, late = ours.store._forget, [(made[0], "first"), (made[2], "second")]
+
+    def forget(*args, **options):
+        if late:
+            at, name = late.pop()
+            ours.store.tag("t", name, log[id_of(at)])
+        return real(*args, **options)
+
+    monkeypatch.setattr(ours.store, "_forget", forget)
+    ours.prune(["t"])
+    assert ids(ours.list(config("t"))) == [id_of(made[at]) for at in (4, 2, 0)]
+    assert ours.store.agent("t", readonly=True).at("first").state["__langgraph__"]["id"] == id_of(made[0])

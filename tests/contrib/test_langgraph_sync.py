@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 import uuid
 
 import pytest
@@ -299,19 +298,20 @@ def test_tasks_of_one_event_loop_wait_for_each_other_without_end(ours):
         assert [value for _, _, value in one.pending_writes] == list(range(60))
 
 
-def test_a_lease_that_is_let_go_between_two_calls_is_taken_again(ours, monkeypatch):
-    """A thread that was idle may be let go at any moment, also at the very moment when it is written again."""
-    monkeypatch.setattr("holdfast.contrib.langgraph.saver.IDLE_S", 0.0)
-    monkeypatch.setattr("holdfast.contrib.langgraph.saver.WATCH_S", 0.0005)
+def test_a_lease_is_let_go_after_each_call_and_taken_up_again_without_a_commit(ours):
     at = config("t")
-    for number in range(60):
+    thread = ours._known("t")
+    for number in range(20):
         at = ours.put(at, checkpoint({"n": number}), META, {"n": number})
-        time.sleep(0.001 * (number % 4))
+        assert not thread.held
         ours.put_writes(at, [("c", number)], "task")
-        time.sleep(0.001 * (number % 3))
+        assert not thread.held
     found = list(ours.list(config("t")))
-    assert [one.checkpoint["channel_values"]["n"] for one in found] == list(range(59, -1, -1))
-    assert [one.pending_writes for one in found] == [[("task", "c", number)] for number in range(59, -1, -1)]
+    assert [one.checkpoint["channel_values"]["n"] for one in found] == list(range(19, -1, -1))
+    assert [one.pending_writes for one in found] == [[("task", "c", number)] for number in range(19, -1, -1)]
+    catalog = ours.store._catalog
+    assert [branch.generation for branch in catalog.branches(thread.row.a)] == [1]
+    assert not list((ours.store.path / "locks").glob("*-1")), "nobody holds it"
 
 
 # -- its life -----------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
 
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import ForkedHandle, HoldfastError
@@ -92,11 +94,31 @@ def put(path: str, thread: str) -> None:
         at = newest.config if newest is not None else config(thread)
         try:
             saver.put(at, checkpoint({"by": text.strip()}), {"source": "loop", "step": 0, "parents": {}}, {})
-            with saver._lock:
-                threads = list(saver._threads.values())
-            for each in threads:
-                each.release()  # as when its run has ended
             say("put")
+        except HoldfastError as error:
+            say(error.kind)
+
+
+def worker(path: str, wait_s: str) -> None:
+    """One of several workers. Each line is a command and a thread; what a run leaves behind is never collected here."""
+    gc.disable()
+    saver = HoldfastSaver(path, wait_s=float(wait_s))
+
+    def wait() -> None:
+        say("inside")
+        sys.stdin.readline()
+
+    graphs = {
+        "run": two_steps(saver, "child", lambda: None),
+        "stay": two_steps(saver, "child", wait),
+        "ask": two_steps(saver, "child", lambda: interrupt("may I?")),
+    }
+    for text in sys.stdin:
+        what, thread = text.split()
+        try:
+            options: Any = {"configurable": {"thread_id": thread}}
+            graphs[what].invoke({"trail": ["asked by child"]}, options, durability="sync")
+            say("ran")
         except HoldfastError as error:
             say(error.kind)
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.codec.assigned import Still
+from holdfast.codec.shapes import FIELDS, shape_of
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.contrib.langgraph.reading import OURS, Reader, channel_of, placed
@@ -38,7 +39,7 @@ class Survey:
     def __init__(self, saver: HoldfastSaver, source: Source, thread: str, ns: str) -> None:
         self.ns = ns
         self.parents = source.lineage(thread, ns)
-        self.reader = Reader.of(saver.store, saver._registry, thread, ns)
+        self.reader = Reader.of(saver.store, saver._registry, thread, ns, arriving=True)
         self.foreign = False  # whether it is no LangGraph thread at all
         held: set[bytes | None] = set()
         for row in self.reader.line.rows() if self.reader is not None else ():
@@ -183,7 +184,10 @@ def _compare_writes(
 
 
 def same(one: Any, other: Any, *, ordered: bool = True) -> bool:
-    """Whether two values are the same in type and content. ``ordered=False``: the order of keys does not count."""
+    """Whether two values are the same in type and content. ``ordered=False``: the order of keys does not count.
+
+    Never raises, whatever the values' own equality does; what is not equal to itself (NaN) is the same as its like.
+    """
     kind = type(one)
     if kind is not type(other):
         return False
@@ -193,16 +197,16 @@ def same(one: Any, other: Any, *, ordered: bool = True) -> bool:
         return _same_dicts(one, other, ordered)
     if issubclass(kind, (list, tuple, deque)):
         return _same_items(one, other, ordered)
-    if issubclass(kind, (str, bytes, bytearray, int, set, frozenset)):
+    if issubclass(kind, (set, frozenset)):
+        return _same_sets(one, other)
+    if issubclass(kind, (str, bytes, bytearray, int)):
         return bool(one == other)
     if kind.__module__.startswith("numpy") and hasattr(one, "dtype"):
         return _same_arrays(one, other)
     parts = _parts(one)
     if parts is not None:
         return same(parts, _parts(other), ordered=ordered)
-    # The text tells apart what only compares equal: 1.0 and 1.00, -0.0 and 0.0, one moment in two zones.
-    # What is not equal to itself has nothing but its text.
-    return repr(one) == repr(other) and bool(one == other or one != one)  # noqa: PLR0124
+    return _same_text(one, other)
 
 
 def _same_items(one: Sequence[Any], other: Sequence[Any], ordered: bool) -> bool:
@@ -219,7 +223,37 @@ def _same_dicts(one: dict[Any, Any], other: dict[Any, Any], ordered: bool) -> bo
         return _same_items(list(one), list(other), ordered) and _same_items(
             list(one.values()), list(other.values()), ordered
         )
-    return one.keys() == other.keys() and all(same(one[key], other[key], ordered=False) for key in one)
+    pairs = _matched(one, other)
+    return pairs is not None and all(same(one[key], other[like], ordered=False) for key, like in pairs)
+
+
+def _same_sets(one: Collection[Any], other: Collection[Any]) -> bool:
+    kinds = set(map(type, one))
+    if len(kinds) <= 1 and kinds <= _EXACT:
+        return kinds == set(map(type, other)) and bool(one == other)
+    return _matched(one, other) is not None
+
+
+def _matched(one: Iterable[Any], other: Iterable[Any]) -> list[tuple[Any, Any]] | None:
+    """The members of one set, or the keys of one dict, each with its like in the other; None where one has none."""
+    left: dict[int, list[Any]] = {}
+    for item in other:
+        left.setdefault(hash(item), []).append(item)
+    pairs: list[tuple[Any, Any]] = []
+    rest = [item for item in one if not _pair(pairs, item, left.get(hash(item), []))]
+    # What is not equal to itself has a hash of its own; so has whatever holds it.
+    strays = [item for items in left.values() for item in items]
+    if len(rest) != len(strays) or not all(_pair(pairs, item, strays) for item in rest):
+        return None
+    return pairs
+
+
+def _pair(pairs: list[tuple[Any, Any]], item: Any, candidates: list[Any]) -> bool:
+    for at, like in enumerate(candidates):
+        if same(item, like):
+            pairs.append((item, candidates.pop(at)))
+            return True
+    return False
 
 
 def _same_arrays(one: Any, other: Any) -> bool:
@@ -236,6 +270,27 @@ def _parts(value: Any) -> Any:
         return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
     if isinstance(value, BaseException):
         return [value.args, vars(value)]
-    # Without an equality of its own an instance would only be the same as itself.
-    plain: Any = object.__eq__
-    return vars(value) if type(value).__eq__ is plain and hasattr(value, "__dict__") else None
+    shape = shape_of(type(value))
+    return shape.take(value) if shape.form == FIELDS else None
+
+
+def _same_text(one: Any, other: Any) -> bool:
+    """For what is known by its text: that tells apart what only compares equal.
+
+    1.0 and 1.00, -0.0 and 0.0, one moment in two zones. What is not equal to itself, or cannot say whether it is, has
+    nothing but its text.
+    """
+    text = _text(one)
+    if text is None or text != _text(other):
+        return False
+    try:
+        return bool(one == other or one != one)  # noqa: PLR0124
+    except Exception:  # noqa: BLE001 - a foreign class's equality, or that of a signalling NaN
+        return True
+
+
+def _text(value: Any) -> str | None:
+    try:
+        return repr(value)
+    except Exception:  # noqa: BLE001 - code of a foreign class
+        return None

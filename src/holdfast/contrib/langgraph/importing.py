@@ -2,7 +2,8 @@
 
 Owns the order of an import and what is reported about it. The databases are ``sources``' business, comparing is
 ``comparing``'s. What always holds: the source is only read; a thread counts as imported only after it was read back
-and found equal; what the store already has is never written again, and a thread with other content is left alone.
+and found equal, and cannot be opened before; what the store already has is never written again, and a thread with
+other content is left alone.
 """
 
 from __future__ import annotations
@@ -16,23 +17,26 @@ from typing import TYPE_CHECKING, Any, Literal
 from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from holdfast.agent.names import name_key
+from holdfast.agent.names import check_name, name_key
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph.comparing import Comparison, Survey, compare
 from holdfast.contrib.langgraph.revival import Revival
 from holdfast.contrib.langgraph.sources import Counts, Entry, Source, Write, open_source
-from holdfast.contrib.langgraph.thread import Thread, writes_event
+from holdfast.contrib.langgraph.thread import BROUGHT, ROOT, Thread, writes_event
 from holdfast.errors import (
     AgentBusy,
+    BadName,
     BadOption,
     Damaged,
     Fenced,
     HoldfastError,
     Incompatible,
     InputError,
+    StillArriving,
     ThreadExists,
 )
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import Event, Progress
 
 if TYPE_CHECKING:
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
 Status = Literal["imported", "complete", "failed", "found"]
 
 # Errors that concern one thread; the others come over nevertheless. Anything else ends the import.
-_OF_ONE_THREAD = (InputError, Incompatible, Damaged, AgentBusy, Fenced)
+_OF_ONE_THREAD = (InputError, Incompatible, Damaged, AgentBusy, Fenced, StillArriving)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,8 @@ class ImportedThread:
     """What became of one thread.
 
     ``imported``: it is in the store now, and verified. ``complete``: it was there already, and is equal. ``failed``:
-    ``error`` says why. ``found``: a dry run counted it. ``written`` counts checkpoints that this import has added.
+    ``error`` says why, and what has come of it cannot be opened. ``found``: a dry run counted it. ``written`` counts
+    checkpoints that this import has added.
     """
 
     thread: str
@@ -107,7 +112,8 @@ def import_threads(
 ) -> ImportReport:
     """Bring LangGraph threads over into the saver's store: all, or those in ``threads``.
 
-    ``source`` is ``sqlite:///old.db`` or ``postgresql://...``; it is only read. ``dry_run`` counts and needs no saver.
+    ``source`` is ``sqlite:///old.db`` or ``postgresql://...``; it is only read. ``dry_run`` counts, says which ids
+    cannot be kept, and needs no saver.
     ``cipher`` is that of LangGraph's EncryptedSerializer. ``progress(what, done, total)`` is called along the way.
     An import that was interrupted goes on when it is called again. Threads that cannot come over are in the report.
     """
@@ -124,7 +130,7 @@ def import_threads(
             with opened.snapshot():
                 counts = opened.counts(thread)
                 if saver is None or dry_run:
-                    done = _record(thread, "found", counts)
+                    done = _look_at(thread, counts)
                 else:
                     done = _import(opened, saver, thread, counts, count)
             opened.check_unchanged()
@@ -152,6 +158,14 @@ def _chosen(source: Source, threads: Iterable[str]) -> list[str]:
 
 def _record(thread: str, status: Status, counts: Counts, **more: Any) -> ImportedThread:
     return ImportedThread(thread, status, counts.namespaces, counts.checkpoints, counts.writes, **more)
+
+
+def _look_at(thread: str, counts: Counts) -> ImportedThread:
+    try:
+        check_name(thread, "a thread")
+    except BadName as error:
+        return _record(thread, "failed", counts, error=error)
+    return _record(thread, "found", counts)
 
 
 class _Count:
@@ -212,24 +226,40 @@ class _Import:
     def run(self) -> bool:
         """Bring the thread over; returns whether there was anything to do."""
         store = self._saver.store
+        check_name(self._thread, "a thread")
         lacking: Comparison | None = None
-        if store._catalog.agent(name_key(self._thread)) is not None:
+        if self._began():
             surveys = self._surveys()
             lacking = self._look(surveys)
-            if lacking.complete:
-                self._count.complete(sum(len(survey.present) for survey in surveys))
-                return False
-        writer = Thread(store, self._saver._registry, self._thread, self._saver._wait_s)
-        writer.ready()
-        try:
+            if not self._arriving():
+                if lacking.complete:
+                    self._count.complete(sum(len(survey.present) for survey in surveys))
+                    return False
+                self._check(surveys, lacking)
+        writer = Thread(store, self._saver._registry, self._thread, self._saver._wait_s, arriving=True)
+        with writer.working():
+            writer.ready()
             # Looked at again: another import may have been here before this process became the writer.
-            self._write_checkpoints(writer, self._surveys())
+            surveys = self._surveys()
+            if lacking is None and any(survey.present or survey.more for survey in surveys):
+                lacking = self._look(surveys)
+            writer.set_arriving(arriving=True)
+            self._write_checkpoints(writer, surveys)
             self._write_writes(writer, lacking)
             store.flush()
             self._verify()
-        finally:
-            writer.release()
+            writer.set_arriving(arriving=False)
         return True
+
+    def _began(self) -> bool:
+        return self._saver.store._catalog.agent(name_key(self._thread)) is not None
+
+    def _arriving(self) -> bool:
+        """Whether an import of the thread has begun and not ended."""
+        catalog = self._saver.store._catalog
+        row = catalog.agent(name_key(self._thread))
+        main = catalog.branch(row.a, name_key(ROOT)) if row is not None else None
+        return main is not None and body_of(main).get("arriving") == BROUGHT
 
     def _surveys(self) -> list[Survey]:
         spaces = self._source.namespaces(self._thread)
@@ -250,6 +280,17 @@ class _Import:
                 hint="It was left as it is. Import into another store, or delete that thread first.",
             )
         return found
+
+    def _check(self, surveys: Sequence[Survey], lacking: Comparison) -> None:
+        """Raise, before a thread that is in use is touched, where something that it lacks cannot be stored."""
+        registry = self._saver._registry
+        for survey in surveys:
+            for entry in self._missing(survey) if survey.missing else ():
+                for value in (entry.checkpoint, entry.metadata, *(write.value for write in entry.writes)):
+                    encode(value, registry)
+        for writes in lacking.new_writes.values():
+            for write in writes:
+                encode(write.value, registry)
 
     def _verify(self) -> None:
         found = compare(self._saver, self._source, self._thread, self._surveys(), self._count.verified)

@@ -7,7 +7,7 @@ page, each page with one load and the operations that follow, never one load for
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
@@ -20,8 +20,8 @@ from holdfast.agent.names import check_name, name_key
 from holdfast.codec.assigned import Assigned, Copies, Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.contrib.langgraph.thread import ABOUT, branch_name, has_thread, key_of
-from holdfast.errors import Damaged
+from holdfast.contrib.langgraph.thread import ABOUT, ROOT, branch_name, check_whole, has_thread, key_of
+from holdfast.errors import BadName, Damaged
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow
 from holdfast.store.sealing import Values
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 
 # A state, what LangGraph says about it, and what tasks wrote under it.
 Told = tuple[Still, dict[str, Any], Sequence[EventRow]]
+
+# LangGraph's ids are UUIDs of version 6, which count tenths of a microsecond from 1582 on.
+_VERSION, _ID_CHARACTERS = "6", 36
+_EPOCH_TICKS = 0x01B21DD213814000
 
 # Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
 PAGE = 64
@@ -49,20 +53,38 @@ class Reader:
         self.line = Line(store, row, branch)
 
     @classmethod
-    def of(cls, store: Store, registry: Registry, thread: str, ns: str) -> Reader | None:
-        """The reader of a namespace; None when there is no such thread or namespace."""
-        row = store._catalog.agent(name_key(check_name(thread, "an agent")))
+    def of(cls, store: Store, registry: Registry, thread: str, ns: str, *, arriving: bool = False) -> Reader | None:
+        """The reader of a namespace; None when there is no such thread or namespace.
+
+        ``arriving``: also of a thread that is not whole yet.
+        """
+        row = _agent(store, thread)
         branch = store._catalog.branch(row.a, name_key(branch_name(ns))) if row is not None else None
-        return cls(store, registry, thread, row, branch) if row is not None and branch is not None else None
+        if row is None or branch is None:
+            return None
+        if not arriving:
+            check_whole(thread, branch)
+        return cls(store, registry, thread, row, branch)
 
     @classmethod
     def all_of(cls, store: Store, registry: Registry, thread: str) -> list[Reader]:
         """Readers of all namespaces of a thread. Branches that people made of it are none."""
-        row = store._catalog.agent(name_key(check_name(thread, "an agent")))
+        row = _agent(store, thread)
         if row is None:
             return []
-        readers = [cls(store, registry, thread, row, branch) for branch in store._catalog.branches(row.a)]
+        branches = store._catalog.branches(row.a)
+        for branch in branches:
+            if branch.key == name_key(ROOT):
+                check_whole(thread, branch)
+        readers = [cls(store, registry, thread, row, branch) for branch in branches]
         return [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
+
+    def newest(self) -> int:
+        """The number of the newest checkpoint, which need not be where the branch stands; 0 where there is none."""
+        head = self.branch.head
+        if len(self.line.streams) > 1:  # with a history that was another thread's before
+            return max((row.n for row in self.line.rows(limit=1)), default=head)
+        return max((n for n, _, _ in self._catalog.links(self.branch.b, after=head)), default=head)
 
     # -- one checkpoint -------------------------------------------------------------------------------------
 
@@ -239,6 +261,58 @@ class Reader:
                 if "seed" in kept:
                     seeds[channel] = decode(kept["seed"], self._registry)
             return
+
+
+def merged(
+    readers: Sequence[Reader], tuples: Callable[[Reader], Iterator[CheckpointTuple]]
+) -> Iterator[CheckpointTuple]:
+    """What ``tuples`` gives of several namespaces, by their ids, newest first; each is read when it may be next.
+
+    LangGraph's ids begin with the time, and a checkpoint is written after it got its id.
+    """
+    if len(readers) == 1:
+        yield from tuples(readers[0])
+        return
+    waiting = sorted((reader.newest(), at) for at, reader in enumerate(readers))
+    begun: list[tuple[str, CheckpointTuple, Iterator[CheckpointTuple]]] = []
+    bound = ""  # nothing that waits has a larger id
+    while waiting or begun:
+        best = max(range(len(begun)), key=lambda at: begun[at][0], default=None)
+        if best is None or (waiting and not (_timed(begun[best][0]) and begun[best][0] > bound)):
+            stream = tuples(readers[waiting.pop()[1]])
+            bound = _latest_id(readers[waiting[-1][1]], waiting[-1][0]) if waiting else ""
+        else:
+            _, found, stream = begun.pop(best)
+            yield found
+        following = next(stream, None)
+        if following is not None:
+            begun.append((str(following.checkpoint["id"]), following, stream))
+
+
+def _timed(checkpoint_id: str) -> bool:
+    """Whether an id is of LangGraph's making; those of others say nothing about when they were made."""
+    return len(checkpoint_id) == _ID_CHARACTERS and checkpoint_id[14] == _VERSION
+
+
+def _latest_id(reader: Reader, n: int) -> str:
+    """The largest id that LangGraph can have made by the time at which checkpoint ``n`` was written."""
+    if not n:
+        return ""
+    ticks = Manifest.decode(reader._catalog.checkpoint(n).manifest).time_us * 10 + 9 + _EPOCH_TICKS
+    return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-{_VERSION}{ticks & 0xFFF:03x}-ffff-ffffffffffff"
+
+
+def can_be(thread: str) -> bool:
+    """Whether a thread of that id could be in a store at all."""
+    try:
+        check_name(thread, "an agent")
+    except BadName:
+        return False
+    return True
+
+
+def _agent(store: Store, thread: str) -> AgentRow | None:
+    return store._catalog.agent(name_key(thread)) if can_be(thread) else None
 
 
 # What the saver adds to LangGraph's own record of a checkpoint.

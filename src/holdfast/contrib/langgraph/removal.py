@@ -1,48 +1,97 @@
 """Removing LangGraph checkpoints: whole threads, all but the newest, or what some runs made.
 
-Owns what a delta channel still needs of checkpoints that go: its last whole value and the writes since are kept with
-the checkpoint that stays, so that it can be rebuilt as before. How checkpoints are forgotten is the store's business.
+Owns what may be removed, and what a delta channel still needs of checkpoints that go: its last whole value and the
+writes since are kept with the checkpoint that stays, so that it can be rebuilt as before. How checkpoints are forgotten
+is the store's business. What always holds: only what LangGraph made is removed; of a thread that stays, what people
+have tagged and where branches of theirs stand stays, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.codec.values import encode
-from holdfast.contrib.langgraph.reading import Reader
-from holdfast.contrib.langgraph.thread import ABOUT, Thread
-from holdfast.store.catalog import CheckpointRow, Event
+from holdfast.contrib.langgraph.reading import Reader, can_be
+from holdfast.contrib.langgraph.thread import ABOUT, ROOT, Thread, has_thread
+from holdfast.errors import BadName
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, TagRow
 from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver
 
 
+def check_thread(saver: HoldfastSaver, row: AgentRow) -> None:
+    """Raise ``BadName`` unless an agent is a LangGraph thread, or nothing yet, or gone meanwhile."""
+    catalog = saver.store._catalog
+    main = catalog.branch(row.a, name_key(ROOT))
+    if main is not None and main.head:
+        ours = has_thread(Manifest.decode(catalog.checkpoint(main.head).manifest))
+    else:  # all of its checkpoints may have been removed; records of effects are no thread's
+        rows = Line(saver.store, row).rows()
+        ours = main is not None and all(has_thread(Manifest.decode(one.manifest)) for one in rows)
+        ours = ours and not any(catalog.line(branch.b).count for branch in catalog.branches(row.a))
+    if not ours and catalog.agent_row(row.a) is not None:
+        raise BadName(
+            f"agent {body_of(row)['name']!r} is not a LangGraph thread; nothing was changed",
+            hint="`holdfast remove`, `holdfast retain` and `holdfast clone` are for agents of every kind.",
+        )
+
+
 @contextmanager
 def alone(saver: HoldfastSaver, name: str) -> Iterator[Thread | None]:
     """The thread, with this process as its only writer and nothing on its way; None when there is no such thread."""
-    if saver.store._catalog.agent(name_key(name)) is None:
+    row = saver.store._catalog.agent(name_key(name)) if can_be(name) else None
+    if row is None:
         yield None
         return
-    thread = saver._known(name)
-    with thread.lock:
+    check_thread(saver, row)
+    thread, user = saver._enter(name)
+    try:
         thread.ready()
-        try:
-            yield thread
-        finally:
-            thread.forget()
-            thread.release()
+        with thread.lock:
+            thread.become_writer()  # once more if somebody here has removed the thread meanwhile
+            try:
+                check_thread(saver, thread.row)
+                yield thread
+            finally:
+                thread.forget()
+    finally:
+        thread.leave(user)
+
+
+def remove(saver: HoldfastSaver, name: str) -> None:
+    """Remove a thread, also one that is still arriving."""
+    row = saver.store._catalog.agent(name_key(name)) if can_be(name) else None
+    if row is not None and saver.store._half(row):
+        check_thread(saver, row)
+        saver.store.remove(name)
+        return
+    with alone(saver, name) as thread:
+        if thread is not None:
+            saver.store.remove(thread.name)
+            thread.release()  # there is nothing left that it could be for
 
 
 def keep_latest(saver: HoldfastSaver, name: str) -> None:
-    """Forget all but the checkpoint at which each namespace stands."""
+    """Forget all but the checkpoint at which each namespace stands, and what people have named."""
     with alone(saver, name) as thread:
-        if thread is not None:
-            _forget(saver, thread, lambda reader: [row for row in reader.line.rows() if row.n != reader.branch.head])
+        if thread is None:
+            return
+        bad = {row.n for row in saver.store._catalog.validities(thread.row.a)}
+
+        def older(reader: Reader) -> list[CheckpointRow]:
+            head = reader.branch.head
+            good = next((row.n for row in reader.line.left(head) if row.n not in bad), head) if head in bad else head
+            return [row for row in reader.line.rows() if row.n not in {head, good}]
+
+        _forget(saver, thread, older)
 
 
 def delete_for_runs(saver: HoldfastSaver, run_ids: set[str], names: Sequence[str]) -> None:
@@ -59,11 +108,16 @@ def delete_for_runs(saver: HoldfastSaver, run_ids: set[str], names: Sequence[str
                     _forget(saver, thread, made)
 
 
-def _forget(saver: HoldfastSaver, thread: Thread, choose: Any) -> None:
+def _forget(saver: HoldfastSaver, thread: Thread, choose: Callable[[Reader], list[CheckpointRow]]) -> None:
+    catalog, agent = saver.store._catalog, thread.row
     readers = Reader.all_of(saver.store, saver._registry, thread.name)
-    doomed: set[int] = set()
-    for reader in readers:
-        doomed |= {row.n for row in choose(reader)}
+    namespaces = {reader.branch.b for reader in readers}
+
+    def named(branches: Sequence[BranchRow], tags: Sequence[TagRow]) -> set[int]:
+        return {tag.n for tag in tags} | {branch.head for branch in branches if branch.b not in namespaces}
+
+    doomed = {row.n for reader in readers for row in choose(reader)}
+    doomed -= named(catalog.branches(agent.a), catalog.tags(agent.a))
     if not doomed:
         return
     kept: list[Event] = []
@@ -72,8 +126,10 @@ def _forget(saver: HoldfastSaver, thread: Thread, choose: Any) -> None:
             if row.n not in doomed and row.parent in doomed:
                 kept.extend(_deltas(saver, reader, row))
     if kept:
-        saver.store._catalog.add_events(thread.row.a, kept, guard=thread.guard)
-    saver.store._forget(thread.row, doomed)
+        catalog.add_events(agent.a, kept, guard=thread.guard)
+    # A tag needs no lease: one may have come meanwhile.
+    if not saver.store._forget(agent, doomed, unless=lambda *now: not doomed.isdisjoint(named(*now))).done:
+        _forget(saver, thread, choose)
 
 
 def _deltas(saver: HoldfastSaver, reader: Reader, row: CheckpointRow) -> list[Event]:

@@ -72,7 +72,7 @@ class Revival(jsonplus.JsonPlusSerializer):
             return _model(cls, given)
         try:
             if code == jsonplus.EXT_CONSTRUCTOR_SINGLE_ARG:
-                return cls(given)
+                return cls(_members(given) if issubclass(cls, (set, frozenset)) else given)
             if code == jsonplus.EXT_CONSTRUCTOR_KW_ARGS:
                 return cls(**given)
             if code == jsonplus.EXT_METHOD_SINGLE_ARG:
@@ -172,6 +172,13 @@ def _model(cls: Any, fields: Mapping[str, Any]) -> Any:
             raise _not_rebuilt(f"{cls.__module__}.{cls.__qualname__}", error) from error
 
 
+def _members(stored: Any) -> Any:
+    """A set's members as they were: LangGraph stores tuples as lists, and no list was ever in a set."""
+    if type(stored) is not list:
+        return stored
+    return [tuple(_members(item)) if type(item) is list else item for item in stored]
+
+
 def _array(dtype: str, shape: list[int], order: Any, data: bytes) -> Any:
     try:
         import numpy as np
@@ -191,10 +198,10 @@ def _refused(name: str) -> UnknownType:
 
 
 def _not_rebuilt(name: str, error: Exception) -> SourceUnreadable:
-    return SourceUnreadable(
-        f"a stored {name} cannot be rebuilt: {type(error).__name__}: {error}",
-        hint="The class has changed since. Run the import with one that accepts what was stored.",
-    )
+    hint = "The class does not accept what LangGraph stored of it. Run the import with one that does."
+    if name in {"builtins.set", "builtins.frozenset"}:
+        hint = "LangGraph stores tuples as lists; a class among the members that holds one has to make it a tuple."
+    return SourceUnreadable(f"a stored {name} cannot be rebuilt: {type(error).__name__}: {error}", hint=hint)
 
 
 def _unreadable_kind(kind: str) -> SourceUnreadable:

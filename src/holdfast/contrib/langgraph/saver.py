@@ -8,17 +8,15 @@ return when the disk has it; reading blocks nobody and waits for nobody.
 from __future__ import annotations
 
 import asyncio
-import heapq
 import os
 import random
-import sys
 import threading
 import time
-import weakref
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
@@ -32,23 +30,25 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
+from holdfast.agent.names import check_name
 from holdfast.agent.store import Store
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
-from holdfast.contrib.langgraph.reading import Reader
+from holdfast.contrib.langgraph.reading import Reader, merged
+from holdfast.contrib.langgraph.runs import Run, belongs_to_run, loop_of_caller
 from holdfast.contrib.langgraph.thread import Thread, writes_event
 from holdfast.contrib.langgraph.types import allow, registry_for
-from holdfast.errors import BadOption, Unencodable
+from holdfast.errors import AgentBusy, BadOption, Unencodable
 from holdfast.run.store import open_store
+from holdfast.store.bodies import body_of
 from holdfast.store.keysources import Key
+from holdfast.store.locks import LEASE_POLL_S
 
-# How often a thread that this process writes is looked at: has its run ended, so that others may write it?
-WATCH_S = 0.05
-# Without LangGraph's own object for a run there is nothing to look at; the lease then outlives the last write by this.
-IDLE_S = 1.0
 # Threads whose states stay in memory after their runs, so that the next turn need not load them.
 THREADS_KEPT = 64
-_RUNTIME = "__pregel_runtime"
+_READERS = 4
+
+T = TypeVar("T")
 
 
 class HoldfastSaver(BaseCheckpointSaver[Any]):
@@ -76,9 +76,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self._wait_s = wait_s
         self._threads: dict[str, Thread] = {}
         self._lock = threading.Lock()
-        self._watcher: list[threading.Thread] = []
         # Workers of its own for the disk: the event loop's may all be busy, with tasks that wait for these.
         self._disk = ThreadPoolExecutor(2, thread_name_prefix="holdfast-langgraph")
+        self._looking = ThreadPoolExecutor(_READERS, thread_name_prefix="holdfast-langgraph-read")
 
     # -- its life -----------------------------------------------------------------------------------------
 
@@ -88,6 +88,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             threads = list(self._threads.values())
             self._threads.clear()
         self._disk.shutdown()
+        self._looking.shutdown()
         for thread in threads:
             thread.release()
         if self._own:
@@ -107,10 +108,14 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.close)
+        await _alone(self.close)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> HoldfastSaver:
-        """This saver, knowing these types too. LangGraph calls it with the types of a graph's own state."""
+        """This saver itself, which knows these types too from then on, as far as the program has imported them.
+
+        LangGraph calls it with the types of a graph's own state where LANGGRAPH_STRICT_MSGPACK is set, and only there;
+        ``HoldfastSaver(types=[...])`` does not depend on that.
+        """
         allow(self._registry, extra_allowlist)
         return self
 
@@ -131,8 +136,12 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,  # noqa: ARG002 - what changed is found out by comparing
     ) -> RunnableConfig:
         """Save a checkpoint. On disk when it returns; writes only what changed."""
-        thread = self._thread(config)
-        thread.finish(*self._capture(thread, config, checkpoint, metadata))
+        thread, user = self._enter(config["configurable"]["thread_id"])
+        try:
+            thread.ready()
+            thread.finish(*self._capture(thread, config, checkpoint, metadata))
+        finally:
+            thread.leave(user)
         return _config(thread.name, config, checkpoint["id"])
 
     async def aput(
@@ -143,13 +152,18 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,  # noqa: ARG002
     ) -> RunnableConfig:
         """As put(). The content is fixed in one piece; the event loop never waits for the disk."""
-        thread = self._thread(config)
-        conf = config["configurable"]
-        where = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id") or None
-        if not thread.standing(*where):
-            await asyncio.to_thread(thread.prepare, *where)
-        captured = self._capture(thread, config, checkpoint, metadata)
-        await asyncio.shield(asyncio.wrap_future(self._disk.submit(thread.finish, *captured)))
+        thread, user = self._enter(config["configurable"]["thread_id"])
+        try:
+            conf = config["configurable"]
+            where = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id") or None
+            if not thread.standing(*where):
+                await self._as_writer(thread, partial(thread.prepare, *where, running=belongs_to_run(conf)))
+            done = self._disk.submit(thread.finish, *self._capture(thread, config, checkpoint, metadata))
+        except BaseException:
+            thread.leave(user)
+            raise
+        done.add_done_callback(lambda _: thread.leave(user))  # also when nobody waits for it any more
+        await asyncio.shield(asyncio.wrap_future(done))
         return _config(thread.name, config, checkpoint["id"])
 
     def _capture(
@@ -158,32 +172,39 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         conf = config["configurable"]
         parent = conf.get("checkpoint_id") or None
         described = get_checkpoint_metadata(config, metadata)
-        return thread.capture(conf.get("checkpoint_ns", ""), parent, checkpoint, described)
+        ns, running = conf.get("checkpoint_ns", ""), belongs_to_run(conf)
+        return thread.capture(ns, parent, checkpoint, described, running=running)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save what a task wrote. On disk when it returns, with the flush of a checkpoint where one is on its way."""
-        thread, event = self._event(config, writes, task_id, task_path)
-        thread.ready()
-        thread.wait(thread.queue(event))
+        event = self._event(config, writes, task_id, task_path)
+        thread, user = self._enter(config["configurable"]["thread_id"])
+        try:
+            thread.ready()
+            thread.wait(thread.queue(event))
+        finally:
+            thread.leave(user)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """As put_writes()."""
-        thread, event = self._event(config, writes, task_id, task_path)
-        if not thread.held:
-            await asyncio.to_thread(thread.ready)
-        queued = thread.queue(event)
-        await asyncio.wait([asyncio.wrap_future(queued.done)], timeout=thread.patience_s)
-        if not queued.done.done():
-            self._disk.submit(thread.flush, queued)
-        await asyncio.shield(asyncio.wrap_future(queued.done))
+        event = self._event(config, writes, task_id, task_path)
+        thread, user = self._enter(config["configurable"]["thread_id"])
+        try:
+            if not thread.held:
+                await self._as_writer(thread, thread.ready)
+            queued = thread.queue(event)
+            await asyncio.wait([asyncio.wrap_future(queued.done)], timeout=thread.patience_s)
+            if not queued.done.done():
+                self._disk.submit(thread.flush, queued)
+            await asyncio.shield(asyncio.wrap_future(queued.done))
+        finally:
+            thread.leave(user)
 
-    def _event(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str
-    ) -> tuple[Thread, Any]:
+    def _event(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Any:
         conf = config["configurable"]
         encoded = [
             (WRITES_IDX_MAP.get(channel, index), channel, self._encode(channel, value))
@@ -191,7 +212,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         ]
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
         ns, name = conf.get("checkpoint_ns", ""), str(conf["checkpoint_id"])
-        return self._thread(config), writes_event(ns, name, encoded, task_id, task_path, replace=replace)
+        return writes_event(ns, name, encoded, task_id, task_path, replace=replace)
 
     def _encode(self, channel: str, value: Any) -> bytes:
         try:
@@ -203,24 +224,53 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """One checkpoint: the one that the config names, or where the thread stands."""
-        conf = config["configurable"]
-        if _RUNTIME in conf:
-            # A run begins. It becomes the thread's writer before it reads, so that nobody goes on with the thread in
-            # between, and so that what it puts later is taken in at once.
-            self._thread(config).begin(conf.get("checkpoint_ns", ""))
-        reader = self._reader(config)
-        if reader is None:
-            return None
-        row = reader.find(conf.get("checkpoint_id"))
-        self._looked(reader)
-        if row is None:
-            return None
-        found = reader.tuple_at(row)
-        return found._replace(config=config) if conf.get("checkpoint_id") else found
+        run = self._begun(config)
+        if run is None:
+            return self._tuple(config)
+        try:
+            run.thread.begin(config["configurable"].get("checkpoint_ns", ""))
+            return self._tuple(config)
+        except BaseException:
+            run.end()
+            raise
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """As get_tuple()."""
-        return await asyncio.to_thread(self.get_tuple, config)
+        run = self._begun(config)
+        if run is None:
+            return await self._beside(self._tuple, config)
+        try:
+            begin = partial(run.thread.begin, config["configurable"].get("checkpoint_ns", ""))
+            await self._as_writer(run.thread, begin)
+            return await self._beside(self._tuple, config)
+        except BaseException:
+            run.end()
+            raise
+
+    def _begun(self, config: RunnableConfig) -> Run | None:
+        """The run that begins with this reading, if one does.
+
+        It becomes the thread's writer before it reads, so that nobody goes on with the thread in between, and stays it
+        until it has ended.
+        """
+        conf = config["configurable"]
+        loop = loop_of_caller() if belongs_to_run(conf) else None
+        return Run(*self._enter(conf["thread_id"]), loop) if loop is not None else None
+
+    def _tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        conf = config["configurable"]
+        reader = self._reader(config)
+        if reader is None:
+            return None
+        name = conf.get("checkpoint_id")
+        row = reader.find(name)
+        thread = self._looked(reader)
+        if row is None:
+            return None
+        if not name:
+            return reader.tuple_at(row)
+        thread.chosen(reader.ns, row.n)
+        return reader.tuple_at(row)._replace(config=config)
 
     def list(
         self,
@@ -236,9 +286,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         conf = config["configurable"] if config is not None else {}
         start = (before or {}).get("configurable", {}).get("checkpoint_id")
         only = conf.get("checkpoint_id") or None
-        streams = [reader.tuples(start, filter, only, limit) for reader in self._readers(config)]
-        merged = streams[0] if len(streams) == 1 else heapq.merge(*streams, key=_id_of, reverse=True)
-        for count, found in enumerate(merged, 1):
+        streams = merged(self._readers(config), lambda reader: reader.tuples(start, filter, only, limit))
+        for count, found in enumerate(streams, 1):
             yield found
             if count == limit:
                 return
@@ -253,7 +302,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     ) -> AsyncIterator[CheckpointTuple]:
         """As list()."""
         found = self.list(config, filter=filter, before=before, limit=limit)
-        while (one := await asyncio.to_thread(next, found, None)) is not None:
+        while (one := await self._beside(next, found, None)) is not None:
             yield one
 
     def _reader(self, config: RunnableConfig) -> Reader | None:
@@ -282,7 +331,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return readers
 
     def _names(self) -> Sequence[str]:
-        return [info.name for info in self.store.agents()]
+        return [str(body_of(row)["name"]) for row in self.store._agents()]
 
     def get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -302,39 +351,45 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """As get_delta_channel_history()."""
-        return await asyncio.to_thread(self.get_delta_channel_history, config=config, channels=channels)
+        return await self._beside(partial(self.get_delta_channel_history, config=config, channels=channels))
 
     # -- removing and copying -------------------------------------------------------------------------------
 
     def delete_thread(self, thread_id: str) -> None:
-        """Remove a thread with all its checkpoints and writes."""
-        with removal.alone(self, str(thread_id)) as thread:
-            if thread is not None:
-                self.store.remove(thread.name)
+        """Remove a thread with everything in it: checkpoints, writes, tags, branches. ``BadName``: it is no thread."""
+        removal.remove(self, str(thread_id))
 
     async def adelete_thread(self, thread_id: str) -> None:
         """As delete_thread()."""
-        await asyncio.to_thread(self.delete_thread, thread_id)
+        await _alone(self.delete_thread, thread_id)
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Remove the checkpoints that these runs made, in all threads. What delta channels still need is kept."""
+        """Remove the checkpoints that these runs made, in all threads.
+
+        What delta channels still need is kept, and so is what people have tagged and where branches of theirs stand.
+        """
         if run_ids:
             removal.delete_for_runs(self, set(map(str, run_ids)), self._names())
 
     async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
         """As delete_for_runs()."""
-        await asyncio.to_thread(self.delete_for_runs, run_ids)
+        await _alone(self.delete_for_runs, run_ids)
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Begin a thread with the whole history of another. No checkpoint is copied: both see the same."""
-        self.store.clone(str(source_thread_id), str(target_thread_id))
+        source = check_name(str(source_thread_id), "an agent")
+        removal.check_thread(self, self.store._agent_row(source))
+        self.store.clone(source, str(target_thread_id))
 
     async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """As copy_thread()."""
-        await asyncio.to_thread(self.copy_thread, source_thread_id, target_thread_id)
+        await _alone(self.copy_thread, source_thread_id, target_thread_id)
 
     def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Keep only the newest checkpoint of each namespace, or (``delete``) nothing. Safe for delta channels."""
+        """Keep only the newest checkpoint of each namespace, or (``delete``) nothing. Safe for delta channels.
+
+        With the newest ones stays what people have tagged, and where branches of theirs stand.
+        """
         if strategy not in {"keep_latest", "delete"}:
             raise BadOption(f"prune strategy {strategy!r}", hint="Use keep_latest or delete.")
         for name in map(str, thread_ids):
@@ -345,81 +400,71 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
     async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """As prune()."""
-        await asyncio.to_thread(self.prune, thread_ids, strategy=strategy)
+        await _alone(partial(self.prune, thread_ids, strategy=strategy))
 
     # -- threads that this process writes -------------------------------------------------------------------
 
-    def _thread(self, config: RunnableConfig) -> Thread:
-        """A thread that is about to be written, and looked at until it is released again."""
-        conf = config["configurable"]
-        thread = self._known(str(conf["thread_id"]))
-        thread.runtime = conf.get(_RUNTIME) or thread.runtime
+    def _enter(self, thread_id: Any) -> tuple[Thread, object]:
+        """A thread, and what to leave it with: until then it is this process's own, once it was ready."""
         with self._lock:
-            if not self._watcher or not self._watcher[0].is_alive():
-                watcher = threading.Thread(
-                    target=_watch, args=(weakref.ref(self),), name="holdfast-langgraph", daemon=True
-                )
-                self._watcher[:] = [watcher]
-                watcher.start()
-        return thread
+            thread = self._found(str(thread_id))
+            return thread, thread.enter()
 
     def _known(self, name: str) -> Thread:
         with self._lock:
-            thread = self._threads.get(name)
-            if thread is None:
-                thread = self._threads[name] = Thread(self.store, self._registry, name, self._wait_s)
-                self._drop_old()
-            return thread
+            return self._found(name)
 
-    def _looked(self, reader: Reader) -> None:
+    def _found(self, name: str) -> Thread:
+        thread = self._threads.get(name)
+        if thread is None:
+            aside = self._disk.submit
+            thread = self._threads[name] = Thread(self.store, self._registry, name, self._wait_s, aside=aside)
+            idle = [name for name, thread in self._threads.items() if thread.idle]
+            for old in idle[: max(0, len(self._threads) - THREADS_KEPT)]:
+                if old != name:
+                    del self._threads[old]
+        return thread
+
+    def _looked(self, reader: Reader) -> Thread:
         """Remember where this process saw a thread stand, so that it notices when another has gone on with it."""
-        self._known(reader.thread).looked(reader.ns, reader.branch.head)
+        thread = self._known(reader.thread)
+        thread.looked(reader.ns, reader.branch.head)
+        return thread
 
-    def _drop_old(self) -> None:
-        idle = [name for name, thread in self._threads.items() if not thread.held and not thread.inflight]
-        for name in idle[: max(0, len(self._threads) - THREADS_KEPT)]:
-            del self._threads[name]
+    # -- beside the event loop ------------------------------------------------------------------------------
 
-    def _let_go(self) -> bool:
-        """Release threads whose runs have ended; returns whether some are still held."""
-        with self._lock:
-            threads = list(self._threads.values())
-        for thread in threads:
-            with thread.lock:
-                if thread.held and not thread.inflight and _ended(thread):
-                    thread.release()
-        return any(thread.held for thread in threads)
+    async def _beside(self, call: Callable[..., T], *arguments: Any) -> T:
+        """Read or write something short without keeping the event loop."""
+        try:
+            done = self._looking.submit(call, *arguments)
+        except RuntimeError:  # closed; what can be said about that, the call says
+            return await _alone(call, *arguments)
+        return await asyncio.wrap_future(done)
+
+    async def _as_writer(self, thread: Thread, call: Callable[[], object]) -> None:
+        """Do something as a thread's writer. No worker is kept by waiting for another process."""
+        until: float | None = None
+        while True:
+            try:
+                await self._beside(thread.as_writer, call)
+            except AgentBusy:
+                until = until if until is not None else time.monotonic() + self._wait_s
+                if time.monotonic() >= until:
+                    raise
+                await asyncio.sleep(LEASE_POLL_S)
+            else:
+                return
 
 
-def _ended(thread: Thread) -> bool:
-    """Whether the run that wrote a thread is over: nobody but us holds LangGraph's object for it any more."""
-    idle_s = time.monotonic() - thread.used
-    if thread.runtime is None:
-        return idle_s > IDLE_S
-    # The thread's attribute and getrefcount's own argument.
-    return idle_s > WATCH_S and sys.getrefcount(thread.runtime) <= 2
-
-
-def _watch(saver: weakref.ref[HoldfastSaver]) -> None:
-    """Until nothing is held: look at the threads now and then."""
-    idle = 0
-    while True:
-        time.sleep(WATCH_S)
-        found = saver()
-        if found is None or found.store.closed:
-            return
-        idle = 0 if found._let_go() else idle + 1
-        if idle > IDLE_S / WATCH_S:
-            with found._lock:
-                found._watcher.clear()
-            return
-        del found
+async def _alone(call: Callable[..., T], *arguments: Any) -> T:
+    """Do something that may take long in a thread of its own."""
+    worker = ThreadPoolExecutor(1, thread_name_prefix="holdfast-langgraph-once")
+    try:
+        return await asyncio.wrap_future(worker.submit(call, *arguments))
+    finally:
+        worker.shutdown(wait=False)
 
 
 def _config(thread: str, config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
     ns = config["configurable"].get("checkpoint_ns", "")
     return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}
-
-
-def _id_of(found: CheckpointTuple) -> str:
-    return str(found.checkpoint["id"])

@@ -10,8 +10,7 @@ nothing is written unless this process holds the thread's lease.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -27,7 +26,9 @@ from holdfast.agent.writing import Pending, Writing
 from holdfast.codec.assigned import Assigned
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
-from holdfast.errors import BadName, Fenced
+from holdfast.contrib.langgraph.holding import Holding
+from holdfast.errors import BadName, Fenced, StillArriving
+from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, Event, digest
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
@@ -40,6 +41,8 @@ ABOUT = "__langgraph__"
 ROOT = "main"
 KEY_BYTES = 16
 _HASHED = "ns-"
+# How a thread arrives that an import is bringing over.
+BROUGHT = "import"
 # How long a task's writes wait for a checkpoint of the same thread that takes them to disk with its own flush.
 # LangGraph saves the checkpoint right after the last task's writes: the reducers run in between, which takes them
 # milliseconds in a long thread. It waits for neither before the next step.
@@ -68,6 +71,16 @@ def branch_name(ns: str) -> str:
     return _HASHED + digest(b"holdfast.name", ns.encode("utf-8", "surrogatepass")).hex()[:32]
 
 
+def check_whole(thread: str, branch: BranchRow, *, but: str | None = None) -> None:
+    """Raise while not all of a thread has come, so that nobody goes on from an old state. ``but``: not that way."""
+    arriving = body_of(branch).get("arriving", False)
+    if arriving and arriving != but:
+        raise StillArriving(
+            f"thread {thread!r} is still arriving from elsewhere: not all of it has come",
+            hint="Run the import, push or pull again: it goes on where it was. Or delete the thread.",
+        )
+
+
 def has_thread(manifest: Manifest) -> bool:
     """Whether a checkpoint is one of LangGraph's."""
     return any(name == ABOUT for name, _ in manifest.sections)
@@ -80,6 +93,7 @@ class Namespace:
         self.ns = ns
         self.branch = branch
         self.writer = writer
+        self.turn = 0  # when it was last known to stand where the disk does
         self._thread = thread
         self._load(branch.head)
 
@@ -125,65 +139,59 @@ class Writes:
             self.done.set_exception(error)
 
 
-class Thread:
+class Thread(Holding):
     """A thread that this process writes, or has written."""
 
-    def __init__(self, store: Store, registry: Registry, name: str, wait_s: float) -> None:
-        self.store = store
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        name: str,
+        wait_s: float,
+        *,
+        arriving: bool = False,
+        aside: Callable[[Callable[[], None]], object] = lambda work: work(),
+    ) -> None:
+        """``arriving``: whoever writes it brings it over from elsewhere. ``aside`` does what waits for the disk."""
+        super().__init__(store, name, wait_s, aside)
         self.registry = registry
-        self.name = name
-        self.lock = threading.RLock()
-        self.used = time.monotonic()
-        self.runtime: Any = None  # LangGraph's object for the run that writes; as long as others hold it, it goes on
-        self._wait_s = wait_s
+        self._arriving = arriving
         self._row: AgentRow | None = None
-        self._lease: Lease | None = None
         self._spaces: dict[str, Namespace] = {}
         self._heads: dict[str, int] = {}  # where this process last saw each namespace's branch stand
+        self._before: dict[str, int] = {}  # the same, when another process had gone on from there
         self._writes = Writes()
         self._collecting = threading.Lock()
         self._in_vain = 0  # writes in a row that no checkpoint took along; negative: how many more need not wait
         self._at_once = _AT_ONCE  # how many will not wait when this was in vain
-        self.inflight = 0  # checkpoints on their way
 
     # -- the lease ------------------------------------------------------------------------------------
 
-    @property
-    def held(self) -> bool:
-        return self._lease is not None and self._lease.held
+    def _take(self) -> Lease:
+        store = self.store
+        check_name(self.name, "an agent")
+        row = store._catalog.agent(name_key(self.name))
+        if row is None:
+            row, _ = store._add_agent(self.name)
+        branch = store._catalog.branch(row.a, name_key(ROOT))
+        if branch is None:
+            raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
+        lease = store._lease(self.name, branch, wait_s=0.0)
+        try:
+            check_whole(self.name, lease.row, but=BROUGHT if self._arriving else None)
+        except BaseException:
+            lease.release()
+            raise
+        # Others may have written meanwhile.
+        self._row = row
+        self._spaces.clear()
+        self._before.update(self._heads)
+        self._heads.clear()
+        return lease
 
-    def ready(self) -> None:
-        """Become the thread's writer. May wait; raises ``AgentBusy`` while another process is."""
-        with self.lock:
-            if self.held:
-                return
-            store = self.store
-            check_name(self.name, "an agent")
-            row = store._catalog.agent(name_key(self.name))
-            if row is None:
-                row, _ = store._add_agent(self.name)
-            self._row = row
-            branch = store._catalog.branch(row.a, name_key(ROOT))
-            if branch is None:
-                raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
-            lease = store._lease(self.name, branch, wait_s=self._wait_s)
-            # Others may have written meanwhile, and the generation is another one.
-            self._spaces.clear()
-            self._lease = lease
-
-    def release(self) -> None:
-        """Let others write the thread."""
-        with self.lock:
-            lease, self._lease = self._lease, None
-            self.runtime = None
-            if lease is not None:
-                lease.release()
-
-    @property
-    def guard(self) -> tuple[int, int]:
-        if self._lease is None:
-            raise Fenced(f"the lease of thread {self.name!r} is not held; nothing was written")
-        return self._lease.row.b, self._lease.generation
+    def set_arriving(self, *, arriving: bool) -> None:
+        """Nobody may open the thread before all of it has come, or it has."""
+        self.store._catalog.set_arriving(self.row.a, BROUGHT if arriving else None, guard=self.guard)
 
     @property
     def row(self) -> AgentRow:
@@ -193,57 +201,88 @@ class Thread:
 
     def looked(self, ns: str, n: int) -> None:
         """This process has seen a namespace's branch stand at ``n``."""
-        self._heads[ns] = n
+        # Whoever tells it while the thread is written here may be late.
+        self._heads[ns] = max(n, self._heads.get(ns, 0)) if self.held else n
+
+    def chosen(self, ns: str, n: int) -> None:
+        """Somebody asked for this very checkpoint: who goes on from it knows that it may be an old one."""
+        if self._before.get(ns) == n:
+            self._before.pop(ns, None)
 
     def forget(self) -> None:
         """What is remembered of the thread's states is not true any more."""
         with self.lock:
             self._spaces.clear()
             self._heads.clear()
+            self._before.clear()
 
     def space(self, ns: str) -> Namespace:
         """A namespace, made when it is new."""
         found = self._spaces.get(ns)
-        if found is not None:
+        if found is not None and (found.turn == self._turn or self._unchanged(found)):
+            found.turn = self._turn
             return found
+        lease = self._held_lease()
         store, row = self.store, self.row
         name = branch_name(ns)
         branch = store._catalog.branch(row.a, name_key(name))
         if branch is None:
-            branch = store._add_branch(row, name, None, {"ns": ns})
-        lease = self._lease
-        if lease is None:
-            raise Fenced(f"the lease of thread {self.name!r} is not held; nothing was written")
+            more = {"arriving": BROUGHT} if self._arriving else {}
+            branch = store._add_branch(row, name, None, {"ns": ns, **more})
+        self.chosen(ns, branch.head)  # nobody has gone on with it if it was there
         writer = Writing(store, row, lease, None, branch=branch if ns else None)
         found = self._spaces[ns] = Namespace(self, ns, branch, writer)
+        found.turn = self._turn
         return found
+
+    def _unchanged(self, space: Namespace) -> bool:
+        """Whether a namespace stands where it stood when the lease was let go.
+
+        Nobody wrote the thread since. But a subgraph's branch is one that a person can open and move.
+        """
+        if not space.ns:
+            return self._held_lease().row.head_id == space.writer.branch_head
+        row = self.store._catalog.branch(self.row.a, space.branch.key)
+        return row is not None and (row.head_id, row.generation) == (space.writer.branch_head, space.writer.generation)
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
     def standing(self, ns: str, parent: str | None) -> bool:
         """Whether a child of ``parent`` can be captured without reading or waiting."""
-        return self.held and ns in self._spaces and self._spaces[ns].id == (parent or "")
+        space = self._spaces.get(ns)
+        return self.held and space is not None and space.turn == self._turn and space.id == (parent or "")
 
     def begin(self, ns: str) -> Namespace:
         """Become the writer if need be, and have the newest state at hand."""
+        self.ready()
         with self.lock:
-            self.ready()
             return self.space(ns)
 
-    def prepare(self, ns: str, parent: str | None) -> Namespace:
-        """As begin(), with the parent's state."""
+    def prepare(self, ns: str, parent: str | None, *, running: bool) -> Namespace:
+        """The namespace with the parent's state. For the thread's writer, as all that follows.
+
+        ``running``: for a run, which has been the writer since it read the parent.
+        """
         with self.lock:
-            space = self.begin(ns)
+            if not self.held:
+                self.become_writer()  # the thread was removed, or taken over
+            space = self.space(ns)
             if space.id != (parent or ""):
-                self._fork(space, parent)
+                self._fork(space, parent, running=running)
             return space
 
     def capture(
-        self, ns: str, parent: str | None, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any]
+        self,
+        ns: str,
+        parent: str | None,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        *,
+        running: bool = False,
     ) -> tuple[Namespace, Pending, Writes]:
         """Fix a checkpoint's content, with the writes that wait. ``finish`` takes it to disk."""
         with self.lock:
-            space = self.prepare(ns, parent)
+            space = self.prepare(ns, parent, running=running)
             values = dict(checkpoint["channel_values"])
             if ABOUT in values:
                 raise BadName(f"a channel is named {ABOUT!r}, which is where the saver keeps its own record")
@@ -273,43 +312,39 @@ class Thread:
                 writes.settle(error)  # somebody waits for them
                 raise
             space.id, space.seen = checkpoint["id"], checkpoint.get("versions_seen") or {}
-            self.used = time.monotonic()
-            self.inflight += 1
+            self._made += 1
             return space, pending, writes
 
     def finish(self, space: Namespace, pending: Pending, writes: Writes) -> None:
         try:
             space.writer.finish(space.document, pending)
-            if pending.n:
-                self._heads[space.ns] = pending.n
-            else:
-                self._heads.pop(space.ns, None)  # batched: its number is not known yet
+            if pending.n:  # 0 when batched
+                self.looked(space.ns, pending.n)
             writes.settle()
         except BaseException as error:
             writes.settle(error)
             with self.lock:
                 self._spaces.pop(space.ns, None)  # it stands where the disk does not
+                if isinstance(error, Fenced):
+                    self._give_up()
             raise
-        finally:
-            with self.lock:
-                self.inflight -= 1
-                self.used = time.monotonic()
 
-    def _check_unmoved(self, ns: str, branch: BranchRow) -> None:
-        """Refuse to fork a thread that another process went on with since this one looked."""
-        seen = self._heads.get(ns)
-        if seen is not None and seen != branch.head:
+    def _check_unmoved(self, ns: str, parent: int) -> None:
+        """Refuse to go on from where this process saw a thread stand, when another has gone on from there since."""
+        if self._before.get(ns) == parent:
             raise Fenced(
                 f"another process has continued thread {self.name!r} since this one read it; nothing was written",
                 hint="Read its state again (graph.get_state) and run from there, or give each run its own thread_id.",
             )
 
-    def _fork(self, space: Namespace, parent: str | None) -> None:
+    def _fork(self, space: Namespace, parent: str | None, *, running: bool) -> None:
         """The parent is not where the branch stands: let the new checkpoint grow from the parent, or be a root."""
-        space.writer.settle(space.document)
-        self._check_unmoved(space.ns, self.store._catalog.branch_row(space.branch.b))
         target = Line(self.store, self.row, space.branch).named(key_of(space.ns, parent)) if parent else None
-        space.stand_at(target.n if target is not None else 0)
+        n = target.n if target is not None else 0
+        if not running:
+            self._check_unmoved(space.ns, n)
+        space.writer.settle(space.document)
+        space.stand_at(n)
         space.id = parent or ""
 
     # -- writes -----------------------------------------------------------------------------------------
@@ -343,8 +378,7 @@ class Thread:
 
     def flush(self, writes: Writes) -> None:
         """Write queued events now, unless a checkpoint has taken them along."""
-        with self.lock:
-            self.inflight += 1
+        user = self.enter()
         try:
             # Without the lock: an event loop may be waiting for it to capture the next checkpoint.
             with self._collecting:
@@ -356,16 +390,17 @@ class Thread:
                     self._in_vain = -self._at_once
                     self._at_once = min(2 * self._at_once, _AT_ONCE_MAX)
             try:
-                self.ready()
+                if not self.held:
+                    self.become_writer()
                 self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
             except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+                if isinstance(error, Fenced):
+                    self._give_up()
                 writes.settle(error)
             else:
                 writes.settle()
         finally:
-            with self.lock:
-                self.inflight -= 1
-                self.used = time.monotonic()
+            self.leave(user)
 
 
 def writes_event(

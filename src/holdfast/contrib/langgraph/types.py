@@ -19,6 +19,7 @@ from typing import Any
 from holdfast.codec.shapes import is_data_class
 from holdfast.codec.types import Registration, Registry
 from holdfast.contrib.langgraph import failures
+from holdfast.contrib.langgraph.current import as_it_is_now
 from holdfast.contrib.langgraph.failures import Failure, Unsaved
 from holdfast.errors import BadOption
 
@@ -160,6 +161,7 @@ class _Types(Registry):
 
     def __init__(self, parent: Registry) -> None:
         super().__init__(parent)
+        self._current: dict[Registration, Registration] = {}
         self.option = "HoldfastSaver(types=[...])"
         self.register(Failure, name="holdfast.langgraph.Failure")
         self.register(Unsaved, name="holdfast.langgraph.Unsaved")
@@ -169,6 +171,19 @@ class _Types(Registry):
         return self._met(cls) if found is None else found
 
     def by_name(self, name: str) -> Registration | None:
+        """For reading: a class of the program's as it is now, whatever fields it had when it was saved.
+
+        LangGraph's own are what a graph is run by; nothing of theirs may be left out.
+        """
+        found = self._named(name)
+        if found is None or name in _PLACES:
+            return found
+        current = self._current.get(found)
+        if current is None:
+            current = self._current[found] = as_it_is_now(found)
+        return current
+
+    def _named(self, name: str) -> Registration | None:
         found = super().by_name(name)
         if found is not None:
             return found
