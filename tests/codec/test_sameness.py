@@ -210,6 +210,10 @@ def test_a_change_to_a_message_is_recorded(change, talk):
         ([1], lambda value: value.__setitem__(0, True)),
         ([[1], []], lambda value: value[1].append(value[0].pop())),
         ([[1, 2], [3]], lambda value: value[1].insert(0, value[0].pop())),
+        (
+            [{"a": 1, "b": 2}, {"c": 3}],
+            lambda value: (value[1].clear(), value[1].update(b=value[0].pop("b"), c=3)),
+        ),
         ({1, "a"}, lambda value: value.add(2)),
         (([1],), lambda value: value[0].append(2)),
         ([{"a": {}}], lambda value: value[0]["a"].update(b=1)),

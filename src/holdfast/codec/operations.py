@@ -103,6 +103,38 @@ def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes
 
     Without it, values that are named by digest come as empty bytes: enough to count and to list paths.
     """
+    return resolved(raw_operations(data), time_us, value_at)
+
+
+def raw_operations(data: bytes) -> list[Any]:
+    """The operations as they are stored, their values still references: ``resolved`` takes all of them, or some."""
+    rows = decode(data, inert=True)
+    if type(rows) is not list:
+        raise CorruptValue(_MALFORMED)
+    return rows
+
+
+def needed(rows: list[Any], complete: set[str]) -> list[Any]:
+    """Of raw operations those of sections that are not ``complete``, from where each is last given as a whole.
+
+    Sections that are given as a whole among these are complete from then on: nothing from before matters to them.
+    """
+    found = []
+    try:
+        for row in reversed(rows):
+            path = row[2]
+            if path[0] not in complete:
+                found.append(row)
+                if len(path) == 1 and row[1] in {SET, DELETE}:
+                    complete.add(path[0])
+    except (TypeError, LookupError) as error:
+        raise CorruptValue(_MALFORMED) from error
+    found.reverse()
+    return found
+
+
+def resolved(rows: list[Any], time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:
+    """Raw operations with their values, as ``decode_operations`` gives them."""
 
     def resolve(reference: Any) -> bytes:
         if len(reference) == 1:
@@ -124,8 +156,10 @@ def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes
     try:
         return [
             Operation(time_us - age * 1000, code, path, tuple(_map_values(code, args, resolve)))
-            for age, code, path, *args in decode(data, inert=True)
+            for age, code, path, *args in rows
         ]
     except (TypeError, ValueError, IndexError) as error:
-        msg = "the operations of a checkpoint do not follow the format"
-        raise CorruptValue(msg) from error
+        raise CorruptValue(_MALFORMED) from error
+
+
+_MALFORMED = "the operations of a checkpoint do not follow the format"

@@ -6,9 +6,10 @@ the containers in between, never of equality (``1 == True``) and never of the id
 what cannot be traced has no proof, and no code of the values' classes runs.
 
 The interpreter's own view of what an object refers to (``gc.get_referents``) goes through lists, dicts, sets and
-instances alike: a dict gives its values, an instance its ``__dict__``, its slots and its class. It gives no lengths, so
-those are compared beside it, and no keys where all of them are exact strings, so those are, too. A dict that gets a key
-of any other type from then on gives its keys as well, which shows.
+instances alike: a dict gives its values, an instance its ``__dict__``, its slots and its class. Where one container
+ends and the next begins does not show, so a mark is asked for after each. It gives no keys where all of them are exact
+strings, so those are compared beside it. A dict that gets a key of any other type from then on gives its keys as well,
+which shows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from ctypes import c_void_p, sizeof, string_at
 from gc import get_referents
-from itertools import chain, compress
+from itertools import chain, compress, repeat
 from operator import attrgetter, is_, is_not
 from typing import Any, NamedTuple
 
@@ -30,10 +31,13 @@ from holdfast.codec.types import Registry
 # list of a thousand messages still takes few steps to check.
 RUN_ITEMS = 32
 # Runs are joined up to this many containers, so that appending item by item does not leave a thousand runs.
-RUN_HOLDERS = 384
+RUN_HOLDERS = 640  # marks included
 # Items without anything mutable in them cost next to nothing to encode again.
 FLAT_RUN_ITEMS = 4096
 _TEXT = frozenset({str})
+# What stands after each container's content: a text that nobody else has, and what refers to nothing but it.
+_END = repr(object())
+_MARK = (_END,)
 
 
 class Untraceable(Exception):
@@ -67,7 +71,7 @@ _REFERENCES = sys.implementation.name == "cpython" and _has_references()
 class Trace:
     """A run of items, and what must be as it was for them to be unchanged."""
 
-    __slots__ = ("_dicts", "_empty", "_flat", "_holders", "_keys", "_lengths", "_sized", "instances", "items", "spent")
+    __slots__ = ("_dicts", "_empty", "_flat", "_holders", "_keys", "instances", "items", "spent")
 
     def __init__(self, items: list[Any]) -> None:
         self.items = items
@@ -75,17 +79,13 @@ class Trace:
         self.spent = 0  # items that were replaced since; what they held is still compared, to no purpose
         self._holders: tuple[Any, ...] = ()
         self._flat: tuple[Any, ...] = ()  # what the holders refer to, one after another
-        self._sized: list[Any] = []
-        self._lengths: list[int] = []
         self._dicts: list[dict[str, Any]] = []
         self._keys: list[str] = []
         self._empty: list[Any] = []
 
     def unchanged(self) -> bool:
         """Whether everything is as it was. False is only a doubt."""
-        if any(self._empty) or list(map(len, self._sized)) != self._lengths:
-            return False
-        if not identical(tuple(get_referents(*self._holders)), self._flat):
+        if any(self._empty) or not identical(tuple(get_referents(*self._holders)), self._flat):
             return False
         try:
             return list(chain.from_iterable(self._dicts)) == self._keys
@@ -116,7 +116,7 @@ class Trace:
 
     def _with(self, one: Trace, other: Trace) -> Trace:
         self.instances = one.instances | other.instances
-        for name in ("_holders", "_flat", "_sized", "_lengths", "_dicts", "_keys", "_empty"):
+        for name in ("_holders", "_flat", "_dicts", "_keys", "_empty"):
             setattr(self, name, getattr(one, name) + getattr(other, name))
         return self
 
@@ -163,26 +163,29 @@ class Trace:
         return ()
 
     def _sequences(self, group: list[Any]) -> list[Any]:
-        self._empty += [value for value in group if not value]
-        full = [value for value in group if value]
-        found = get_referents(*full)
-        lengths = list(map(len, full))
-        if sum(lengths) != len(found):
-            raise Untraceable  # another thread is changing one of them
-        self._sized += full
-        self._lengths += lengths
-        self._holders += tuple(full)
+        holders = self._bounded(group)
+        found = get_referents(*holders)
+        self._holders += holders
         self._flat += tuple(found)
         return found
 
+    def _bounded(self, group: list[Any]) -> tuple[Any, ...]:
+        """The containers that are not empty, each with a mark after it; the empty ones are noted."""
+        full: list[Any] = []
+        for value in group:
+            (full if value else self._empty).append(value)
+        return tuple(chain.from_iterable(zip(full, repeat(_MARK))))
+
     def _dicts_of(self, group: list[dict[Any, Any]]) -> list[Any]:
-        self._empty += [value for value in group if not value]
-        full = [value for value in group if value]
+        holders = self._bounded(group)
+        full: tuple[dict[Any, Any], ...] = holders[::2]
         keys = list(chain.from_iterable(full))
-        values = list(chain.from_iterable(map(dict.values, full)))
-        found = get_referents(*full)
-        lengths = list(map(len, full))
-        if len(found) == len(values) == len(keys) == sum(lengths) and all(map(is_, found, values)):
+        values: list[Any] = []
+        for value in full:
+            values += value.values()
+            values.append(_END)
+        found = get_referents(*holders)
+        if len(found) == len(values) == len(keys) + len(full) and all(map(is_, found, values)):
             if not _TEXT.issuperset(map(type, keys)):
                 raise Untraceable  # an interpreter that works in another way
             self._dicts += full
@@ -191,15 +194,13 @@ class Trace:
             # Some of them give their keys, too.
             return list(chain.from_iterable([self._dicts_of([value]) for value in full]))
         elif not (
-            len(found) == 2 * len(keys) == 2 * len(values)
-            and all(map(is_, found[::2], values))
+            len(found) - 1 == 2 * len(keys) == 2 * (len(values) - 1)
+            and all(map(is_, found[:-1:2], values))
             and all(map(is_, found[1::2], keys))
             and all(type(key) in SCALARS or is_immutable(key) for key in keys)
         ):
             raise Untraceable  # the interpreter keeps values in another order than keys, or another thread was here
-        self._sized += full
-        self._lengths += lengths
-        self._holders += tuple(full)
+        self._holders += holders
         self._flat += tuple(found)
         return values
 

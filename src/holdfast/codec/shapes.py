@@ -290,7 +290,9 @@ class Shape:
         if self.form != PYDANTIC or type(content) is not list or len(content) != 4:
             return None
         fields, extra, names, private = content
-        if type(fields) is not dict or type(names) is not list or fields.keys() != self._nameset:
+        if type(fields) is not dict or type(names) is not list:
+            return None
+        if len(fields) != len(self._nameset) or not self._nameset.issuperset(fields):
             return None
         if private is not None or not (extra is None or (type(extra) is dict and not extra)):
             return None

@@ -14,6 +14,7 @@ from holdfast.codec.assigned.held import Held
 from holdfast.codec.assigned.parts import BigReader, Opened, Parts, closed, opened, split
 from holdfast.codec.blocks import DICT, DIGEST_BYTES, LIST, SET, VALUE, digest_of, leaf_items
 from holdfast.codec.document.sections import Source
+from holdfast.codec.models import models
 from holdfast.codec.pause import collector_paused
 from holdfast.codec.trees import Tree, read_tree
 from holdfast.codec.types import Registry
@@ -105,8 +106,12 @@ class Reader:
                 raise CorruptValue("a stored set has an item that cannot be in one") from error
         elif held.kind == LIST and len(held.items) > _MANY_ITEMS:
             value = []
+            plain = True
             for start in range(0, len(held.items), _MANY_ITEMS):
-                value += self._decode(array_of(held.items[start : start + _MANY_ITEMS]), near)
+                some = held.items[start : start + _MANY_ITEMS]
+                made = models(some, self.registry) if plain else None
+                plain = made is not None
+                value += self._decode(array_of(some), near) if made is None else made
         else:
             value = self._decode(closed(held.kind, held.items, held.keys), near)
         if held.kind != VALUE and (type(value) not in _PLAIN or len(value) != len(held.items)):

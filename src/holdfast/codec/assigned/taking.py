@@ -80,15 +80,14 @@ class Taking:
         return None if content.proven else content
 
     def _dict(self, value: dict[Any, Any], held: Held | None) -> Content | None:
-        pairs = list(value.items())
-        names = [name for name, _ in pairs]
-        values = [item for _, item in pairs]
+        pairs = value.copy()  # at once, whatever other threads do
+        names, values = list(pairs), list(pairs.values())
         known = held if held is not None and held.kind == DICT else _EMPTY
 
         def label(index: int) -> Any:
             return refusals.label(names[index])
 
-        content = self._items(DICT, values, known, label) or self._together(dict(pairs), values, DICT)
+        content = self._items(DICT, values, known, label) or self._together(pairs, values, DICT)
         if content.kind == DICT:
             content.names = names
             before = known.names
