@@ -1,4 +1,4 @@
-"""What every test of runs needs: a process in which only its own tools are defined."""
+"""What tests of runs share: a process in which only its own tools are defined, and one that begins anew."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.run.tools import TOOLS
 
 HERE = str(Path(__file__).parent)
@@ -21,3 +22,19 @@ def own_tools(monkeypatch):
     }
     own = {name: made for name, made in TOOLS._wrappers.items() if name.startswith("holdfast.")}
     monkeypatch.setattr(TOOLS, "_wrappers", {**own, **kept})
+
+
+@pytest.fixture
+def opened(store_path):
+    """``opened()`` is the agent in a new process, as far as a program can tell."""
+    stores = []
+
+    def again(name="trip-7", **options):
+        while stores:
+            stores.pop().close()
+        stores.append(holdfast.open(store_path))
+        return stores[-1].agent(name, **options)
+
+    yield again
+    while stores:
+        stores.pop().close()

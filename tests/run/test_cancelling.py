@@ -19,7 +19,7 @@ from holdfast.run import records
 from holdfast.run.past import Past
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
-from tests.run.test_concurrency import crash
+from tests.run.test_concurrency import crash, nested_groups
 
 HANG_S = 180
 
@@ -114,40 +114,7 @@ def test_several_that_are_cancelled_at_once_are_told_in_the_order_of_the_record(
 def test_nested_groups_with_cancellation_go_on_after_every_prefix(seed):
     chosen = random.Random(seed)
     end = [True]
-
-    @tool(effect="read")
-    async def search(group, number):
-        await asyncio.sleep(random.random() * 0.003)
-        return group * 100 + number
-
-    async def work(agent):
-        agent.state["log"] = []
-
-        async def leaf(group, number):
-            try:
-                agent.state["log"].append(await search(group, number))
-                if number == 2:
-                    raise LookupError(group)
-                agent.state["log"].append(await search(group, number + 10))
-            except asyncio.CancelledError:
-                agent.state["log"].append(("cancelled", group, number))
-                raise
-
-        async def group(number):
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    for leaf_number in range(5):
-                        tasks.create_task(leaf(number, leaf_number))
-            except* LookupError:
-                agent.state["log"].append(("failed", number))
-
-        async with asyncio.TaskGroup() as groups:
-            for number in range(4):
-                groups.create_task(group(number))
-        if end[0]:
-            raise Crash
-        return agent.state_digest()
-
+    work = nested_groups(4, end)
     bench = Bench()
     crash(bench, work)
     end[0] = False
@@ -300,22 +267,30 @@ def test_a_recorded_cancellation_that_does_not_come_is_diverged_and_not_a_hang(m
 # -- a run that failed ----------------------------------------------------------------------------------------
 
 
-def test_what_was_cancelled_by_a_failure_is_made_again_when_the_run_is(world):
-    broken = [True]
+@pytest.fixture
+def pair(world):
+    """Two tools: one fails while the other is under way, until ``broken`` is emptied."""
+    broken = ["yes"]
 
     @tool(effect="read")
     async def fails():
         await world.begun("slow")
-        if broken[0]:
+        if broken:
             raise ConnectionError("down")
         return 1
 
     @tool(effect="idempotent")
     async def slow():
         world.calls.append("slow")
-        if broken[0]:
+        if broken:
             await asyncio.Event().wait()
         return 2
+
+    return fails, slow, broken
+
+
+def test_what_was_cancelled_by_a_failure_is_made_again_when_the_run_is(world, pair):
+    fails, slow, broken = pair
 
     async def work(agent):
         async with asyncio.TaskGroup() as group:
@@ -326,27 +301,13 @@ def test_what_was_cancelled_by_a_failure_is_made_again_when_the_run_is(world):
     with pytest.raises(ExceptionGroup):
         asyncio.run(bench.arun(work))
     assert hows(bench)[-1] in {"cancelled", "interrupted"}
-    broken[0] = False
+    broken.clear()
     assert again(bench, work) == [1, 2]
     assert world.calls == ["slow", "slow"]
 
 
-def test_what_is_left_over_when_a_run_fails_is_made_again_when_the_run_is(world):
-    broken = [True]
-
-    @tool(effect="read")
-    async def fails():
-        await world.begun("slow")
-        if broken[0]:
-            raise ConnectionError("down")
-        return 1
-
-    @tool(effect="read")
-    async def slow():
-        world.calls.append("slow")
-        if broken[0]:
-            await asyncio.Event().wait()
-        return 2
+def test_what_is_left_over_when_a_run_fails_is_made_again_when_the_run_is(pair):
+    fails, slow, broken = pair
 
     async def work(agent):
         return await asyncio.gather(fails(), slow())
@@ -355,7 +316,7 @@ def test_what_is_left_over_when_a_run_fails_is_made_again_when_the_run_is(world)
     with pytest.raises(errors.ToolFailed):
         asyncio.run(bench.arun(work))
     bench.ledger.flush()
-    broken[0] = False
+    broken.clear()
     assert again(bench, work) == [1, 2]
 
 

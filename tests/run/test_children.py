@@ -47,22 +47,6 @@ def book(world):
     return world.tool()
 
 
-@pytest.fixture
-def opened(store_path):
-    """``opened()`` is the agent in a new process, as far as a program can tell."""
-    stores = []
-
-    def again(name="trip-7", **options):
-        while stores:
-            stores.pop().close()
-        stores.append(holdfast.open(store_path))
-        return stores[-1].agent(name, **options)
-
-    yield again
-    while stores:
-        stores.pop().close()
-
-
 def pack(book):
     @holdfast.durable(name="pack")
     def pack(agent, what):

@@ -126,8 +126,8 @@ def test_a_crash_anywhere_in_gather_is_finished_with_every_prefix_kept(seed):
     assert third.state_digest() == final
 
 
-def test_nested_task_groups_and_cancellation_replay_the_same():
-    end = [True]
+def nested_groups(count, end):
+    """A run of groups whose members fail and are cancelled; it crashes at its end while ``end[0]`` is true."""
 
     async def work(agent):
         agent.state["log"] = []
@@ -152,12 +152,18 @@ def test_nested_task_groups_and_cancellation_replay_the_same():
                 agent.state["log"].append(("failed", number, len(errors_found.exceptions)))
 
         async with asyncio.TaskGroup() as groups:
-            for number in range(6):
+            for number in range(count):
                 groups.create_task(group(number))
         if end[0]:
             raise Crash
         return agent.state_digest()
 
+    return work
+
+
+def test_nested_task_groups_and_cancellation_replay_the_same():
+    end = [True]
+    work = nested_groups(6, end)
     bench = Bench()
     crash(bench, work)
     digest = bench.state_digest()

@@ -15,22 +15,6 @@ class Crash(BaseException):
 
 
 @pytest.fixture
-def opened(store_path):
-    """``opened()`` is the agent in a new process, as far as a program can tell."""
-    stores = []
-
-    def again(name="trip-7", **options):
-        while stores:
-            stores.pop().close()
-        stores.append(holdfast.open(store_path))
-        return stores[-1].agent(name, **options)
-
-    yield again
-    while stores:
-        stores.pop().close()
-
-
-@pytest.fixture
 def paid():
     return []
 

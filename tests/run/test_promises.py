@@ -20,22 +20,6 @@ class Crash(BaseException):
     """The process ends here, as far as the program can tell."""
 
 
-@pytest.fixture
-def opened(store_path):
-    """``opened()`` is the agent in a new process, as far as a program can tell."""
-    stores = []
-
-    def again(name="trip-7", **options):
-        while stores:
-            stores.pop().close()
-        stores.append(holdfast.open(store_path))
-        return stores[-1].agent(name, **options)
-
-    yield again
-    while stores:
-        stores.pop().close()
-
-
 def stored(agent, path):
     """Every byte that a store holds: its files, and each record and value of the line uncompressed."""
     host = agent._host
