@@ -51,7 +51,6 @@ from holdfast.store.catalog import (
 from holdfast.store.cipher import PLAIN, Cipher, Row
 from holdfast.store.ends import Ends
 from holdfast.store.locks import BUSY_WAIT_S, StoreLock
-from holdfast.store.place import Place
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, CIPHER_STATE, EVENT, rekeying
 from holdfast.store.room import FRAMES, check_room
@@ -119,20 +118,13 @@ class Writer:
     """The one writing connection of a store in this process."""
 
     def __init__(
-        self,
-        connection: apsw.Connection,
-        lock: StoreLock,
-        witness: WitnessFile,
-        cipher: Cipher = PLAIN,
-        *,
-        place: Place,
+        self, connection: apsw.Connection, lock: StoreLock, witness: WitnessFile, cipher: Cipher = PLAIN
     ) -> None:
         self.connection = connection
-        self.place = place
         self.cipher = cipher
         self.lock = lock
         self.witness = witness
-        self.threads = threading.RLock()
+        self.threads = threading.Lock()
         self.poison: StorePoisoned | None = None
         self.busy_wait_s = BUSY_WAIT_S
         self._run = connection.cursor().execute
@@ -153,29 +145,24 @@ class Writer:
         check_room(FRAMES // 2)  # whoever has put it into the queue had more
         if self.poison is not None:
             raise self.poisoned()
-        try:  # before the locks are taken: an interrupt may come as soon as they are
-            if not self.threads.acquire(timeout=self.busy_wait_s):
-                raise StoreBusy(f"another thread kept the store for {self.busy_wait_s:g} s; nothing was written")
+        if not self.threads.acquire(timeout=self.busy_wait_s):
+            raise StoreBusy(f"another thread kept the store for {self.busy_wait_s:g} s; nothing was written")
+        try:
             if self.poison is not None:
                 raise self.poisoned()
-            if self.connection.in_transaction:
-                raise StoreBusy("a signal handler came in the middle of a transaction; nothing was written")
+            self.lock.acquire(self.busy_wait_s)
             try:
-                self.lock.acquire(self.busy_wait_s)
                 return self._transaction(change, committed)
             finally:
                 self.lock.release()
         finally:
-            try:  # noqa: SIM105 - suppress() would be called first, and an interrupt could come then
-                self.threads.release()
-            except RuntimeError:
-                pass  # they were never ours
+            self.threads.release()
 
     def _transaction(self, change: Callable[[], T], committed: Callable[[], None]) -> T:
         self._n = self._e = self._r = 0
         self._id = b""
         standing, self._standing = self._standing, None
-        begun = committing = done = False
+        begun = committing = False
         try:
             self._run("BEGIN IMMEDIATE")
             begun = True
@@ -185,14 +172,10 @@ class Writer:
                 standing = None
             self._know(standing)
             result = change()
-            self.place.check()
             committing = True
             self._run("COMMIT")
-            done = True
-            self._noted(committed)
         except BaseException as error:
-            refused = isinstance(error, apsw.Error) and not done
-            if committing and not refused and not self.connection.in_transaction:
+            if committing and not isinstance(error, Exception) and not self.connection.in_transaction:
                 self._noted(committed)  # an interrupt came after the commit was done
                 raise
             meaning = None
@@ -206,6 +189,7 @@ class Writer:
             if meaning is not None:
                 raise meaning from error
             raise
+        self._noted(committed)
         return result
 
     def _know(self, standing: Standing | None) -> None:

@@ -110,25 +110,19 @@ class Handouts:
         fresh = Snapshot(value, holder, None, data)
         if len(data) > INLINE_MAX_BYTES:
             fresh.packed = packing.leaf_data(value, data)
-        self._spoil(holder, path, fresh.packed or data)
+        self._spoil(holder, path)
         packing.snapshots[id(value)] = fresh
-        try:
-            if fields is not None and packing.encode(value) == data:
-                fresh.fields = fields
-            self._record(op.SET, path, fresh.packed or data)
-            packing.done()
-        except BaseException:
-            packing.snapshots[id(value)] = snapshot  # the next look finds the difference again
-            raise
+        if fields is not None and packing.encode(value) == data:
+            fresh.fields = fields
+        self._record(op.SET, path, fresh.packed or data)
 
-    def _spoil(self, holder: Node | Section, path: Path, data: bytes) -> None:
-        self._packing.start(holder)
+    def _spoil(self, holder: Node | Section, path: Path) -> None:
         if isinstance(holder, Section):
             holder.changed()
             return
         holder._changed(path[:-1])
         if holder._tree is not None:
-            holder._given(path[-1], data)
+            holder._edited(path[-1])
 
     def place(self, value: Any, holder: Node | Section) -> Path | None:
         """Where a value sits now."""
