@@ -121,10 +121,10 @@ def branches(saver: Any, ran: list[str], broken: list[bool], *, barrier: bool = 
         return {"trail": ["good"]}
 
     def bad(state: Trail) -> dict[str, Any]:
+        while broken[0] and "good" not in ran:  # which of the two begins first is nobody's business
+            time.sleep(0.01)
         ran.append("bad")
         if broken[0]:
-            while "good" not in ran:
-                time.sleep(0.01)
             time.sleep(0.5 if ran.count("bad") == 1 else 0)  # LangGraph takes what the other wrote meanwhile
             raise Refused("not now")
         return {"trail": ["bad"]}
