@@ -25,16 +25,26 @@ def own_tools(monkeypatch):
 
 
 @pytest.fixture
-def opened(store_path):
-    """``opened()`` is the agent in a new process, as far as a program can tell."""
+def reopened(store_path):
+    """``reopened()`` is the store in a new process, as far as a program can tell."""
     stores = []
 
-    def again(name="trip-7", **options):
+    def again():
         while stores:
             stores.pop().close()
         stores.append(holdfast.open(store_path))
-        return stores[-1].agent(name, **options)
+        return stores[-1]
 
     yield again
     while stores:
         stores.pop().close()
+
+
+@pytest.fixture
+def opened(reopened):
+    """``opened()`` is the agent in a new process."""
+
+    def again(name="trip-7", **options):
+        return reopened().agent(name, **options)
+
+    return again

@@ -55,19 +55,8 @@ def outside():
 
 
 @pytest.fixture
-def opened(store_path):
-    """``opened()`` is the store in a new process, as far as a program can tell."""
-    stores = []
-
-    def again():
-        while stores:
-            stores.pop().close()
-        stores.append(holdfast.open(store_path))
-        return stores[-1]
-
-    yield again
-    while stores:
-        stores.pop().close()
+def opened(reopened):
+    return reopened
 
 
 def test_results_come_in_the_order_of_the_items_and_finished_ones_are_skipped(opened, outside):

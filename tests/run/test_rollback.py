@@ -77,21 +77,15 @@ def book(world):
 
 
 @pytest.fixture
-def opened(store_path):
-    """``opened()`` is the agent in a new process, as far as a program can tell."""
-    stores = []
+def opened(opened):
+    """The agent in a new process, which waits for nothing."""
 
-    def again(name="trip-7", **options):
-        while stores:
-            stores.pop().close()
-        stores.append(holdfast.open(store_path))
-        agent = stores[-1].agent(name, **options)
+    def again(*args, **options):
+        agent = opened(*args, **options)
         agent._host.clock = Quick()
         return agent
 
-    yield again
-    while stores:
-        stores.pop().close()
+    return again
 
 
 def records(agent, kind):

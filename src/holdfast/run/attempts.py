@@ -79,18 +79,17 @@ class Live:
 
     def _packed(self, arguments: dict[str, Any]) -> Packed:
         """For the record. What probes and compensations are told has the defaults of the time of the call."""
-        tool, registry = self.tool, self.scope.registry
-        what = f"the arguments of {tool.name}"
+        tool = self.tool
         defaults = tool.binder.defaults
         if tool.kind != "read" and not defaults.keys() <= arguments.keys():
             seen = tool.binder.completed(arguments)
-            told = {name: seen[name] for name in seen if name in arguments or name in defaults}
             with suppress(Unencodable):  # they are looked up when somebody asks
-                packed = pack(told, registry, by_digest=False)
-                self._check_secret(packed.stowed, what)
-                return packed
-        packed = pack(arguments, registry, by_digest=tool.kind == "read")
-        self._check_secret(packed.stowed, what)
+                return self._pack({name: seen[name] for name in seen if name in arguments or name in defaults})
+        return self._pack(arguments)
+
+    def _pack(self, arguments: dict[str, Any]) -> Packed:
+        packed = pack(arguments, self.scope.registry, by_digest=self.tool.kind == "read")
+        self._check_secret(packed.stowed, f"the arguments of {self.tool.name}")
         return packed
 
     def _check_secret(self, stowed: Stowed, what: str) -> None:

@@ -109,8 +109,7 @@ def _spawning(
             hint="Spawn before or after the call.",
         )
     made = known(function)
-    given = made.binder.bind((agent.handle, *args), kwargs)
-    given.pop(next(iter(given)))  # the agent
+    given = made.given(agent.handle, args, kwargs)
     full = f"{agent.name}/{name}"
     begun = yield from perform(lane, what, (full, agent.branch_name, made.name, given), {})
     child = Child(agent, lane.scope, made, begun, args, kwargs)

@@ -32,6 +32,12 @@ class Durable:
         self.binder = Binder(function)
         self.waits = inspect.iscoroutinefunction(function)
 
+    def given(self, handle: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The arguments by name, without the agent, which is the first."""
+        given = self.binder.bind((handle, *args), kwargs)
+        given.pop(next(iter(given)))
+        return given
+
     @property
     def code(self) -> str:
         """A hash of the function's own code, to be compared on resume."""

@@ -95,9 +95,7 @@ def _given(
     agent.handle._check_writer()
     if options["change"]:
         raise BadOption("inside another run, change=True has to say which run is meant", hint="Give its id=.")
-    given = made.binder.bind((agent.handle, *args), kwargs)
-    given.pop(next(iter(given)))  # the agent
-    return made, (agent.name, agent.branch_name, made.name, given)
+    return made, (agent.name, agent.branch_name, made.name, made.given(agent.handle, args, kwargs))
 
 
 def _steps(

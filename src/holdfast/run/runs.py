@@ -398,8 +398,7 @@ def called_with(
     agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
     """The arguments by name, without the agent, and the fingerprint of function and arguments."""
-    given = made.binder.bind((agent.handle, *args), kwargs)
-    given.pop(next(iter(given)))  # the agent
+    given = made.given(agent.handle, args, kwargs)
     mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
     secrets.refuse(agent, f"the arguments of {made.name}", given)
     return given, mark

@@ -58,7 +58,7 @@ class Reader:
 
         ``arriving``: also of a thread that is not whole yet.
         """
-        row = _agent(store, thread)
+        row = agent_of(store, thread)
         branch = store._catalog.branch(row.a, name_key(branch_name(ns))) if row is not None else None
         if row is None or branch is None:
             return None
@@ -69,7 +69,7 @@ class Reader:
     @classmethod
     def all_of(cls, store: Store, registry: Registry, thread: str) -> list[Reader]:
         """Readers of all namespaces of a thread. Branches that people made of it are none."""
-        row = _agent(store, thread)
+        row = agent_of(store, thread)
         if row is None:
             return []
         branches = store._catalog.branches(row.a)
@@ -311,7 +311,8 @@ def can_be(thread: str) -> bool:
     return True
 
 
-def _agent(store: Store, thread: str) -> AgentRow | None:
+def agent_of(store: Store, thread: str) -> AgentRow | None:
+    """The agent that a thread is; None where there is none, and where there can be none."""
     return store._catalog.agent(name_key(thread)) if can_be(thread) else None
 
 

@@ -16,7 +16,7 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.codec.values import encode
-from holdfast.contrib.langgraph.reading import Reader, can_be
+from holdfast.contrib.langgraph.reading import Reader, agent_of
 from holdfast.contrib.langgraph.thread import ABOUT, ROOT, Thread, has_thread
 from holdfast.errors import BadName
 from holdfast.store.bodies import body_of
@@ -47,7 +47,7 @@ def check_thread(saver: HoldfastSaver, row: AgentRow) -> None:
 @contextmanager
 def alone(saver: HoldfastSaver, name: str) -> Iterator[Thread | None]:
     """The thread, with this process as its only writer and nothing on its way; None when there is no such thread."""
-    row = saver.store._catalog.agent(name_key(name)) if can_be(name) else None
+    row = agent_of(saver.store, name)
     if row is None:
         yield None
         return
@@ -68,7 +68,7 @@ def alone(saver: HoldfastSaver, name: str) -> Iterator[Thread | None]:
 
 def remove(saver: HoldfastSaver, name: str) -> None:
     """Remove a thread, also one that is still arriving."""
-    row = saver.store._catalog.agent(name_key(name)) if can_be(name) else None
+    row = agent_of(saver.store, name)
     if row is not None and saver.store._half(row):
         check_thread(saver, row)
         saver.store.remove(name)
