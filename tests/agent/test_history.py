@@ -143,6 +143,29 @@ def test_branch_then_tag_then_label(agent):
     assert agent.at("b") == made[0], "the branch, not the label"
 
 
+@pytest.mark.parametrize("name", ["~1", "#1", "id:abcd", "id:"])
+def test_what_a_revision_says_by_itself_is_no_name(store, agent, name):
+    """Otherwise the checkpoint that it means could not be named any more."""
+    made = steps(agent, "one", name, "three")
+    calls = (
+        lambda: agent.tag(name),
+        lambda: agent.branch(name),
+        lambda: store.tag(agent.name, name),
+        lambda: store.branch(agent.name, name),
+    )
+    for call in calls:
+        with pytest.raises(BadName):
+            call()
+    if name in {"~1", "#1"}:
+        assert agent.at(name) == made[1 if name == "~1" else 0], "not the label"
+
+
+def test_a_label_with_a_tilde(agent):
+    made = steps(agent, "zero", "one", "one~1", "two~1")
+    assert agent.at("one~1") == made[0], "one before the label"
+    assert agent.at("two~1") == made[3], "there is no two"
+
+
 def test_a_revision_of_an_agent_without_checkpoints(agent):
     assert agent.head is None
     assert agent.log() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from holdfast.errors import Damaged
+from holdfast.errors import BadOption, Damaged
 from holdfast.store import sealing
 from tests.agent.damage import everything, flipped, rows, spoil
 
@@ -87,6 +87,29 @@ def test_damaged_tail_of_the_head(store_path, made):
     assert "section log" in error.what
     lost = recovers_to(store_path, made, 9)
     assert made[9][:12] in lost
+
+
+def test_recovering_an_agent_whose_open_handle_met_the_damage(store_path, made):
+    data = rows(store_path, "SELECT data FROM tail WHERE n = 10")[0][0]
+    spoil(store_path, "UPDATE tail SET data = ? WHERE n = 10", flipped(data, -10))
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        assert store.agent("a", recover=True) is agent, "nothing is known to be wrong"
+        with pytest.raises(Damaged):
+            list(agent.state["log"])
+        agent.state["new"] = 1
+        with pytest.raises(BadOption, match="not saved"):
+            store.agent("a", recover=True)
+        del agent.state["new"]
+        agent.close()
+        agent = store.agent("a")
+        with pytest.raises(Damaged):
+            list(agent.state["log"])
+        recovered = store.agent("a", recover=True)
+        assert agent.closed
+        assert recovered.branch_name == "recovered-1"
+        assert numbers(recovered.state) == list(range(1, 10))
+        assert made[9][:12] in recovered.recovery
 
 
 def test_missing_tail_row(store_path, made):

@@ -123,6 +123,13 @@ def test_rollback_of_another_branch(cli, labels):
     assert labels()[0] == "cheaper"
 
 
+def test_rollback_says_first_what_is_not_there(program):
+    for words in [("trip-7", "--to", "nope"), ("nobody", "--to", "asked")]:
+        ended = program("rollback", *words)
+        assert "confirmed" not in ended.err
+        assert "nope" in ended.err or "nobody" in ended.err
+
+
 def test_rollback_without_anybody_to_ask_needs_yes(program, labels):
     before = labels()
     for words in [("--json",), ()]:

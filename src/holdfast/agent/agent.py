@@ -7,7 +7,7 @@ state that could not be written is still in memory with all its changes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from types import TracebackType
@@ -21,7 +21,7 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import Entry
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import check_label
+from holdfast.agent.names import check_label, check_new
 from holdfast.agent.watchers import WATCHERS
 from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
@@ -31,6 +31,7 @@ from holdfast.codec.operations import Operation
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
 from holdfast.store import sealing
+from holdfast.store.apart import apart
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event
 from holdfast.store.locks import Lease
@@ -63,6 +64,7 @@ class Agent:
     ) -> None:
         self.name = name
         self.recovery: str | None = None
+        self.damaged = False  # a section could not be read
         self._store = store
         self._row = row
         self._branch = branch
@@ -75,6 +77,7 @@ class Agent:
 
     def _explain(self, error: Damaged) -> Damaged:
         """A damage that showed while the state was read, with what can be done about it."""
+        self.damaged = True
         from holdfast.agent import recovery
 
         return recovery.explain(self._store, self.name, self._fresh_branch(), error)
@@ -140,7 +143,7 @@ class Agent:
     @property
     def dirty(self) -> bool:
         """Whether the state has changed since the last checkpoint."""
-        return self._lease is not None and self._document.changed
+        return self._writer is not None and (self._document.changed or self._writer.waiting)
 
     @property
     def digest(self) -> str:
@@ -160,6 +163,7 @@ class Agent:
 
         writer = self._check_writer()
         pending = writer.capture(self._document, check_label(label))
+        pending.apart = True
         return await asyncio.shield(asyncio.to_thread(writer.finish, self._document, pending))
 
     def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
@@ -277,6 +281,9 @@ class Agent:
 
     def _go_back(self, target: CheckpointRow, records: Sequence[Entry] = ()) -> Checkpoint:
         """Make the live state and the head those of a checkpoint. The records go to disk in the same transaction."""
+        return self._apart(lambda: self._move_back(target, records))
+
+    def _move_back(self, target: CheckpointRow, records: Sequence[Entry]) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
             self._secure(f"before rollback to {_describe(self._seen(target))}")
@@ -312,6 +319,9 @@ class Agent:
 
     def undo(self) -> Checkpoint:
         """Append a checkpoint that reverses the last one not yet undone."""
+        return self._apart(self._undo)
+
+    def _undo(self) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
             if self._document.changed:
@@ -327,6 +337,9 @@ class Agent:
 
     def redo(self) -> Checkpoint:
         """Append a checkpoint that does again what the last undo reversed."""
+        return self._apart(self._redo)
+
+    def _redo(self) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
             if self._document.changed:
@@ -334,6 +347,13 @@ class Agent:
             row = self._to_redo()
             self._become(self._store._load(row))
             return self._make(f"redo {_describe(self._seen(row))}", "redo", row.id)
+
+    def _apart(self, work: Callable[[], Checkpoint]) -> Checkpoint:
+        """Move through history where no signal handler can raise half-way between two states."""
+        for lock in (self._check_writer().writing, self._document.lock):
+            if lock._is_owned():  # type: ignore[attr-defined]
+                return work()  # in another thread it would wait for this one
+        return apart(work)
 
     def _to_undo(self) -> CheckpointRow:
         settled: dict[bytes, str] = {}
@@ -382,6 +402,7 @@ class Agent:
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
         """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""
         self._check_writer()
+        check_new(name, "a branch")
         if at is None and self.dirty:
             self.checkpoint(f"before branch {name}")
         self._store.flush()
@@ -442,19 +463,23 @@ class Agent:
 
     def close(self) -> None:
         """Let go of the branch. Changes since the last checkpoint are not saved."""
-        if self._closed:
-            return
-        self._closed = True
-        for watcher in WATCHERS:
-            watcher(self, False)
-        if self._lease is not None:
-            try:
-                batched = self._store._durability == "batched"
-                if not self._store.closed and (batched or self._store._catalog.pending):
-                    self._store.flush()
-            finally:
-                self._lease.release()
-                self._store._handles.pop(self._branch.b, None)
+        if not self._closed:
+            self._closed = True
+            for watcher in WATCHERS:
+                watcher(self, False)
+        if self._lease is not None and self._lease.held:
+            apart(lambda: self._let_go(self._lease))
+
+    def _let_go(self, lease: Lease | None) -> None:
+        try:
+            batched = self._store._durability == "batched"
+            if not self._store.closed and (batched or self._store._catalog.pending):
+                self._store.flush()
+        finally:
+            if self._store._handles.get(self._branch.b) is self:
+                del self._store._handles[self._branch.b]
+            if lease is not None:
+                lease.release()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -83,8 +83,15 @@ class Journal:
             append = self._next(records, nodes, chunks)
             if not append.records:
                 return self._end[0]
-            queued = self._catalog.enqueue(append, soon=flush)
-            end = self._end = (append.count + len(append.records), append.end)
+            end = (append.count + len(append.records), append.end)
+            try:
+                queued = self._catalog.enqueue(append, soon=flush)
+                self._end = end
+            except HoldfastError:
+                raise
+            except BaseException:
+                self._look(append)
+                raise
             if not flush or queued.done:
                 self._firm = end
         if flush:
@@ -103,11 +110,15 @@ class Journal:
             append = self._next(records, None, None)
             try:
                 yield append if append.records else None
-            except BaseException:
+                if append.records:
+                    self._end = self._firm = (append.count + len(append.records), append.end)
+            except HoldfastError:
                 self._take_back()
                 raise
-            if append.records:
-                self._end = self._firm = (append.count + len(append.records), append.end)
+            except BaseException:
+                self._look(append)
+                self._take_back()
+                raise
 
     def flush(self) -> None:
         """Return when everything appended so far is durable."""
@@ -147,6 +158,11 @@ class Journal:
                     raise
         with self._lock:
             self._firm = max(self._firm, end)
+
+    def _look(self, append: Append) -> None:
+        """Accepting records was cut short, as by an interrupt: see whether they are in the line."""
+        if append.records and self._catalog.line(self._b).count > append.count:
+            self._end = (append.count + len(append.records), append.end)
 
     def _take_back(self) -> None:
         """Give numbers back whose records will never be written, from the end as far as that goes."""

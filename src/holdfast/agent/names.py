@@ -5,9 +5,13 @@ Owns the refusal of names that could not be shown or found again. Knows nothing 
 
 from __future__ import annotations
 
+import re
+
 from holdfast.codec.wire import is_utf8
 from holdfast.errors import BadName, BadOption
 from holdfast.store.catalog import digest
+
+_REVISION = re.compile(r"^(~\d+|#\d+|id:.*)$", re.DOTALL)
 
 # Long enough for any path or address that people use as a name.
 NAME_MAX_CHARACTERS = 1024
@@ -34,6 +38,17 @@ def check_name(name: object, what: str, *, but: str = "") -> str:
     if but and but in name:
         raise BadName(f"{name!r} cannot be a name for {what}", hint=f"It stands after {but!r} in NAME{but}REV.")
     return name
+
+
+def check_new(name: object, what: str) -> str:
+    """Refuse what a revision would say by itself: the checkpoint that it means could not be named any more."""
+    new = check_name(name, what, but="@")
+    if _REVISION.match(new):
+        raise BadName(
+            f"{new!r} cannot be a name for {what}: as a revision it already means something",
+            hint="Names do not look like ~2, #17 or id:3f2a.",
+        )
+    return new
 
 
 def check_label(label: object) -> str:

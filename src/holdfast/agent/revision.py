@@ -23,9 +23,11 @@ def find(store: Store, branch: BranchRow, revision: str) -> CheckpointRow:
     line = store._line(branch.a)
     row = _named(store, line, branch, revision)
     if row is None and (match := _BACK.match(revision)):
-        row = _named(store, line, branch, match[1]) if match[1] else _head(store._catalog, branch)
+        row = _named(store, line, branch, match[1]) or _labelled(line, branch, match[1])
         if row is not None:
             row = _back(line, row, int(match[2]), revision)
+    if row is None:
+        row = _labelled(line, branch, revision)
     if row is None:
         known = [name for name, _ in store._branches(branch.a)] + list(store._tags(branch.a))
         elsewhere = next((row for row in line.rows() if Manifest.decode(row.manifest).label == revision), None)
@@ -61,7 +63,11 @@ def _named(store: Store, line: Line, branch: BranchRow, name: str) -> Checkpoint
         return _by_id(line, name[3:])
     if name.startswith("#") and name[1:].isdigit():
         return _by_depth(line, _head(catalog, branch), int(name[1:]))
-    return next((row for row in line.left(branch.head) if Manifest.decode(row.manifest).label == name), None)
+    return None
+
+
+def _labelled(line: Line, branch: BranchRow, label: str) -> CheckpointRow | None:
+    return next((row for row in line.left(branch.head) if Manifest.decode(row.manifest).label == label), None)
 
 
 def _by_id(line: Line, prefix: str) -> CheckpointRow:

@@ -24,7 +24,7 @@ from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import inherited
 from holdfast.agent.line import Line
-from holdfast.agent.names import check_name, name_key
+from holdfast.agent.names import check_name, check_new, name_key
 from holdfast.agent.revision import find
 from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
@@ -226,8 +226,15 @@ class Store:
             if readonly:
                 return self._opened(name, row, branch_row, None, None)
             known_handle = self._handles.get(branch_row.b)
-            if known_handle is not None and not known_handle.closed:
-                return known_handle
+            if known_handle is not None:
+                if not known_handle.closed and not (recover and known_handle.damaged):
+                    return known_handle
+                if not known_handle.closed and known_handle.dirty:
+                    raise BadOption(
+                        f"the handle on {name!r} has changes that are not saved",
+                        hint="Recovering begins with the newest checkpoint that can be read: close() the handle first.",
+                    )
+                known_handle.close()  # also one that an interrupt left half closed
             lost, damaged = "", branch_row.head_id
             if recover:
                 from holdfast.agent import recovery
@@ -424,6 +431,7 @@ class Store:
 
     def branch(self, name: str, new: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:
         """Begin a branch at a checkpoint, without opening it."""
+        check_new(new, "a branch")
         row, target = self._target(name, at, branch)
         self._add_branch(row, new, target)
 
@@ -468,7 +476,7 @@ class Store:
         self._set_tag(row, tag, target)
 
     def _set_tag(self, agent: AgentRow, tag: str, target: CheckpointRow) -> None:
-        check_name(tag, "a tag", but="@")
+        check_new(tag, "a tag")
         if self._catalog.branch(agent.a, name_key(tag)) is not None:
             raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
         now = now_us()

@@ -2,7 +2,9 @@
 
 Owns the queue of captures of one branch and its head. Must not know revisions, rollback or user handles.
 What always holds: captures are written in the order in which they were taken; a capture that could not be written is
-given back to the document with everything that came after it, so that the next checkpoint contains it all.
+given back to the document with everything that came after it, so that the next checkpoint contains it all. A signal
+handler may raise anywhere: a capture whose writing was cut short is either found in the catalog, and counts, or given
+back; one of which neither could be done yet waits in the queue, and the next call begins with it.
 
 Lock order: ``writing`` before the document's lock, never the other way round.
 """
@@ -25,7 +27,7 @@ from holdfast.codec.blocks import LEAF_MAX_BYTES, digest_of
 from holdfast.codec.document import Capture, Captured
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.values import decode, encode
-from holdfast.errors import StoreClosed
+from holdfast.errors import HoldfastError, StoreClosed
 from holdfast.store import sealing
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Commit, Event, metadata_digest
@@ -68,6 +70,9 @@ class Pending:
         self.note_nodes: Mapping[bytes, bytes] = {}
         self.note_chunks: Mapping[bytes, bytes] = {}
         self.n = 0  # its number, once it is written; 0 when batched
+        self.commit: Commit | None = None  # once it is on its way to the catalog, and what it will be there
+        self.made: Checkpoint | None = None
+        self.apart = False  # another thread sees to it
         self.time_us = now_us()
         self.sealed = False
         self.nodes = captured.nodes
@@ -131,19 +136,32 @@ class Writing:
         ``key`` is what it can be looked up by, ``events`` go to disk with it, ``guard`` is the covering lease.
         ``note`` makes records that go to disk with it, ``nodes`` and ``chunks`` are what these name.
         """
-        with document.lock:
-            position = self.journal.position  # before the state: what it follows from has been recorded
-            pending = Pending(document.capture(), label, kind, target, key, events, guard, position)
-            pending.note, pending.note_nodes, pending.note_chunks = note, nodes or {}, chunks or {}
-            self._unsealed += 1
-            self._unsealed_bytes += _ROW_BYTES + operations_size(pending.captured.operations)
-            if self._seal_is_due(document):
-                nodes, pending.items = document.unstored()
-                pending.nodes = {**pending.captured.nodes, **nodes}
-                pending.sealed = True
-                self._unsealed = self._unsealed_bytes = 0
-            self._queue.append(pending)
-            return pending
+        captured = None
+        found: dict[bytes, bytes] = {}
+        queued = False
+        try:
+            with document.lock:
+                position = self.journal.position  # before the state: what it follows from has been recorded
+                captured = document.capture()
+                pending = Pending(captured, label, kind, target, key, events, guard, position)
+                pending.note, pending.note_nodes, pending.note_chunks = note, nodes or {}, chunks or {}
+                self._unsealed += 1
+                self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
+                if self._seal_is_due(document):
+                    found, items = document.unstored()
+                    if document.stands(captured, found):
+                        pending.nodes, pending.items = {**captured.nodes, **found}, items
+                        pending.sealed = True
+                        self._unsealed = self._unsealed_bytes = 0
+                queued = True  # no call before the next one: an interrupt cannot part them
+                self._queue.append(pending)
+                return pending
+        except BaseException:
+            if captured is not None and not queued:
+                with document.lock:
+                    document.restore(captured._replace(nodes={**captured.nodes, **found}))
+                    self._unsealed = sealing.SEAL_CHECKPOINTS
+            raise
 
     def _seal_is_due(self, document: Captured) -> bool:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
@@ -164,12 +182,13 @@ class Writing:
             while not pending.done:
                 first = self._queue[0]
                 try:
-                    first.result = self._write(first)
-                except BaseException as error:
+                    self._write(first)
+                except HoldfastError as error:
                     self._give_back(document, error)
                     raise
-                first.done = True
-                self._queue.popleft()
+                except BaseException as error:
+                    self._cut_short(document, first, error)
+                    raise
         if pending.error is not None:
             raise pending.error
         if pending.result is None:
@@ -187,16 +206,36 @@ class Writing:
     def still(self, document: Captured) -> Iterator[None]:
         """Inside, no capture is on its way, and no other thread changes or captures the state: history can be moved."""
         with self.writing:
-            self.settle(document)
-            document.lock.acquire()
-            while self._queue:  # a capture slipped in between the two locks
-                document.lock.release()
+            while True:
                 self.settle(document)
-                document.lock.acquire()
+                with document.lock:
+                    if not self._queue:  # otherwise a capture slipped in between the two locks
+                        yield
+                        return
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a capture waits for the next call, because the one that took it was cut short."""
+        return any(not pending.apart for pending in tuple(self._queue))
+
+    def _cut_short(self, document: Captured, first: Pending, error: BaseException) -> None:
+        """Writing ended by something that says nothing of the store, as an interrupt does: see what became of it."""
+        if first.done:
+            return
+        if first.made is not None:
             try:
-                yield
-            finally:
-                document.lock.release()
+                if self._landed(first):
+                    return
+            except HoldfastError:
+                return  # nobody can tell now: the next call asks again
+        self._give_back(document, error)
+
+    def _landed(self, pending: Pending) -> bool:
+        """Whether a capture whose writing was cut short is in the catalog all the same. If not, it never will be."""
+        if pending.commit is None or not self._store._catalog.landed(pending.commit):
+            return False
+        self._written(pending)
+        return True
 
     def _give_back(self, document: Captured, error: BaseException) -> None:
         with document.lock:
@@ -206,7 +245,9 @@ class Writing:
                 pending.done, pending.error = True, error
             self._unsealed = sealing.SEAL_CHECKPOINTS  # the next one makes the state whole in the catalog
 
-    def _write(self, pending: Pending) -> Checkpoint:
+    def _write(self, pending: Pending) -> None:
+        if pending.made is not None and self._landed(pending):
+            return
         operations, values = encode_operations(pending.captured.operations, pending.time_us)
         described, description = self._describe()
         manifest = Manifest(
@@ -249,16 +290,27 @@ class Writing:
             events=[*self._fork_event(made), *pending.events] if onto is not None else pending.events,
             guard=pending.guard,
         )
-        if pending.note is None:
+        records = pending.note(made) if pending.note is not None else None
+        pending.commit, pending.made = commit, made
+        if records is None:
             pending.n = self._store._catalog.commit(commit) or 0
         else:
-            with self.journal.carrying(pending.note(made)) as append:
-                pending.n = self._store._catalog.commit(replace(commit, append=append)) or 0
-        self._metadata_written = described
+            with self.journal.carrying(records) as append:
+                pending.commit = replace(commit, append=append)
+                pending.n = self._store._catalog.commit(pending.commit) or 0
+        self._written(pending)
+        self._store._tending.made(self._agent)
+
+    def _written(self, pending: Pending) -> None:
+        """It is in the catalog. Nothing here can be cut in two by an interrupt but from outside: see ``_cut_short``."""
+        made = pending.made
+        if made is None:
+            return
+        self._metadata_written = made._manifest.metadata
         self.head = self.newest = made
         self.branch_head = made._id
-        self._store._tending.made(self._agent)
-        return made
+        pending.result, pending.done = made, True
+        self._queue.popleft()
 
     def _fork_event(self, made: Checkpoint) -> list[Event]:
         """The branch leaves its line: said in the history, as a rollback is."""

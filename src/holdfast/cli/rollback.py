@@ -75,6 +75,8 @@ def rollback(
         Print JSON (schema holdfast.rollback/1). Needs --yes or --dry-run.
     """
     if not dry_run and not yes and (json or not sys.stdin.isatty()):
+        with session.reading() as store:
+            reader(store, *on_branch(store, agent)).at(to)  # what is not there is said first
         raise BadOption(
             "rollback was not confirmed", hint="There is nobody to ask here: add --yes, or --dry-run to look first."
         )

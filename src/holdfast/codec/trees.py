@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import compress
 from operator import is_not
+from typing import Any
 
 from blake3 import blake3
 
@@ -25,6 +26,7 @@ from holdfast.codec.blocks import (
     finish,
     leaf_items,
     leaf_node,
+    node_digest,
 )
 from holdfast.codec.indexes import Child, Index, extend, index_raw, regroup, start_of
 
@@ -47,6 +49,7 @@ class Leaf:
         "hasher",
         "items",
         "keys",
+        "now",
         "pending",
         "size",
         "start",
@@ -66,6 +69,8 @@ class Leaf:
         self.keys: dict[object, None] | None = None  # the items' keys; only in dicts of several leaves
         self.items: list[bytes] | None = None  # encodings as of the last digest, of a leaf that is edited in place
         self.edits: set[object] | None = None  # what was edited since then (see Tree.spoil); None: it is not known
+        # What the items' encodings are by what the container was told, while the digest is not: the container's own.
+        self.now: Any = None
 
     def spoil(self) -> None:
         """Something inside changed: everything but the place is to be found out again."""
@@ -144,7 +149,7 @@ class Tree:
             leaf.pending.append(encoding)
         return leaf
 
-    def spliced(self, start: int, removed: int, added: int) -> None:
+    def spliced(self, start: int, removed: int, added: int, encodings: Sequence[bytes] = ()) -> None:
         """``removed`` list items at ``start`` gave way to ``added`` others."""
         self.root = None
         self.scattered = True
@@ -152,6 +157,8 @@ class Tree:
         first = self.leaves[position]
         self.spoil(first)
         taken = min(removed, first.start + first.count - start)
+        if first.now is not None:
+            first.now[start - first.start : start - first.start + taken] = encodings
         first.count += added - taken
         left = removed - taken
         stop = position + 1
@@ -159,6 +166,8 @@ class Tree:
             leaf = self.leaves[stop]
             self.spoil(leaf)
             taken = min(left, leaf.count)
+            if leaf.now is not None:
+                del leaf.now[:taken]
             leaf.count -= taken
             left -= taken
             if leaf.count == 0:
@@ -272,6 +281,7 @@ class Tree:
     def _grow(self, leaf: Leaf) -> tuple[list[Leaf], int]:
         """The common case, appending: feed the running hasher instead of encoding the leaf again."""
         waiting, leaf.pending = leaf.pending, []
+        leaf.now = None
         done = leaf.count - len(waiting)
         made = []
         hasher = leaf.hasher or self._hasher()
@@ -304,13 +314,23 @@ class Tree:
             return False
         self._finish(leaf, payload, closed=closed)
         self._name(leaf)
-        leaf.items = items
+        leaf.items, leaf.now = items, None
         return True
 
     def _name(self, leaf: Leaf) -> None:
         digest: bytes = leaf.digest  # type: ignore[assignment] # it has one by now
         leaf.stored = digest in self.known
         leaf.entry = digest + leaf.count.to_bytes(8, "big")
+
+    def proves(self, leaf: Leaf, items: list[bytes]) -> bool:
+        """Whether these are the encodings that the leaf's digest, or its hasher, was made of."""
+        if leaf.digest is None and leaf.hasher is None:
+            return True  # nothing is known of it yet
+        hasher = self._hasher()
+        hasher.update(b"".join(items))
+        count = leaf.count - len(leaf.pending)
+        known = leaf.digest if leaf.digest is not None or leaf.hasher is None else finish(leaf.hasher, count)
+        return len(items) == count and finish(hasher, count) == known
 
     def _hasher(self) -> blake3:
         return blake3(NODE_TAG + self.kind + b"\0")
@@ -330,7 +350,7 @@ class Tree:
             if used and not waiting:
                 break  # the last cut fell where another leaf begins
             used += 1
-            edited = edited or old.edits is not None
+            edited = edited or old.edits is not None or old.now is not None
             keys = iter(old.keys) if old.keys is not None else None
             for item in encode_run(old):
                 if keys is not None:
@@ -397,17 +417,22 @@ class Tree:
         """
         for leaf in self.leaves:
             if not leaf.stored:
-                leaf.stored = True
-                assert leaf.digest is not None  # noqa: S101 - a type narrowing
-                items = encode_run(leaf)
-                yield leaf.digest, leaf_node(self.kind, items), items
+                digest, items = leaf.digest, encode_run(leaf)
+                raw = leaf_node(self.kind, items)
+                # A signal handler may have changed it meanwhile, or C code what it holds: then this is another node.
+                if digest is None or leaf.digest is not digest or node_digest(raw) != digest:
+                    continue
+                yield digest, raw, items
+                leaf.stored = leaf.digest is digest  # only now: the caller has it, whatever comes in between
         children: Sequence[Child] = self.leaves
         for level, above in enumerate(self.levels, 1):
             for index in above:
                 if not index.stored:
+                    digest, raw = index.digest, index_raw(self.kind, level, children, index.start, index.span)
+                    if digest is None or node_digest(raw) != digest:
+                        continue
+                    yield digest, raw, []
                     index.stored = True
-                    assert index.digest is not None  # noqa: S101 - a type narrowing
-                    yield index.digest, index_raw(self.kind, level, children, index.start, index.span), []
             children = above
 
     def count(self) -> int:

@@ -97,6 +97,17 @@ class Accepting(Contents):
             raise
         return waiting.result
 
+    def landed(self, commit: Commit) -> bool:
+        """After ``commit`` was cut short by something that is no error of the store: whether it is written.
+
+        If it is not, it never will be: one that waits in the queue is taken out. Nothing else of its branch may have
+        been accepted since.
+        """
+        self._usable()
+        if self._batches is not None and self._batches.recall(commit):
+            return False
+        return self.branch_row(commit.b).head_id == commit.id
+
     def append(self, append: Append, *, flush: bool) -> None:
         """Write records: with everything that waits, before this returns; or, without ``flush``, soon."""
         queued = self.enqueue(append, soon=flush)
@@ -139,6 +150,7 @@ class Accepting(Contents):
     def _write_bulk(self, writer: Writer, item: Commit | Append, change: Callable[[NewPack | None], int]) -> int:
         """Packs first, then the transaction that names them. Chunks that are stored already are not written again."""
         self._queue(writer).flush(item.b)
+        writer.place.check()  # before a pack goes to a directory that is not this store's any more
         unique = dict(item.chunks)
         while True:
             new = [(digest, data) for digest, data in unique.items() if self.chunk_row(digest) is None]

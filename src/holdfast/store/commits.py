@@ -67,7 +67,7 @@ class Batches:
 
     def __init__(self, writer: Writer) -> None:
         self._writer = writer
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # it can be told whether this thread has it: see _lock_again
         self._changed = threading.Condition(self._lock)  # for callers
         self._work = threading.Condition(self._lock)  # for the thread
         self._queue: deque[Waiting] = deque()  # in the order of numbers, those being written included
@@ -114,11 +114,12 @@ class Batches:
                 self._raise_lost(item.b)
             if not soon:
                 self._start()  # before the item is accepted: it may raise
-            self._put += 1
-            waiting.number = self._put
-            self._queue.append(waiting)
+            commits = self._commits + isinstance(item, Commit)
+            # No call before the last of these: an interrupt cannot part them.
+            waiting.number = self._put = self._put + 1
             self._queue_bytes += waiting.size_bytes
-            self._commits += isinstance(item, Commit)
+            self._commits = commits
+            self._queue.append(waiting)
             if not soon and self._idle:
                 self._work.notify()
         return waiting
@@ -142,7 +143,7 @@ class Batches:
         """
         with self._lock:
             while self._writing and not waiting.done:
-                self._changed.wait()
+                self._wait()
             later = (other for other in self._queue if other.number > waiting.number)
             if waiting.done or any(other.stands_on(waiting) for other in later):
                 return False
@@ -151,6 +152,12 @@ class Batches:
                 self._failure = None if isinstance(self._failure, _PASSING) else self._failure
             self._changed.notify_all()
             return True
+
+    def recall(self, item: Commit) -> bool:
+        """Take a checkpoint out of the queue whose ``put`` was cut short. False when it is not there."""
+        with self._lock:
+            found = next((waiting for waiting in self._queue if waiting.item is item), None)
+            return found is not None and self.withdraw(found)
 
     def flush(self, b: int | None = None) -> None:
         """Wait until everything put so far is durable. Raises if it is not: of one branch, or of any."""
@@ -201,15 +208,28 @@ class Batches:
     def _push(self, wait_s: float | None) -> None:
         """Write what has gathered, or wait for whoever is doing so."""
         if self._writing:
-            self._changed.wait(wait_s)
+            self._wait(wait_s)
         else:
             self._write()
+
+    def _wait(self, wait_s: float | None = None) -> None:
+        """Wait for whoever is writing. The lock is held again afterwards, also when an interrupt ends it."""
+        try:
+            self._changed.wait(wait_s)
+        except BaseException:
+            self._lock_again()
+            raise
+
+    def _lock_again(self) -> None:
+        """Hold the lock, once, whether an interrupt came before or after it was taken."""
+        if not self._lock._is_owned():  # type: ignore[attr-defined]  # noqa: SLF001 - nothing else tells
+            self._lock.acquire()
 
     def _retry(self) -> None:
         """After a failure that can pass: try once more, and raise what comes of it."""
         if isinstance(self._failure, _PASSING):
             while self._writing:
-                self._changed.wait()
+                self._wait()
             if self._queue and self._failure is not None:
                 self._write()
         self._raise_failure()
@@ -223,8 +243,8 @@ class Batches:
         whole = False
         self._writing = True
         try:
-            self._lock.release()
             try:
+                self._lock.release()
                 lost = self._transaction(batch, committed)
                 whole = True
             except HoldfastError as error:
@@ -232,16 +252,24 @@ class Batches:
                 whole = True
             except (MemoryError, RecursionError):  # of this moment: all of it was undone, and still waits
                 raise
-            except Exception as error:  # noqa: BLE001  one that escaped here would make every flush hang
+            except Exception as error:
+                if threading.current_thread() is not self._thread:
+                    raise  # a signal handler's, perhaps: as an interrupt
                 failure = StoreFailed(f"writing a batch of changes: {error!r}")
                 whole = True
             finally:
-                self._lock.acquire()
+                try:
+                    self._lock.acquire()
+                except BaseException:
+                    self._lock_again()
+                    raise
         finally:
-            self._writing = False
-            if whole or committed:  # otherwise an interrupt came before the end: all of it still waits
-                self._finish(batch, lost, failure)
-            self._changed.notify_all()
+            over = batch if whole or committed else []  # otherwise an interrupt came before: all of it still waits
+            try:
+                self._conclude(over, lost, failure)
+            except BaseException:
+                self._conclude(over, lost, failure)  # an interrupt came in the middle of it
+                raise
 
     def _transaction(self, batch: list[Waiting], committed: list[bool]) -> dict[int, HoldfastError]:
         """Returns the branches that were refused, whose later items go with the refused one."""
@@ -275,6 +303,13 @@ class Batches:
                 raise
         return lost
 
+    def _conclude(self, batch: list[Waiting], lost: dict[int, HoldfastError], failure: HoldfastError | None) -> None:
+        """Say what became of a batch. Doing it again, or the rest of it, changes nothing."""
+        if batch:
+            self._finish(batch, lost, failure)
+        self._writing = False
+        self._changed.notify_all()
+
     def _finish(self, batch: list[Waiting], lost: dict[int, HoldfastError], failure: HoldfastError | None) -> None:
         self._failure = failure
         if failure is not None:
@@ -296,7 +331,8 @@ class Batches:
                 waiting.error = error
             self._remove(dropped)
             self._lost[b] = error
-            self._untold.append(error)
+            if error not in self._untold:
+                self._untold.append(error)
         if isinstance(failure, StorePoisoned):
             for waiting in self._queue:
                 waiting.error = failure
@@ -304,11 +340,17 @@ class Batches:
 
     def _remove(self, items: Sequence[Waiting]) -> None:
         gone = {waiting.number for waiting in items}
+        left: deque[Waiting] = deque()
+        size_bytes, commits = self._queue_bytes, self._commits
+        for waiting in self._queue:
+            if waiting.number in gone:
+                size_bytes -= waiting.size_bytes
+                commits -= isinstance(waiting.item, Commit)
+            else:
+                left.append(waiting)
         for waiting in items:
             waiting.done = True
-            self._queue_bytes -= waiting.size_bytes
-            self._commits -= isinstance(waiting.item, Commit)
-        self._queue = deque(waiting for waiting in self._queue if waiting.number not in gone)
+        self._queue, self._queue_bytes, self._commits = left, size_bytes, commits
 
     # The thread
 
@@ -340,7 +382,7 @@ class Batches:
             while not self._stopping and self._queue and (left := deadline - time.monotonic()) > 0:
                 self._work.wait(left)
             while self._writing:
-                self._changed.wait()
+                self._wait()
             if self._stopping and (not self._queue or self._failure is not None):
                 return False
             if self._queue and (self._failure is None or isinstance(self._failure, _PASSING)):

@@ -32,6 +32,7 @@ from holdfast.errors import (
 )
 from holdfast.store import files, forks, keys, seen, upgrade, witness
 from holdfast.store.accepting import Accepting
+from holdfast.store.apart import apart
 from holdfast.store.catalog import (
     AgentRow,
     Append,
@@ -50,6 +51,7 @@ from holdfast.store.keys import Secret
 from holdfast.store.locks import BUSY_WAIT_S, Lease, Leases, StoreLock, describe_self
 from holdfast.store.opening import Clock, check_facts, create_store, lost_commits, now_us, open_reader, unlock
 from holdfast.store.packs import Io, Packs
+from holdfast.store.place import Place
 from holdfast.store.reading import Reading
 from holdfast.store.sqlite import connect, reading_error
 from holdfast.store.tiering import Tiers
@@ -222,7 +224,8 @@ class Embedded(Accepting):
             connection.execute(f"PRAGMA journal_size_limit={LOG_KEEP_BYTES}").fetchall()
             connection.set_wal_hook(self._folding.committed)
             witness_file = WitnessFile(self._layout.witness, self._seen)
-            self._writer = Writer(connection, lock, witness_file, self._cipher)
+            place = Place(self._layout.catalog)
+            self._writer = Writer(connection, lock, witness_file, self._cipher, place=place)
         except (StoreReadOnly, OSError, apsw.Error) as error:
             if lock is not None:
                 lock.close()
@@ -540,8 +543,10 @@ class Embedded(Accepting):
         Raises when batched commits cannot be made durable. When the disk is full the store then stays open, so that
         it can be tried again; after any other failure it is closed all the same.
         """
-        if self._refusal is not None:
-            return
+        if self._refusal is None:
+            apart(self._close)
+
+    def _close(self) -> None:
         for work in list(self.before_close):
             work()
         failure: HoldfastError | None = None

@@ -65,34 +65,39 @@ class StoreLock:
         """``readonly``: the file is there and cannot be written, as on a disk that is being rescued."""
         self._fd = open_lock(path, readonly=readonly)
         self._state = threading.Lock()
-        self._wanted = threading.Semaphore(0)
-        self._granted = threading.Event()
+        # Plain locks as bells, because ringing one is a single step, which an interrupt cannot cut in two.
+        self._wanted = threading.Lock()
+        self._wanted.acquire()
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._granted = False
         self._helper: threading.Thread | None = None
         self._waiting = False  # the helper is in flock, or has it and nobody took it over yet
         self._abandoned = False  # nobody waits for the helper any more: it must give the lock back
 
     def acquire(self, wait_s: float = BUSY_WAIT_S) -> None:
-        with self._state:
-            # While the helper is in flock on this descriptor, a try from here would succeed together with it.
-            if not self._waiting:
-                if _try_flock(self._fd):
-                    return
-                self._granted.clear()
-                self._waiting = True
-                self._start_helper()
-                self._wanted.release()
-            self._abandoned = False
         try:
-            granted = self._granted.wait(wait_s)
+            with self._state:
+                # While the helper is in flock on this descriptor, a try from here would succeed together with it.
+                if not self._waiting:
+                    if _try_flock(self._fd):
+                        return
+                    self._start_helper()
+                    self._bell.acquire(blocking=False)
+                    self._granted, self._waiting = False, True
+                    self._wanted.release()
+                self._abandoned = False
+            self._bell.acquire(timeout=wait_s)
+            if not self._stop_waiting(keep=True):
+                raise StoreBusy(
+                    f"other writers kept the store for {wait_s:g} s; nothing was written",
+                    hint="Look for a stopped or hanging process that has this store open, then try again.",
+                )
+        except StoreBusy:
+            raise
         except BaseException:
             self._stop_waiting(keep=False)
             raise
-        if not granted and not self._stop_waiting(keep=True):
-            raise StoreBusy(
-                f"other writers kept the store for {wait_s:g} s; nothing was written",
-                hint="Look for a stopped or hanging process that has this store open, then try again.",
-            )
-        self._waiting = False
 
     def release(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -101,7 +106,8 @@ class StoreLock:
         """Free the descriptor, and with it the lock."""
         with self._state:
             fd, self._fd = self._fd, -1
-            self._wanted.release()
+            if self._wanted.locked():
+                self._wanted.release()
         if fd >= 0:
             close_quietly(fd)
 
@@ -114,18 +120,19 @@ class StoreLock:
     def _stop_waiting(self, *, keep: bool) -> bool:
         """Leave the queue. True if the lock came at the last moment and ``keep`` says to take it."""
         with self._state:
-            if not self._granted.is_set():
+            if self._waiting and not self._granted:
                 self._abandoned = True
                 return False
+            self._waiting = False
             if not keep:
-                self._waiting = False
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
             return keep
 
     def _start_helper(self) -> None:
         if self._helper is None:
-            self._helper = threading.Thread(target=self._queue, name="holdfast-queue", daemon=True)
-            self._helper.start()
+            helper = threading.Thread(target=self._queue, name="holdfast-queue", daemon=True)
+            helper.start()
+            self._helper = helper
 
     def _queue(self) -> None:
         while True:
@@ -141,7 +148,8 @@ class StoreLock:
                     fcntl.flock(fd, fcntl.LOCK_UN)
                     self._abandoned = self._waiting = False
                 else:
-                    self._granted.set()
+                    self._granted = True
+                    self._bell.release()
 
 
 def describe_self(since_us: int) -> dict[str, object]:

@@ -51,6 +51,7 @@ from holdfast.store.catalog import (
 from holdfast.store.cipher import PLAIN, Cipher, Row
 from holdfast.store.ends import Ends
 from holdfast.store.locks import BUSY_WAIT_S, StoreLock
+from holdfast.store.place import Place
 from holdfast.store.ranges import Ranges
 from holdfast.store.reading import CHECKPOINT, CIPHER_STATE, EVENT, rekeying
 from holdfast.store.room import FRAMES, check_room
@@ -118,13 +119,20 @@ class Writer:
     """The one writing connection of a store in this process."""
 
     def __init__(
-        self, connection: apsw.Connection, lock: StoreLock, witness: WitnessFile, cipher: Cipher = PLAIN
+        self,
+        connection: apsw.Connection,
+        lock: StoreLock,
+        witness: WitnessFile,
+        cipher: Cipher = PLAIN,
+        *,
+        place: Place,
     ) -> None:
         self.connection = connection
+        self.place = place
         self.cipher = cipher
         self.lock = lock
         self.witness = witness
-        self.threads = threading.Lock()
+        self.threads = threading.RLock()
         self.poison: StorePoisoned | None = None
         self.busy_wait_s = BUSY_WAIT_S
         self._run = connection.cursor().execute
@@ -145,24 +153,29 @@ class Writer:
         check_room(FRAMES // 2)  # whoever has put it into the queue had more
         if self.poison is not None:
             raise self.poisoned()
-        if not self.threads.acquire(timeout=self.busy_wait_s):
-            raise StoreBusy(f"another thread kept the store for {self.busy_wait_s:g} s; nothing was written")
-        try:
+        try:  # before the locks are taken: an interrupt may come as soon as they are
+            if not self.threads.acquire(timeout=self.busy_wait_s):
+                raise StoreBusy(f"another thread kept the store for {self.busy_wait_s:g} s; nothing was written")
             if self.poison is not None:
                 raise self.poisoned()
-            self.lock.acquire(self.busy_wait_s)
+            if self.connection.in_transaction:
+                raise StoreBusy("a signal handler came in the middle of a transaction; nothing was written")
             try:
+                self.lock.acquire(self.busy_wait_s)
                 return self._transaction(change, committed)
             finally:
                 self.lock.release()
         finally:
-            self.threads.release()
+            try:  # noqa: SIM105 - suppress() would be called first, and an interrupt could come then
+                self.threads.release()
+            except RuntimeError:
+                pass  # they were never ours
 
     def _transaction(self, change: Callable[[], T], committed: Callable[[], None]) -> T:
         self._n = self._e = self._r = 0
         self._id = b""
         standing, self._standing = self._standing, None
-        begun = committing = False
+        begun = committing = done = False
         try:
             self._run("BEGIN IMMEDIATE")
             begun = True
@@ -172,10 +185,14 @@ class Writer:
                 standing = None
             self._know(standing)
             result = change()
+            self.place.check()
             committing = True
             self._run("COMMIT")
+            done = True
+            self._noted(committed)
         except BaseException as error:
-            if committing and not isinstance(error, Exception) and not self.connection.in_transaction:
+            refused = isinstance(error, apsw.Error) and not done
+            if committing and not refused and not self.connection.in_transaction:
                 self._noted(committed)  # an interrupt came after the commit was done
                 raise
             meaning = None
@@ -189,7 +206,6 @@ class Writer:
             if meaning is not None:
                 raise meaning from error
             raise
-        self._noted(committed)
         return result
 
     def _know(self, standing: Standing | None) -> None:

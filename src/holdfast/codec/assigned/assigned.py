@@ -268,10 +268,16 @@ class Assigned:
 
     def capture(self) -> Capture:
         """Everything since the last capture, and the digests of the state as it is now."""
-        with self.lock:
-            captured = Capture(self.digests(), self._operations, self._nodes, self._chunks)
-            self._operations, self._nodes, self._chunks = [], {}, {}
+        captured = None
+        try:
+            with self.lock:
+                captured = Capture(self.digests(), self._operations, self._nodes, self._chunks)
+                self._operations, self._nodes, self._chunks = [], {}, {}  # no call: an interrupt cannot part them
             return captured
+        except BaseException:
+            if captured is not None:
+                self.restore(captured)
+            raise
 
     def restore(self, captured: Capture) -> None:
         """A capture could not be written: everything in it is still to be written."""
@@ -288,6 +294,10 @@ class Assigned:
                     parts.nodes.update((digest, b"") for digest in captured.nodes if digest in parts.nodes)
                     parts.chunks.update((digest, b"") for digest in captured.chunks if digest in parts.chunks)
 
+    def stands(self, captured: Capture, nodes: dict[bytes, bytes]) -> bool:  # noqa: ARG002 - nobody writes into it
+        """Whether nodes that were found after a capture are those of its state."""
+        return True
+
     def unstored_bytes(self) -> int:
         """About how much ``unstored`` would have to write."""
         with self.lock:
@@ -298,20 +308,24 @@ class Assigned:
 
         With them, where each item sits: its encoding -> node and offset, for values that can move there.
         """
-        with self.lock:
-            found: dict[bytes, bytes] = {}
-            places: dict[bytes, tuple[bytes, int]] = {}
-            for name, held in self._sections.items():
-                if held.stored:
-                    continue
-                self._loaded(name)
-                for digest, node, items in held.unstored_nodes():
-                    found[digest] = node
-                    offset = 2
-                    for item in items:
-                        places[item] = digest, offset
-                        offset += len(item)
+        found: dict[bytes, bytes] = {}
+        places: dict[bytes, tuple[bytes, int]] = {}
+        try:
+            with self.lock:
+                for name, held in self._sections.items():
+                    if held.stored:
+                        continue
+                    self._loaded(name)
+                    for digest, node, items in held.unstored_nodes():
+                        found[digest] = node
+                        offset = 2
+                        for item in items:
+                            places[item] = digest, offset
+                            offset += len(item)
             return found, places
+        except BaseException:
+            self._nodes.update(found)  # they count as stored, so they go with the next capture
+            raise
 
     # -- other states -------------------------------------------------------------------------------------
 

@@ -24,9 +24,11 @@ from holdfast.codec.document.watches import Watches
 from holdfast.codec.nodes import FLAT, Node, Path
 from holdfast.codec.operations import Operation
 from holdfast.codec.shapes import Adapted
+from holdfast.codec.trails import Trail
+from holdfast.codec.trees import Leaf
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.errors import Damaged, ReadOnly, Unencodable, Untracked
+from holdfast.errors import Damaged, HoldfastError, ReadOnly, Unencodable, Untracked
 
 T = TypeVar("T")
 
@@ -50,7 +52,13 @@ class Document(SectionMapping):
         self.paranoid = paranoid
         self.guard: Callable[[], None] | None = None  # called before every change; raises when the handle is not usable
         self.met: list[Any] = []
-        self.surprises: set[str] = set()  # sections in which C code changed a list without telling
+        self.busy: Any = None
+        self.changing: Any = None
+        self.trails: list[Trail] = []
+        # Sections whose operations may not lead to what they hold: C code changed something without telling, or an
+        # exception from outside came in the middle of a change.
+        self._doubtful: set[str] = set()
+        self._whole: set[str] = set()  # sections that are being put in or taken out
         self._dirty = False
         self._source = source
         self._replaying = False
@@ -115,6 +123,7 @@ class Document(SectionMapping):
                 continue  # put back where it is, as after `state["x"] += [1]`
             section = section or Section(name)
             plan.append((section, *self._intake.take(value, section, name, [], leaving)))
+        self._under_way(*gone, *(section.name for section, _, _ in plan))
         self._intake.commit()
         for name in gone:
             self._remove(name)
@@ -125,6 +134,16 @@ class Document(SectionMapping):
             self._sections[section.name] = section
             self._put(section, taken)
             self.record(op.SET, [section.name], data)
+            section.trail = Trail(data, 1)
+        self._whole.clear()
+
+    def _under_way(self, *names: str) -> None:
+        """Sections come and go: until ``_whole`` is emptied again, these may be half-way."""
+        if self.changing is not None:
+            self.distrust(self.changing)
+            self.changing = None
+        self._doubtful |= self._whole
+        self._whole.update(names)
 
     def _put(self, section: Section, taken: Any) -> None:
         section.loaded = True
@@ -143,7 +162,9 @@ class Document(SectionMapping):
             self.check_writable()
             if name not in self._sections:
                 raise KeyError(name)
+            self._under_way(name)
             self._remove(name)
+            self._whole.clear()
 
     def replace(self, value: Any) -> None:
         """Make these the sections, all or none of the change."""
@@ -188,9 +209,48 @@ class Document(SectionMapping):
                 data = self._adapted.pop(path[0])
                 if len(path) > 1 or code not in {op.SET, op.DELETE}:
                     self._operations.append(Operation(time.time_ns() // 1000, op.SET, path[:1], (data,)))
-            self._operations.append(Operation(time.time_ns() // 1000, code, path, args))
+            operation = Operation(time.time_ns() // 1000, code, path, args)
+            self._operations.append(operation)
+            if self.changing is not None:
+                for trail in self.trails:
+                    trail.operations.append(operation)
             if len(self._operations) > op.OPERATIONS_MAX:
                 self._fold()
+
+    def distrust(self, node: Any) -> None:
+        """What a container holds may not be what its operations lead to."""
+        if self._packing.lenient or node is self:
+            return
+        while isinstance(node, Node):
+            if node._tree is not None:
+                node._tree.root = None
+            node = node._parent
+        if node is not None and not self._replaying:
+            node.changed()
+            self._doubtful.add(node.name)
+
+    def steady(self, node: Any, leaf: Leaf) -> list[bytes]:
+        """The encodings of a leaf's items before a change."""
+        try:
+            return node._run(leaf)  # type: ignore[no-any-return]
+        except Moving:
+            # A handed-out value was changed, and what it was is not known as bytes. The next look at it records what
+            # it is; until then the leaf cannot be proved.
+            self._packing.lenient = True
+            try:
+                return node._run(leaf)  # type: ignore[no-any-return]
+            finally:
+                self._packing.lenient = False
+
+    def resolved(self, trail: Trail, node: Any, key: Any, child: Any) -> bytes:
+        """How an item is encoded in which there were changes. What its operations do not lead to is saved as well."""
+        data = self.pack(child)
+        if not self._replaying and not trail.leads_to(data, self.pack_key):
+            path = node._path()
+            if path is not None:
+                self._packing.keep(child)
+                self._operations.append(Operation(time.time_ns() // 1000, op.SET, [*path, key], (data,)))
+        return data
 
     def _fold(self) -> None:
         """Too many operations: keep what they amount to."""
@@ -288,7 +348,20 @@ class Document(SectionMapping):
         """The digest of a section's content."""
         if section.digest is None:
             value = section.value
-            section.digest = value._digest() if isinstance(value, Node) else self._packing.root(value)[0]
+            trail, section.trail = section.trail, None
+            if trail is not None and isinstance(value, Node) and not self._replaying:
+                data = self.pack(value)
+                if not trail.leads_to(data, self.pack_key):
+                    self._packing.keep(value)
+                    self._operations.append(Operation(time.time_ns() // 1000, op.SET, [section.name], (data,)))
+            try:
+                section.digest = value._digest() if isinstance(value, Node) else self._packing.root(value)[0]
+            except (Moving, HoldfastError):
+                raise
+            except BaseException:  # an interrupt: its trees may be half made
+                if not self._replaying:
+                    self._doubtful.add(section.name)
+                raise
         return section.digest
 
     def _settled(self, work: Callable[[], T]) -> T:
@@ -348,34 +421,86 @@ class Document(SectionMapping):
         """Section digests of the live state."""
         with self.lock:
             self._handouts.check()
-            return self._settled(self._all_digests)
+            return self._settled(self._undisturbed)
 
     def _all_digests(self) -> list[tuple[str, bytes]]:
+        self._doubtful |= self._whole
+        if self._doubtful and not self._replaying:
+            self._mend()
         found = [(name, section.digest or self._update(section)) for name, section in self._sections.items()]
-        if not self.surprises or self._replaying:
-            return found
-        # A list has more or fewer items than it was told of, so the operations of its section no longer lead anywhere.
-        # What is there now is saved whole instead: the checkpoint is right all the same.
-        names, self.surprises = self.surprises, set()
-        self._operations = [operation for operation in self._operations if operation.path[0] not in names]
-        for name in names & self._sections.keys():
-            self._sections[name].changed()
-            self.record(op.SET, [name], self._portable(self._sections[name]))
-        return self._all_digests()
+        return self._all_digests() if self._doubtful and not self._replaying else found
+
+    def _undisturbed(self) -> list[tuple[str, bytes]]:
+        """Digests that hold for one moment, even if a signal handler makes changes while they are computed."""
+        outer = self.changing
+        if outer is not None:  # it stays so: a signal handler may have brought us here, and the change goes on
+            self.distrust(outer)
+        try:
+            while True:
+                self.changing = self
+                try:
+                    found = self._all_digests()
+                except Exception:
+                    if self.changing is self:
+                        raise
+                else:
+                    if self.changing is self:
+                        return found
+                self._doubtful.update(section.name for section in self._sections.values() if section.dirty)
+        finally:
+            self.changing = outer
+
+    def _mend(self) -> None:
+        """Operations do not lead to what these sections hold: what is there now is saved whole instead."""
+        names = self._doubtful.copy()
+        whole: list[Operation] = []
+        seen: set[int] = set()
+        for name in names:
+            section = self._sections.get(name)
+            if section is None:
+                whole.append(Operation(time.time_ns() // 1000, op.DELETE, [name], ()))
+            elif section.loaded:
+                section.changed()
+                section.trail = None
+                if isinstance(section.value, Node):
+                    self._intake.mend(section.value, section, None, seen)
+                whole.append(Operation(time.time_ns() // 1000, op.SET, [name], (self._portable(section),)))
+                self._adapted.pop(name, None)
+        # Sections as wholes stay: by them the others have their order.
+        self._operations = [
+            operation
+            for operation in self._operations
+            if operation.path[0] not in names or (len(operation.path) == 1 and operation.code in {op.SET, op.DELETE})
+        ] + whole
+        self._doubtful = set()
 
     def capture(self) -> Capture:
         """Everything since the last capture, and the digests of the state as it is now."""
-        with self.lock:
-            self._handouts.check()
-            sections = self._settled(self._all_digests)
-            self._watches.check()
-            if self.paranoid:
-                self._recompute()
-            packing = self._packing
-            captured = Capture(sections, self._operations, packing.nodes, packing.chunks)
-            self._operations, packing.nodes, packing.chunks = [], {}, {}
-            self._clean()
+        captured = None
+        try:
+            with self.lock:
+                self._handouts.check()
+                sections = self._settled(self._undisturbed)
+                self._watches.check()
+                if self.paranoid:
+                    self._recompute()
+                packing = self._packing
+                while True:
+                    captured = Capture(sections, self._operations, packing.nodes, packing.chunks)
+                    # No call: an interrupt cannot part them.
+                    self._operations, packing.nodes, packing.chunks = [], {}, {}
+                    if not any(section.digest is None for section in self._sections.values()):
+                        break
+                    # A signal handler has changed something since the digests were taken.
+                    taken, captured = captured, None
+                    self.restore(taken)
+                    sections = self._settled(self._undisturbed)
+                self._clean()
             return captured
+        except BaseException:
+            if captured is not None:
+                self.restore(captured)
+            raise
 
     def _clean(self) -> None:
         self._dirty = False
@@ -390,6 +515,17 @@ class Document(SectionMapping):
             self._packing.chunks = {**captured.chunks, **self._packing.chunks}
             self._dirty = True
 
+    def stands(self, captured: Capture, nodes: dict[bytes, bytes]) -> bool:
+        """Whether nodes that were found after a capture are those of its state; if not, they go with the next one."""
+        with self.lock:
+            now = [(name, section.digest) for name, section in self._sections.items()]
+            if now == captured.sections and not self._operations and not self._doubtful:
+                return True
+            # C code changed something without telling, or a signal handler came in between.
+            self._packing.nodes.update(nodes)
+            self._doubtful.update(name for name, digest in now if (name, digest) not in captured.sections)
+            return False
+
     def unstored_bytes(self) -> int:
         """About how much ``unstored`` would have to write."""
         return self._packing.unstored_bytes()
@@ -399,29 +535,36 @@ class Document(SectionMapping):
 
         With them, where each item sits: its encoding -> node and offset, for values that can move there.
         """
-        with self.lock:
-            found: dict[bytes, bytes] = {}
-            places: dict[bytes, tuple[bytes, int]] = {}
-            for section in self._sections.values():
-                if section.stored:
-                    continue
-                if not section.loaded:
-                    self._load(section)
-                section.stored = True
-                if section.name in self._adapted and self._source is not None:
-                    found.update(self._proof(section, self._source).unstored()[0])
-                    continue
+        found: dict[bytes, bytes] = {}
+        places: dict[bytes, tuple[bytes, int]] = {}
+        try:
+            with self.lock:
+                self._find_unstored(found, places)
+            return found, places
+        except BaseException:
+            self._packing.nodes.update(found)  # they count as stored, so they go with the next capture
+            raise
+
+    def _find_unstored(self, found: dict[bytes, bytes], places: dict[bytes, tuple[bytes, int]]) -> None:
+        for section in self._sections.values():
+            if section.stored:
+                continue
+            if not section.loaded:
+                self._load(section)
+            if section.name in self._adapted and self._source is not None:
+                found.update(self._proof(section, self._source).unstored()[0])
+            else:
                 digest, raw = self._packing.root(section.value)
                 if raw is not None:
                     found[digest] = raw
                 section.digest = digest
-            for digest, node, items in self._packing.unstored():
-                found[digest] = node
-                offset = 2
-                for item in items:
-                    places[item] = digest, offset
-                    offset += len(item)
-            return found, places
+            section.stored = True
+        for digest, node, items in self._packing.unstored():
+            found[digest] = node
+            offset = 2
+            for item in items:
+                places[item] = digest, offset
+                offset += len(item)
 
     def _recompute(self) -> None:
         """Paranoid mode: encode every loaded section from scratch and compare."""

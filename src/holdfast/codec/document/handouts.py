@@ -110,19 +110,25 @@ class Handouts:
         fresh = Snapshot(value, holder, None, data)
         if len(data) > INLINE_MAX_BYTES:
             fresh.packed = packing.leaf_data(value, data)
-        self._spoil(holder, path)
+        self._spoil(holder, path, fresh.packed or data)
         packing.snapshots[id(value)] = fresh
-        if fields is not None and packing.encode(value) == data:
-            fresh.fields = fields
-        self._record(op.SET, path, fresh.packed or data)
+        try:
+            if fields is not None and packing.encode(value) == data:
+                fresh.fields = fields
+            self._record(op.SET, path, fresh.packed or data)
+            packing.done()
+        except BaseException:
+            packing.snapshots[id(value)] = snapshot  # the next look finds the difference again
+            raise
 
-    def _spoil(self, holder: Node | Section, path: Path) -> None:
+    def _spoil(self, holder: Node | Section, path: Path, data: bytes) -> None:
+        self._packing.start(holder)
         if isinstance(holder, Section):
             holder.changed()
             return
         holder._changed(path[:-1])
         if holder._tree is not None:
-            holder._edited(path[-1])
+            holder._given(path[-1], data)
 
     def place(self, value: Any, holder: Node | Section) -> Path | None:
         """Where a value sits now."""

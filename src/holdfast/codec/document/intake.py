@@ -30,6 +30,7 @@ from holdfast.codec.nodes import (
     Path,
     TrackedDict,
     TrackedList,
+    TrackedSet,
     refuse,
     wrap,
 )
@@ -351,6 +352,25 @@ class Intake:
                 node._forget_leaves()
             self._packing.unsaved[id(node)] = node
         return doubtful
+
+    def mend(self, node: Any, parent: Any, key: Any, seen: set[int]) -> None:
+        """Only what base storage holds is certain: links and trees follow from it."""
+        node._adopt(parent, key)
+        seen.add(id(node))
+        if node._tree is not None:
+            node._tree.reset(len(node))
+            node._forget_leaves()
+            self._packing.unsaved[id(node)] = node
+        if isinstance(node, TrackedSet):
+            node._where = None
+        for key, child in node._items():  # noqa: PLR1704 - of the child now
+            if isinstance(child, Node):
+                if id(child) in seen or isinstance(child, STALE):
+                    self._replace_by_copy(child, node, key)
+                else:
+                    self.mend(child, node, key, seen)
+            elif type(child) not in FLAT and type(child) not in RAW:
+                self._handouts.hand_out(child, node)
 
     def _replace_by_copy(self, child: Any, node: Any, key: Any) -> None:
         copy = self.take_encoded(self._packing.live(child))[0]

@@ -9,6 +9,7 @@ operations agree even while another thread changes it.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -30,11 +31,13 @@ from holdfast.codec.nodes.base import TEXT, Owner
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, fields_of, is_immutable
 from holdfast.codec.wire import OPTION, array_of, is_utf8
-from holdfast.errors import Untracked
+from holdfast.errors import Unencodable, Untracked
 
 CHUNK_BYTES = 8 * 1024 * 1024
 # A container that fits inline has at most so many leaves: two by size, the others by the limit on items, and the last.
 _INLINE_MAX_LEAVES = INLINE_MAX_BYTES // LEAF_MAX_ITEMS + 3
+# How often, and how many seconds apart, a value is encoded that another thread is changing at that moment.
+_TRIES, _PAUSE_S = 200, 0.002
 # The memory of values that were cut into chunks is looked through for dead ones when it has so many.
 _BULK_KNOWN = 64
 WHOLE: tuple[type, ...] = (WholeList, WholeDict, WholeSet)
@@ -118,8 +121,21 @@ class Packing:
         self.chunks: dict[bytes, bytes] = {}
         self.unsaved: dict[int, Node] = {}  # containers whose trees may have nodes that the catalog lacks
         self._owner = owner
+        self.lenient = False  # whether a handed-out value may be encoded that is not what its snapshot says
+        self._before: Any = (None, None)  # what was busy when a change to a handed-out value was found
         self._bulk: dict[int, tuple[Any, bytes]] = {}
         self._bulk_limit = _BULK_KNOWN
+
+    def start(self, holder: Any) -> None:
+        """A change to a handed-out value in ``holder`` was found, perhaps while another one is being prepared."""
+        owner = self._owner
+        if owner.changing is not None:
+            owner.distrust(owner.changing)
+        self._before, owner.busy = (owner.busy, owner.changing), holder
+
+    def done(self) -> None:
+        """It has been recorded."""
+        self._owner.busy, self._owner.changing = self._before
 
     # -- items ----------------------------------------------------------------------------------------
 
@@ -207,8 +223,18 @@ class Packing:
     def encode(self, value: Any, depth: int = 0) -> bytes:
         """The encoding of a value that is no node, as it is at this moment."""
         plain = _PLAIN.get(type(value))
-        # Whether something in it has to be kept whole depends on what it holds now, not on what it held.
-        return encode(value if plain is None else plain(value), self.registry, depth=depth)
+        for _ in range(_TRIES):
+            try:
+                # Whether something in it has to be kept whole depends on what it holds now, not on what it held.
+                return encode(value if plain is None else plain(value), self.registry, depth=depth)
+            except RuntimeError as error:  # another thread is changing it, say the iterators of deques and dicts
+                if isinstance(error, RecursionError):
+                    raise
+                time.sleep(_PAUSE_S)
+        raise Unencodable(
+            f"a {type(value).__name__} is changed by another thread all the time",
+            hint="Let the thread that changes it take the checkpoint, or use a lock for both.",
+        )
 
     # -- values that are not followed ---------------------------------------------------------------------
 
@@ -220,6 +246,8 @@ class Packing:
         if snapshot.data is None:
             data = self.encode(value)
             if not snapshot.unchanged():
+                if self.lenient:
+                    return data
                 raise Moving
             snapshot.data = data
         return snapshot.data
@@ -355,9 +383,8 @@ class Packing:
 
     def unstored(self) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
         """Nodes of the attached containers that the catalog lacks; they count as stored from now on."""
-        unsaved = list(self.unsaved.values())
-        self.unsaved.clear()
-        for node in unsaved:
+        for node in list(self.unsaved.values()):
             if node._tree is not None and node._path() is not None:
                 node._digest()
                 yield from node._tree.unstored(node._run)
+            self.unsaved.pop(id(node), None)

@@ -9,6 +9,7 @@ import threading
 from typing import Any, NamedTuple, Protocol
 
 from holdfast.codec.operations import Operation
+from holdfast.codec.trails import Trail
 
 
 class _Missing:
@@ -69,6 +70,9 @@ class Captured(Protocol):
     def unstored(self) -> tuple[dict[bytes, bytes], dict[bytes, tuple[bytes, int]]]:
         """All nodes that the catalog does not have, and where each item sits; they count as stored from now on."""
 
+    def stands(self, captured: Capture, nodes: dict[bytes, bytes]) -> bool:
+        """Whether nodes that were found after a capture are those of its state; if not, they go with the next one."""
+
     def unstored_bytes(self) -> int:
         """About how much ``unstored`` would have to write."""
 
@@ -85,7 +89,7 @@ class Encoded:
 class Section:
     """One top-level key. ``digest`` is None while it is to be computed; ``stored``: its nodes are in the catalog."""
 
-    __slots__ = ("digest", "dirty", "loaded", "name", "stored", "value")
+    __slots__ = ("digest", "dirty", "loaded", "name", "stored", "trail", "value")
 
     def __init__(self, name: str, digest: bytes | None = None) -> None:
         self.name = name
@@ -94,9 +98,11 @@ class Section:
         self.loaded = digest is None
         self.dirty = False  # changed since the last capture
         self.value: Any = MISSING
+        self.trail: Trail | None = None  # of a value that has no tree yet, from how it was put in
 
-    def changed(self) -> None:
+    def changed(self) -> Trail | None:
         """Something inside is about to be different."""
         self.digest = None
         self.stored = False
         self.dirty = True
+        return self.trail

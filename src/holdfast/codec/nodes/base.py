@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from threading import RLock
 from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias
 
+from holdfast.codec.trails import Trail
 from holdfast.codec.trees import Leaf, Tree
 
 # Values that are their own and only representation: they need neither tracking nor a second look.
@@ -28,7 +29,7 @@ class Place(Protocol):
     name: str
     value: Any
 
-    def changed(self) -> None: ...
+    def changed(self) -> Trail | None: ...
 
 
 class Owner(Protocol):
@@ -46,12 +47,20 @@ class Owner(Protocol):
     pack_all: Callable[[list[Any]], list[bytes]]
     pack_key: Callable[[Any], bytes]
     unsaved: dict[int, Any]
-    surprises: set[str]
+    busy: Any  # the container that is taking in values for a change of its own, None between two changes
+    changing: Any  # the same, from the moment on in which it is no longer what it was
+    trails: list[Trail]  # the items, of all trees above it, in which the present change takes place
     met: list[Any]  # nodes that encodings have come across; other threads may add to it, which only costs time
 
     def check_writable(self) -> None: ...
 
     def record(self, code: int, path: Path, *args: Any) -> None: ...
+
+    def distrust(self, node: Any) -> None: ...
+
+    def steady(self, node: Any, leaf: Leaf) -> list[bytes]: ...
+
+    def resolved(self, trail: Trail, node: Any, key: Any, child: Any) -> bytes: ...
 
     def plain(self, value: Any) -> Any: ...
 
@@ -78,8 +87,14 @@ class Node:
         def _key_of(self, child: Node) -> Any:
             """The key or index of a child."""
 
-        def _edited(self, key: Any) -> None:
-            """The item at a key or index, and no other one, changes: the tree is told."""
+        def _edited(self, key: Any, depth: int) -> Trail:
+            """Something changes inside the item at a key or index, whose path is so long: the tree is told."""
+
+        def _know(self, leaf: Leaf) -> None:
+            """Something in a leaf is about to change: what its items are by the operations is kept in ``now``."""
+
+        def _given(self, key: Any, data: bytes) -> None:
+            """The item at a key or index, which has a tree's leaf, gets another value: the tree is told."""
 
         def _run(self, leaf: Leaf) -> list[bytes]:
             """The encodings of a leaf's items."""
@@ -125,30 +140,51 @@ class Node:
 
     def _writable(self) -> Path | None:
         """The path, before a change. Raises when nothing may change."""
-        self._doc.check_writable()
+        doc = self._doc
+        doc.check_writable()
+        if doc.changing is not None:
+            doc.distrust(doc.changing)
+        doc.busy = self
         return self._path()
 
     def _changed(self, path: Path | None) -> None:
-        """This node is about to change: every node above it has to be encoded again."""
+        """This node is about to change: every node above it has to be encoded again.
+
+        Until the end of the change ``changing`` says so. An exception from outside (Ctrl-C) may come before that, and a
+        signal handler may make changes of its own in between: then base storage and operations need not agree.
+        """
+        doc = self._doc
+        if doc.busy is not self:
+            doc.distrust(self)
+        doc.changing = self
+        if doc.trails:
+            doc.trails = []
         node: Node = self
         tree = node._tree
         if tree is not None and tree.root is not None:
-            self._doc.unsaved[id(node)] = node
+            doc.unsaved[id(node)] = node
         depth = len(path) if path is not None else 0
+        above: list[tuple[Node, Any, int]] = []
         while True:
             parent = node._parent
             if not isinstance(parent, Node):
                 if parent is not None:
-                    parent.changed()
-                return
+                    trail = parent.changed()
+                    if trail is not None:
+                        doc.trails.append(trail)
+                break
             depth -= 1
             tree = parent._tree
             if tree is not None:
                 if tree.root is not None:
-                    self._doc.unsaved[id(parent)] = parent
+                    doc.unsaved[id(parent)] = parent
                 # A detached node has no path, but the nodes above it may come back one day.
-                parent._edited(path[depth] if path is not None else parent._key_of(node))
+                key = path[depth] if path is not None else parent._key_of(node)
+                above.append((parent, key, depth + 1))
             node = parent
+        # From the outermost: to know what an item was, one above may have to encode those below as they still are.
+        for parent, key, depth in reversed(above):
+            doc.trails.append(parent._edited(key, depth))
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         """The tree made these leaves anew."""

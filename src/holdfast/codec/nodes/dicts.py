@@ -13,6 +13,7 @@ from typing import Any, Self
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT
 from holdfast.codec.nodes.base import ABSENT, Node, Path, put_back, release
+from holdfast.codec.trails import Trail
 from holdfast.codec.trees import Leaf
 
 _get = dict.__getitem__
@@ -36,19 +37,52 @@ class TrackedDict(dict[Any, Any], Node):
             return leaf
         return self._tree.leaves[0]  # type: ignore[union-attr]
 
-    def _edited(self, key: Any) -> None:
-        self._tree.spoil(self._leaf_at(key), key)  # type: ignore[union-attr]
+    def _edited(self, key: Any, depth: int) -> Trail:
+        leaf = self._leaf_at(key)
+        self._know(leaf)
+        self._tree.spoil(leaf, key)  # type: ignore[union-attr]
+        trail = leaf.now.get(key, b"")
+        if type(trail) is bytes:
+            trail = leaf.now[key] = Trail(trail[len(self._doc.pack_key(key)) :], depth)
+        return trail  # type: ignore[no-any-return]
+
+    def _given(self, key: Any, data: bytes) -> None:
+        leaf = self._leaf_at(key)
+        self._know(leaf)
+        self._tree.spoil(leaf, key)  # type: ignore[union-attr]
+        leaf.now[key] = self._doc.pack_key(self._own(key)) + data
+
+    def _own(self, key: Any) -> Any:
+        """The key as the dict has it: of equal ones that are encoded in different ways it keeps the first."""
+        return key if type(key) is str else next((own for own in dict.keys(self) if own == key), key)
+
+    def _keys_of(self, leaf: Leaf) -> list[Any]:
+        return list(dict.keys(self) if leaf.keys is None else leaf.keys)
+
+    def _know(self, leaf: Leaf) -> None:
+        if leaf.now is not None:
+            return
+        items = self._doc.steady(self, leaf)
+        if leaf.digest is not None:
+            leaf.items = items
+        leaf.now = dict(zip(self._keys_of(leaf), items + leaf.pending, strict=False))
 
     def _run(self, leaf: Leaf) -> list[bytes]:
-        pack, pack_key = self._doc.pack, self._doc.pack_key
-        keys: Iterable[Any] = dict.keys(self) if leaf.keys is None else leaf.keys
-        if leaf.items is None:
-            return [pack_key(key) + pack(_get(self, key)) for key in keys]
-        edits = leaf.edits or ()
-        return [
-            pack_key(key) + pack(_get(self, key)) if key in edits else item
-            for key, item in zip(keys, leaf.items, strict=True)
-        ]
+        doc, now = self._doc, leaf.now
+        if now is not None:
+            for key, item in now.items():
+                if type(item) is Trail:
+                    child = dict.get(self, key)
+                    now[key] = doc.pack_key(self._own(key)) + doc.resolved(item, self, key, child)
+            return list(now.values())
+        if leaf.items is not None and leaf.digest is not None:
+            return leaf.items
+        keys = self._keys_of(leaf)[: leaf.count - len(leaf.pending)]
+        # A key that C code took away is encoded as if its value were None; the proof fails then, or it does not matter.
+        items = [doc.pack_key(key) + doc.pack(dict.get(self, key)) for key in keys]
+        if not self._tree.proves(leaf, items):  # type: ignore[union-attr]
+            doc.distrust(self)
+        return items
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         tree = self._tree
@@ -106,25 +140,33 @@ class TrackedDict(dict[Any, Any], Node):
         doc.commit()
         release(old, self)
         self._store(key, key_data, taken, data, path)
+        doc.busy = doc.changing = None
 
     def _store(self, key: Any, key_data: bytes, taken: Any, data: bytes, path: Path | None) -> None:
         """Write down one item that was taken in; an empty ``key_data`` means that the key is there already."""
-        dict.__setitem__(self, key, self._doc.settle(taken, self, key, None))
         if self._tree is not None:
             if key_data:
                 self._tree_added(key, key_data + data)
             else:
-                self._edited(key)
+                self._given(key, data)
+        dict.__setitem__(self, key, self._doc.settle(taken, self, key, None))
         if path is not None:
             self._doc.record(op.SET, [*path, key], data)
 
     def _tree_added(self, key: Any, item: bytes) -> None:
         tree = self._tree
         assert tree is not None  # noqa: S101 - a type narrowing
+        last = tree.leaves[-1]
+        if last.hasher is None and last.count and not last.closed:
+            self._know(last)
         leaf = tree.appended(item)
+        if leaf.now is not None:
+            leaf.now[key] = item
         if self._where is None:
             if len(tree.leaves) > 1:
                 self._regrouped(tree.leaves)
+                leaf.keys = {key: None}
+                self._where[key] = leaf  # type: ignore[index]
             return
         if leaf.keys is None:
             leaf.keys = {}
@@ -133,19 +175,23 @@ class TrackedDict(dict[Any, Any], Node):
 
     def _drop(self, key: Any) -> Any:
         """Remove one item and return its value; the caller holds the lock."""
+        doc = self._doc
         path = self._writable()
         self._changed(path)
-        value = dict.pop(self, key)
-        release(value, self)
         if self._tree is not None:
             leaf = self._leaf_at(key)
+            self._know(leaf)
             self._tree.spoil(leaf)
             leaf.count -= 1
+            leaf.now.pop(key, None)
             if self._where is not None:
                 del self._where[key]
-                del leaf.keys[key]  # type: ignore[union-attr]
+                leaf.keys.pop(key, None)  # type: ignore[union-attr]
+        value = dict.pop(self, key)
+        release(value, self)
         if path is not None:
-            self._doc.record(op.DELETE, [*path, key])
+            doc.record(op.DELETE, [*path, key])
+        doc.busy = doc.changing = None
         return value
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -200,6 +246,7 @@ class TrackedDict(dict[Any, Any], Node):
                 release(value, self)
             for key, key_data, taken, data in plan:
                 self._store(key, key_data, taken, data, path)
+            doc.busy = doc.changing = None
 
     def __ior__(self, other: Any) -> Self:  # type: ignore[misc]
         self.update(other)
@@ -216,9 +263,11 @@ class TrackedDict(dict[Any, Any], Node):
             dict.clear(self)
             if self._tree is not None:
                 self._tree.reset(0)
+                self._tree.leaves[0].now = {}
                 self._forget_leaves()
             if path is not None:
                 self._doc.record(op.CLEAR, path)
+            self._doc.busy = self._doc.changing = None
 
     def __copy__(self) -> dict[Any, Any]:
         return self.copy()

@@ -14,6 +14,7 @@ from typing import Any, Self, SupportsIndex
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import LIST
 from holdfast.codec.nodes.base import FLAT, Node, put_back, release
+from holdfast.codec.trails import Trail
 from holdfast.codec.trees import Leaf, Tree
 from holdfast.errors import Stale
 
@@ -51,23 +52,48 @@ class TrackedList(list[Any], Node):
         last = tree.leaves[-1]
         if last.start + last.count != len(self):
             # C code such as heapq wrote into the list behind its back.
-            tree.reset(len(self))
-            path = self._path()
-            if path is not None:
-                self._doc.surprises.add(path[0])
+            self._doc.distrust(self)
         return tree.update(self._run, self._regrouped)
 
-    def _edited(self, key: int) -> None:
+    def _edited(self, key: int, depth: int) -> Trail:
         tree: Tree = self._tree  # type: ignore[assignment] # only asked where there is one
         leaf = tree.leaf_at(key)
+        self._know(leaf)
+        at = key - leaf.start
+        tree.spoil(leaf, at)
+        trail = leaf.now[at]
+        if type(trail) is bytes:
+            trail = leaf.now[at] = Trail(trail, depth)
+        return trail  # type: ignore[no-any-return]
+
+    def _given(self, key: int, data: bytes) -> None:
+        tree: Tree = self._tree  # type: ignore[assignment] # only asked where there is one
+        leaf = tree.leaf_at(key)
+        self._know(leaf)
         tree.spoil(leaf, key - leaf.start)
+        leaf.now[key - leaf.start] = data
+
+    def _know(self, leaf: Leaf) -> None:
+        if leaf.now is not None:
+            return
+        items = self._doc.steady(self, leaf)
+        if leaf.digest is not None:
+            leaf.items = items
+        leaf.now = items + leaf.pending
 
     def _run(self, leaf: Leaf) -> list[bytes]:
-        if leaf.items is None:
-            return self._doc.pack_all(_get(self, slice(leaf.start, leaf.start + leaf.count)))
-        items = leaf.items.copy()
-        for at in leaf.edits or ():
-            items[at] = self._doc.pack(_get(self, leaf.start + at))  # type: ignore[call-overload, operator]
+        now = leaf.now
+        if now is not None:
+            for at, item in enumerate(now):
+                if type(item) is Trail:
+                    index = leaf.start + at
+                    now[at] = self._doc.resolved(item, self, index, _get(self, index))
+            return now.copy()  # type: ignore[no-any-return]
+        if leaf.items is not None and leaf.digest is not None:
+            return leaf.items
+        items = self._doc.pack_all(_get(self, slice(leaf.start, leaf.start + leaf.count - len(leaf.pending))))
+        if not self._tree.proves(leaf, items):  # type: ignore[union-attr]
+            self._doc.distrust(self)
         return items
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
@@ -110,10 +136,22 @@ class TrackedList(list[Any], Node):
             taken, data = doc.take(value, self, size, path, ())
             self._changed(path)
             doc.commit()
-            leaf = self._tree.appended(data) if self._tree is not None else None
+            leaf = self._appended(data) if self._tree is not None else None
             list.append(self, taken if type(taken) in FLAT else doc.settle(taken, self, None, leaf))
             if path is not None:
                 doc.record(op.SPLICE, path, size, 0, [data])
+            doc.busy = doc.changing = None
+
+    def _appended(self, data: bytes) -> Leaf:
+        """The tree is told before the item is there."""
+        tree: Tree = self._tree  # type: ignore[assignment] # only asked where there is one
+        last = tree.leaves[-1]
+        if last.hasher is None and last.count and not last.closed:
+            self._know(last)
+        leaf = tree.appended(data)
+        if leaf.now is not None:
+            leaf.now.append(data)
+        return leaf
 
     def _replace(self, at: int, value: Any) -> None:
         """Set one item; the caller holds the lock."""
@@ -126,14 +164,15 @@ class TrackedList(list[Any], Node):
         taken, data = doc.take(value, self, at, path, (old,))
         self._changed(path)
         doc.commit()
-        release(old, self)
         leaf = None
         if self._tree is not None:
-            self._edited(at)
+            self._given(at, data)
             leaf = self._tree.leaf_at(at)
+        release(old, self)
         list.__setitem__(self, at, doc.settle(taken, self, None, leaf))
         if path is not None:
             doc.record(op.SET, [*path, at], data)
+        doc.busy = doc.changing = None
 
     def _splice(self, start: int, removed: int, values: Sequence[Any]) -> None:
         """Replace ``removed`` items at ``start``; the caller holds the lock."""
@@ -146,20 +185,28 @@ class TrackedList(list[Any], Node):
         taken = [doc.take(value, self, at, path, old) for at, value in enumerate(values, start)]
         self._changed(path)
         doc.commit()
+        if self._tree is not None:
+            if start == len(self):
+                for _, data in taken:
+                    self._appended(data)
+            else:
+                self._spliced(start, removed, [data for _, data in taken])
         for item in old:
             release(item, self)
-        at_end = start + removed == len(self)
         list.__setitem__(self, slice(start, start + removed), [value for value, _ in taken])
-        tree = self._tree
-        if tree is not None:
-            if at_end and not removed:
-                for _, data in taken:
-                    tree.appended(data)
-            else:
-                tree.spliced(start, removed, len(taken))
         self._settle(range(start, start + len(taken)))
         if path is not None:
             doc.record(op.SPLICE, path, start, removed, [data for _, data in taken])
+        doc.busy = doc.changing = None
+
+    def _spliced(self, start: int, removed: int, encodings: list[bytes]) -> None:
+        """The tree is told before the items are there."""
+        tree: Tree = self._tree  # type: ignore[assignment] # only asked where there is one
+        stop = start + removed
+        for leaf in {id(leaf): leaf for leaf in (tree.leaf_at(start), tree.leaf_at(stop))}.values():
+            if leaf.start <= start or leaf.start < stop < leaf.start + leaf.count:
+                self._know(leaf)
+        tree.spliced(start, removed, len(encodings), encodings)
 
     def _rearrange(self, sources: Sequence[int | tuple[Any]]) -> None:
         """Make the list of old indexes and of new values (each in a tuple of one); the caller holds the lock."""
@@ -171,26 +218,39 @@ class TrackedList(list[Any], Node):
         doc.begin()
         items: list[Any] = []
         pieces: list[Any] = []
-        fresh: list[int] = []
+        fresh: dict[int, bytes] = {}
         for source in sources:
             if isinstance(source, int):
                 items.append(old[source])
                 op.add_piece(pieces, source)
             else:
                 taken, data = doc.take(source[0], self, len(items), path, leaving)
-                fresh.append(len(items))
+                fresh[len(items)] = data
                 items.append(taken)
                 pieces.append([data])
         self._changed(path)
         doc.commit()
+        if self._tree is not None:
+            known = self._all_known()
+            now = [known[source] if isinstance(source, int) else fresh[at] for at, source in enumerate(sources)]
+            self._tree.reset(len(items))
+            self._tree.leaves[0].now = now
         for item in leaving:
             release(item, self)
         list.__setitem__(self, slice(None), items)
-        if self._tree is not None:
-            self._tree.reset(len(self))
         self._settle(fresh)
         if path is not None:
             doc.record(op.ARRANGE, path, pieces)
+        doc.busy = doc.changing = None
+
+    def _all_known(self) -> list[Any]:
+        """What all items are by the operations."""
+        found: list[Any] = []
+        for leaf in self._tree.leaves:  # type: ignore[union-attr]
+            self._know(leaf)
+            found += leaf.now
+        # Should C code have made it another length, then it is distrusted already, and only the number matters here.
+        return found + [b""] * (len(self) - len(found))
 
     def _settle(self, places: Iterable[int]) -> None:
         """Make children of what was just put there."""

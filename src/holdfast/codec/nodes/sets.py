@@ -65,6 +65,7 @@ class TrackedSet(set[Any], Node):
                 doc.record(op.REMOVE, path, gone_data)
             if new:
                 doc.record(op.ADD, path, list(new.values()))
+        doc.busy = doc.changing = None
 
     def add(self, item: Any) -> None:
         with self._doc.lock:
@@ -99,6 +100,7 @@ class TrackedSet(set[Any], Node):
                     self._tree.reset(0)
                 if path is not None:
                     self._doc.record(op.CLEAR, path)
+                self._doc.busy = self._doc.changing = None
 
     def update(self, *others: Iterable[Any]) -> None:
         items = [item for other in others for item in other]

@@ -1,0 +1,81 @@
+"""The store goes away while it is open: nothing is acknowledged that nobody can find again."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+import holdfast
+from holdfast.errors import StoreFailed
+from holdfast.store import place
+
+
+def gone(path) -> None:
+    shutil.rmtree(path)
+
+
+def moved(path) -> None:
+    path.rename(path.with_name("elsewhere"))
+
+
+def replaced(path) -> None:
+    """A copy that looks the same: another program would write there, and this one into what was moved away."""
+    shutil.copytree(path, path.with_name("copy"))
+    moved(path)
+    path.with_name("copy").rename(path)
+
+
+def database_gone(path) -> None:
+    (path / "store.db").unlink()
+
+
+def log_gone(path) -> None:
+    (path / "store.db-wal").unlink()
+
+
+@pytest.mark.parametrize("durability", ["commit", "batched"])
+@pytest.mark.parametrize("bulk", [False, True])
+@pytest.mark.parametrize("happens", [gone, moved, replaced, database_gone, log_gone])
+def test_a_store_that_is_not_at_its_path_any_more(tmp_path, monkeypatch, happens, bulk, durability):
+    monkeypatch.setattr(place, "LOG_EVERY_S", 0.0)
+    path = tmp_path / "store"
+    store = holdfast.open(path, durability=durability)
+    agent = store.agent("x")
+    agent.state["n"] = 1
+    agent.checkpoint("one")
+    agent.flush()
+    happens(path)
+    agent.state["n"] = 2
+    if bulk:
+        agent.state["big"] = bytes(300_000)
+    with pytest.raises(StoreFailed, match="nothing was written") as caught:
+        (agent.checkpoint("two"), agent.flush())
+    assert str(path) in caught.value.message
+    with holdfast.open(tmp_path / "new") as new:  # as the hint says
+        saved = new.agent("x")
+        saved.state = agent.state
+        saved.checkpoint("two")
+        assert saved.state["n"] == 2
+    try:
+        store.close()
+    except StoreFailed:
+        assert durability == "batched"  # which accepted it before
+
+
+def test_a_directory_that_comes_back(tmp_path):
+    path = tmp_path / "store"
+    with holdfast.open(path) as store:
+        agent = store.agent("x")
+        agent.state["n"] = 1
+        agent.checkpoint("one")
+        moved(path)
+        agent.state["n"] = 2
+        with pytest.raises(StoreFailed):
+            agent.checkpoint("two")
+        assert agent.head.label == "one"
+        path.with_name("elsewhere").rename(path)
+        agent.checkpoint("two")
+    with holdfast.open(path) as store:
+        assert store.agent("x").state["n"] == 2
+        assert store.verify().ok
