@@ -65,7 +65,7 @@ class TrackedDict(dict[Any, Any], Node):
         items = self._doc.steady(self, leaf)
         if leaf.digest is not None:
             leaf.items = items
-        leaf.now = dict(zip(self._keys_of(leaf), items + leaf.pending, strict=False))
+        leaf.now = dict(zip(self._keys_of(leaf), items, strict=False))
 
     def _run(self, leaf: Leaf) -> list[bytes]:
         doc, now = self._doc, leaf.now
@@ -82,7 +82,7 @@ class TrackedDict(dict[Any, Any], Node):
         items = [doc.pack_key(key) + doc.pack(dict.get(self, key)) for key in keys]
         if not self._tree.proves(leaf, items):  # type: ignore[union-attr]
             doc.distrust(self)
-        return items
+        return items + leaf.pending
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         tree = self._tree

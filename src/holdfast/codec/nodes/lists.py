@@ -79,7 +79,7 @@ class TrackedList(list[Any], Node):
         items = self._doc.steady(self, leaf)
         if leaf.digest is not None:
             leaf.items = items
-        leaf.now = items + leaf.pending
+        leaf.now = items.copy()
 
     def _run(self, leaf: Leaf) -> list[bytes]:
         now = leaf.now
@@ -94,7 +94,7 @@ class TrackedList(list[Any], Node):
         items = self._doc.pack_all(_get(self, slice(leaf.start, leaf.start + leaf.count - len(leaf.pending))))
         if not self._tree.proves(leaf, items):  # type: ignore[union-attr]
             self._doc.distrust(self)
-        return items
+        return items + leaf.pending
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         for leaf in leaves:
