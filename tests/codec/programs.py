@@ -49,7 +49,9 @@ class Memory:
         captured = document.capture()
         nodes = dict(captured.nodes)
         if seal:
-            nodes.update(document.unstored()[0])
+            found = document.unstored()[0]
+            seal = document.stands(captured, found)
+            nodes.update(found)
         self.kept_nodes.update(nodes)
         self.kept_chunks.update(captured.chunks)
         data, values = encode_operations(captured.operations, 10**15)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import heapq
+import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from holdfast.codec import operations as op
 from holdfast.codec.document import Document
+from holdfast.codec.operations import Operation
 from holdfast.codec.plain import plain
-from tests.codec.programs import TYPES, Memory
+from tests.codec.programs import TYPES, Memory, same
+from tests.faults.rich import limits
 
 NUMBERS = [(number * 7919) % 1009 for number in range(400)]
 
@@ -86,6 +90,134 @@ def test_a_change_by_c_code_never_makes_a_checkpoint_unreadable(unseen: int) -> 
             state["q"].append(1)
             memory.commit(state, seal=False)
             assert plain(memory.head.load())["d"]["last"] == 1
+
+
+def grown(chance: random.Random, depth: int = 0) -> Any:
+    """A value; containers of it are large enough for leaves of their own under small limits."""
+    what = chance.random()
+    if depth > 3 or what < 0.35:
+        return chance.choice([1, 2.5, "x" * chance.randrange(40), None, True, b"yy", chance.randrange(10**9)])
+    size = chance.randrange(chance.choice([2, 5, 30]))
+    if what < 0.6:
+        return [grown(chance, depth + 1) for _ in range(size)]
+    if what < 0.9:
+        return {key_of(chance): grown(chance, depth + 1) for _ in range(size)}
+    return {chance.randrange(200) for _ in range(2 * size)}
+
+
+def key_of(chance: random.Random) -> Any:
+    return chance.choice([f"k{chance.randrange(60)}", chance.randrange(50)])
+
+
+def containers(value: Any) -> list[Any]:
+    inner = list(value) if isinstance(value, list) else list(value.values()) if isinstance(value, dict) else []
+    return [value, *(found for item in inner if isinstance(item, list | dict | set) for found in containers(item))]
+
+
+def change_list(chance: random.Random, held: list[Any]) -> None:
+    at = chance.randrange(len(held) + 1)
+    more = [grown(chance, 3) for _ in range(chance.randrange(4))]
+    match chance.randrange(9):
+        case 0 if held:
+            held[at % len(held)] = grown(chance, 2)
+        case 1 if held:
+            del held[at % len(held)]
+        case 2:
+            held.insert(at, grown(chance, 2))
+        case 3:
+            held[at : at + chance.randrange(6)] = more
+        case 4:
+            held.reverse()
+        case 5 if held:
+            held.append(held.pop(at % len(held)))
+        case 6:
+            del held[::2]
+        case 7:
+            held.extend(more)
+        case _:
+            held.append(grown(chance, 2))
+
+
+def change_dict(chance: random.Random, held: dict[Any, Any]) -> None:
+    match chance.randrange(6):
+        case 0 if held:
+            del held[chance.choice(list(held))]
+        case 1:
+            held.update({key_of(chance): grown(chance, 3) for _ in range(chance.randrange(10))})
+        case 2 if held:
+            held.popitem()
+        case 3 if chance.random() < 0.2:
+            held.clear()
+        case _:
+            held[key_of(chance)] = grown(chance, 2)
+
+
+def change_unseen(chance: random.Random, held: Any) -> None:
+    """As C code does it: past the methods of the class."""
+    if isinstance(held, dict):
+        if held and chance.random() < 0.5:
+            dict.pop(held, next(iter(held)))
+        else:
+            dict.__setitem__(held, f"u{chance.randrange(20)}", chance.randrange(5))
+    elif isinstance(held, list):
+        match chance.randrange(4):
+            case 0:
+                list.append(held, chance.randrange(9))
+            case 1 if held:
+                list.pop(held)
+            case 2:
+                list.reverse(held)
+            case _ if all(type(item) is int for item in held):
+                heapq.heapify(held)
+
+
+def change_something(chance: random.Random, state: Any, *, unseen: float) -> None:
+    section = state[chance.choice(list(state))]
+    found = containers(section)
+    held = chance.choice(found if chance.random() < 0.5 else found[:3])
+    if chance.random() < unseen:
+        change_unseen(chance, held)
+    elif isinstance(held, set):
+        held ^= {chance.randrange(200) for _ in range(5)}
+    else:
+        (change_list if isinstance(held, list) else change_dict)(chance, held)
+
+
+SMALL = {
+    "BULK_MIN_BYTES": 4_096,
+    "INLINE_MAX_BYTES": 256,
+    "LEAF_MIN_BYTES": 64,
+    "LEAF_TARGET_BYTES": 256,
+    "LEAF_MAX_BYTES": 1_024,
+}
+
+
+def random_programs(unseen: float, count: int) -> Iterator[tuple[Document, Memory, list[Operation]]]:
+    """States of several leaves, changed at random; with each checkpoint what was recorded for it."""
+    with limits(SMALL):
+        for seed in range(count):
+            chance = random.Random(seed)
+            state, memory = Document(TYPES), Memory()
+            for name in "abc":
+                state[name] = [[grown(chance, 1) for _ in range(8)], {key_of(chance): grown(chance, 1) for _ in range(8)}]
+            memory.commit(state, seal=False)
+            for _ in range(20):
+                for _ in range(chance.randrange(1, 6)):
+                    change_something(chance, state, unseen=unseen)
+                known = len(memory.head.done)
+                memory.commit(state, seal=chance.random() < 0.3)
+                yield state, memory, memory.head.done[known:]
+
+
+def test_whatever_c_code_does_in_between_every_checkpoint_can_be_read(rounds: Callable[[int, int], int]) -> None:
+    for state, memory, _ in random_programs(0.15, rounds(6, 4_000)):
+        assert list(plain(memory.head.load())) == list(state)
+
+
+def test_ordinary_changes_are_saved_as_they_are_and_nothing_is_saved_whole(rounds: Callable[[int, int], int]) -> None:
+    for state, memory, recorded in random_programs(0, rounds(6, 4_000)):
+        assert same(plain(memory.head.load()), plain(state))
+        assert all(len(operation.path) > 1 or operation.code not in {op.SET, op.DELETE} for operation in recorded)
 
 
 def test_what_was_put_in_and_rearranged_by_c_code_before_the_first_checkpoint_is_saved_as_it_is() -> None:

@@ -265,6 +265,7 @@ class Tree:
     def _grow_by_one(self, leaf: Leaf) -> None:
         """What most checkpoints do: one item came to a last leaf that is still open. The rest of the tree stays."""
         item = leaf.pending.pop()
+        leaf.now = None
         hasher, count = leaf.hasher, leaf.count
         assert hasher is not None  # noqa: S101 - a type narrowing
         hasher.update(item)

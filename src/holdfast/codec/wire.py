@@ -60,14 +60,18 @@ def int_length(value: int) -> int:
 
 def array_of(encodings: list[bytes]) -> bytes:
     """One MessagePack array of items that are encoded already."""
-    count = len(encodings)
+    return _head(len(encodings), 0x90, b"\xdc", b"\xdd") + b"".join(encodings)
+
+
+def map_of(pairs: list[bytes]) -> bytes:
+    """One MessagePack map of pairs, each a key and its value, that are encoded already."""
+    return _head(len(pairs), 0x80, b"\xde", b"\xdf") + b"".join(pairs)
+
+
+def _head(count: int, short: int, medium: bytes, long: bytes) -> bytes:
     if count < 16:
-        head = bytes([0x90 | count])
-    elif count < 2**16:
-        head = b"\xdc" + count.to_bytes(2, "big")
-    else:
-        head = b"\xdd" + count.to_bytes(4, "big")
-    return head + b"".join(encodings)
+        return bytes([short | count])
+    return medium + count.to_bytes(2, "big") if count < 2**16 else long + count.to_bytes(4, "big")
 
 
 def is_utf8(text: str) -> bool:

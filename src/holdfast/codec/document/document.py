@@ -24,7 +24,7 @@ from holdfast.codec.document.watches import Watches
 from holdfast.codec.nodes import FLAT, Node, Path
 from holdfast.codec.operations import Operation
 from holdfast.codec.shapes import Adapted
-from holdfast.codec.trails import Trail
+from holdfast.codec.trails import Step, Trail
 from holdfast.codec.trees import Leaf
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
@@ -54,14 +54,14 @@ class Document(SectionMapping):
         self.met: list[Any] = []
         self.busy: Any = None
         self.changing: Any = None
-        self.trails: list[Trail] = []
+        self.trails: list[tuple[Trail, Any, bytes | None]] = []
         # Sections whose operations may not lead to what they hold: C code changed something without telling, or an
         # exception from outside came in the middle of a change.
         self._doubtful: set[str] = set()
         self._whole: set[str] = set()  # sections that are being put in or taken out
         self._dirty = False
         self._source = source
-        self._replaying = False
+        self.replaying = False
         self._sections: dict[str, Section] = {}
         self._operations: list[Operation] = []
         # Sections whose types have changed since they were stored: what they are now, to be recorded whole before the
@@ -192,7 +192,7 @@ class Document(SectionMapping):
 
     def check_writable(self) -> None:
         """Called before every change; loading is none."""
-        if self._replaying:
+        if self.replaying:
             return
         if self.readonly:
             raise ReadOnly(
@@ -204,7 +204,7 @@ class Document(SectionMapping):
 
     def record(self, code: int, path: Path, *args: Any) -> None:
         """Write down a change that has been made."""
-        if not self._replaying:
+        if not self.replaying:
             if self._adapted and path[0] in self._adapted:
                 data = self._adapted.pop(path[0])
                 if len(path) > 1 or code not in {op.SET, op.DELETE}:
@@ -212,22 +212,27 @@ class Document(SectionMapping):
             operation = Operation(time.time_ns() // 1000, code, path, args)
             self._operations.append(operation)
             if self.changing is not None:
-                for trail in self.trails:
-                    trail.operations.append(operation)
+                for trail, inner, before in self.trails:
+                    trail.steps.append(Step(operation, inner, before))
             if len(self._operations) > op.OPERATIONS_MAX:
                 self._fold()
 
     def distrust(self, node: Any) -> None:
         """What a container holds may not be what its operations lead to."""
-        if self._packing.lenient or node is self:
+        if node is self:
             return
         while isinstance(node, Node):
             if node._tree is not None:
                 node._tree.root = None
             node = node._parent
-        if node is not None and not self._replaying:
+        if node is not None and not self.replaying:
             node.changed()
             self._doubtful.add(node.name)
+
+    def unproven(self, node: Any) -> None:
+        """The items of a leaf are not those of its digest."""
+        if not self._packing.lenient:
+            self.distrust(node)
 
     def steady(self, node: Any, leaf: Leaf) -> list[bytes]:
         """The encodings of a leaf's items before a change."""
@@ -242,14 +247,11 @@ class Document(SectionMapping):
             finally:
                 self._packing.lenient = False
 
-    def resolved(self, trail: Trail, node: Any, key: Any, child: Any) -> bytes:
-        """How an item is encoded in which there were changes. What its operations do not lead to is saved as well."""
+    def resolved(self, trail: Trail, node: Any, child: Any) -> bytes:
+        """How an item is encoded in which there were changes."""
         data = self.pack(child)
-        if not self._replaying and not trail.leads_to(data, self.pack_key):
-            path = node._path()
-            if path is not None:
-                self._packing.keep(child)
-                self._operations.append(Operation(time.time_ns() // 1000, op.SET, [*path, key], (data,)))
+        if trail.encoding(self.pack, self.pack_key) != data:
+            self.distrust(node)
         return data
 
     def _fold(self) -> None:
@@ -274,7 +276,7 @@ class Document(SectionMapping):
             base = source.base.get(section.name)
             dirty = self._dirty
             adapted = Adapted.count
-            self._replaying = True
+            self.replaying = True
             try:
                 if base is not None:
                     section.value = self._intake.settle(self._loading.read_node(base), section, None, None)
@@ -297,7 +299,7 @@ class Document(SectionMapping):
                 raise
             finally:
                 section.dirty = False
-                self._replaying = False
+                self.replaying = False
                 self._dirty = dirty
 
     def _adapt(self, section: Section, source: Source) -> None:
@@ -349,17 +351,14 @@ class Document(SectionMapping):
         if section.digest is None:
             value = section.value
             trail, section.trail = section.trail, None
-            if trail is not None and isinstance(value, Node) and not self._replaying:
-                data = self.pack(value)
-                if not trail.leads_to(data, self.pack_key):
-                    self._packing.keep(value)
-                    self._operations.append(Operation(time.time_ns() // 1000, op.SET, [section.name], (data,)))
+            if trail is not None and isinstance(value, Node):
+                self.resolved(trail, value, value)
             try:
                 section.digest = value._digest() if isinstance(value, Node) else self._packing.root(value)[0]
             except (Moving, HoldfastError):
                 raise
             except BaseException:  # an interrupt: its trees may be half made
-                if not self._replaying:
+                if not self.replaying:
                     self._doubtful.add(section.name)
                 raise
         return section.digest
@@ -377,7 +376,7 @@ class Document(SectionMapping):
 
     def _is_attached(self, value: Any) -> bool:
         if isinstance(value, Node):
-            return value._path() is not None
+            return value._home() is not None
         snapshot = self._packing.snapshots.get(id(value))
         return snapshot is not None and self._handouts.place(value, snapshot.holder) is not None
 
@@ -425,10 +424,10 @@ class Document(SectionMapping):
 
     def _all_digests(self) -> list[tuple[str, bytes]]:
         self._doubtful |= self._whole
-        if self._doubtful and not self._replaying:
+        if self._doubtful and not self.replaying:
             self._mend()
         found = [(name, section.digest or self._update(section)) for name, section in self._sections.items()]
-        return self._all_digests() if self._doubtful and not self._replaying else found
+        return self._all_digests() if self._doubtful and not self.replaying else found
 
     def _undisturbed(self) -> list[tuple[str, bytes]]:
         """Digests that hold for one moment, even if a signal handler makes changes while they are computed."""

@@ -147,7 +147,7 @@ class _Places:
             return [holder.name] if holder.value is value and self._attached(holder) else None
         known = self._known.get(id(holder))
         if known is None:
-            path = holder._path()
+            path = holder._home()
             keys = {id(item): key for key, item in holder._items()} if path is not None else {}
             known = self._known[id(holder)] = (path, keys)
         path, keys = known

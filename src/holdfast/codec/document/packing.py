@@ -358,6 +358,9 @@ class Packing:
         assert tree is not None  # noqa: S101 - a type narrowing
         leaves = tree.leaves
         if len(leaves) <= _INLINE_MAX_LEAVES and sum([leaf.size for leaf in leaves]) <= INLINE_MAX_BYTES:
+            for leaf in leaves:
+                leaf.items = None
+                node._run(leaf)  # it stands there as it is now: that must be what its tree was told
             node._tree = None
             if len(self._inner(node, self._hook)) <= INLINE_MAX_BYTES:
                 node._forget_leaves()
@@ -384,7 +387,7 @@ class Packing:
     def unstored(self) -> Iterator[tuple[bytes, bytes, list[bytes]]]:
         """Nodes of the attached containers that the catalog lacks; they count as stored from now on."""
         for node in list(self.unsaved.values()):
-            if node._tree is not None and node._path() is not None:
+            if node._tree is not None and node._home() is not None:
                 node._digest()
                 yield from node._tree.unstored(node._run)
             self.unsaved.pop(id(node), None)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, SupportsIndex, TypeAlias
 
 from holdfast.codec.trails import Trail
 from holdfast.codec.trees import Leaf, Tree
+from holdfast.errors import Stale
 
 # Values that are their own and only representation: they need neither tracking nor a second look.
 FLAT: frozenset[type] = frozenset({str, int, float, bool, type(None), bytes})
@@ -49,7 +50,9 @@ class Owner(Protocol):
     unsaved: dict[int, Any]
     busy: Any  # the container that is taking in values for a change of its own, None between two changes
     changing: Any  # the same, from the moment on in which it is no longer what it was
-    trails: list[Trail]  # the items, of all trees above it, in which the present change takes place
+    # The items, of all trees above it, in which the present change takes place; with each what ``Step`` has of it.
+    trails: list[tuple[Trail, Node | None, bytes | None]]
+    replaying: bool  # whether operations of the past are done again: nothing is recorded, and nothing needs proof
     met: list[Any]  # nodes that encodings have come across; other threads may add to it, which only costs time
 
     def check_writable(self) -> None: ...
@@ -58,9 +61,11 @@ class Owner(Protocol):
 
     def distrust(self, node: Any) -> None: ...
 
+    def unproven(self, node: Any) -> None: ...
+
     def steady(self, node: Any, leaf: Leaf) -> list[bytes]: ...
 
-    def resolved(self, trail: Trail, node: Any, key: Any, child: Any) -> bytes: ...
+    def resolved(self, trail: Trail, node: Any, child: Any) -> bytes: ...
 
     def plain(self, value: Any) -> Any: ...
 
@@ -87,7 +92,10 @@ class Node:
         def _key_of(self, child: Node) -> Any:
             """The key or index of a child."""
 
-        def _edited(self, key: Any, depth: int) -> Trail:
+        def _told(self) -> int:
+            """How many items the tree was told of."""
+
+        def _edited(self, key: Any, depth: int) -> Trail | None:
             """Something changes inside the item at a key or index, whose path is so long: the tree is told."""
 
         def _know(self, leaf: Leaf) -> None:
@@ -138,6 +146,13 @@ class Node:
             parts.reverse()
             return parts
 
+    def _home(self) -> Path | None:
+        """The path, or None when it is detached, or when C code took it or one above it out of a list."""
+        try:
+            return self._path()
+        except Stale:
+            return None
+
     def _writable(self) -> Path | None:
         """The path, before a change. Raises when nothing may change."""
         doc = self._doc
@@ -145,7 +160,15 @@ class Node:
         if doc.changing is not None:
             doc.distrust(doc.changing)
         doc.busy = self
+        self._check_told()
         return self._path()
+
+    def _check_told(self) -> None:
+        """C code may have added or removed items: then a place is not the same here and in the operations."""
+        if self._tree is not None and self._told() != len(self):
+            self._doc.distrust(self)
+            self._tree.reset(len(self))
+            self._forget_leaves()
 
     def _changed(self, path: Path | None) -> None:
         """This node is about to change: every node above it has to be encoded again.
@@ -160,31 +183,39 @@ class Node:
         if doc.trails:
             doc.trails = []
         node: Node = self
+        inner: Node | None = None
+        before: bytes | None = None
         tree = node._tree
-        if tree is not None and tree.root is not None:
-            doc.unsaved[id(node)] = node
+        if tree is not None:
+            inner, before = node, tree.root
+            if before is not None:
+                doc.unsaved[id(node)] = node
         depth = len(path) if path is not None else 0
-        above: list[tuple[Node, Any, int]] = []
+        above: list[tuple[Node, Any, int, Node | None, bytes | None]] = []
         while True:
             parent = node._parent
             if not isinstance(parent, Node):
                 if parent is not None:
                     trail = parent.changed()
                     if trail is not None:
-                        doc.trails.append(trail)
+                        doc.trails.append((trail, inner, before))
                 break
             depth -= 1
             tree = parent._tree
             if tree is not None:
-                if tree.root is not None:
-                    doc.unsaved[id(parent)] = parent
                 # A detached node has no path, but the nodes above it may come back one day.
                 key = path[depth] if path is not None else parent._key_of(node)
-                above.append((parent, key, depth + 1))
+                above.append((parent, key, depth + 1, inner, before))
+                inner, before = parent, tree.root
+                if before is not None:
+                    doc.unsaved[id(parent)] = parent
             node = parent
         # From the outermost: to know what an item was, one above may have to encode those below as they still are.
-        for parent, key, depth in reversed(above):
-            doc.trails.append(parent._edited(key, depth))
+        for parent, key, depth, inner, before in reversed(above):
+            parent._check_told()
+            trail = parent._edited(key, depth)
+            if trail is not None:
+                doc.trails.append((trail, inner, before))
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         """The tree made these leaves anew."""

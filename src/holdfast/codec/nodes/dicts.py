@@ -31,17 +31,43 @@ class TrackedDict(dict[Any, Any], Node):
     def _key_of(self, child: Node) -> Any:
         return child._key
 
+    def _told(self) -> int:
+        if self._where is not None:
+            return len(self._where)
+        return self._tree.leaves[0].count  # type: ignore[union-attr] # only asked where there is one
+
     def _leaf_at(self, key: Any) -> Leaf:
+        """The leaf of a key that is about to change, or to come: where the last one is open."""
         if self._where is not None:
             leaf: Leaf = self._where[key]
             return leaf
         return self._tree.leaves[0]  # type: ignore[union-attr]
 
-    def _edited(self, key: Any, depth: int) -> Trail:
+    def _check_keys(self, keys: Iterable[Any]) -> None:
+        """Before items come, go or change: C code may have put other keys in the place of those that the tree knows."""
+        tree = self._tree
+        if tree is None or self._doc.replaying:
+            return
+        if self._where is None:
+            # The keys of a single leaf are those of the dict, once it is proved that the leaf holds just these.
+            leaf = tree.leaves[0]
+            self._know(leaf)
+            leaf.keys = dict.fromkeys(dict.keys(self))
+            self._where = dict.fromkeys(leaf.keys, leaf)
+        if any((key in self) != (key in self._where) for key in keys):
+            self._doc.distrust(self)
+            tree.reset(len(self))
+            self._forget_leaves()
+            self._check_keys(())
+
+    def _edited(self, key: Any, depth: int) -> Trail | None:
+        self._check_keys((key,))
         leaf = self._leaf_at(key)
         self._know(leaf)
         self._tree.spoil(leaf, key)  # type: ignore[union-attr]
-        trail = leaf.now.get(key, b"")
+        if leaf.now is None:
+            return None
+        trail = leaf.now[key]
         if type(trail) is bytes:
             trail = leaf.now[key] = Trail(trail[len(self._doc.pack_key(key)) :], depth)
         return trail  # type: ignore[no-any-return]
@@ -50,7 +76,8 @@ class TrackedDict(dict[Any, Any], Node):
         leaf = self._leaf_at(key)
         self._know(leaf)
         self._tree.spoil(leaf, key)  # type: ignore[union-attr]
-        leaf.now[key] = self._doc.pack_key(self._own(key)) + data
+        if leaf.now is not None:
+            leaf.now[key] = self._doc.pack_key(self._own(key)) + data
 
     def _own(self, key: Any) -> Any:
         """The key as the dict has it: of equal ones that are encoded in different ways it keeps the first."""
@@ -60,12 +87,12 @@ class TrackedDict(dict[Any, Any], Node):
         return list(dict.keys(self) if leaf.keys is None else leaf.keys)
 
     def _know(self, leaf: Leaf) -> None:
-        if leaf.now is not None:
+        if leaf.now is not None or self._doc.replaying:
             return
         items = self._doc.steady(self, leaf)
         if leaf.digest is not None:
             leaf.items = items
-        leaf.now = dict(zip(self._keys_of(leaf), items, strict=False))
+        leaf.now = dict(zip(self._keys_of(leaf), items, strict=True))
 
     def _run(self, leaf: Leaf) -> list[bytes]:
         doc, now = self._doc, leaf.now
@@ -73,7 +100,7 @@ class TrackedDict(dict[Any, Any], Node):
             for key, item in now.items():
                 if type(item) is Trail:
                     child = dict.get(self, key)
-                    now[key] = doc.pack_key(self._own(key)) + doc.resolved(item, self, key, child)
+                    now[key] = doc.pack_key(self._own(key)) + doc.resolved(item, self, child)
             return list(now.values())
         if leaf.items is not None and leaf.digest is not None:
             return leaf.items
@@ -81,17 +108,16 @@ class TrackedDict(dict[Any, Any], Node):
         # A key that C code took away is encoded as if its value were None; the proof fails then, or it does not matter.
         items = [doc.pack_key(key) + doc.pack(dict.get(self, key)) for key in keys]
         if not self._tree.proves(leaf, items):  # type: ignore[union-attr]
-            doc.distrust(self)
+            doc.unproven(self)
         return items + leaf.pending
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
         tree = self._tree
         assert tree is not None  # noqa: S101 - a type narrowing
-        if len(tree.leaves) == 1:
-            self._where = tree.leaves[0].keys = None
-            return
         keys: Iterable[Any]
         if self._where is None:
+            if len(tree.leaves) == 1:
+                return
             self._where = {}
             keys = dict.keys(self).__iter__()
             leaves = tree.leaves
@@ -138,6 +164,7 @@ class TrackedDict(dict[Any, Any], Node):
         taken, data = doc.take(value, self, key, path, (old,))
         self._changed(path)
         doc.commit()
+        self._check_keys((key,))
         release(old, self)
         self._store(key, key_data, taken, data, path)
         doc.busy = doc.changing = None
@@ -179,11 +206,13 @@ class TrackedDict(dict[Any, Any], Node):
         path = self._writable()
         self._changed(path)
         if self._tree is not None:
+            self._check_keys((key,))
             leaf = self._leaf_at(key)
             self._know(leaf)
             self._tree.spoil(leaf)
             leaf.count -= 1
-            leaf.now.pop(key, None)
+            if leaf.now is not None:
+                del leaf.now[key]
             if self._where is not None:
                 del self._where[key]
                 leaf.keys.pop(key, None)  # type: ignore[union-attr]
@@ -242,6 +271,7 @@ class TrackedDict(dict[Any, Any], Node):
                 plan.append((key, key_data, *doc.take(value, self, key, path, leaving)))
             self._changed(path)
             doc.commit()
+            self._check_keys(incoming)
             for value in leaving:
                 release(value, self)
             for key, key_data, taken, data in plan:

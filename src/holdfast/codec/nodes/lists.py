@@ -49,18 +49,21 @@ class TrackedList(list[Any], Node):
 
     def _digest(self) -> bytes:
         tree = self._tree or self._plant()
-        last = tree.leaves[-1]
-        if last.start + last.count != len(self):
-            # C code such as heapq wrote into the list behind its back.
-            self._doc.distrust(self)
+        self._check_told()  # C code such as heapq may have written into the list behind its back
         return tree.update(self._run, self._regrouped)
 
-    def _edited(self, key: int, depth: int) -> Trail:
+    def _told(self) -> int:
+        last = self._tree.leaves[-1]  # type: ignore[union-attr] # only asked where there is one
+        return last.start + last.count
+
+    def _edited(self, key: int, depth: int) -> Trail | None:
         tree: Tree = self._tree  # type: ignore[assignment] # only asked where there is one
         leaf = tree.leaf_at(key)
         self._know(leaf)
         at = key - leaf.start
         tree.spoil(leaf, at)
+        if leaf.now is None:
+            return None
         trail = leaf.now[at]
         if type(trail) is bytes:
             trail = leaf.now[at] = Trail(trail, depth)
@@ -71,10 +74,11 @@ class TrackedList(list[Any], Node):
         leaf = tree.leaf_at(key)
         self._know(leaf)
         tree.spoil(leaf, key - leaf.start)
-        leaf.now[key - leaf.start] = data
+        if leaf.now is not None:
+            leaf.now[key - leaf.start] = data
 
     def _know(self, leaf: Leaf) -> None:
-        if leaf.now is not None:
+        if leaf.now is not None or self._doc.replaying:
             return
         items = self._doc.steady(self, leaf)
         if leaf.digest is not None:
@@ -87,13 +91,13 @@ class TrackedList(list[Any], Node):
             for at, item in enumerate(now):
                 if type(item) is Trail:
                     index = leaf.start + at
-                    now[at] = self._doc.resolved(item, self, index, _get(self, index))
+                    now[at] = self._doc.resolved(item, self, _get(self, index))
             return now.copy()  # type: ignore[no-any-return]
         if leaf.items is not None and leaf.digest is not None:
             return leaf.items
         items = self._doc.pack_all(_get(self, slice(leaf.start, leaf.start + leaf.count - len(leaf.pending))))
         if not self._tree.proves(leaf, items):  # type: ignore[union-attr]
-            self._doc.distrust(self)
+            self._doc.unproven(self)
         return items + leaf.pending
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
@@ -232,9 +236,11 @@ class TrackedList(list[Any], Node):
         doc.commit()
         if self._tree is not None:
             known = self._all_known()
-            now = [known[source] if isinstance(source, int) else fresh[at] for at, source in enumerate(sources)]
             self._tree.reset(len(items))
-            self._tree.leaves[0].now = now
+            if known is not None:
+                self._tree.leaves[0].now = [
+                    known[source] if isinstance(source, int) else fresh[at] for at, source in enumerate(sources)
+                ]
         for item in leaving:
             release(item, self)
         list.__setitem__(self, slice(None), items)
@@ -243,14 +249,15 @@ class TrackedList(list[Any], Node):
             doc.record(op.ARRANGE, path, pieces)
         doc.busy = doc.changing = None
 
-    def _all_known(self) -> list[Any]:
-        """What all items are by the operations."""
+    def _all_known(self) -> list[Any] | None:
+        """What all items are by the operations; None where that is not asked for."""
         found: list[Any] = []
         for leaf in self._tree.leaves:  # type: ignore[union-attr]
             self._know(leaf)
+            if leaf.now is None:
+                return None
             found += leaf.now
-        # Should C code have made it another length, then it is distrusted already, and only the number matters here.
-        return found + [b""] * (len(self) - len(found))
+        return found
 
     def _settle(self, places: Iterable[int]) -> None:
         """Make children of what was just put there."""

@@ -25,10 +25,13 @@ class TrackedSet(set[Any], Node):
 
     def _encodings(self) -> dict[Any, bytes]:
         """Each item's encoding. Worked out once and then kept, since sorting needs them all at every digest."""
-        if self._where is None:
+        if self._where is None or len(self._where) != len(self):
             pack = self._doc.pack
             self._where = {item: pack(item) for item in set.__iter__(self)}
         return self._where
+
+    def _told(self) -> int:
+        return self._tree.count()  # type: ignore[union-attr] # only asked where there is one
 
     def _run(self, leaf: Leaf) -> list[bytes]:
         items = sorted(self._encodings().values())
