@@ -102,7 +102,7 @@ class Template:
         self.process.stdout.close()
 
 
-@campaign("kills", "kill -9 at random moments", "kills", ci=150, soak=10_000)
+@campaign("kills", "kill -9 at random moments", "kills", ci=500, soak=10_000)
 def kills(task: Task) -> None:
     """A real process at real work, killed while it opens, writes, seals and folds."""
     template = Template()
