@@ -199,7 +199,10 @@ def random_programs(unseen: float, count: int) -> Iterator[tuple[Document, Memor
             chance = random.Random(seed)
             state, memory = Document(TYPES), Memory()
             for name in "abc":
-                state[name] = [[grown(chance, 1) for _ in range(8)], {key_of(chance): grown(chance, 1) for _ in range(8)}]
+                state[name] = [
+                    [grown(chance, 1) for _ in range(8)],
+                    {key_of(chance): grown(chance, 1) for _ in range(8)},
+                ]
             memory.commit(state, seal=False)
             for _ in range(20):
                 for _ in range(chance.randrange(1, 6)):
