@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import sys
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,12 @@ settings.register_profile(
 )
 settings.load_profile("soak" if SOAK else "optimised" if OPTIMISED else "ci")
 
+# What says how wide a terminal is, and whether it has colours.
+OF_A_TERMINAL = {
+    *("COLUMNS", "LINES", "TERM", "COLORTERM", "NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CLICOLOR_FORCE", "PY_COLORS"),
+    *("TTY_COMPATIBLE", "TTY_INTERACTIVE"),
+}
+
 # The property under which a test keeps lines for the end of the run. Properties travel with a test's report, also
 # from the worker processes of `pytest -n`.
 DOCS_REPORT = "documentation blocks"
@@ -64,6 +72,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         del fast[:size]
         left -= 1
 
+
+# What a test starts begins as it would in a terminal, whatever ran the tests: a run in the background inherits that
+# SIGINT is ignored, another one that signals are blocked. And programs that die here leave no cores by themselves: they
+# would lie in the checkout. Those that are to leave one raise the limit again.
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
 
 # What this user has seen of stores is remembered in the user's state directory. Tests put old copies of stores in their
 # places all day long, so here nothing is remembered, but in tests that ask for it.
@@ -90,9 +106,13 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_store_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store that the developer's shell names must never be touched by a test."""
-    monkeypatch.delenv("HOLDFAST_STORE", raising=False)
+def _nothing_from_outside() -> Iterator[None]:
+    """A store that the developer's shell names must never be touched by a test, nor does its terminal count."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name in OF_A_TERMINAL or (name.startswith("HOLDFAST_") and name != "HOLDFAST_SOAK"):
+                patch.delenv(name)
+        yield
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ WIDER = FIRST.replace("x: int", "x: int\n    note: str = 'none'")
 
 def run(folder, head, code):
     done = subprocess.run(
-        [sys.executable, "-c", head + code], cwd=folder, capture_output=True, text=True, check=False, timeout=120
+        [sys.executable, "-c", head + code], cwd=folder, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -176,13 +176,11 @@ def test_eight_processes_on_eight_agents_lose_nothing(store_path, rounds):
         for process in processes:
             end(process)
     with holdfast.open(store_path, readonly=True) as store:
-        for number, (_, *ids) in enumerate(said):
+        for number, ids in enumerate(said):
             agent = store.agent(f"agent-{number}", readonly=True)
             assert [checkpoint.id for checkpoint in reversed(agent.log())] == ids
             assert len(agent.state["messages"]) == count
         assert store.verify().ok
-    # The limit of half a second is the benchmark's; here the machine may be busy with other tests.
-    assert max(float(worst) for worst, *_ in said) < 60
 
 
 def test_batched_is_durable_after_flush(store_path):

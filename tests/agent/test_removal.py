@@ -421,10 +421,9 @@ def test_others_write_while_an_agent_is_removed(store, store_path, seals):
     process.stdin.write("go\n")
     process.stdin.flush()
     store.remove("gone")
-    worst, *ids = child.line(process).split()
+    ids = child.line(process).split()
     child.end(process)
     assert len(ids) == 200
-    assert float(worst) < 30  # how long it is on a quiet machine is a benchmark's to say
     sound(store)
 
 

@@ -137,19 +137,23 @@ def test_python_finds_it_where_no_script_is_on_the_path():
 
 def test_ctrl_c_ends_quietly(filled):
     holder = (
-        "import sys, time, holdfast\n"
+        "import sys, holdfast\n"
         "store = holdfast.open(sys.argv[1], inert=True)\n"
         "agent = store.agent('trip-7')\n"
         "print(flush=True)\n"
-        "time.sleep(60)\n"
+        "sys.stdin.read()\n"
     )
     waiting = (
-        "import os, signal, sys, threading, holdfast.cli.app\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # a background run ignores it\n"
-        "threading.Timer(0.5, lambda: os.kill(os.getpid(), signal.SIGINT)).start()\n"
+        "import os, signal, sys, time, holdfast.cli.app\n"
+        "def sleep(seconds, real=time.sleep):\n"
+        "    if sys._getframe(1).f_globals['__name__'] == 'holdfast.store.locks':  # it waits for the other one\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "    real(seconds)\n"
+        "time.sleep = sleep\n"
         "sys.exit(holdfast.cli.app.run(sys.argv[1:]))\n"
     )
-    with subprocess.Popen([sys.executable, "-c", holder, str(filled)], stdout=subprocess.PIPE) as other:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", holder, str(filled)], **pipes) as other:
         other.stdout.readline()
         done = subprocess.run(
             [sys.executable, "-c", waiting, "--store", str(filled), "undo", "trip-7", "--wait", "600"],

@@ -14,7 +14,7 @@ class Leaked:
 
 
 hoard: list[Leaked] = []
-LIMITS = Limits(deadline_s=60, part_s=30, objects=1_000, source_bytes=1_000)
+LIMITS = Limits(deadline_s=600, part_s=300, objects=1_000, source_bytes=1_000)
 
 
 @pytest.fixture

@@ -125,11 +125,11 @@ def room(tmp_path):
 def hold(room):
     """``hold("runs")``: the program, in that directory, with a store there."""
 
-    def call(*words, **variables):
+    def call(*words, program=PROGRAM, **variables):
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOLDFAST", "FORCE_COLOR"))}
         env = kept | {"TZ": "UTC", "PYTHONUTF8": "1"} | variables
         done = subprocess.run(
-            [*PROGRAM, *words], cwd=room, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+            [*program, *words], cwd=room, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
         return Ended(done.returncode, done.stdout, done.stderr)
 
@@ -288,6 +288,14 @@ def test_other_arguments_need_change(hold, world):
 
 # -- waiting ------------------------------------------------------------------------------------------------
 
+AN_HOUR_LATER = """
+import sys, time
+now_ns = time.time_ns
+time.time_ns = lambda: now_ns() + 3_600_000_000_000
+from holdfast.cli import app
+sys.exit(app.run(sys.argv[1:]))
+"""
+
 
 def test_a_run_is_put_off_gets_its_signal_and_goes_on_when_due(hold):
     words = ("run", "trip_app:asks", "--agent", "a", "--args", '{"id": "mine"}', "--no-wait")
@@ -315,10 +323,10 @@ def test_arguments_by_place_survive_being_put_off(hold):
 
 
 def test_a_sleep_is_due_when_its_time_has_come_and_one_failure_does_not_stop_the_others(hold):
-    assert hold("run", "trip_app:naps", "--agent", "a", "--args", "[600]", "--no-wait").code == 8
-    assert hold("run", "trip_app:naps", "--agent", "b", "--args", "[2]", "--no-wait").code == 8
-    time.sleep(2)
-    ended = hold("run", "--due", "trip_app.py", "--json")
+    assert hold("run", "trip_app:naps", "--agent", "a", "--args", "[86400]", "--no-wait").code == 8
+    assert hold("run", "trip_app:naps", "--agent", "b", "--args", "[600]", "--no-wait").code == 8
+    assert hold("run", "--due", "trip_app.py").out == "No run is due.\n"
+    ended = hold("run", "--due", "trip_app.py", "--json", program=[sys.executable, "-c", AN_HOUR_LATER])
     assert [(run["agent"], run["became"]) for run in ended.json["runs"]] == [("b", "finished")]
     assert "until 20" in hold("runs", "--agent", "a").out
 

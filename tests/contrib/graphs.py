@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import operator
 import sqlite3
-import time
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +23,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.func import entrypoint, task
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.pregel._loop import PregelLoop
 from langgraph.types import Command, Send, interrupt
 from pydantic import BaseModel
 
@@ -109,6 +110,21 @@ class Refused(Exception):
     """What a node raises when it is told to."""
 
 
+HANG_S = 180
+_good_taken = threading.Event()
+"""LangGraph has taken what the node ``good`` wrote. Until then a failure elsewhere may lose it."""
+_put_writes = PregelLoop.put_writes
+
+
+def _putting_writes(self: Any, task_id: str, writes: Any, **options: Any) -> None:
+    _put_writes(self, task_id, writes, **options)
+    if any(channel == "trail" and value == ["good"] for channel, value in writes):
+        _good_taken.set()
+
+
+PregelLoop.put_writes = _putting_writes  # type: ignore[method-assign]
+
+
 def branches(saver: Any, ran: list[str], broken: list[bool], *, barrier: bool = False) -> Any:
     """Two nodes at once, of which the second fails as long as ``broken`` says so.
 
@@ -116,16 +132,17 @@ def branches(saver: Any, ran: list[str], broken: list[bool], *, barrier: bool = 
     so it is stored as it was only where the run waits for its checkpoints (durability="sync"), whoever keeps them.
     """
 
+    _good_taken.clear()
+
     def good(state: Trail) -> dict[str, Any]:
         ran.append("good")
         return {"trail": ["good"]}
 
     def bad(state: Trail) -> dict[str, Any]:
-        while broken[0] and "good" not in ran:  # which of the two begins first is nobody's business
-            time.sleep(0.01)
+        if broken[0] and "bad" not in ran:
+            _good_taken.wait(HANG_S)  # which of the two is faster is nobody's business
         ran.append("bad")
         if broken[0]:
-            time.sleep(0.5 if ran.count("bad") == 1 else 0)  # LangGraph takes what the other wrote meanwhile
             raise Refused("not now")
         return {"trail": ["bad"]}
 

@@ -188,7 +188,7 @@ def test_what_a_rollback_left_is_in_the_list_at_its_place(ours):
     chain(ours, "t", 3)
     chain(ours, "t", 2, ns="inner")
     newest = chain(ours, "t", 1, start=ours.get_tuple(config("t")).config)[0]
-    with ours.store.agent("t", wait_s=60) as agent:
+    with ours.store.agent("t", wait_s=180) as agent:
         agent.rollback("~1")
     found = ids(ours.list({"configurable": {"thread_id": "t"}}))
     assert found == sorted(found, reverse=True)

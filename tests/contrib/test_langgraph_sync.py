@@ -289,7 +289,7 @@ def test_tasks_of_one_event_loop_wait_for_each_other_without_end(ours):
             writes = [ours.aput_writes(at, [("c", number)], f"task {number:03}") for number in range(60)]
             following = checkpoint({"n": turn + 1})
             after = ours.aput(at, following, META, {"n": turn + 2})
-            *_, at = await asyncio.wait_for(asyncio.gather(*writes, after), 60)
+            *_, at = await asyncio.wait_for(asyncio.gather(*writes, after), 180)
 
     asyncio.run(work())
     found = list(ours.list(config("t")))

@@ -8,11 +8,9 @@ table as Markdown.
 
 from __future__ import annotations
 
-import os
 import random
 import shutil
 import sqlite3
-import tempfile
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +24,7 @@ from holdfast.errors import HoldfastError
 from holdfast.store import sealing
 from tests.contrib.tampering import CHANGES, FILES, HONEST, OURS, PERSON, THEIRS, UNCHAINED
 from tests.contrib.threads import checkpoint, config, told
+from tests.faults.campaign import memory
 
 STEPS = 30
 NO_CHANGE, SILENT, BY_READING, BY_VERIFY = "same answers", "silent", "reading", "verify"
@@ -165,9 +164,8 @@ def _cell(tried: Tried | None) -> str:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, dict[str, Tried]]:
-    place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="holdfast-tamper-", dir=place) as directory:
-        return try_all(Path(directory))
+    with memory("holdfast-tamper-") as directory:
+        return try_all(directory)
 
 
 def test_every_change_of_ours_is_noticed(found):
@@ -199,5 +197,5 @@ def test_the_official_file_gives_other_answers_without_an_error(found):
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        print(markdown(try_all(Path(place))))
+    with memory() as place:
+        print(markdown(try_all(place)))

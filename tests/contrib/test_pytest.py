@@ -58,8 +58,9 @@ def suite(tmp_path):
     (tmp_path / "test_orders.py").write_text(SUITE)
 
     def call(*words):
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--color=no", *words]
         alone = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}  # no other plugin has to be loaded for this
+        alone |= {"PYTEST_ADDOPTS": "", "COLUMNS": "80"}
         return subprocess.run(command, cwd=tmp_path, env=alone, capture_output=True, text=True, check=False)
 
     return call

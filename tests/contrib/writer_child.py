@@ -165,7 +165,7 @@ def _forked(saver: HoldfastSaver, at: Any) -> int:
 
         thread = threading.Thread(target=body, daemon=True)
         thread.start()
-        thread.join(10)
+        thread.join(120)
         return bool(ended)
 
     calls = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 import faulthandler
+import linecache
 import logging
 import os
 import signal
@@ -16,7 +17,9 @@ from pathlib import Path
 from holdfast.crash import cores, fatal, kinds, logs, sidecar
 
 SIDE: list[sidecar.Sidecar] = []
+PATIENCE_S = 120
 KEY = "sk-ant-" + "a1B2" * 12
+WAITS = "sys.stdin.readline()"  # the line on which it waits to be killed
 
 
 def end(how: str) -> None:
@@ -63,6 +66,11 @@ def main() -> None:
     if "core" in wanted:
         print("core:", cores.allow(), flush=True)
     if "unwatched" not in wanted:
+        # A dead process's file with nothing in it. The sidecar removes it after its first look at this process, in
+        # which it learns what will be gone with it.
+        unseen = Path(folder) / f"0{fatal.SUFFIX}"
+        if "early" not in wanted:
+            unseen.touch()
         side = sidecar.start(folder, fatal=handler, hang_s=0.5 if "hang_s" in wanted else None, core="core" in wanted)
         SIDE.append(side)
         if "early" in wanted:  # before the sidecar has looked at anything
@@ -75,20 +83,27 @@ def main() -> None:
         side.progress()
         atexit.register(side.ending)
 
+        beaten = threading.Event()
+
         def beats() -> None:
-            standing = ""
+            settled = False
             while True:
                 side.beat()
-                if how == "wait" and standing != "end":
-                    standing = sys._current_frames()[threading.main_thread().ident].f_code.co_name
-                    if standing == "end":  # from here on nothing changes: let the newest stacks say so
+                beaten.set()
+                if how == "wait" and not settled:
+                    frame = sys._current_frames()[threading.main_thread().ident]
+                    settled = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip() == WAITS
+                    if settled:  # from here on nothing changes: let the newest stacks say so
                         side._snapshot_at = 0.0
                         side.beat()
                         print("settled", flush=True)
                 time.sleep(0.05)
 
         threading.Thread(target=beats, daemon=True, name="beats").start()
-        time.sleep(0.1)
+        beaten.wait()
+        until = time.monotonic() + PATIENCE_S
+        while unseen.exists() and time.monotonic() < until:
+            time.sleep(0.005)
         if how == "stop":
             side.stop()
             how = "SIGKILL"

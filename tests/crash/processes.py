@@ -12,8 +12,10 @@ from pathlib import Path
 from holdfast.crash import Dump, open_dump
 
 SOURCE = Path(__file__).parents[2] / "src"
-LIMIT_S = 120
+LIMIT_S = 300
 MARK = "holdfast: "  # how each line of ours on stderr begins
+# A dump is about what it holds, not about how long it takes on a machine that does much else.
+PATIENT = "crash.Limits(deadline_s=600, part_s=300)"
 
 
 @dataclass
@@ -61,7 +63,10 @@ def run(place: Path, body: str, options: str = "sidecar=False", *, exe: str = sy
     """Run a program after `install(to=..., options)` in its first line."""
     folder = place / "dumps"
     program = place / "program.py"
-    program.write_text(f"import holdfast.crash as crash; hooks = crash.install(to={str(folder)!r}, {options})\n{body}")
+    program.write_text(
+        f"import holdfast.crash as crash; "
+        f"hooks = crash.install(to={str(folder)!r}, limits={PATIENT}, {options})\n{body}"
+    )
     ended = python(program, exe=exe)
     return Ended(ended.returncode, ended.stdout, ended.stderr, folder)
 

@@ -23,7 +23,7 @@ PROGRAM = textwrap.dedent("""
     import asyncio, collections, ctypes, json, logging, os, signal, sys, threading, time, warnings
     import holdfast.crash as crash
 
-    crash.install(to=sys.argv[1])
+    crash.install(to=sys.argv[1], limits=crash.Limits(deadline_s=600, part_s=300))
     HOW = sys.argv[2]
     secrets = json.loads(sys.argv[3])
 

@@ -35,7 +35,7 @@ def dumped(tmp_path, fail, **limits):
     try:
         fail()
     except Exception as error:
-        return open_dump(capture(error=error, to=tmp_path, limits=Limits(deadline_s=60, **limits)))
+        return open_dump(capture(error=error, to=tmp_path, limits=Limits(deadline_s=600, **limits)))
     raise AssertionError("it did not fail")
 
 
@@ -115,6 +115,6 @@ def test_a_chain_that_goes_in_circles_or_on_for_ever_ends(tmp_path, objects):
     ring.__context__ = ValueError("other")
     ring.__context__.__context__ = ring
     for error in (last, ring):
-        with open_dump(capture(error=error, to=tmp_path, limits=Limits(deadline_s=60, objects=objects))) as dump:
+        with open_dump(capture(error=error, to=tmp_path, limits=Limits(deadline_s=600, objects=objects))) as dump:
             assert dump.exceptions[0].type_name in ("KeyError", "ValueError")
             assert len(dump.exceptions) <= 64

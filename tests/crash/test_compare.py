@@ -118,7 +118,7 @@ def test_values_packages_environment_and_parts_that_changed(path, changed):
         indx=lambda payload: None,
     )
     found, text = compared(path, new)
-    assert ["to", repr(str(path.parent)), "'elsewhere'"] in found["locals"]
+    assert ["to", "'dumps'", "'elsewhere'"] in found["locals"]
     assert [row[2] for row in found["packages"] if row[0] == "rich"] == ["99.0"]
     assert ["TZ", "Mars/Olympus"] in [[row[0], row[2]] for row in found["environment"]]
     assert ["log records", "whole", "absent"] in found["parts"]

@@ -30,7 +30,7 @@ def fail(city):
 try:
     fail("Lisbon")
 except LookupError as error:
-    capture("small", error=error, to=sys.argv[1])
+    capture("small", error=error, to=sys.argv[1], limits=Limits(deadline_s=600, part_s=300))
 """
 
 

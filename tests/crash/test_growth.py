@@ -17,7 +17,7 @@ from holdfast.crash.compare import compare, lines
 from holdfast.crash.growth import Amount, Snapshot, trends
 from tests.crash import torture
 
-LIMITS = Limits(deadline_s=60)
+LIMITS = Limits(deadline_s=600)
 
 
 class Offer:
@@ -174,7 +174,7 @@ def test_a_container_that_another_thread_changes_is_no_harm(emptied):
 
 
 def test_two_dumps_name_types_and_places_that_grew(tmp_path, emptied):
-    limits = Limits(deadline_s=60, objects=1_000, source_bytes=1_000)
+    limits = Limits(deadline_s=600, objects=1_000, source_bytes=1_000)
     first = capture(to=tmp_path, limits=limits)
     leak(300)
     second = capture(to=tmp_path, limits=limits)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import array
+import fcntl
 import os
 import subprocess
 import sys
+import termios
+import time
 from pathlib import Path
 
 import pytest
@@ -24,9 +28,12 @@ def serve(name, api_key, settings):
         print("got", line, end="", flush=True)
 
 def idle():
+    inside.set()
     threading.Event().wait()
 
+inside = threading.Event()
 threading.Thread(target=idle, name="idler", daemon=True).start()
+inside.wait()
 print("ready", flush=True)
 serve("trip-7", "hunter2-by-name-9Z", {"region": "eu", "db_password": "nested-P4ss"})
 """
@@ -40,12 +47,24 @@ def process(tmp_path):
     environment = {**os.environ, "SERVICE_TOKEN": "from-the-environment-1", "LANG": "C.UTF-8"}
     with subprocess.Popen([sys.executable, file, "--key", doomed.KEY], env=environment, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
+        process.stdin.write("o")  # of a line that `answers` ends: who has taken this waits there for the rest
+        process.stdin.flush()
+        until = time.monotonic() + 180
+        while unread(process.stdin):
+            assert time.monotonic() < until
+            time.sleep(0.001)
         yield process
         process.kill()
 
 
+def unread(pipe):
+    count = array.array("i", [0])
+    fcntl.ioctl(pipe, termios.FIONREAD, count)
+    return count[0]
+
+
 def answers(process):
-    process.stdin.write("on\n")
+    process.stdin.write("n\n")
     process.stdin.flush()
     return process.stdout.readline() == "got on\n"
 
@@ -92,7 +111,10 @@ def test_it_has_stacks_with_locals_and_registers_and_the_process_goes_on(process
 
 
 def test_of_a_process_without_python_it_has_everything_else(tmp_path):
-    with subprocess.Popen(["/bin/sleep", "1000"]) as process:
+    with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        process.stdin.write("a line\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "a line\n"  # it runs: before, the kernel may not know what
         path = outside.take(process.pid, to=tmp_path)
         process.kill()
     with open_dump(path) as dump:
@@ -102,8 +124,8 @@ def test_of_a_process_without_python_it_has_everything_else(tmp_path):
         assert "PyStack" in state.reason
         (thread,) = dump.extras(kinds.NATIVE)["threads"]["threads"]
         assert thread["registers"]
-        assert thread["name"] == "sleep"
-        assert dump.head["program"] == ["/bin/sleep", "1000"]
+        assert thread["name"] == "cat"
+        assert dump.head["program"] == ["/bin/cat"]
 
 
 def test_what_is_wrong_with_one_part_costs_no_other(tmp_path):

@@ -186,7 +186,7 @@ def canaries(tmp_path, monkeypatch=None):
     program = textwrap.dedent("""
         import asyncio, json, logging, pickle, sys, threading
         sys.path.insert(0, sys.argv[3])
-        from holdfast.crash import capture, logs
+        from holdfast.crash import Limits, capture, logs
         logs.keep()
         secrets = json.loads(sys.argv[2])
         sys.argv[2:] = []
@@ -246,7 +246,7 @@ def canaries(tmp_path, monkeypatch=None):
                     raise RuntimeError("outer " + secrets[1]) from first
             except RuntimeError as error:
                 values = [Client(text) for text in secrets]
-                capture("with " + secrets[0], error=error, to=folder)
+                capture("with " + secrets[0], error=error, to=folder, limits=Limits(deadline_s=600, part_s=300))
             ended.set()
 
         asyncio.run(main(sys.argv[1]))

@@ -10,7 +10,8 @@ from holdfast.errors import BadName, NotInDump, ReadOnly, UnknownAgent, UnknownR
 from tests.crash import trip_program
 
 booked = []
-FEW = Limits(census_objects=1_000, objects=5_000)  # the process that runs the tests is large
+# The process that runs the tests is large, and the machine may do much else.
+FEW = Limits(deadline_s=600, part_s=300, census_objects=1_000, objects=5_000)
 
 
 @holdfast.tool

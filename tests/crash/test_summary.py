@@ -17,7 +17,8 @@ from holdfast.errors import HoldfastError
 from tests.crash import trip_program
 
 MIB = 1 << 20
-FEW = Limits(census_objects=1_000, objects=5_000)  # the process that runs the tests is large
+# The process that runs the tests is large, and the machine may do much else.
+FEW = Limits(deadline_s=600, part_s=300, census_objects=1_000, objects=5_000)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +67,7 @@ def test_frames_of_the_program_have_their_source_line_and_the_values_that_the_li
     assert last["function"] == "plan"
     assert last["source"] == "raise group from None"
     assert last["locals"][0][0] == "group"
-    assert ["to", repr(str(path.parent))] in last["locals"]
+    assert ["to", "'dumps'"] in last["locals"]
     assert any(frame["before"] for frame in frames), "frames of asyncio are counted, not shown"
     assert all(frame["mine"] for frame in frames)
 
@@ -153,13 +154,13 @@ def test_a_healthy_program_has_nothing_unusual(path):
 def test_endless_recursion_is_named(tmp_path):
     program = """
 import sys
-from holdfast.crash import capture
+from holdfast.crash import Limits, capture
 def again(n):
     return again(n + 1)
 try:
     again(0)
 except RecursionError as error:
-    capture(error=error, to=sys.argv[1])
+    capture(error=error, to=sys.argv[1], limits=Limits(deadline_s=600))
 """
     (tmp_path / "program.py").write_text(program)
     subprocess.run([sys.executable, tmp_path / "program.py", tmp_path / "d"], check=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from holdfast.crash import kinds, open_dump
-from tests.crash.processes import SOURCE, python, run
+from holdfast.crash import kinds, open_dump, watch
+from tests.crash.processes import PATIENT, SOURCE, python, run
 
 # The program waits for its own dump, so that nothing depends on how fast the machine is.
 WAIT = """
@@ -89,8 +91,8 @@ def test_a_hang_is_reported_once_until_something_moves(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import sys, threading\n"
-        "import holdfast.crash\n"
-        "hooks = holdfast.crash.install(to='dumps', sidecar=False, hang_s=0.5)\n"
+        "from holdfast import crash\n"
+        f"hooks = crash.install(to='dumps', sidecar=False, hang_s=0.5, limits={PATIENT})\n"
         "first = threading.Event()\n"
         "threading.Thread(target=lambda: (sys.stdin.readline(), first.set()), daemon=True).start()\n"
         "def one():\n    first.wait()\n"
@@ -121,6 +123,19 @@ def test_a_hang_is_reported_once_until_something_moves(tmp_path):
         with open_dump(tmp_path / line.split()[-1]) as dump:
             found.append([frame.function for frame in dump.threads[0].frames if frame.function in ("one", "other")])
     assert found == [["one"], ["other"]]
+
+
+def test_a_thread_that_is_just_beginning_does_not_make_a_hang_a_new_one():
+    """As the one that warns of the hang, which `threading` does not know before it runs."""
+    ended = threading.Event()
+    beginning = _thread.start_new_thread(ended.wait, ())
+    try:
+        while beginning not in sys._current_frames():
+            time.sleep(0.001)
+        assert threading.main_thread().ident in watch._places()
+        assert beginning not in watch._places()
+    finally:
+        ended.set()
 
 
 def test_hangs_of_one_place_do_not_fill_the_disk(tmp_path):
@@ -154,8 +169,9 @@ def test_agents_are_told_of_a_hang(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(
         "import holdfast, threading\n"
+        "from holdfast import crash\n"
         "store = holdfast.open('store')\n"
-        "hooks = holdfast.crash.install(store, sidecar=False, hang_s=1, say=False)\n"
+        f"hooks = crash.install(store, sidecar=False, hang_s=1, say=False, limits={PATIENT})\n"
         "import sys, time\n"
         "agent = store.agent('a')\n"
         "agent.checkpoint('here')\n"

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from pathlib import Path
 import ormsgpack
 import zstandard
 
-from holdfast.crash import add_part, capture, dumpfile, kinds, logs, open_dump
+from holdfast.crash import Limits, add_part, capture, dumpfile, kinds, logs, open_dump
 
 REGISTERS = {"rip": 0x7F00DEADBEEF, "rsp": 0x7FFFFFFF0010, "rax": 0, "eflags": 0x246}
 
@@ -65,7 +66,7 @@ async def plan(desk, to):
         try:
             raise group from None
         except ExceptionGroup as caught:
-            capture("planning failed", error=caught, to=to)
+            capture("planning failed", error=caught, to=to, limits=Limits(deadline_s=600, part_s=300))
     for task in tasks:
         task.cancel()
     return messages, numbers
@@ -86,6 +87,8 @@ def main(to):
     stop = threading.Event()
     for number in range(2):
         threading.Thread(target=worker, args=(f"w{number}", stop), name=f"worker-{number}", daemon=True).start()
+    while len(stop._cond._waiters) < 2:  # both stand where the dump will show them
+        time.sleep(0.001)
     desk = Desk([Offer("Lisbon", 120.5, ["sea"]), Offer("Rome", 80.0), Offer("Oslo", 300.0)])
     add_part(kinds.AGENT, "trip-7", lambda: {"agent": "trip-7", "checkpoint": "a1b2c3"})
     frames = [{"function": "eval_frame", "file": "ceval.c", "line": 10, "address": 0x55AA}, "main+0x1f"]
@@ -96,11 +99,14 @@ def main(to):
 
 
 def failed(folder: Path) -> Path:
-    """Run this program in a folder of its own, remove it, and give the dump that is left."""
+    """Run this program in a folder of its own, remove it, and give the dump that is left.
+
+    It knows the folder of its dumps as ``dumps``, however long the whole path is: long values are shown in another way.
+    """
     place = folder / "program"
     place.mkdir()
     shutil.copy(__file__, place / "trip.py")
-    subprocess.run([sys.executable, "-P", place / "trip.py", folder / "dumps"], check=True, timeout=120)
+    subprocess.run([sys.executable, "-P", place / "trip.py", "dumps"], cwd=folder, check=True, timeout=180)
     shutil.rmtree(place)
     (path,) = (folder / "dumps").iterdir()
     return path

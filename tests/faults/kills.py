@@ -58,7 +58,8 @@ class Template:
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
         self.lines: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _read(self) -> None:
         for line in self.process.stdout:
@@ -99,6 +100,7 @@ class Template:
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait(timeout=120)
+        self._reader.join(180)
         self.process.stdout.close()
 
 

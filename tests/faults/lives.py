@@ -29,6 +29,7 @@ from holdfast.store import upgrade
 from holdfast.store.cipher import PLAIN
 from holdfast.store.embedded import open_embedded
 from holdfast.store.forgetting import Forgetting
+from holdfast.store.tiering import file_name
 from tests.faults import crashes, script
 from tests.faults.script import Broken, Hand, Ledger
 from tests.faults.stage import KEY, NEW_KEY, check, life
@@ -86,8 +87,9 @@ def damaged(folder: Path, ledger: Ledger) -> None:
             actor.run(script.journey, 2, id="one")
             if not key:
                 store.tier(folder / "cold")
+            packs = [folder / name / "packs" / file_name(row.uuid) for row in store._catalog.pack_rows()]
         spoil(folder / name / "store.db")
-        oldest = min((folder / name / "packs").glob("*.pack"), key=lambda pack: pack.stat().st_mtime_ns)
+        oldest = next(pack for pack in packs if pack.exists())  # not in the colder place
         oldest.write_bytes(oldest.read_bytes()[:4096])
 
 

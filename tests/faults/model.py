@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import copy
 import random
-import tempfile
 import time
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any, ClassVar
 
 from hypothesis import HealthCheck, seed, settings
@@ -22,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 import holdfast
 from holdfast.agent.names import name_key
 from tests.faults import script
-from tests.faults.campaign import Task, campaign, quiet, remembering
+from tests.faults.campaign import Task, campaign, memory, quiet, remembering
 from tests.faults.crashes import lay_out
 from tests.faults.disk import Disk
 from tests.faults.replay import Replay
@@ -46,8 +44,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.stack = ExitStack()
-        folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm"))).resolve()
-        self.place = folder / "disk"
+        self.place = self.stack.enter_context(memory()) / "disk"
         self.place.mkdir()
         self.stack.enter_context(remembering(self.place / "state"))
         self.real_time = time.time_ns

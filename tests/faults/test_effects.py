@@ -87,7 +87,8 @@ class Troupe:
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
         self.lines: Queue[str] = Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
         assert self.next()[0] == "ready"
 
     def _read(self) -> None:
@@ -139,6 +140,7 @@ class Troupe:
     def close(self) -> None:
         self.process.stdin.close()
         self.process.wait(timeout=180)
+        self._reader.join(180)
         self.process.stdout.close()
 
 
@@ -421,9 +423,9 @@ def test_a_world_that_hangs_up_answers_late_or_refuses_leaves_nothing_doubled(st
     troubles: list[dict] = []
 
     def ask(ref, **more):
-        return Client(world.port, timeout_s=0.2).post(
-            "/do", ref=ref, key=holdfast.effect().key, **troubles.pop(), **more
-        )
+        trouble = troubles.pop()
+        client = Client(world.port, **({"timeout_s": 0.2} if "late" in trouble else {}))
+        return client.post("/do", ref=ref, key=holdfast.effect().key, **trouble, **more)
 
     def find(effect):
         found = Client(world.port).post("/find", key=effect.key)
@@ -458,7 +460,7 @@ def test_a_world_that_hangs_up_answers_late_or_refuses_leaves_nothing_doubled(st
                 store.agent(ref).run(work, "pay", ref)
             assert world.done(ref) == (fault["fault"] == "after")
         # An answer that comes too late: the world does it after the caller has given up. Only a key helps then.
-        troubles[:] = [{}, {"pause_s": 0.5}]
+        troubles[:] = [{}, {"late": True}]
         assert store.agent("late").run(work, "book", "late") == "late"
-        time.sleep(0.6)
+        wait_until(lambda: len(world.keys("late")) == 2, "it was not asked for twice")
         assert world.done("late") == 1

@@ -11,6 +11,8 @@ import pytest
 import holdfast
 from holdfast import errors
 
+HANG_S = 180
+
 
 class Crash(BaseException):
     """The process ends here, as far as the program can tell."""
@@ -124,10 +126,16 @@ def test_a_crash_in_the_middle_repeats_no_write(opened, outside):
 def test_the_first_error_ends_it_when_asked_for(opened, outside):
     look, _, _ = outside.tools()
     outside.trouble = {("look", 2): ValueError("no")}
+    failing, begun = [], threading.Event()
 
     def work(n):
-        if n > 2:
-            time.sleep(0.02)  # so that all of the others would take the second worker ten seconds
+        if n == 2:
+            failing.append(threading.current_thread())
+            begun.set()
+        elif n > 2:
+            begun.wait(HANG_S)
+            if threading.current_thread() is not failing[0]:
+                failing[0].join(HANG_S)  # the worker that failed takes no other item: it ends
         return look(n)
 
     with pytest.raises(errors.ToolFailed):

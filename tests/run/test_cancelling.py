@@ -23,6 +23,8 @@ from tests.run.test_concurrency import crash, nested_groups
 
 HANG_S = 180
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 class World:
     """What the tools of one test did, and what they wait for."""
@@ -244,7 +246,6 @@ def test_a_call_cancelled_while_its_outcome_is_flushed_stands_in_nobodys_way(wor
 
 
 def test_a_recorded_cancellation_that_does_not_come_is_diverged_and_not_a_hang(monkeypatch, world, look):
-    monkeypatch.setattr("holdfast.run.order.STALL_S", 0.3)
     end = [True]
 
     async def work(agent):
@@ -260,6 +261,7 @@ def test_a_recorded_cancellation_that_does_not_come_is_diverged_and_not_a_hang(m
     bench = Bench()
     crash(bench, work)
     end[0] = False
+    monkeypatch.setattr("holdfast.run.order.STALL_S", 0.3)
     with pytest.raises(errors.Diverged, match="was cancelled when it was recorded"):
         again(bench, work)
 
@@ -481,10 +483,11 @@ def test_an_async_batch_that_is_cancelled_goes_on(tmp_path, world):
 
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, signal, sys
 from pathlib import Path
 import holdfast
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a run in the background inherits that it is ignored
 calls = Path(sys.argv[2])
 
 @holdfast.tool(effect=sys.argv[3])
@@ -511,10 +514,13 @@ def test_ctrl_c_and_again(tmp_path, kind):
     program.write_text(PROGRAM)
     command = [sys.executable, str(program), str(tmp_path / "store"), str(calls), kind]
     with subprocess.Popen([*command, "slow"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        while "second" not in process.stdout.readline():
-            assert process.poll() is None
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=HANG_S)
+        try:
+            while "second" not in process.stdout.readline():
+                assert process.poll() is None
+            process.send_signal(signal.SIGINT)
+            _, said = process.communicate(timeout=HANG_S)
+        finally:
+            process.kill()
     assert "KeyboardInterrupt" in said
     done = subprocess.run([*command, "fast"], capture_output=True, text=True, timeout=HANG_S, check=False)
     assert done.returncode == 0, done.stderr

@@ -335,6 +335,32 @@ def test_async_children_are_tasks_of_the_loop_and_shift_no_positions(opened, wor
 
 
 def test_an_async_child_is_cancelled_where_it_waits(opened):
+    async def go():
+        began = asyncio.Event()
+
+        @holdfast.durable
+        async def job(agent):
+            began.set()
+            await agent.asleep(1000)
+
+        @holdfast.durable
+        async def work(agent):
+            child = await agent.aspawn(job, "bags")
+            await began.wait()
+            await child.acancel()
+            return child.running
+
+        agent = opened()
+        assert await agent.arun(work) is False
+        return [run.condition for run in agent._store.agent("trip-7/bags").runs()]
+
+    assert asyncio.run(go()) == ["cancelled"]
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_an_async_child_that_is_cancelled_before_its_first_step_or_in_it_has_been_cancelled(opened, turns):
+    crash = [True]
+
     @holdfast.durable
     async def job(agent):
         await agent.asleep(1000)
@@ -342,16 +368,21 @@ def test_an_async_child_is_cancelled_where_it_waits(opened):
     @holdfast.durable
     async def work(agent):
         child = await agent.aspawn(job, "bags")
-        await asyncio.sleep(0.05)
+        for _ in range(turns):
+            await asyncio.sleep(0)
         await child.acancel()
+        with pytest.raises(errors.Cancelled):
+            await child.ajoin()
+        if crash and crash.pop():
+            raise Crash
         return child.running
 
     async def go():
-        agent = opened()
-        assert await agent.arun(work) is False
-        return [run.condition for run in agent._store.agent("trip-7/bags").runs()]
+        return await opened().arun(work)
 
-    assert asyncio.run(go()) == ["cancelled"]
+    with pytest.raises(Crash):
+        asyncio.run(go())
+    assert asyncio.run(go()) is False
 
 
 def test_a_plain_child_of_an_async_parent_does_not_block_the_loop(opened, world, book):

@@ -19,6 +19,8 @@ from tests.run.bench import Bench, Crash
 made = []
 EVENTS = {}
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 @tool(name="concurrent.search", effect="read")  # a module's tools are known to all tests of the process
 async def search(branch, number):
@@ -175,14 +177,8 @@ def test_nested_task_groups_and_cancellation_replay_the_same():
     assert not made
 
 
-@pytest.fixture
-def patient(monkeypatch):
-    """A thread that gets no processor for a while is not taken for one that waits."""
-    monkeypatch.setattr("holdfast.run.order.GRACE_S", 10.0)
-
-
 @pytest.mark.parametrize("numbered", [True, False])
-def test_a_thread_pool_with_copied_context_replays_the_same(numbered, patient):
+def test_a_thread_pool_with_copied_context_replays_the_same(numbered):
     end = [True]
 
     def work(agent):
@@ -219,7 +215,7 @@ def test_a_thread_pool_with_copied_context_replays_the_same(numbered, patient):
     assert same == 10
 
 
-def test_jobs_by_results_in_order_replay_100_times_of_100(patient):
+def test_jobs_by_results_in_order_replay_100_times_of_100():
     end = [True]
 
     def work(agent):
@@ -245,7 +241,7 @@ def test_jobs_by_results_in_order_replay_100_times_of_100(patient):
     assert not made
 
 
-def test_to_thread_inside_gather_and_blocking_tools_on_the_loop(patient):
+def test_to_thread_inside_gather_and_blocking_tools_on_the_loop():
     end = [True]
 
     async def work(agent):
@@ -350,7 +346,6 @@ def test_a_cancelled_write_is_in_doubt_and_stops_the_run():
 
 
 def test_a_recorded_call_that_nobody_makes_is_diverged_and_not_a_hang(monkeypatch):
-    monkeypatch.setattr("holdfast.run.order.STALL_S", 0.3)
     wanted = [True]
 
     async def work(agent):
@@ -368,6 +363,7 @@ def test_a_recorded_call_that_nobody_makes_is_diverged_and_not_a_hang(monkeypatc
     bench = Bench()
     crash(bench, work)
     wanted[0] = False
+    monkeypatch.setattr("holdfast.run.order.STALL_S", 0.3)
     with pytest.raises(errors.Diverged, match="is not made"):
         asyncio.run(bench.crashed().arun(work))
 

@@ -19,6 +19,8 @@ from tests.run.test_concurrency import crash
 
 HANG_S = 180
 
+pytestmark = pytest.mark.usefixtures("patient")
+
 
 def keys_of(bench):
     return [record.key for _, record in bench.ledger.records() if isinstance(record, records.Intent)]

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast import errors
-from holdfast.run import waiting
+from holdfast.run import records, waiting
+from holdfast.run.clock import Clock as RealClock
 from holdfast.run.durables import durable
 from holdfast.run.past import Past
 from holdfast.run.positions import numbered_context
@@ -17,6 +18,7 @@ from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 
 DAY_US = 86_400 * 10**6
+HANG_S = 180
 
 
 class Clock:
@@ -43,10 +45,27 @@ class Clock:
         await asyncio.sleep(0)
 
 
+class Standing(RealClock):
+    """The real time, which stands still unless ``passes()``: nobody is late who gets no processor for a while."""
+
+    def __init__(self, passes):
+        self.passes = passes
+        self.seen = super().elapsed_s()
+
+    def elapsed_s(self):
+        if self.passes():
+            self.seen = super().elapsed_s()
+        return self.seen
+
+
 def timed(clock, bench=None):
     bench = bench or Bench()
     bench.clock = clock
     return bench
+
+
+def recorded(bench, kind):
+    return sum(isinstance(record, kind) for _, record in bench.ledger.records())
 
 
 def line(bench):
@@ -301,11 +320,13 @@ def test_waits_in_async_code_and_two_waits_for_one_name_get_different_signals():
 
 
 def test_a_run_is_put_off_only_when_nothing_of_it_is_under_way():
-    done = []
+    done, under_way = [], []
 
     @tool
     async def slow(number):
+        under_way.append(number)
         await asyncio.sleep(0.3)
+        under_way.clear()
         done.append(number)
         return number
 
@@ -322,6 +343,7 @@ def test_a_run_is_put_off_only_when_nothing_of_it_is_under_way():
         return first.result(), second.result()
 
     bench = Bench()
+    bench.clock = Standing(lambda: under_way or recorded(bench, records.Done) == 2)
     with pytest.raises(errors.Waiting):
         asyncio.run(bench.arun(work, wait=False))
     assert done == [0, 1]
@@ -337,6 +359,7 @@ def test_threads_that_wait_are_put_off_together():
             return [job.result() for job in jobs]
 
     bench = Bench()
+    bench.clock = Standing(lambda: recorded(bench, records.Wait) == 3)
     with pytest.raises(errors.Waiting):
         bench.run(work, wait=False)
     (run,) = line(bench).runs.values()
@@ -365,6 +388,33 @@ def test_a_cancelled_wait_is_no_longer_waited_for():
         await asyncio.wait({task})
 
     asyncio.run(main())
+    (run,) = line(bench).runs.values()
+    assert [wait.name for wait in waiting.open_waits(run)] == ["other"]
+
+
+def test_a_wait_that_is_cancelled_while_its_beginning_is_written_is_no_longer_waited_for():
+    reached, go_on = threading.Event(), threading.Event()
+
+    async def work(agent):
+        task = asyncio.create_task(waiting.await_for(agent, "approval"))
+        await asyncio.to_thread(reached.wait, HANG_S)
+        task.cancel()
+        go_on.set()
+        await asyncio.wait({task})
+        await waiting.await_for(agent, "other")
+
+    bench = Bench()
+    append = bench.ledger.append
+
+    def slow(record, **options):
+        if isinstance(record, records.Wait):
+            reached.set()
+            go_on.wait(HANG_S)
+        return append(record, **options)
+
+    bench.ledger.append = slow
+    with pytest.raises(errors.Waiting):
+        asyncio.run(bench.arun(work, wait=False))
     (run,) = line(bench).runs.values()
     assert [wait.name for wait in waiting.open_waits(run)] == ["other"]
 

@@ -1,9 +1,10 @@
 """An outside world for tests: an HTTP server on loopback in a process of its own, with a database of its own.
 
 It books, and keeps a table of what really happened: one row each time something was done. Whoever asks can make it
-pause, hang up before or after doing it, answer with an error, or kill the caller at one of three moments. Requests are
-served one after another in the order in which they came, so a look at the books sees everything that was asked for
-before; only a pause lets others pass.
+wait until he has given up, hang up before or after doing it, answer with an error, or kill the caller at one of three
+moments. Requests are served one after another in the order in which they came, so a look at the books, which is a
+request as well, sees everything that was asked for before, also by who is dead by now; only who gives up lets others
+pass.
 
     with World(folder) as world:
         client = Client(world.port)
@@ -41,7 +42,7 @@ class Refused(Exception):
 class Client:
     """Asks the world, each time by a connection of its own."""
 
-    def __init__(self, port: int, timeout_s: float = 60.0) -> None:
+    def __init__(self, port: int, timeout_s: float = 180.0) -> None:
         self._port, self._timeout_s = port, timeout_s
 
     def post(self, path: str, **body: Any) -> Any:
@@ -72,7 +73,8 @@ class World:
         self._books = sqlite3.connect(self.path, check_same_thread=False, isolation_level=None)
 
     def done(self, ref: str, what: str = "do") -> int:
-        """How often this was really done (``do``), or undone (``undo``)."""
+        """How often this was really done (``do``), or undone (``undo``), by all that was asked for until now."""
+        Client(self.port).post("/look")
         (count,) = self._books.execute(
             "SELECT count(*) FROM happened WHERE ref = ? AND what = ?", (ref, what)
         ).fetchone()
@@ -121,8 +123,8 @@ class Server:
                 path = lines[0].split()[1]
                 length = next(int(line.split(":")[1]) for line in lines if line.lower().startswith("content-length:"))
                 body = json.loads(await reader.readexactly(length))
-                if pause_s := body.get("pause_s"):
-                    await asyncio.sleep(pause_s)
+                if body.get("late"):
+                    await reader.read()  # until the caller hangs up
                 status, answer = self._answer(path, body)
                 if status == 0:
                     break  # it hangs up
@@ -132,6 +134,8 @@ class Server:
         writer.close()
 
     def _answer(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        if path == "/look":
+            return 200, None
         ref, key, fault = body.get("ref", ""), body.get("key", ""), body.get("fault", "")
         self._books.execute("INSERT INTO asked (path, ref, key) VALUES (?, ?, ?)", (path, ref, key))
         if path == "/read":

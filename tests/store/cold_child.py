@@ -44,7 +44,8 @@ def child(order: dict[str, str], at: int) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     fsspec.config.conf["webdav"] = {
-        "base_url": order["server"], "retry": False, "verify": False, "headers": {"X-Asked-By": str(os.getpid())},
+        "base_url": order["server"], "retry": False, "verify": False, "timeout": 120.0,
+        "headers": {"X-Asked-By": str(os.getpid())},
     }  # fmt: skip
     sys.addaudithook(count)
     act(order["do"], order["path"], order["to"], bytes.fromhex(order["key"]) or None, bytes.fromhex(order["new"]))

@@ -322,10 +322,11 @@ def test_what_is_missing_here_is_named(store_path, far):
 def test_the_driver_is_set_up_outside_the_store(store_path, far):
     """On the command line: from fsspec's settings, here by a variable."""
     filled(store_path)
+    settings = {"base_url": far.url, "retry": False, "verify": False, "timeout": 120.0}
     found = subprocess.run(
         [sys.executable, "-m", "holdfast.cli", "--store", str(store_path), "tier", "--to", FAR, "--do", "--json"],
         cwd=ROOT, capture_output=True, text=True, check=False,
-        env={**os.environ, "FSSPEC_WEBDAV": json.dumps({"base_url": far.url, "retry": False, "verify": False})},
+        env={**os.environ, "FSSPEC_WEBDAV": json.dumps(settings)},
     )  # fmt: skip
     assert found.returncode == 0, found.stderr
     assert (json.loads(found.stdout)["place"], json.loads(found.stdout)["packs"]) == (FAR, 3)

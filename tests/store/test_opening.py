@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import random
-import shutil
 import subprocess
+import sys
 from contextlib import suppress
 
 import apsw
@@ -213,7 +213,7 @@ def test_second_handle_in_one_process_keeps_the_locks_of_the_first(store, path):
     for _ in range(3):
         open_embedded(path, readonly=True).close()
     blocked = subprocess.run(
-        [shutil.which("python3"), "-c", _TRY_TO_WRITE, str(path / "store.db")],
+        [sys.executable, "-c", _TRY_TO_WRITE, str(path / "store.db")],
         capture_output=True,
         text=True,
         check=False,

@@ -23,7 +23,7 @@ from holdfast.cli.output import Output
 from holdfast.cli.text import clean
 from holdfast.errors import StoreFailed
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0  # a busy machine; nobody waits so long for anything that works
 
 
 class Stage:

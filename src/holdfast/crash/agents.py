@@ -23,11 +23,12 @@ from typing import Any
 from holdfast.crash import exceptions, kinds, shapes
 from holdfast.crash.dumpfile import append
 from holdfast.crash.limits import MAX_CHAIN, MAX_NAME
-from holdfast.crash.redaction import Redactor
+from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
 from holdfast.errors import HoldfastError
 
 _LOCK_S = 0.2  # for a lock of the state
 _LEDGER_S = 0.5  # for reading effects, which needs the catalog
+_GONE_LEDGER_S = 20.0  # the same for a process that is gone, which holds no lock any more
 _EVENT_S = 2.0  # for writing an event, which needs the disk
 _MOST_AGENTS = 200
 _STATE_VALUES = 20_000
@@ -87,8 +88,8 @@ def parts() -> list[Part]:
     return [(_called(handle), partial(describe, handle)) for handle in open_agents()]
 
 
-def describe(handle: Any) -> dict[str, Any]:
-    """Everything about one agent that can be had without waiting."""
+def describe(handle: Any, *, gone: bool = False) -> dict[str, Any]:
+    """Everything about one agent that can be had without waiting. ``gone``: its process is, and we outlived it."""
     found: dict[str, Any] = standing(handle)
     problems: list[str] = []
     document = handle._document  # noqa: SLF001
@@ -101,11 +102,12 @@ def describe(handle: Any) -> dict[str, Any]:
         problems.append("the state's lock was not free: what is shown may be half-way through a change")
         found.update(_state(document))
     if hasattr(type(handle), "_evidence"):  # the room above knows effects; a plain handle has none
-        effects = _in_time(lambda: _evidence(handle), _LEDGER_S)
+        within_s = _GONE_LEDGER_S if gone else _LEDGER_S
+        effects = _in_time(lambda: _evidence(handle), within_s)
         if type(effects) is dict:
             found.update(_plain_effects(effects))
         else:
-            problems.append(f"effects: {effects or f'no answer in {_LEDGER_S} s'}")
+            problems.append(f"effects: {effects or f'no answer in {within_s} s'}")
     if problems:
         found["problem"] = "; ".join(problems)
     return found
@@ -230,7 +232,7 @@ def _complete(dump: Path, handles: list[Any], redactor: Redactor) -> None:
         for handle in handles:
             for section in handle.state:  # nobody else will read them: so that they are shown
                 handle.state[section]
-            writer.add(kinds.AGENT, {"name": _called(handle), "data": describe(handle)})
+            writer.add(kinds.AGENT, {"name": _called(handle), "data": describe(handle, gone=True)})
             states[kinds.AGENT] = [kinds.WHOLE, ""]
         writer.finish(states)
     finally:
@@ -283,7 +285,7 @@ def _state(document: Any) -> dict[str, Any]:
             continue
         if section.digest is None or section.dirty:
             changed.append(name)
-        state[name] = _plain(section.value, budget, 0)
+        state[name] = _named(name, section.value, budget, 0)
     found: dict[str, Any] = {
         "state": state,
         "dirty": bool(document._dirty or document._operations or changed),  # noqa: SLF001
@@ -316,7 +318,9 @@ def _plain(value: Any, budget: list[int], depth: int) -> Any:
     base = shapes.layout_of(kind).base
     if base is dict:
         items = shapes.first_items(value, max(0, budget[0]))
-        found = {_key(key): _plain(item, budget, depth + 1) for key, item in items}
+        found = {
+            name: _named(name, item, budget, depth + 1) for name, item in ((_key(key), item) for key, item in items)
+        }
         if len(items) < dict.__len__(value):
             found["cut"] = dict.__len__(value) - len(items)
         return found
@@ -325,7 +329,14 @@ def _plain(value: Any, budget: list[int], depth: int) -> Any:
         taken = [_plain(item, budget, depth + 1) for item in _first(base, value, max(0, budget[0]))]
         return [*taken, {"cut": total - len(taken)}] if total > len(taken) else taken
     attributes, _total = shapes.layout_of(kind).attributes(value, 200)
-    return {"type": shapes.type_name(kind)} | {name: _plain(item, budget, depth + 1) for name, item in attributes}
+    named = {name: _named(name, item, budget, depth + 1) for name, item in attributes}
+    return {"type": shapes.type_name(kind)} | named
+
+
+def _named(name: str, value: Any, budget: list[int], depth: int) -> Any:
+    """A value under its name. Where the name says that it is secret, only numbers are shown."""
+    shown = _plain(value, budget, depth)
+    return BY_NAME if looks_secret(name) and type(shown) in (str, bytes, list, dict) else shown
 
 
 def _first(base: type, value: Any, most: int) -> list[Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from holdfast.crash import kinds, ptrace, pystacks, sources, system
 from holdfast.crash.dumpfile import Writer
 from holdfast.crash.limits import Limits
-from holdfast.crash.redaction import Redactor
+from holdfast.crash.redaction import BY_NAME, Redactor
 from holdfast.errors import BadOption, DumpFailed, HoldfastError
 
 _MAX_TASKS = 2_000
@@ -34,7 +34,6 @@ _LIMITS = {
     "Max locked memory": "MEMLOCK",
     "Max file size": "FSIZE",
 }
-_REDACTED = "[redacted by name]"
 DEAD = "registers and native stacks of a dead process are in its core only, which core=True keeps"
 # Why a part is not there, where whoever looked knows no better reason.
 _UNSEEN = {
@@ -199,7 +198,7 @@ def hide_locals(threads: list[dict[str, Any]], redactor: Redactor) -> None:
         if not redactor.secret_name(found[2]):
             return found[0]
         redactor.learn(found[4])
-        return f"{found[1]}{found[2]}{found[1]}: {_REDACTED}"
+        return f"{found[1]}{found[2]}{found[1]}: {BY_NAME}"
 
     for thread in threads:
         for frame in thread["frames"]:
@@ -207,7 +206,7 @@ def hide_locals(threads: list[dict[str, Any]], redactor: Redactor) -> None:
             for at in range(0, len(named) - 1, 2):
                 if redactor.secret_name(named[at]):
                     redactor.learn(named[at + 1].strip("'\""))
-                    named[at + 1] = _REDACTED
+                    named[at + 1] = BY_NAME
                 else:
                     named[at + 1] = _PAIR.sub(hidden, named[at + 1])
 

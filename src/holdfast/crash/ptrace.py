@@ -22,6 +22,7 @@ _NT_PRSTATUS: Final = 1
 _WALL: Final = 0x40000000
 _WHOLE_S = 30.0  # for all threads, with the start of an interpreter
 _STOP_S = 0.5  # a thread in an uninterruptible wait does not stop; it is left out
+_BUSY_S = 10.0  # any other stops as soon as it gets a processor
 _MOST = 2_000
 
 X86_64: Final = (
@@ -98,18 +99,28 @@ def _read(libc: ctypes.CDLL, tid: int, names: tuple[str, ...], found: dict[int, 
 
 
 def _wait(tid: int) -> int | None:
-    until = time.monotonic() + _STOP_S
+    began = time.monotonic()
     pause = 0.00005
-    while time.monotonic() < until:
+    while True:
+        waited = time.monotonic() - began  # before the look: whoever was held up itself looks once more
         try:
             got, status = os.waitpid(tid, os.WNOHANG | _WALL)
         except ChildProcessError:
             return None
         if got:
             return status
+        if waited > _BUSY_S or (waited > _STOP_S and _state(tid) == "D"):
+            return None
         time.sleep(pause)
         pause = min(pause * 2, 0.005)
-    return None
+
+
+def _state(tid: int) -> str:
+    try:
+        with open(f"/proc/{tid}/stat", "rb") as file:  # noqa: PTH123 (nothing is imported that is not needed)
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
 
 
 if __name__ == "__main__":

@@ -251,6 +251,9 @@ class Redactor:
         return value
 
 
+BY_NAME = "[redacted by name]"  # instead of a value whose name says that it is secret
+
+
 def looks_secret(name: str) -> bool:
     """``OPENAI_API_KEY``, ``dbPassword``, ``X-Auth-Token``; not ``max_tokens``, ``passages``, ``author``."""
     if len(name) > 200 or name in ("PWD", "OLDPWD"):

@@ -34,7 +34,7 @@ _MOST_FRAMES = 200
 _WORK_S = 0.05  # of processor time: less is no change after a report, because who looks at a thread wakes it, too
 _SHARE = 0.005  # of the processor: with many threads and tasks, cycles are looked for less often
 _LEAVE_S = 2.0  # for the thread to leave; in the middle of a dump it takes longer, and is not waited for
-_GONE_S = 0.05  # for the kernel to forget it
+_GONE_S = 2.0  # for the kernel to forget it, which takes no time unless the machine is busy
 _FORK_WARNING = "This process .* is multi-threaded"
 _OWN = "holdfast-"  # how the names of this room's threads begin
 
@@ -84,10 +84,12 @@ class Watch:
 
     def before_fork(self) -> None:
         """Forking with several threads is warned of, and rightly: a program that has one thread keeps to one."""
-        native = self._thread.native_id if self._thread is not None else None
+        thread = self._thread
         self.stop()
+        if thread is None or thread.is_alive():
+            return
         until = monotonic() + _GONE_S
-        while native is not None and monotonic() < until and Path(f"/proc/self/task/{native}").exists():
+        while monotonic() < until and Path(f"/proc/self/task/{thread.native_id}").exists():
             sleep(0.0002)
 
     def after_fork(self, *, child: bool) -> None:
@@ -230,10 +232,15 @@ def _steps() -> dict[int, int]:
 
 
 def _places() -> dict[int, tuple[int, float]]:
-    """Where each thread that matters stands, and how long it has worked."""
+    """Where each thread that matters stands, and how long it has worked.
+
+    Without those that `threading` does not know: such a one is just beginning or ending, like ours that gives a warning
+    after a report, and what it will be nobody can tell.
+    """
     return {
         thread["id"]: (hash(_position(thread["frame"])), _worked_s(thread.get("native_id", 0)))
         for thread in _who_matters()
+        if "daemon" in thread
     }
 
 

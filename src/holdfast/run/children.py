@@ -37,7 +37,7 @@ from holdfast.run.positions import HERE, Lane, here
 from holdfast.run.runs import Run, RunHost
 from holdfast.run.scope import Scope, Suspended, now_us
 from holdfast.run.standing import CANCEL, ENDS, JOIN, SPAWN
-from holdfast.run.steps import Steps, drive, drive_later
+from holdfast.run.steps import Steps, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
 
 
@@ -212,6 +212,7 @@ class Child:
                 self._loop = loop
                 # In a context that knows no lane: the task would take a number of the parent's.
                 self._task = _outside().run(loop.create_task, self._later(), name=self.name)
+                self._task.add_done_callback(self._never_began)
             else:
                 _guard_exit()
                 # Python waits for no daemon; this module does, and stops it first.
@@ -245,6 +246,11 @@ class Child:
             self._end(await self._handle.arun(self._wrapped(), *self._args, **self._options()), None)
         except BaseException as error:  # noqa: BLE001 - as above
             self._end(None, error)
+
+    def _never_began(self, _task: Any) -> None:
+        """A task that is cancelled before its first step does not come to any of its code."""
+        if not self._over.is_set():
+            self._end(None, self._cancelled())
 
     @property
     def _handle(self) -> Any:
@@ -336,7 +342,9 @@ class Child:
     def _record_cancelled(self, host: ParentHost, error: BaseException) -> BaseException:
         """A task that is cancelled while it awaits something else than a call has not said how it ended."""
         run = Past(host.ledger.records()).runs.get(self.run)
-        if run is None or run.condition or isinstance(error, InDoubt):
+        if run is None:  # it was cancelled before its run had begun, or could not begin it
+            return self._cancelled() if is_cancelled(error) else error
+        if run.condition or isinstance(error, InDoubt):
             return error
         doubtful = any(call.open and call.kind == "write" for call in run.calls.values())
         how = "attention" if doubtful else "cancelled"

@@ -219,17 +219,14 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
     scope.check_settled("read")
     if not scope.run_id:
         scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
-    began = _recorded(scope, path, kind, name, limit_s)
-    if began is None:
-        now = clock_of(scope.agent).wall_us()
-        until = 0 if limit_s is None else now + round(limit_s * 1e6)
-        began = rec.Wait(now, scope.run_id, path, kind, name, until)
-        if scope.run_id:  # outside of a run nobody would go on with it
-            yield Write(scope, began)
+    known = _recorded(scope, path, kind, name, limit_s)
+    began = known or _begun(scope, path, kind, name, limit_s)
     looking = Until(scope, began)
     done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=began.at)
     done.args = stow(arguments, scope.registry).value
     try:
+        if known is None and scope.run_id:  # outside of a run nobody would go on with it
+            yield Write(scope, began)
         while True:
             over = yield looking
             stowed = None
@@ -266,6 +263,11 @@ def _recorded(scope: Scope, path: str, kind: str, name: str, limit_s: float | No
     if began is None or (began.what, began.name) != (kind, name):
         return None
     return began if (began.until - began.at if began.until else None) == _us(limit_s) else None
+
+
+def _begun(scope: Scope, path: str, kind: str, name: str, limit_s: float | None) -> rec.Wait:
+    now = clock_of(scope.agent).wall_us()
+    return rec.Wait(now, scope.run_id, path, kind, name, 0 if limit_s is None else now + round(limit_s * 1e6))
 
 
 def _us(seconds: float | None) -> int | None:
