@@ -27,7 +27,7 @@ from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
 from holdfast.errors import HoldfastError
 
 _LOCK_S = 0.2  # for a lock of the state
-_LEDGER_S = 0.5  # for reading effects, which needs the catalog
+_LEDGER_S = 1.5  # for reading effects, which needs the catalog
 _GONE_LEDGER_S = 20.0  # the same for a process that is gone, which holds no lock any more
 _EVENT_S = 2.0  # for writing an event, which needs the disk
 _MOST_AGENTS = 200

@@ -46,7 +46,7 @@ class Limits:
     source_bytes: int = 4 * MIB
     log_records: int = 500
     census_objects: int = 2_000_000
-    part_s: float = 1.0  # for code of other rooms (the agent's part), which may wait for a lock
+    part_s: float = 2.5  # for code of other rooms (the agent's part), which may wait for a lock
 
     def __post_init__(self) -> None:
         for name in self.__dataclass_fields__:
