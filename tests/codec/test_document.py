@@ -912,6 +912,18 @@ def test_first_touches_of_many_threads_agree(state, memory):
         assert all(isinstance(part, Node) for row in found[0] for part in row)
 
 
+def test_of_equal_keys_a_large_dict_keeps_the_first(state, memory):
+    state["d"] = dict.fromkeys(range(1000), "x" * 50)
+    saved(state, memory)
+    for number in range(0, 1_000, 7):
+        state["d"][float(number)] = number
+        state["d"][number] = [number]
+        state["d"][float(number)].append(1)
+        state["d"][float(number)] = 2
+    assert saved(state, memory)["d"] == state["d"]
+    assert {type(key) for key in memory.head.load()["d"]} == {int}
+
+
 def test_a_list_that_c_code_made_longer_is_saved_whole_and_loads_again(state, memory):
     state["plan"] = {"queue": list(range(18_000)), "n": 0}
     state["top"] = [5, 3, 9]

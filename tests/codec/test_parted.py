@@ -152,6 +152,35 @@ def test_one_operation_does_not_put_a_value_in_two_places(state, memory, first):
     assert content["y"] == {"note": note("two" if first == "whole" else "one")}
 
 
+@pytest.mark.filterwarnings("ignore::holdfast.errors.DetachedChange")
+@pytest.mark.parametrize("value", [[1], {"in": [1]}, Note("one", ["tag"])], ids=["list", "dict", "instance"])
+def test_what_is_put_back_and_given_to_another_section_too_stays_and_the_other_gets_a_copy(state, memory, value):
+    state["x"] = value
+    kept = state["x"]
+    state.update({"x": kept, "y": {"again": kept}, "z": kept})
+    assert state["x"] is kept
+    assert state["y"]["again"] is not kept
+    assert state["z"] is not kept
+    inner = kept if isinstance(kept, list) else kept["in"] if isinstance(kept, dict) else kept.tags
+    inner.append(2)
+    content = saved(state, memory)
+    assert content["x"] != content["z"] == content["y"]["again"]
+
+
+@pytest.mark.parametrize("section", [True, False], ids=["section", "inside one"])
+def test_a_value_that_nothing_keeps_whole_any_more_may_have_large_containers_in_it(state, memory, section):
+    one = note()
+    value = [one, one, [f"text {number}" for number in range(2_000)]]
+    state["x"] = value if section else {"whole": value}
+    held = state["x"] if section else state["x"]["whole"]
+    saved(state, memory)
+    del held[0]
+    saved(state, memory)
+    held.append(5)
+    content = saved(state, memory)["x"]
+    assert (content if section else content["whole"]) == [*value[1:], 5]
+
+
 # -- several values in one operation --------------------------------------------------------------------------
 
 

@@ -22,6 +22,7 @@ from holdfast.codec.document.packing import Moving, Packing
 from holdfast.codec.document.sections import MISSING, Capture, Encoded, OneSection, Section, Source
 from holdfast.codec.document.watches import Watches
 from holdfast.codec.nodes import FLAT, Node, Path
+from holdfast.codec.nodes.base import put_back
 from holdfast.codec.operations import Operation
 from holdfast.codec.shapes import Adapted
 from holdfast.codec.trails import Step, Trail
@@ -114,13 +115,16 @@ class Document(SectionMapping):
                 raise Unencodable(
                     f"a section's name is a {type(name).__name__}", hint="Top-level keys of a state are str."
                 )
-        leaving = [self._sections[name].value for name in (*incoming, *gone) if name in self._sections]
+        # What is put back where it is, as after `state["x"] += [1]`, stays, also if it is given to another one as well.
+        stay = {name for name, section in self._sections.items() if put_back(incoming.get(name), section.value)}
+        stay.difference_update(gone)
+        leaving = [self._sections[name].value for name in (*incoming, *gone) if name in self._sections.keys() - stay]
         self._intake.begin()
         plan = []
         for name, value in incoming.items():
+            if name in stay:
+                continue
             section = self._sections.get(name) if name not in gone else None
-            if section is not None and value is section.value and type(value) not in FLAT:
-                continue  # put back where it is, as after `state["x"] += [1]`
             section = section or Section(name)
             plan.append((section, *self._intake.take(value, section, name, [], leaving)))
         self._under_way(*gone, *(section.name for section, _, _ in plan))

@@ -292,7 +292,11 @@ class Packing:
         if is_whole(data):
             return None
         plain = decode(data, self.registry, owned=True)
-        return wrap(plain, self._owner, None) if type(plain) in RAW and trackable(plain) else None
+        if type(plain) not in RAW or not trackable(plain):
+            return None
+        node = wrap(plain, self._owner, None)
+        self._split(node)
+        return node
 
     def _pack_bulk(self, value: Any, data: bytes) -> bytes:
         """Extension 41: the encoding goes into chunks. Immutable values are cut once."""

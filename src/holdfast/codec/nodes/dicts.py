@@ -37,7 +37,6 @@ class TrackedDict(dict[Any, Any], Node):
         return self._tree.leaves[0].count  # type: ignore[union-attr] # only asked where there is one
 
     def _leaf_at(self, key: Any) -> Leaf:
-        """The leaf of a key that is about to change, or to come: where the last one is open."""
         if self._where is not None:
             leaf: Leaf = self._where[key]
             return leaf
@@ -77,11 +76,13 @@ class TrackedDict(dict[Any, Any], Node):
         self._know(leaf)
         self._tree.spoil(leaf, key)  # type: ignore[union-attr]
         if leaf.now is not None:
-            leaf.now[key] = self._doc.pack_key(self._own(key)) + data
-
-    def _own(self, key: Any) -> Any:
-        """The key as the dict has it: of equal ones that are encoded in different ways it keeps the first."""
-        return key if type(key) is str else next((own for own in dict.keys(self) if own == key), key)
+            key_data = self._doc.pack_key(key)
+            if type(key) is not str:
+                # Of equal keys that are encoded in different ways a dict keeps the first, and so does this one.
+                old = leaf.now[key]
+                if type(old) is Trail or not old.startswith(key_data):
+                    key_data = self._doc.pack_key(next(own for own in leaf.now if own == key))
+            leaf.now[key] = key_data + data
 
     def _keys_of(self, leaf: Leaf) -> list[Any]:
         return list(dict.keys(self) if leaf.keys is None else leaf.keys)
@@ -100,7 +101,7 @@ class TrackedDict(dict[Any, Any], Node):
             for key, item in now.items():
                 if type(item) is Trail:
                     child = dict.get(self, key)
-                    now[key] = doc.pack_key(self._own(key)) + doc.resolved(item, self, child)
+                    now[key] = doc.pack_key(key) + doc.resolved(item, self, child)
             return list(now.values())
         if leaf.items is not None and leaf.digest is not None:
             return leaf.items
