@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -505,3 +506,20 @@ def test_killed_anywhere_it_leaves_a_sound_store(tmp_path, seals, rounds, clone)
             assert list((path / "packs").iterdir()) == []
             sound(store)
         shutil.rmtree(path)
+
+
+def test_whoever_reads_what_is_forgotten_does_not_wait_for_who_reads_another_agent(store_path):
+    def is_reading(thread):
+        frame = sys._current_frames().get(thread.ident)
+        return frame is not None and frame.f_code.co_name == "_select"
+
+    with holdfast.open(store_path) as store:
+        one, two = (store._line(store.agent(name)._row.a) for name in ("one", "two"))
+        other = threading.Thread(target=lambda: two.forgotten)
+        with store._catalog.snapshot():  # nobody else reads meanwhile
+            other.start()
+            end = time.monotonic() + 120
+            while not is_reading(other) and time.monotonic() < end:
+                time.sleep(0.001)
+            assert not one.forgotten
+        other.join()

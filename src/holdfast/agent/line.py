@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +38,10 @@ class Line:
         self._branch = branch
         self.agent = agent
         self.body: dict[str, Any] = body_of(agent)
-        self._over: dict[int, int] | None = None
+        # What follows is found when it is first asked for. Not by functools.cached_property: up to Python 3.11 it holds
+        # one lock for all lines while it reads, and whoever waits for that may hold the store's.
+        self._found: tuple[Ranges, Ranges, dict[int, int]] | None = None
+        self._streams: list[tuple[int, int | None]] | None = None
         # Agent -> the newest checkpoint and event of its that belong to this one's history, too.
         self.origins: dict[int, tuple[int, int]] = {a: (n, e) for a, _, n, e in self.body.get("origins", ())}
 
@@ -48,23 +50,22 @@ class Line:
         """The agents whose manifests count as this one's."""
         return {self.agent.uuid, *(uuid for _, uuid, _, _ in self.body.get("origins", ()))}
 
-    @cached_property
-    def _hidden(self) -> tuple[Ranges, Ranges]:
-        without = self.body.get("without", ((), ()))
-        n, e = Ranges(without[0]), Ranges(without[1])
-        over = self.body.get("over", ())
-        for _, body in self._catalog.forgotten(self.agent.a):
-            n, e = n | Ranges(body["n"]), e | Ranges(body["e"])
-            over = body.get("over", ())
-        self._over = dict(over)
-        return n, e
+    @property
+    def _hidden(self) -> tuple[Ranges, Ranges, dict[int, int]]:
+        if self._found is None:
+            without = self.body.get("without", ((), ()))
+            n, e = Ranges(without[0]), Ranges(without[1])
+            over = self.body.get("over", ())
+            for _, body in self._catalog.forgotten(self.agent.a):
+                n, e = n | Ranges(body["n"]), e | Ranges(body["e"])
+                over = body.get("over", ())
+            self._found = n, e, dict(over)
+        return self._found
 
     @property
     def over(self) -> dict[int, int]:
         """For checkpoints whose parent was forgotten: the number of the nearest ancestor that is left."""
-        if self._over is None:
-            _ = self._hidden
-        return self._over or {}
+        return self._hidden[2]
 
     @property
     def forgotten(self) -> Ranges:
@@ -80,15 +81,17 @@ class Line:
         """Whether all rows of this agent, and no others, are seen."""
         return not self.origins and not self.forgotten
 
-    @cached_property
+    @property
     def streams(self) -> list[tuple[int, int | None]]:
         """The branches whose rows are seen, each with the newest number that is (None: all)."""
-        rows = [self._branch] if self._branch is not None else self._catalog.branches(self.agent.a)
-        found: list[tuple[int, int | None]] = []
-        for row in rows:
-            found.append((row.b, None))
-            found.extend((b, n) for b, n in body_of(row).get("origins", ()))
-        return found
+        if self._streams is None:
+            rows = [self._branch] if self._branch is not None else self._catalog.branches(self.agent.a)
+            found: list[tuple[int, int | None]] = []
+            for row in rows:
+                found.append((row.b, None))
+                found.extend((b, n) for b, n in body_of(row).get("origins", ()))
+            self._streams = found
+        return self._streams
 
     # -- checkpoints ------------------------------------------------------------------------------------
 
