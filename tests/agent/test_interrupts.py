@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import holdfast
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store import sealing
 
 HANG_S = 120
@@ -147,3 +147,59 @@ def test_a_capture_that_was_left_is_written_by_the_next_call(store_path):
         agent.checkpoint("after")
         assert [checkpoint.label for checkpoint in agent.log()][:2] == ["after", "mid"]
         assert not agent.dirty
+
+
+@pytest.mark.parametrize("durability", ["commit", "batched"])
+def test_a_handler_that_takes_checkpoints_itself_harms_none(store_path, durability):
+    refused = 0
+
+    def handle(*_):
+        nonlocal refused
+        try:
+            agent.checkpoint("handler")
+        except StoreBusy:
+            refused += 1
+
+    with holdfast.open(store_path, durability=durability) as store:
+        agent = store.agent("a")
+        agent.state["l"] = list(range(200))
+        agent.checkpoint("first")
+        for at in range(1, 4_000, 37):
+
+            def look(frame, event, _arg, left=[at]):  # noqa: B006 - one for each round
+                left[0] -= event in ("call", "c_return") and "/holdfast/" in frame.f_code.co_filename
+                if left[0] == 0:
+                    sys.setprofile(None)
+                    handle()
+
+            sys.setprofile(look)
+            try:
+                agent.state["l"].append(at)
+                agent.checkpoint("step")
+            finally:
+                sys.setprofile(None)
+        assert refused
+        assert holdfast.plain(agent.head.state) == holdfast.plain(agent.state)
+        assert store.verify().ok
+
+
+def test_an_interrupt_while_the_thread_for_batches_starts_leaves_a_store_that_can_be_closed(store_path, monkeypatch):
+    start = threading.Thread.start
+
+    def interrupted_start(thread):
+        start(thread)
+        if thread.name == "holdfast-batch":
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+
+    store = holdfast.open(store_path, durability="batched")
+    agent = store.agent("a")
+    monkeypatch.setattr(threading.Thread, "start", interrupted_start)
+    agent.state["n"] = 1
+    with pytest.raises(KeyboardInterrupt):
+        agent.checkpoint()
+    agent.state["n"] = 2
+    agent.checkpoint()
+    elsewhere(store.close)
+    with holdfast.open(store_path, readonly=True) as store:
+        assert store.agent("a", readonly=True).state["n"] == 2

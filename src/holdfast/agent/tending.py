@@ -131,7 +131,7 @@ class Tending:
             return
         with self._lock:
             self._due[agent.a] = agent
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # or an interrupt came before it was started
                 self._thread = threading.Thread(target=self._loop, name="holdfast-retain", daemon=True)
                 self._thread.start()
         self._wake.set()
@@ -141,7 +141,7 @@ class Tending:
         self._stopping = True
         self._wake.set()
         thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
+        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
             thread.join()
 
     def _loop(self) -> None:

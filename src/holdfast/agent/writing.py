@@ -27,7 +27,7 @@ from holdfast.codec.blocks import LEAF_MAX_BYTES, digest_of
 from holdfast.codec.document import Capture, Captured
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.values import decode, encode
-from holdfast.errors import HoldfastError, StoreClosed
+from holdfast.errors import HoldfastError, StoreBusy, StoreClosed
 from holdfast.store import sealing
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Commit, Event, metadata_digest
@@ -104,6 +104,27 @@ class Writing:
         self._metadata_written = b""
         self._unsealed = 0
         self._unsealed_bytes = 0
+        self._inside: set[int] = set()  # threads that are in the middle of a checkpoint
+        self._stilled = False  # whether whoever has the state's lock is moving through history
+
+    @contextmanager
+    def _undivided(self, lock: threading.RLock | None = None) -> Iterator[None]:
+        """A signal handler may come in between, and ask for a checkpoint itself: not in the middle of another one.
+
+        Nor in the middle of a change, which has the state's lock.
+        """
+        me = threading.get_ident()
+        changing = lock is not None and not self._stilled and lock._is_owned()  # type: ignore[attr-defined]
+        if changing or me in self._inside:
+            raise StoreBusy(
+                "a checkpoint was asked for in the middle of a change, or of another one, as by a signal handler",
+                hint="Let the handler set a flag, and take the checkpoint between two steps.",
+            )
+        try:
+            self._inside.add(me)
+            yield
+        finally:
+            self._inside.discard(me)
 
     @property
     def head_id(self) -> bytes:
@@ -140,7 +161,7 @@ class Writing:
         found: dict[bytes, bytes] = {}
         queued = False
         try:
-            with document.lock:
+            with self._undivided(document.lock), document.lock:
                 position = self.journal.position  # before the state: what it follows from has been recorded
                 captured = document.capture()
                 pending = Pending(captured, label, kind, target, key, events, guard, position)
@@ -179,10 +200,14 @@ class Writing:
     def finish(self, document: Captured, pending: Pending) -> Checkpoint:
         """Write queued captures in their order until this one is done."""
         with self.writing:
-            while not pending.done:
-                first = self._queue[0]
+            while True:
+                first = None
                 try:
-                    self._write(first)
+                    with self._undivided():
+                        if pending.done:  # also when a signal handler's checkpoint has taken it along
+                            break
+                        first = self._queue[0]
+                        self._write(first)
                 except HoldfastError as error:
                     self._give_back(document, error)
                     raise
@@ -210,7 +235,12 @@ class Writing:
                 self.settle(document)
                 with document.lock:
                     if not self._queue:  # otherwise a capture slipped in between the two locks
-                        yield
+                        outer = self._stilled
+                        try:
+                            self._stilled = True
+                            yield
+                        finally:
+                            self._stilled = outer
                         return
 
     @property
@@ -218,9 +248,9 @@ class Writing:
         """Whether a capture waits for the next call, because the one that took it was cut short."""
         return any(not pending.apart for pending in tuple(self._queue))
 
-    def _cut_short(self, document: Captured, first: Pending, error: BaseException) -> None:
+    def _cut_short(self, document: Captured, first: Pending | None, error: BaseException) -> None:
         """Writing ended by something that says nothing of the store, as an interrupt does: see what became of it."""
-        if first.done:
+        if first is None or first.done:
             return
         if first.made is not None:
             try:
@@ -248,7 +278,7 @@ class Writing:
     def _write(self, pending: Pending) -> None:
         if pending.made is not None and self._landed(pending):
             return
-        operations, values = encode_operations(pending.captured.operations, pending.time_us)
+        operations, values = encode_operations(pending.captured.operations, pending.time_us, self._store._registry)
         described, description = self._describe()
         manifest = Manifest(
             parent=self.head_id,

@@ -183,7 +183,7 @@ class Batches:
         """End the thread. Whatever could not be written by then is dropped; ``flush`` first."""
         with self._lock:
             self._stopping = True
-            self._work.notify()
+            self._work.notify_all()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
@@ -362,7 +362,11 @@ class Batches:
                 self._thread = thread
 
     def _loop(self) -> None:
+        me = threading.current_thread()
         with self._lock:
+            if self._thread not in {None, me}:
+                return  # an interrupt came while this one was being started, and another was started instead
+            self._thread = me
             while self._gather():
                 try:
                     self._write()

@@ -62,7 +62,7 @@ class Folding:
         if pages - self._asked_at >= FOLD_PAGES:
             self._asked_at = pages
             self._wake.set()
-            if self._thread is None:
+            if self._thread is None or not self._thread.is_alive():  # or an interrupt came before it was started
                 self._thread = threading.Thread(target=self._loop, name="holdfast-fold", daemon=True)
                 self._thread.start()
         return apsw.SQLITE_OK
@@ -75,7 +75,7 @@ class Folding:
         """End the thread; with ``fold``, leave an empty log behind if nobody else is using it."""
         self._stopping = True
         self._wake.set()
-        if self._thread is not None:
+        if self._thread is not None and self._thread.is_alive():
             self._thread.join()
         if fold:
             self.empty()
