@@ -233,6 +233,41 @@ def test_records_keep_cycles_sets_and_keys():
     assert len(repr(inert)) < 2000
 
 
+@pytest.mark.parametrize(
+    "key",
+    [kinds.Point(1), kinds.Colour.RED, kinds.Pair(1), (kinds.Point(1), kinds.Colour.RED), frozenset({kinds.Point(1)})],
+    ids=repr,
+)
+def test_records_are_keys_where_their_types_were(key):
+    value = [{key: 1}, {key, "text"}, frozenset({key}), (key,)]
+    data = encode(value, TYPES)
+    inert = decode(data, Registry(), inert=True)
+    assert [type(part) for part in inert] == [dict, set, frozenset, tuple]
+    (again,) = decode(encode((key,), TYPES), Registry(), inert=True)
+    assert inert[0][again] == 1
+    assert again in inert[1]
+    assert again in inert[2]
+    assert encode(inert, Registry()) == data
+
+
+def test_equal_records_of_different_instances_do_not_melt_together():
+    value = [{kinds.Plain(x=1), kinds.Plain(x=1), kinds.Plain(x=2)}, {kinds.Plain(x=1): 1, kinds.Plain(x=1): 2}]
+    data = encode(value, TYPES)
+    inert = decode(data, Registry(), inert=True)
+    assert [len(part) for part in inert] == [3, 2]
+    assert encode(inert, Registry()) == data
+
+
+def test_records_that_are_no_keys_stay_items():
+    value = [{kinds.Frozen(name="a"): 1}, {(kinds.Plain(x=1), 1), (kinds.Plain(x=1), 1)}]
+    data = encode(value, TYPES)
+    inert = decode(data, Registry(), inert=True)
+    assert [type(part) for part in inert] == [Record, Record]
+    assert encode(inert, Registry()) == data
+    with pytest.raises(TypeError):
+        hash(Record("a", 1, "fields", {"x": [1]}))
+
+
 def test_inert_reading_of_known_types_gives_instances():
     assert decode(encode(kinds.Note("a"), TYPES), TYPES, inert=True) == kinds.Note("a")
 

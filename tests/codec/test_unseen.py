@@ -14,6 +14,7 @@ from holdfast.codec import operations as op
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation
 from holdfast.codec.plain import plain
+from holdfast.errors import Stale
 from tests.codec.programs import TYPES, Memory, same
 from tests.faults.rich import limits
 
@@ -35,8 +36,8 @@ def filled() -> Document:
     state = Document(TYPES)
     state["l"] = [{"a": 1}, 2, [3], "s"]
     state["q"] = list(NUMBERS)
-    state["d"] = {"a": 1, "b": [2], "c": {"x": [9, 5, 1]}, "q": [9, 5, 7], "names": {"k0": 0, "k1": 1}}
-    state["big"] = {"q": [f"{number:0500}" for number in NUMBERS[:40]], "n": 0}
+    state["d"] = {"a": 1, "b": [2], "c": {"x": [9, 5, 1]}, "q": [9, 5, 7], "names": {"k0": 0, "k1": 1}, "set": {1, 2}}
+    state["big"] = {"q": [f"{number:0500}" for number in NUMBERS[:40]], "n": 0, "set": set(map(str, range(6_000)))}
     state["s"] = {1, 2}
     return state
 
@@ -52,6 +53,10 @@ UNSEEN: list[Callable[[Any], Any]] = [
     lambda state: heapq.heappop(state["big"]["q"]),
     lambda state: give(state["d"]),
     lambda state: give(state["d"]["names"]),
+    lambda state: set.discard(state["s"], 1),
+    lambda state: (set.discard(state["d"]["set"], 1), set.add(state["d"]["set"], 7)),
+    lambda state: set.add(state["big"]["set"], "more"),
+    lambda state: list.append(state["d"]["q"], {"raw": [1]}),
 ]
 SEEN: list[Callable[[Any], Any]] = [
     lambda state: state["q"].append(5),
@@ -70,6 +75,10 @@ SEEN: list[Callable[[Any], Any]] = [
     lambda state: state["big"].__setitem__("n", 1),
     lambda state: state["big"]["q"].append("1"),
     lambda state: state["big"]["q"].pop(3),
+    lambda state: state["s"].add(3),
+    lambda state: state["d"]["set"].add(3),
+    lambda state: state["big"]["set"].add("3"),
+    lambda state: state["big"]["set"].discard("5"),
 ]
 
 
@@ -90,6 +99,35 @@ def test_a_change_by_c_code_never_makes_a_checkpoint_unreadable(unseen: int) -> 
             state["q"].append(1)
             memory.commit(state, seal=False)
             assert plain(memory.head.load())["d"]["last"] == 1
+
+
+@pytest.mark.parametrize("ends", ["replaced", "deleted"])
+@pytest.mark.parametrize("checkpoint", [False, True], ids=["at once", "after a checkpoint"])
+def test_what_was_recorded_in_a_section_that_goes_fits_too(ends: str, checkpoint: bool) -> None:
+    state, memory = Document(TYPES), Memory()
+    state["d"] = {"names": {"k0": 0, "k1": 1}}
+    if checkpoint:
+        memory.commit(state, seal=False)
+    give(state["d"]["names"])
+    del state["d"]["names"]["added"]
+    if ends == "replaced":
+        state["d"] = [1]
+    else:
+        del state["d"]
+    memory.commit(state, seal=False)
+    replayed = Document(TYPES)
+    for operation in memory.head.done:
+        replayed.change(operation)
+    assert plain(replayed) == plain(memory.head.load()) == plain(state)
+
+
+def test_what_c_code_took_out_of_a_dict_says_so_when_it_is_changed() -> None:
+    state = filled()
+    state.capture()
+    held = state["d"]["c"]
+    dict.pop(state["d"], "c")
+    with pytest.raises(Stale):
+        held["y"] = 1
 
 
 def grown(chance: random.Random, depth: int = 0) -> Any:

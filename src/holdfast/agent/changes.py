@@ -145,11 +145,11 @@ def diff(old: Document, new: Document, old_name: str, new_name: str) -> Diff:
     """What differs between two states."""
     follower = _Follower(old)
     script = list(differences(old, new))
-    back = {_place(operation) for operation in script if operation.code == op.SET}
+    back = {_place(operation, new) for operation in script if operation.code == op.SET}
     moved: set[tuple[Any, ...]] = set()
     changes: list[Change] = []
     for operation in script:
-        if operation.code == op.DELETE and _place(operation) in back:
+        if operation.code == op.DELETE and _place(operation, new) in back:
             continue  # taken out only to stand elsewhere in the order: shown when it comes back
         for change in follower.explain(operation):
             if change.kind == "changed" and operation.code == op.SET and _same(change, old, new):
@@ -160,8 +160,8 @@ def diff(old: Document, new: Document, old_name: str, new_name: str) -> Diff:
     return Diff(changes, old_name, new_name)
 
 
-def _place(operation: Operation) -> bytes:
-    return encode(operation.path)
+def _place(operation: Operation, document: Document) -> bytes:
+    return encode(operation.path, document.registry)
 
 
 def _same(change: Change, old: Document, new: Document) -> bool:
@@ -257,7 +257,8 @@ def _plain(value: Any, document: Document) -> Any:
 
 def mutations(document: Document, operations: Iterable[Operation], label: str, checkpoint: str) -> Iterator[Change]:
     """The changes of one checkpoint, while ``document`` (a scratch copy of its parent's state) follows."""
-    for operation in operations:
+    for stored in operations:
+        operation = document.own_form(stored)
 
         def old_at(path: list[Any]) -> Any:
             node: Any = document.raw_section(path[0]) if path[0] in document else MISSING

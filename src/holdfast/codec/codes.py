@@ -97,10 +97,12 @@ class Record:
 
     ``form`` is the stored form of an instance (``fields``, ``pydantic``, ``value``), or says what else it is:
     ``enum``, or ``items`` for a built-in that cannot be made here, whose stored items are then the data
-    (a set or dict whose keys are records, a time zone or an array without its library). ``code`` is its extension.
+    (a set or dict whose keys cannot be told apart, a time zone or an array without its library). ``code`` is its
+    extension. A record can be a key or a set item where its type could: ``twin`` tells apart the ones with equal
+    content, which stand for different instances; ``keyed`` is off while it is read, and for one that leads to itself.
     """
 
-    __slots__ = ("code", "data", "form", "type_name", "version")
+    __slots__ = ("code", "data", "form", "keyed", "twin", "type_name", "version")
 
     def __init__(self, type_name: str, version: int, form: str, data: Any, *, code: int = INSTANCE) -> None:
         self.type_name = type_name
@@ -108,6 +110,8 @@ class Record:
         self.form = form
         self.data = data
         self.code = code
+        self.twin = 0
+        self.keyed = True
 
     @property
     def fields(self) -> dict[str, Any] | None:
@@ -122,17 +126,60 @@ class Record:
             return NotImplemented
         if self is other:
             return True
-        return (self.code, self.type_name, self.version, self.form) == (
+        return (self.code, self.type_name, self.version, self.form, self.twin) == (
             other.code,
             other.type_name,
             other.version,
             other.form,
+            other.twin,
         ) and bool(self.data == other.data)
 
-    __hash__ = None  # type: ignore[assignment]  # distinct but equal instances must not melt together in a set
+    def __hash__(self) -> int:
+        if not self.keyed:
+            raise TypeError(f"a record of {self.type_name} that is not complete, or leads to itself, has no hash")
+        data = self.data
+        content: Any
+        if self.form == "fields" and type(data) is dict:
+            content = frozenset(data.items())
+        elif self.form == "enum":
+            content = data[0] if data[0] is not None else data[1]  # the value of a member may be anything
+        elif self.form == "items":
+            content = tuple(data)
+        elif self.form == "value":
+            content = _frozen(data)
+        else:
+            raise TypeError(f"a record of {self.type_name} can change, and has no hash")
+        return hash((self.code, self.type_name, self.version, self.twin, content))
 
     def __repr__(self) -> str:
         return _show(self, 0)
+
+
+def _frozen(data: Any) -> Any:
+    """What a save function returned, with a hash: frozen classes, too, may be saved as lists and dicts."""
+    if type(data) is list:
+        return tuple(map(_frozen, data))
+    if type(data) is dict:
+        return frozenset([(key, _frozen(item)) for key, item in data.items()])
+    return data
+
+
+def holds_record(key: Any) -> bool:
+    """Whether a key is a record, or a tuple or frozenset with one inside."""
+    return type(key) is Record or (type(key) in _NESTED_KEYS and any(map(holds_record, key)))
+
+
+_NESTED_KEYS: frozenset[type] = frozenset({tuple, frozenset})
+
+
+def told_apart(items: list[Any]) -> None:
+    """Make equal records unequal: each stands for another instance, or the set would not have held them all."""
+    seen: set[Record] = set()
+    for item in items:
+        if type(item) is Record:
+            while item in seen:
+                item.twin += 1
+            seen.add(item)
 
 
 def _show(value: Any, depth: int) -> str:

@@ -16,7 +16,7 @@ import msgspec
 from ormsgpack import unpackb
 
 from holdfast.codec import atoms, codes
-from holdfast.codec.codes import MAX_DEPTH, MAX_VALUE_BYTES, Record
+from holdfast.codec.codes import MAX_DEPTH, MAX_VALUE_BYTES, SCALARS, Record, holds_record, told_apart
 from holdfast.codec.instances import read_enum, read_instance, read_reference, unknown_type
 from holdfast.codec.types import FACTORIES, REGISTRY
 from holdfast.codec.wire import check_plain_depth, corrupt, is_utf8, nested_too_deep, on_fresh_stack
@@ -50,6 +50,7 @@ class Reading:
         "inert",
         "instances",
         "owned",
+        "references",
         "registry",
         "risk_seen",
         "shallow",
@@ -70,6 +71,7 @@ class Reading:
         # Instances of the open scope in the order of their bytes, and the numbers of those without their fields yet.
         self.instances: list[Any] | None = None
         self.unfinished: set[int] = set()
+        self.references = 0  # how many were read; what leads back to one that is being read counts a lot
         # References to such instances whose hash needs fields; what has to wait until the scope is complete.
         self.hash_risks = 0
         self.risk_seen = False
@@ -189,18 +191,57 @@ def _read_deque(reading: Reading, data: memoryview) -> collections.deque[Any]:
     return collections.deque(items, limit)
 
 
-def _items_and_risk(reading: Reading, data: memoryview) -> tuple[list[Any], bool]:
-    """A payload's items, and whether one of them leads to an instance whose hash may not work yet."""
+def _items_and_risk(reading: Reading, data: memoryview) -> tuple[list[Any], bool, bool]:
+    """A payload's items, whether one leads to an instance whose hash may not work yet, and whether instances meet."""
     before, reading.hash_risks = reading.hash_risks, 0
+    references = reading.references
     items = reading.items(data)
     risk = reading.hash_risks > 0
     reading.hash_risks += before
-    return items, risk
+    return items, risk, reading.references != references
 
 
-def _fill(reading: Reading, code: int, made: Any, items: list[Any], skip: int, risk: bool) -> Any:
+def _stays_items(code: int, keys: list[Any], shared: bool) -> bool:
+    """Whether records among its keys keep inert data from being a set or dict. Equal ones are told apart."""
+    if SCALARS.issuperset(map(type, keys)) or not any(map(holds_record, keys)):
+        return False
+    # An instance that several items of a set refer to stands once in a set that is kept whole, and in each item of a
+    # tracked one, unless an item refers to it twice: which of the two it was cannot be told without the class.
+    if shared and code == codes.SET and not any(map(_meets_itself, keys)):
+        return True
+    try:
+        if not shared:
+            told_apart(keys)
+        return len(set(keys)) != len(keys)
+    except TypeError:
+        return True
+
+
+def _meets_itself(item: Any) -> bool:
+    """Whether one record stands twice inside a set's item."""
+    seen: set[int] = set()
+    inner = [item]
+    while inner:
+        part = inner.pop()
+        kind = type(part)
+        if kind is Record:
+            if id(part) in seen:
+                return True
+            seen.add(id(part))
+            part = part.data
+            kind = type(part)
+        if kind is dict:
+            inner += part.values()
+        elif kind is tuple or kind is frozenset or kind is list:
+            inner += part
+    return False
+
+
+def _fill(reading: Reading, code: int, made: Any, items: list[Any], skip: int, risk: bool, shared: bool) -> Any:
     """Fill a set or dict, now or, when the hash of a key may not work yet, at the end of the scope."""
     keys = items if type(made) is set else items[skip::2]
+    if reading.inert and not risk and _stays_items(code, keys, shared):
+        return Record(type(made).__name__, 1, "items", items, code=code)
 
     def fill() -> None:
         if type(made) is set:
@@ -220,18 +261,20 @@ def _fill(reading: Reading, code: int, made: Any, items: list[Any], skip: int, r
     except TypeError:
         if not reading.inert:
             raise
-        # A record among the keys: it has no hash, because equal records may stand for different instances.
+        # A record inside a key has no hash.
         return Record(type(made).__name__, 1, "items", items, code=code)
     return made
 
 
 def _read_set(reading: Reading, data: memoryview) -> Any:
-    items, risk = _items_and_risk(reading, data)
-    return _fill(reading, codes.SET, set(), items, 0, risk)
+    items, risk, shared = _items_and_risk(reading, data)
+    return _fill(reading, codes.SET, set(), items, 0, risk, shared)
 
 
 def _read_frozenset(reading: Reading, data: memoryview) -> Any:
-    items, risk = _items_and_risk(reading, data)
+    items, risk, shared = _items_and_risk(reading, data)
+    if reading.inert and not risk and _stays_items(codes.FROZENSET, items, shared):
+        return Record("frozenset", 1, "items", items, code=codes.FROZENSET)
     try:
         made = frozenset(items)
     except TypeError:
@@ -251,11 +294,11 @@ def _read_frozenset(reading: Reading, data: memoryview) -> Any:
 
 
 def _mapping(reading: Reading, code: int, data: memoryview, make: Callable[[list[Any]], Any], skip: int = 0) -> Any:
-    items, risk = _items_and_risk(reading, data)
+    items, risk, shared = _items_and_risk(reading, data)
     if len(items) < skip or (len(items) - skip) % 2:
         raise corrupt("a key without a value")
     made = make(items)
-    return made if type(made) is Record else _fill(reading, code, made, items, skip, risk)
+    return made if type(made) is Record else _fill(reading, code, made, items, skip, risk, shared)
 
 
 def _read_dict(reading: Reading, data: memoryview) -> Any:
@@ -300,6 +343,8 @@ def _read_whole(reading: Reading, data: memoryview) -> Any:
     value = reading.decoder.decode(data)
     reading.check_depth(value)
     reading.close()
+    if reading.inert and type(value) is Record:  # of a dict whose keys have no hash here
+        return Record(value.type_name, 1, "items", [value], code=codes.WHOLE)
     kind = _WHOLE.get(type(value))
     if kind is None:
         raise corrupt(f"a {type(value).__name__} as a whole value")

@@ -9,7 +9,7 @@ import datetime as dt
 import sys
 from typing import Any
 
-from holdfast.codec.codes import MAX_DEPTH
+from holdfast.codec.codes import MAX_DEPTH, Record
 from holdfast.codec.shapes import ENUM, FIELDS, TUPLE, shape_of
 
 _ATOMS: set[type] = {type(None), bool, int, float, str, bytes, complex, range, dt.date, dt.timedelta}
@@ -32,6 +32,15 @@ _LAZY_ATOMS = frozenset(
 def is_immutable(value: Any) -> bool:
     """Whether neither the value nor anything in it can change (without going behind Python's back)."""
     return _immutable(value, 0)
+
+
+def is_lasting(key: Any) -> bool:
+    """As ``is_immutable``, for keys and set items of inert data: a record there stands for a key that was one."""
+    if type(key) is Record:
+        return True
+    if type(key) is tuple or type(key) is frozenset:
+        return all(map(is_lasting, key))
+    return is_immutable(key)
 
 
 def _immutable(value: Any, depth: int) -> bool:

@@ -33,6 +33,8 @@ _PENDING = object()
 _TEXT = frozenset({str})
 _PLAIN_CONTAINERS: frozenset[type] = frozenset({dict, list})
 _NONE: frozenset[type] = frozenset()
+_KEYED_MAX_REFERENCES = 8
+"""A record with more of them inside has no hash: each may double the work of comparing two."""
 
 
 class NeedsWhole(Exception):
@@ -193,6 +195,11 @@ def lower_record(walk: Walk, value: Record, depth: int) -> Ext:
         else:
             data = walk.lower(data, depth)
         payload = pack([value.type_name, value.version, value.form, data])
+    elif code == codes.WHOLE:
+        lowered = walk.lower(data[0], depth)
+        if not opened:
+            return lowered  # type: ignore[no-any-return]
+        payload = pack(lowered)
     elif code == codes.ENUM:
         name, content = data
         payload = pack([value.type_name, value.version, walk.lower(name, depth), walk.lower(content, depth + 1)])
@@ -214,6 +221,7 @@ def read_reference(reading: Reading, data: memoryview) -> Any:
     if value is _PENDING:
         reading.risk_seen = True  # reading in order makes the instance before its content
         raise corrupt("a reference to an instance that is built only when its content is complete")
+    reading.references += 1 if number not in reading.unfinished else _KEYED_MAX_REFERENCES + 1
     if number in reading.unfinished and _hashed_by_fields(value):
         reading.hash_risks += 1
         reading.risk_seen = True
@@ -287,7 +295,12 @@ def _read_in_order(reading: Reading, data: memoryview) -> Any:
         if not reading.inert:
             raise unknown_type(name, reading.registry)
         record = instances[number] = Record(name, version, form, None)
+        record.keyed = False
+        reading.unfinished.add(number)
+        references = reading.references
         record.data = reading.part(raw)
+        reading.unfinished.discard(number)
+        record.keyed = reading.references - references <= _KEYED_MAX_REFERENCES
         return record
     shape = registration.shape
     if registration.save is not None or shape.form == TUPLE:

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 from ormsgpack import packb
 
 from holdfast.codec.blocks import digest_of
+from holdfast.codec.codes import holds_record
+from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import OPTION, decode, encode
 from holdfast.errors import CorruptValue
 
@@ -22,6 +24,8 @@ INLINE_VALUE_MAX_BYTES = 64
 # More changes than this between two checkpoints are folded into one `set` per section: a loop that counts to a million
 # must not fill the memory with its own history.
 OPERATIONS_MAX = 200_000
+# Whoever reads operations may know other types than the document that they are for.
+_NO_TYPES = Registry()
 
 
 class Operation(NamedTuple):
@@ -73,7 +77,9 @@ def operations_size(operations: list[Operation]) -> int:
     return total
 
 
-def encode_operations(operations: list[Operation], time_us: int) -> tuple[bytes, list[bytes]]:
+def encode_operations(
+    operations: list[Operation], time_us: int, registry: Registry = REGISTRY
+) -> tuple[bytes, list[bytes]]:
     """The operations as bytes, and the values that they name by digest, in ordinal order."""
     values: list[bytes] = []
 
@@ -95,12 +101,13 @@ def encode_operations(operations: list[Operation], time_us: int) -> tuple[bytes,
     try:
         return packb(rows, None, OPTION), values
     except TypeError:  # a key that the library would not write as the codec does
-        return encode(rows), values
+        return encode(rows, registry), values
 
 
 def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:
     """The operations again. ``value_at(ordinal)`` gives a value's bytes, which are checked against its digest.
 
+    Keys of registered types come as records: a document gives them their form (``Document.own_form``).
     Without it, values that are named by digest come as empty bytes: enough to count and to list paths.
     """
     return resolved(raw_operations(data), time_us, value_at)
@@ -108,10 +115,15 @@ def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes
 
 def raw_operations(data: bytes) -> list[Any]:
     """The operations as they are stored, their values still references: ``resolved`` takes all of them, or some."""
-    rows = decode(data, inert=True)
+    rows = decode(data, _NO_TYPES, inert=True)
     if type(rows) is not list:
         raise CorruptValue(_MALFORMED)
     return rows
+
+
+def known_key(key: Any, registry: Registry, *, inert: bool) -> Any:
+    """A key of a path, as whoever has this registry reads it."""
+    return decode(encode(key, registry), registry, inert=inert) if holds_record(key) else key
 
 
 def needed(rows: list[Any], complete: set[str]) -> list[Any]:

@@ -14,7 +14,7 @@ from ormsgpack import Ext, packb
 from holdfast.codec import codes, refusals
 from holdfast.codec.codes import MAX_DEPTH, MAX_INT_BYTES, MAX_VALUE_BYTES, SCALARS, UNWRAP, Bytes, Record
 from holdfast.codec.decoding import decode
-from holdfast.codec.immutable import is_immutable
+from holdfast.codec.immutable import is_immutable, is_lasting
 from holdfast.codec.instances import NeedsWhole
 from holdfast.codec.lowering import Walk
 from holdfast.codec.shapes import fields_of
@@ -40,6 +40,7 @@ __all__ = [
     "encode_items",
     "fields_of",
     "is_immutable",
+    "is_lasting",
 ]
 
 

@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import msgspec
 import ormsgpack
 from ormsgpack import Ext, packb
 
@@ -124,3 +125,24 @@ def check_plain_depth(value: Any, left: int = MAX_DEPTH) -> None:
         if not level:
             return
     raise nested_too_deep()
+
+
+def has_reference(data: bytes) -> bool:
+    """Whether an encoding refers to an instance inside it (code 22)."""
+    if not any(head in data for head in _REFERENCES):
+        return False
+    found = False
+
+    def look(code: int, payload: memoryview) -> None:
+        nonlocal found
+        found = found or code == codes.REFERENCE
+        if code in codes.CONTAINERS or code == codes.ENUM:
+            decoder.decode(payload)
+
+    decoder = msgspec.msgpack.Decoder(ext_hook=look)
+    decoder.decode(data)
+    return found
+
+
+# How a reference to a small number, one above 127, and one above 255 begins.
+_REFERENCES = (bytes((0xD4, codes.REFERENCE)), bytes((0xD5, codes.REFERENCE)), bytes((0xC7, 3, codes.REFERENCE)))

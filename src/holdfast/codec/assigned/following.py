@@ -18,7 +18,7 @@ from holdfast.codec.assigned.parts import Parts, joined
 from holdfast.codec.assigned.reading import NOTHING, Reader
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE, leaf_node, node_digest
 from holdfast.codec.document import Document
-from holdfast.codec.operations import Operation
+from holdfast.codec.operations import Operation, known_key
 from holdfast.codec.trees import build
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
@@ -87,11 +87,11 @@ class Draft:
         """Do an operation that changes the section's own items; False when it is about something inside one."""
         depth, kind = len(path), self._kind
         if kind == DICT and depth == 2 and code == op.SET:
-            known = self._pairs.get(path[1])
-            key = known[0] if known is not None else encode(path[1], self._reader.registry)
-            self._pairs[path[1]] = (key, args[0])
+            name = known_key(path[1], self._reader.registry, inert=True)
+            known = self._pairs.get(name)
+            self._pairs[name] = (known[0] if known is not None else encode(path[1], self._reader.registry), args[0])
         elif kind == DICT and depth == 2 and code == op.DELETE:
-            del self._pairs[path[1]]
+            del self._pairs[known_key(path[1], self._reader.registry, inert=True)]
         elif kind == LIST and depth == 2 and code == op.SET:
             self._items[_index(path[1], len(self._items) - 1)] = args[0]
         elif depth == 1 and code == op.CLEAR and kind != VALUE:

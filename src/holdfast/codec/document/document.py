@@ -18,18 +18,18 @@ from holdfast.codec.document.handouts import Handouts
 from holdfast.codec.document.intake import Intake
 from holdfast.codec.document.loading import Loading, redo
 from holdfast.codec.document.mapping import SectionMapping
-from holdfast.codec.document.packing import Moving, Packing
+from holdfast.codec.document.packing import Moving, Packing, trackable, whole
 from holdfast.codec.document.sections import MISSING, Capture, Encoded, OneSection, Section, Source
 from holdfast.codec.document.watches import Watches
-from holdfast.codec.nodes import FLAT, Node, Path
+from holdfast.codec.nodes import FLAT, Node, Path, TrackedDict, TrackedSet
 from holdfast.codec.nodes.base import put_back
-from holdfast.codec.operations import Operation
+from holdfast.codec.operations import Operation, known_key
 from holdfast.codec.shapes import Adapted
 from holdfast.codec.trails import Step, Trail
 from holdfast.codec.trees import Leaf
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.errors import Damaged, HoldfastError, ReadOnly, Unencodable, Untracked
+from holdfast.errors import Damaged, HoldfastError, ReadOnly, StoreBusy, Unencodable, Untracked
 
 T = TypeVar("T")
 
@@ -56,6 +56,7 @@ class Document(SectionMapping):
         self.busy: Any = None
         self.changing: Any = None
         self.trails: list[tuple[Trail, Any, bytes | None]] = []
+        self._shut = False  # whether nobody may change the state now; other threads wait for the lock anyway
         # Sections whose operations may not lead to what they hold: C code changed something without telling, or an
         # exception from outside came in the middle of a change.
         self._doubtful: set[str] = set()
@@ -68,7 +69,7 @@ class Document(SectionMapping):
         # Sections whose types have changed since they were stored: what they are now, to be recorded whole before the
         # first change, because operations must not be replayed on the old form.
         self._adapted: dict[str, bytes] = {}
-        self._packing = Packing(registry, self)
+        self._packing = Packing(registry, self, inert=inert)
         self._loading = Loading(self, self._packing, source, inert=inert)
         self._handouts = Handouts(self._packing, self._is_here, self.record, lambda: self.readonly)
         self._watches = Watches(self._packing, self._is_attached, self._look)
@@ -127,6 +128,8 @@ class Document(SectionMapping):
             section = self._sections.get(name) if name not in gone else None
             section = section or Section(name)
             plan.append((section, *self._intake.take(value, section, name, [], leaving)))
+        for name in (*gone, *(section.name for section, _, _ in plan)):
+            self._prove(name)
         self._under_way(*gone, *(section.name for section, _, _ in plan))
         self._intake.commit()
         for name in gone:
@@ -140,6 +143,19 @@ class Document(SectionMapping):
             self.record(op.SET, [section.name], data)
             section.trail = Trail(data, 1)
         self._whole.clear()
+
+    def _prove(self, name: str) -> None:
+        """A section goes: what was recorded inside it must fit, because it stays in the history."""
+        section = self._sections.get(name)
+        if section is None or not section.dirty or self.replaying or not isinstance(section.value, Node):
+            return
+        trail = section.trail
+        if trail is None:
+            self._settled(lambda: self._update(section))
+        elif trail.steps:
+            self._settled(lambda: self.resolved(trail, section.value, section.value))
+        if name in self._doubtful:
+            self._mend()
 
     def _under_way(self, *names: str) -> None:
         """Sections come and go: until ``_whole`` is emptied again, these may be half-way."""
@@ -166,6 +182,7 @@ class Document(SectionMapping):
             self.check_writable()
             if name not in self._sections:
                 raise KeyError(name)
+            self._prove(name)
             self._under_way(name)
             self._remove(name)
             self._whole.clear()
@@ -198,6 +215,11 @@ class Document(SectionMapping):
         """Called before every change; loading is none."""
         if self.replaying:
             return
+        if self._shut:
+            raise StoreBusy(
+                "the state is being saved, and was changed in the middle of that, as by a signal handler",
+                hint="Let the handler set a flag, and change the state between two steps.",
+            )
         if self.readonly:
             raise ReadOnly(
                 "this state is read-only",
@@ -291,7 +313,7 @@ class Document(SectionMapping):
                     self._adapt(section, source)
                 elif base != expected:
                     section.digest = None
-                    if section.value is MISSING or self._update(section) != expected:
+                    if section.value is MISSING or not self._has_digest(section, expected):
                         raise Damaged(
                             f"section {section.name!r} does not have the digest that its checkpoint recorded",
                             what=(f"section {section.name}",),
@@ -348,7 +370,43 @@ class Document(SectionMapping):
         elif len(operation.path) == 1 and operation.code == op.SET:
             self._put(section, self._intake.take_encoded(operation.args[0])[0])
         else:
-            redo(section.value, operation, self._loading.decode)
+            redo(section.value, self.own_form(operation), self._loading.decode)
+
+    def own_form(self, operation: Operation) -> Operation:
+        """An operation of a checkpoint with the keys of its path as they are here: there they are inert."""
+        if FLAT.issuperset(map(type, operation.path)):
+            return operation
+        return operation._replace(path=[known_key(key, self.registry, inert=self.inert) for key in operation.path])
+
+    def leads_to(self, sections: list[tuple[str, bytes]]) -> bool:
+        """Whether the state has these digests."""
+        if self.digests() == sections:
+            return True
+        if not self.inert:
+            return False
+        with self.lock:
+            found = {name: self._sections[name] for name, _ in sections if name in self._sections}
+            right = [name in found and self._has_digest(found[name], digest) for name, digest in sections]
+        return all(right) and self.digests() == sections
+
+    def _has_digest(self, section: Section, expected: bytes | None) -> bool:
+        """Whether a section's content has a digest.
+
+        An inert dict or set whose keys are records is followed or kept whole: that depends on their class, which is not
+        here, and shows only in the digest.
+        """
+        if self._update(section) == expected:
+            return True
+        value = section.value
+        if not self.inert or not isinstance(value, TrackedDict | TrackedSet) or trackable(value._peek()):
+            return False
+        kept = whole(self._loading.decode(self._packing.content(value)))
+        if self._packing.root(kept)[0] != expected:
+            return False
+        value._parent = None
+        section.value = self._intake.settle(kept, section, None, None)
+        section.digest = expected
+        return True
 
     def _update(self, section: Section) -> bytes:
         """The digest of a section's content."""
@@ -434,24 +492,16 @@ class Document(SectionMapping):
         return self._all_digests() if self._doubtful and not self.replaying else found
 
     def _undisturbed(self) -> list[tuple[str, bytes]]:
-        """Digests that hold for one moment, even if a signal handler makes changes while they are computed."""
-        outer = self.changing
-        if outer is not None:  # it stays so: a signal handler may have brought us here, and the change goes on
-            self.distrust(outer)
+        """Digests that hold for one moment."""
+        shut, outer = self._shut, self.changing
         try:
-            while True:
-                self.changing = self
-                try:
-                    found = self._all_digests()
-                except Exception:
-                    if self.changing is self:
-                        raise
-                else:
-                    if self.changing is self:
-                        return found
-                self._doubtful.update(section.name for section in self._sections.values() if section.dirty)
+            self._shut = True
+            if outer is not None:  # it stays so: a signal handler may have brought us here, and the change goes on
+                self.distrust(outer)
+            self.changing = None
+            return self._all_digests()
         finally:
-            self.changing = outer
+            self._shut, self.changing = shut, outer
 
     def _mend(self) -> None:
         """Operations do not lead to what these sections hold: what is there now is saved whole instead."""
@@ -460,6 +510,9 @@ class Document(SectionMapping):
         seen: set[int] = set()
         for name in names:
             section = self._sections.get(name)
+            if section is not None and section.loaded and section.value is MISSING:  # it has not got its value yet
+                section = None
+                del self._sections[name]
             if section is None:
                 whole.append(Operation(time.time_ns() // 1000, op.DELETE, [name], ()))
             elif section.loaded:
@@ -480,30 +533,27 @@ class Document(SectionMapping):
     def capture(self) -> Capture:
         """Everything since the last capture, and the digests of the state as it is now."""
         captured = None
+        shut = self._shut
         try:
             with self.lock:
+                self._shut = True
                 self._handouts.check()
                 sections = self._settled(self._undisturbed)
                 self._watches.check()
                 if self.paranoid:
                     self._recompute()
                 packing = self._packing
-                while True:
-                    captured = Capture(sections, self._operations, packing.nodes, packing.chunks)
-                    # No call: an interrupt cannot part them.
-                    self._operations, packing.nodes, packing.chunks = [], {}, {}
-                    if not any(section.digest is None for section in self._sections.values()):
-                        break
-                    # A signal handler has changed something since the digests were taken.
-                    taken, captured = captured, None
-                    self.restore(taken)
-                    sections = self._settled(self._undisturbed)
+                captured = Capture(sections, self._operations, packing.nodes, packing.chunks)
+                # No call: an interrupt cannot part them.
+                self._operations, packing.nodes, packing.chunks = [], {}, {}
                 self._clean()
             return captured
         except BaseException:
             if captured is not None:
                 self.restore(captured)
             raise
+        finally:
+            self._shut = shut
 
     def _clean(self) -> None:
         self._dirty = False
@@ -540,13 +590,17 @@ class Document(SectionMapping):
         """
         found: dict[bytes, bytes] = {}
         places: dict[bytes, tuple[bytes, int]] = {}
+        shut = self._shut
         try:
             with self.lock:
+                self._shut = True
                 self._find_unstored(found, places)
             return found, places
         except BaseException:
             self._packing.nodes.update(found)  # they count as stored, so they go with the next capture
             raise
+        finally:
+            self._shut = shut
 
     def _find_unstored(self, found: dict[bytes, bytes], places: dict[bytes, tuple[bytes, int]]) -> None:
         for section in self._sections.values():
@@ -591,7 +645,8 @@ class Document(SectionMapping):
     def change_all(self, operations: Iterable[Operation]) -> None:
         """Apply operations that lead to another state, and record them (undo, redo, rollback)."""
         with self.lock:
-            follow(operations, self, self._packing, self._handouts, self._watches, self._loading.decode)
+            own = map(self.own_form, operations)
+            follow(own, self, self._packing, self._handouts, self._watches, self._loading.decode)
 
     def content(self, value: Any) -> bytes:
         """The whole encoding of something that this document holds."""

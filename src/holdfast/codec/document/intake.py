@@ -37,7 +37,7 @@ from holdfast.codec.nodes import (
 from holdfast.codec.nodes.base import TEXT
 from holdfast.codec.trees import Leaf
 from holdfast.codec.types import Registry
-from holdfast.codec.values import encode, is_immutable
+from holdfast.codec.values import encode, is_immutable, is_lasting
 from holdfast.codec.wire import OPTION, big_int
 from holdfast.errors import Unencodable
 
@@ -93,7 +93,7 @@ class Intake:
         """All values of the operation were taken: moved nodes belong to their new parents from now on."""
         if self._originals:
             for original, data, taken, holder, pins, parts in self._originals:
-                place = taken._path if isinstance(taken, Node) else self._place_of(taken, holder)
+                place = taken._home if isinstance(taken, Node) else self._place_of(taken, holder)
                 self._watches.add(Watch(original, data, place, pins, parts))
             self._originals = []
         if not self._clean:
@@ -160,7 +160,7 @@ class Intake:
         """What the document holds for an encoding, and how it packs."""
         value = self._decode(data)
         if type(value) in RAW:
-            if trackable(value):
+            if trackable(value) or self._packing.follows(value):
                 value = wrap(value, self._owner, None)
                 if len(data) > INLINE_MAX_BYTES:
                     data = self._packing.pack(value)
@@ -174,7 +174,7 @@ class Intake:
     def take_key(self, key: Any, path: Path | None) -> bytes:
         """The encoding of a new dict key."""
         if type(key) is not str:
-            if not is_immutable(key):
+            if not (is_lasting(key) if self._packing.inert else is_immutable(key)):
                 raise Unencodable(
                     f"a key is a mutable {type(key).__name__}", path=(*(path or ()), key), hint="Use an immutable key."
                 )
@@ -190,7 +190,7 @@ class Intake:
     def take_item(self, item: Any, path: Path | None) -> bytes:
         """The encoding of a new set item."""
         path = path or []
-        if not is_immutable(item):
+        if not (is_lasting(item) if self._packing.inert else is_immutable(item)):
             raise Unencodable(
                 f"a set item is a mutable {type(item).__name__}, whose changes could not be followed",
                 path=tuple(path),
@@ -257,7 +257,7 @@ class Intake:
             return value
         if isinstance(value, Node):
             return self._take_node(value, holder, leaving, above)
-        if (kind is dict and trackable(value)) or kind is list:
+        if kind is list or (kind is dict and (trackable(value) or self._packing.follows(value))):
             node: Any = TrackedDict() if kind is dict else TrackedList()
             node._init(self._owner, None)
             for key, item in value.items() if kind is dict else enumerate(value):
@@ -369,8 +369,11 @@ class Intake:
                     self._replace_by_copy(child, node, key)
                 else:
                     self.mend(child, node, key, seen)
-            elif type(child) not in FLAT and type(child) not in RAW:
-                self._handouts.hand_out(child, node)
+            elif type(child) not in RAW:
+                if type(child) not in FLAT:
+                    self._handouts.hand_out(child, node)
+            elif not isinstance(node, LazyDict | LazyList):  # C code put it there
+                node._swap(key, self.child(child, node, key, None))
 
     def _replace_by_copy(self, child: Any, node: Any, key: Any) -> None:
         copy = self.take_encoded(self._packing.live(child))[0]
@@ -400,7 +403,7 @@ class Intake:
     def child(self, value: Any, holder: Node | Section, key: Any, leaf: Leaf | None) -> Any:
         """What user code may see of a raw child: a node, an immutable value, or one that is handed out from now on."""
         if type(value) in RAW:
-            if trackable(value):
+            if trackable(value) or self._packing.follows(value):
                 return wrap(value, self._owner, holder, key, leaf)
             value = whole(value)
         elif isinstance(value, Node):

@@ -100,6 +100,8 @@ class Loading:
             parts += self._items(raw, 2 if kind == DICT else 1)
         node: Any
         flat = FLAT.issuperset(map(type, parts))
+        if self._inert and not flat and kind != LIST:
+            codes.told_apart(parts[::2] if kind == DICT else parts)
         if kind == LIST:
             node = TrackedList(parts) if flat else LazyList(parts)
         elif kind == DICT:
@@ -153,9 +155,9 @@ def redo(node: Any, operation: Operation, decode_value: Callable[[bytes], Any]) 
         elif code == op.CLEAR:
             node.clear()
         elif code == op.ADD:
-            node._change([decode_value(data) for data in args[0]], ())
+            node._change(_added(node, [decode_value(data) for data in args[0]]), ())
         elif code == op.REMOVE:
-            node._change((), [_item(node, data, decode_value) for data in args[0]])
+            node._change((), _removed(node, args[0], decode_value))
         else:
             raise TypeError(code)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -201,12 +203,30 @@ def _sources(pieces: list[Any], size: int) -> list[int | tuple[Any]]:
     return sources
 
 
-def _item(node: Any, data: bytes, decode_value: Callable[[bytes], Any]) -> Any:
-    """The item of a set with this encoding. One that is not equal to itself is found by its bytes."""
-    item = decode_value(data)
-    if item in node:
-        return item
+def _added(node: Any, items: list[Any]) -> list[Any]:
+    """New items of a set. A record that equals another one stands for another instance: only new ones are added."""
+    seen: set[Any] = set()
+    for item in items:
+        if type(item) is codes.Record:
+            while item in node or item in seen:
+                item.twin += 1
+            seen.add(item)
+    return items
+
+
+def _removed(node: Any, encodings: list[bytes], decode_value: Callable[[bytes], Any]) -> list[Any]:
+    """The items of a set with these encodings. Those that equal nothing else are found by their bytes."""
+    found: dict[Any, None] = {}
+    for data in encodings:
+        item = decode_value(data)
+        if item not in node or item in found:
+            item = _with_encoding(node, data, found)
+        found[item] = None
+    return list(found)
+
+
+def _with_encoding(node: Any, data: bytes, besides: dict[Any, None]) -> Any:
     for item, encoding in node._encodings().items():
-        if encoding == data:
+        if encoding == data and item not in besides:
             return item
-    raise KeyError(item)
+    raise KeyError(data)

@@ -29,8 +29,8 @@ from holdfast.codec.codes import UNWRAP, WholeDict, WholeList, WholeSet
 from holdfast.codec.nodes import FLAT, Node, TrackedSet, wrap
 from holdfast.codec.nodes.base import TEXT, Owner
 from holdfast.codec.types import Registry
-from holdfast.codec.values import decode, encode, fields_of, is_immutable
-from holdfast.codec.wire import OPTION, array_of, is_utf8
+from holdfast.codec.values import decode, encode, fields_of, is_immutable, is_lasting
+from holdfast.codec.wire import OPTION, array_of, has_reference, is_utf8
 from holdfast.errors import Unencodable, Untracked
 
 CHUNK_BYTES = 8 * 1024 * 1024
@@ -114,8 +114,9 @@ def whole(value: Any) -> Any:
 class Packing:
     """The encodings of one document's content."""
 
-    def __init__(self, registry: Registry, owner: Owner) -> None:
+    def __init__(self, registry: Registry, owner: Owner, *, inert: bool = False) -> None:
         self.registry = registry
+        self.inert = inert
         self.snapshots: dict[int, Snapshot] = {}
         self.nodes: dict[bytes, bytes] = {}
         self.chunks: dict[bytes, bytes] = {}
@@ -136,6 +137,14 @@ class Packing:
     def done(self) -> None:
         """It has been recorded."""
         self._owner.busy, self._owner.changing = self._before
+
+    def follows(self, value: Any) -> bool:
+        """Whether a raw container that is not trackable by itself is followed in this document."""
+        if not self.inert or not all(is_lasting(key) and not has_nan(key) for key in value):
+            return False
+        # Its keys are records: without their classes nobody knows whether they can change. If not, a container that is
+        # too long would have nodes of its own; if they can, it is kept whole, and no operation goes into it.
+        return len(self._inner(value, self._hook)) <= INLINE_MAX_BYTES
 
     # -- items ----------------------------------------------------------------------------------------
 
@@ -217,7 +226,10 @@ class Packing:
 
     def _opened(self, node: Any, item: Callable[[Any], bytes]) -> Any:
         if isinstance(node, TrackedSet):
-            return Ext(codes.SET, array_of(sorted(map(item, set.__iter__(node)))))
+            payload = array_of(sorted(map(item, set.__iter__(node))))
+            if has_reference(payload):  # in its own item it means another instance than among all items of a set
+                return Fragment(self.encode(set(node)))
+            return Ext(codes.SET, payload)
         return node._peek()
 
     def encode(self, value: Any, depth: int = 0) -> bytes:
@@ -291,7 +303,7 @@ class Packing:
         """The tracked container that equal content would be now, when nothing keeps a value whole any more."""
         if is_whole(data):
             return None
-        plain = decode(data, self.registry, owned=True)
+        plain = decode(data, self.registry, inert=self.inert, owned=True)
         if type(plain) not in RAW or not trackable(plain):
             return None
         node = wrap(plain, self._owner, None)
@@ -334,8 +346,11 @@ class Packing:
             value._plant()
             return packb(Ext(codes.BIG, value._digest()))
         if type(value) in RAW:
-            msg = "a large container was never taken apart"
-            raise Untracked(msg)
+            if trackable(value):
+                msg = "a large container was never taken apart"
+                raise Untracked(msg)
+            kept = whole(value)  # it was read with a node in which something else has changed since
+            return self.leaf_data(kept, self.encode(kept))
         # What is no container came through _leaf(), which has cut it already; strings and bytes did not.
         return self._pack_bulk(value, data) if type(value) in FLAT and len(data) >= BULK_MIN_BYTES else data
 

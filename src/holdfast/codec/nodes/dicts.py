@@ -15,6 +15,7 @@ from holdfast.codec.blocks import DICT
 from holdfast.codec.nodes.base import ABSENT, Node, Path, put_back, release
 from holdfast.codec.trails import Trail
 from holdfast.codec.trees import Leaf
+from holdfast.errors import Stale
 
 _get = dict.__getitem__
 
@@ -29,6 +30,8 @@ class TrackedDict(dict[Any, Any], Node):
     # -- its place in the tree ------------------------------------------------------------------------
 
     def _key_of(self, child: Node) -> Any:
+        if dict.get(self, child._key) is not child:
+            raise Stale("a dict's value is no longer where it was", hint="read it again from agent.state")
         return child._key
 
     def _told(self) -> int:

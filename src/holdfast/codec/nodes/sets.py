@@ -13,7 +13,7 @@ from typing import Any
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import SET
 from holdfast.codec.nodes.base import Node
-from holdfast.codec.trees import Leaf
+from holdfast.codec.trees import Leaf, build
 
 
 class TrackedSet(set[Any], Node):
@@ -25,13 +25,24 @@ class TrackedSet(set[Any], Node):
 
     def _encodings(self) -> dict[Any, bytes]:
         """Each item's encoding. Worked out once and then kept, since sorting needs them all at every digest."""
-        if self._where is None or len(self._where) != len(self):
+        if self._where is None or self._where.keys() != self:
             pack = self._doc.pack
+            if self._where is not None:
+                self._doc.distrust(self)  # C code has changed it
             self._where = {item: pack(item) for item in set.__iter__(self)}
+            root = self._tree.root if self._tree is not None and not self._doc.replaying else None
+            if root is not None and build(SET, sorted(self._where.values()))[0].root != root:
+                self._doc.unproven(self)
         return self._where
 
     def _told(self) -> int:
         return self._tree.count()  # type: ignore[union-attr] # only asked where there is one
+
+    def _digest(self) -> bytes:
+        if self._tree is not None:
+            self._encodings()  # what C code did shows there
+            self._check_told()
+        return super()._digest()
 
     def _run(self, leaf: Leaf) -> list[bytes]:
         items = sorted(self._encodings().values())
