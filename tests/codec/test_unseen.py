@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -342,3 +343,22 @@ def test_whatever_comes_in_the_middle_of_a_change_the_next_checkpoint_is_the_sta
         memory.commit(state, seal=False)
         assert plain(memory.head.load()) == plain(state), number
         number += 23
+
+
+def test_threads_that_save_at_the_same_time_leave_a_state_that_can_be_changed() -> None:
+    state = filled()
+    ready = threading.Barrier(4)
+
+    def save() -> None:
+        ready.wait()
+        for _ in range(30):
+            state.capture()
+            state.unstored()
+
+    threads = [threading.Thread(target=save) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    state["l"].append(1)
+    assert state["l"][-1] == 1

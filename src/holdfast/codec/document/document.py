@@ -533,27 +533,28 @@ class Document(SectionMapping):
     def capture(self) -> Capture:
         """Everything since the last capture, and the digests of the state as it is now."""
         captured = None
-        shut = self._shut
         try:
             with self.lock:
-                self._shut = True
-                self._handouts.check()
-                sections = self._settled(self._undisturbed)
-                self._watches.check()
-                if self.paranoid:
-                    self._recompute()
-                packing = self._packing
-                captured = Capture(sections, self._operations, packing.nodes, packing.chunks)
-                # No call: an interrupt cannot part them.
-                self._operations, packing.nodes, packing.chunks = [], {}, {}
-                self._clean()
+                shut = self._shut
+                try:
+                    self._shut = True
+                    self._handouts.check()
+                    sections = self._settled(self._undisturbed)
+                    self._watches.check()
+                    if self.paranoid:
+                        self._recompute()
+                    packing = self._packing
+                    captured = Capture(sections, self._operations, packing.nodes, packing.chunks)
+                    # No call: an interrupt cannot part them.
+                    self._operations, packing.nodes, packing.chunks = [], {}, {}
+                    self._clean()
+                finally:
+                    self._shut = shut
             return captured
         except BaseException:
             if captured is not None:
                 self.restore(captured)
             raise
-        finally:
-            self._shut = shut
 
     def _clean(self) -> None:
         self._dirty = False
@@ -590,17 +591,18 @@ class Document(SectionMapping):
         """
         found: dict[bytes, bytes] = {}
         places: dict[bytes, tuple[bytes, int]] = {}
-        shut = self._shut
         try:
             with self.lock:
-                self._shut = True
-                self._find_unstored(found, places)
+                shut = self._shut
+                try:
+                    self._shut = True
+                    self._find_unstored(found, places)
+                finally:
+                    self._shut = shut
             return found, places
         except BaseException:
             self._packing.nodes.update(found)  # they count as stored, so they go with the next capture
             raise
-        finally:
-            self._shut = shut
 
     def _find_unstored(self, found: dict[bytes, bytes], places: dict[bytes, tuple[bytes, int]]) -> None:
         for section in self._sections.values():
