@@ -7,15 +7,17 @@ import random
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import holdfast
 from holdfast.codec import operations as op
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation
 from holdfast.codec.plain import plain
-from holdfast.errors import Stale
+from holdfast.errors import Stale, StoreBusy
 from tests.codec.programs import TYPES, Memory, same
 from tests.faults.rich import limits
 
@@ -362,3 +364,43 @@ def test_threads_that_save_at_the_same_time_leave_a_state_that_can_be_changed() 
         thread.join()
     state["l"].append(1)
     assert state["l"][-1] == 1
+
+
+def test_a_handler_that_changes_the_state_while_it_is_saved_is_refused_and_nothing_is_lost() -> None:
+    state, memory = filled(), Memory()
+    memory.commit(state, seal=False)
+    state["l"].append(1)
+    refused = 0
+
+    def change() -> None:
+        nonlocal refused
+        try:
+            state["l"].append("signal")
+        except StoreBusy:
+            refused += 1
+
+    for number in range(1, 400, 7):
+        state["d"]["a"] = number
+        at_event(number, lambda: memory.commit(state, seal=False), change)
+        assert plain(memory.head.load())["d"]["a"] == number
+    assert refused
+    memory.commit(state, seal=False)
+    assert plain(memory.head.load()) == plain(state)
+
+
+def test_a_rollback_goes_on_when_c_code_took_out_what_was_put_in(store_path: Path) -> None:
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.state["queue"] = []
+        first = agent.checkpoint()
+        original = [5]
+        agent.state["queue"].append(original)
+        agent.checkpoint()
+        heapq.heappop(agent.state["queue"])
+        original.append(6)
+        agent.checkpoint()
+        agent.rollback(first)
+        assert agent.head.id == first.id
+        agent.state["queue"].append(7)
+        assert holdfast.plain(agent.checkpoint().state) == {"queue": [7]}
+        assert store.verify().ok
