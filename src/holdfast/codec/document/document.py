@@ -1,8 +1,8 @@
 """The document itself: a mapping of sections, its operations since the last capture, and its digests.
 
 Owns the lock, permission to change, and the order in which the parts are asked. It knows nothing of where nodes are
-kept: a ``Source`` gives them. What always holds: the digest of a section is that of its live content, and the recorded
-operations lead from the last capture to it.
+kept: a ``Source`` gives them. What always holds: the recorded operations lead from the last capture to a content with
+the digests that are given. That is the live content, but for changes of C code that nobody was told of.
 """
 
 from __future__ import annotations
@@ -117,9 +117,10 @@ class Document(SectionMapping):
                     f"a section's name is a {type(name).__name__}", hint="Top-level keys of a state are str."
                 )
         # What is put back where it is, as after `state["x"] += [1]`, stays, also if it is given to another one as well.
-        stay = {name for name, section in self._sections.items() if put_back(incoming.get(name), section.value)}
+        known = self._sections
+        stay = {name for name in incoming if name in known and put_back(incoming[name], known[name].value)}
         stay.difference_update(gone)
-        leaving = [self._sections[name].value for name in (*incoming, *gone) if name in self._sections.keys() - stay]
+        leaving = [known[name].value for name in (*incoming, *gone) if name in known and name not in stay]
         self._intake.begin()
         plan = []
         for name, value in incoming.items():
@@ -245,8 +246,6 @@ class Document(SectionMapping):
 
     def distrust(self, node: Any) -> None:
         """What a container holds may not be what its operations lead to."""
-        if node is self:
-            return
         while isinstance(node, Node):
             if node._tree is not None:
                 node._tree.root = None
@@ -506,7 +505,7 @@ class Document(SectionMapping):
     def _mend(self) -> None:
         """Operations do not lead to what these sections hold: what is there now is saved whole instead."""
         names = self._doubtful.copy()
-        whole: list[Operation] = []
+        saved: list[Operation] = []
         seen: set[int] = set()
         for name in names:
             section = self._sections.get(name)
@@ -514,20 +513,20 @@ class Document(SectionMapping):
                 section = None
                 del self._sections[name]
             if section is None:
-                whole.append(Operation(time.time_ns() // 1000, op.DELETE, [name], ()))
+                saved.append(Operation(time.time_ns() // 1000, op.DELETE, [name], ()))
             elif section.loaded:
                 section.changed()
                 section.trail = None
                 if isinstance(section.value, Node):
                     self._intake.mend(section.value, section, None, seen)
-                whole.append(Operation(time.time_ns() // 1000, op.SET, [name], (self._portable(section),)))
+                saved.append(Operation(time.time_ns() // 1000, op.SET, [name], (self._portable(section),)))
                 self._adapted.pop(name, None)
         # Sections as wholes stay: by them the others have their order.
         self._operations = [
             operation
             for operation in self._operations
             if operation.path[0] not in names or (len(operation.path) == 1 and operation.code in {op.SET, op.DELETE})
-        ] + whole
+        ] + saved
         self._doubtful = set()
 
     def capture(self) -> Capture:

@@ -98,8 +98,8 @@ class Node:
         def _edited(self, key: Any, depth: int) -> Trail | None:
             """Something changes inside the item at a key or index, whose path is so long: the tree is told."""
 
-        def _know(self, leaf: Leaf) -> None:
-            """Something in a leaf is about to change: what its items are by the operations is kept in ``now``."""
+        def _now(self, leaf: Leaf, items: list[bytes]) -> Any:
+            """The items of a leaf with their encodings, as changes find them again."""
 
         def _given(self, key: Any, data: bytes) -> None:
             """The item at a key or index, which has a tree's leaf, gets another value: the tree is told."""
@@ -162,6 +162,15 @@ class Node:
         doc.busy = self
         self._check_told()
         return self._path()
+
+    def _know(self, leaf: Leaf) -> None:
+        """Something in a leaf is about to change: what its items are by the operations is kept in ``now``."""
+        if leaf.now is not None or self._doc.replaying:
+            return
+        items = self._doc.steady(self, leaf)
+        if leaf.digest is not None:
+            leaf.items = items
+        leaf.now = self._now(leaf, items)
 
     def _check_told(self) -> None:
         """C code may have added or removed items: then a place is not the same here and in the operations."""

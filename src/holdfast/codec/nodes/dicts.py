@@ -90,13 +90,8 @@ class TrackedDict(dict[Any, Any], Node):
     def _keys_of(self, leaf: Leaf) -> list[Any]:
         return list(dict.keys(self) if leaf.keys is None else leaf.keys)
 
-    def _know(self, leaf: Leaf) -> None:
-        if leaf.now is not None or self._doc.replaying:
-            return
-        items = self._doc.steady(self, leaf)
-        if leaf.digest is not None:
-            leaf.items = items
-        leaf.now = dict(zip(self._keys_of(leaf), items, strict=True))
+    def _now(self, leaf: Leaf, items: list[bytes]) -> dict[Any, Any]:
+        return dict(zip(self._keys_of(leaf), items, strict=True))
 
     def _run(self, leaf: Leaf) -> list[bytes]:
         doc, now = self._doc, leaf.now
