@@ -20,7 +20,7 @@ endif
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: help demo test check lint types rooms optimised versions bench soak format clean distclean compiled
+.PHONY: help demo test check lint types rooms versions bench soak format clean distclean compiled
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -30,9 +30,9 @@ demo: .venv/.runtime compiled ## agents are killed with SIGKILL, come back, and 
 
 test: .venv/.dev .venv/.machine compiled ## run all tests, the documentation's examples among them
 	$(SAY) "tests"
-	@$(PYTEST) -q
+	@$(PYTEST) -q --durations=20
 
-check: lint types rooms test versions optimised ## all that continuous integration runs
+check: lint types rooms test versions ## all that continuous integration runs
 	$(SAY) "all checks passed"
 
 lint: .venv/.dev ## style: ruff, and the formatter changes nothing
@@ -47,13 +47,6 @@ types: .venv/.dev ## types: mypy, strict
 rooms: .venv/.dev ## which room may import which: import-linter
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports --no-logo
-
-# Without its asserts the code must do the same. So the tests of the rooms that hold data run again that are not marked
-# slow, the processes that they start among them (hence a variable rather than -O). Repetition is less: random programs and
-# examples are a quarter of those in `make test`.
-optimised: .venv/.dev .venv/.machine compiled ## the fast tests again under python -O, where no assert may be needed
-	$(SAY) "fast tests under python -O"
-	@PYTHONOPTIMIZE=1 $(PYTEST) -q -m "not slow" tests/codec tests/store tests/agent tests/run tests/faults
 
 versions: .venv/.dev .venv/.machine ## the tests of dumps with the other Pythons that are here
 	@.ci/versions --numprocesses=$(JOBS) --dist=worksteal
@@ -90,7 +83,7 @@ distclean: clean ## remove .venv too: back to a fresh clone
 # Tests start thousands of processes, and where PYTHONDONTWRITEBYTECODE is set each would compile all modules for itself,
 # which takes longer than everything else in its start.
 compiled: .venv/.created ## compile all modules once, for the processes that tests start
-	@$(BIN)/python -m compileall -q -o 0 -o 1 src tests
+	@$(BIN)/python -m compileall -q src tests
 
 # The set-up. Each stamp says that what pyproject.toml asks for is installed; a change there installs again.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SOAK = os.environ.get("HOLDFAST_SOAK", "") not in ("", "0")
-# Under python -O only asserts are gone: what needs one shows in the first examples, so there are fewer of them.
-OPTIMISED = bool(sys.flags.optimize)
-FEWER = 4
 
 # Continuous integration must give the same verdict twice, so its examples are fixed and bounded.
 # A soak looks for new ones. No deadline: a flush to a busy disk takes as long as it takes.
@@ -33,7 +29,6 @@ settings.register_profile(
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("optimised", settings.get_profile("ci"), max_examples=100 // FEWER)
 settings.register_profile(
     "soak",
     max_examples=10_000,
@@ -43,7 +38,7 @@ settings.register_profile(
     phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.target, Phase.shrink],
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
-settings.load_profile("soak" if SOAK else "optimised" if OPTIMISED else "ci")
+settings.load_profile("soak" if SOAK else "ci")
 
 # What says how wide a terminal is, and whether it has colours.
 OF_A_TERMINAL = {
@@ -150,6 +145,6 @@ def rounds() -> Callable[[int, int], int]:
     """``rounds(500, 10_000)``: how often a campaign repeats, in continuous integration and in ``make soak``."""
 
     def choose(ci: int, soak: int) -> int:
-        return soak if SOAK else max(1, ci // FEWER) if OPTIMISED else ci
+        return soak if SOAK else ci
 
     return choose

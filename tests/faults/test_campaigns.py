@@ -9,7 +9,7 @@ from tests.faults.campaign import Skip, Task
 from tests.faults.everything import CAMPAIGNS
 
 QUICK = {"kill-points", "failing", "flush", "full", "model"}
-"""Those that also run under python -O; the others count as slow."""
+"""Those that take no more than a few seconds."""
 
 
 @pytest.mark.parametrize(

@@ -121,8 +121,8 @@ class _Comparison:
             end = place
             while end < len(after) and sources[end] is None:
                 end += 1
-            stop = sources[end] if end < len(after) else len(before)
-            assert stop is not None  # noqa: S101 - a type narrowing
+            # The loop ends at an item with a source, or at the end.
+            stop: int = sources[end] if end < len(after) else len(before)  # type: ignore[assignment]
             gone, come = before[done:stop], after[place:end]
             paired = min(len(gone), len(come))
             for offset in range(paired):

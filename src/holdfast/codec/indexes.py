@@ -117,8 +117,7 @@ def regroup(
     stop = len(above)
     while at < len(children):
         at += 1
-        digest = children[at - 1].digest
-        assert digest is not None  # noqa: S101 - a type narrowing
+        digest: bytes = children[at - 1].digest  # type: ignore[assignment]
         length = at - run
         closed = index_closes(length, digest)
         if closed or at == len(children):

@@ -258,16 +258,16 @@ class Tree:
     def _rooted(self) -> bytes:
         self.known.clear()
         top: Child = self.levels[-1][0] if self.levels else self.leaves[0]
-        self.root = top.digest
-        assert self.root is not None  # noqa: S101 - a type narrowing
-        return self.root
+        root: bytes = top.digest  # type: ignore[assignment]
+        self.root = root
+        return root
 
     def _grow_by_one(self, leaf: Leaf) -> None:
         """What most checkpoints do: one item came to a last leaf that is still open. The rest of the tree stays."""
         item = leaf.pending.pop()
         leaf.now = None
-        hasher, count = leaf.hasher, leaf.count
-        assert hasher is not None  # noqa: S101 - a type narrowing
+        hasher: blake3 = leaf.hasher  # type: ignore[assignment]
+        count = leaf.count
         hasher.update(item)
         leaf.size += len(item)
         leaf.closed = closes(leaf.size, count, item)

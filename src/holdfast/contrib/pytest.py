@@ -44,7 +44,7 @@ class _Dumps:
         report = yield
         if report.failed and call.excinfo is not None:
             try:
-                path = self._taken(item, call)
+                path = self._taken(item, call, call.excinfo)
             except Exception as error:  # noqa: BLE001 - the report of the failure is worth more than the dump
                 report.sections.append((SECTION, f"No dump: {type(error).__name__}: {error}"))
             else:
@@ -53,11 +53,11 @@ class _Dumps:
                 item.user_properties.append((PROPERTY, str(path)))  # the XML report takes those of the last phase
         return report
 
-    def _taken(self, item: pytest.Item, call: pytest.CallInfo[Any]) -> Path:
+    def _taken(
+        self, item: pytest.Item, call: pytest.CallInfo[Any], excinfo: pytest.ExceptionInfo[BaseException]
+    ) -> Path:
         from holdfast import crash
 
-        excinfo = call.excinfo
-        assert excinfo is not None  # noqa: S101 - the caller has looked
         why = f"{item.nodeid} ({call.when})"
         with warnings.catch_warnings():  # a project that turns warnings into errors still gets its dump
             warnings.simplefilter("ignore")

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
@@ -53,8 +53,7 @@ def key_to_undo(key: str) -> str:
 
 def undo(run: Run, planned: Planned) -> Steps:
     """Undo one effect, as part of this rollback. Raises ``Failed`` when that does not work out."""
-    tool, traced = planned.tool, planned.traced
-    assert tool is not None and traced is not None  # noqa: S101, PT018 - a type narrowing: the plan has checked it
+    tool, traced = cast("Tool", planned.tool), planned.traced  # without its tool nothing is planned to be undone
     path = str(traced.number)
     key = key_to_undo(traced.key)
     before = run.past.calls.get(path)

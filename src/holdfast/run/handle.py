@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import holdfast.agent.agent as below
 from holdfast.agent.checkpoint import Checkpoint
@@ -355,9 +355,7 @@ class Agent(Surroundings, below.Agent):
         self._host.check_whole()
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
-        made = super().branch(name, at)
-        assert isinstance(made, Agent)  # noqa: S101 - a type narrowing: the store makes these
-        return made
+        return cast("Agent", super().branch(name, at))  # the store makes these
 
     # -- the handle -------------------------------------------------------------------------------------------
 

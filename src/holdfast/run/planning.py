@@ -84,10 +84,10 @@ class Planned(Struct):
 
     effect: Effect
     agent: str
+    traced: Traced
+    tool: Tool | None
+    used_by: tuple[str, ...]
     why: str = ""
-    used_by: tuple[str, ...] = ()
-    traced: Traced | None = None
-    tool: Tool | None = None
 
     def to_json(self) -> dict[str, Any]:
         effect = self.effect
@@ -198,7 +198,7 @@ class _Sorter:
     def _planned(self, one: Traced) -> Planned:
         host = self.part.host
         effect = effect_of(one.call, host.ledger, host.registry)
-        return Planned(effect, host.name, "", self.users.of(one.number), one, TOOLS.find(one.call.tool))
+        return Planned(effect, host.name, one, TOOLS.find(one.call.tool), self.users.of(one.number))
 
     def _place(self, one: Traced) -> None:
         part = self.part

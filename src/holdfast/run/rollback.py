@@ -333,7 +333,6 @@ def _ask(part: Part, *, keep: bool) -> Steps:
     asked, part.ask = part.ask, []
     for one in asked:
         traced = one.traced
-        assert traced is not None  # noqa: S101 - a type narrowing: the plan has it
         decision, stowed = yield from settle(part.host.loop, traced.call, one.tool, one.effect)
         if decision is None:
             one.why = f"it is in doubt: {one.effect.why or 'its probe cannot tell'}"
@@ -345,19 +344,19 @@ def _ask(part: Part, *, keep: bool) -> Steps:
         if traced.happened == "yes":
             one.effect = part.host.loop.effect_of(traced.call)
             (part.accepted if keep else part.undo).append(one)
-    part.undo.sort(key=lambda one: one.traced.number if one.traced is not None else 0, reverse=True)
+    part.undo.sort(key=lambda one: one.traced.number, reverse=True)
 
 
 def _in_order(lists: list[list[Any]]) -> Iterator[Any]:
     """The lists of several lines in one, newest first. Within a line the order of its records counts, not the clock."""
 
     def number(entry: Any) -> int:
-        one = entry[0] if isinstance(entry, tuple) else entry
-        return one.traced.number if one.traced is not None else 0
+        one: Planned = entry[0] if isinstance(entry, tuple) else entry
+        return one.traced.number
 
     def at(entry: Any) -> int:
-        one = entry[0] if isinstance(entry, tuple) else entry
-        return one.traced.at if one.traced is not None else 0
+        one: Planned = entry[0] if isinstance(entry, tuple) else entry
+        return one.traced.at
 
     return heapq.merge(*(sorted(one, key=number, reverse=True) for one in lists), key=at, reverse=True)
 

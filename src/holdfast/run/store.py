@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import holdfast.agent.store as below
 from holdfast.agent.manifest import Manifest
@@ -49,7 +49,7 @@ class Store(below.Store):
         recover: bool = False,
         config: Any = None,
     ) -> Agent:
-        found = super().agent(
+        made = super().agent(
             name,
             branch=branch,
             create=create,
@@ -59,8 +59,7 @@ class Store(below.Store):
             recover=recover,
             config=config,
         )
-        assert isinstance(found, Agent)  # noqa: S101 - a type narrowing: _handle says what is made
-        return found
+        return cast("Agent", made)  # _handle says what is made
 
     def signal(self, agent: str, name: str, value: Any = None, *, branch: str | None = None) -> None:
         """Send a signal to an agent, whoever writes it now or later: ``agent.wait_for(name)`` gets the value.

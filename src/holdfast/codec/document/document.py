@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from holdfast.codec import operations as op
 from holdfast.codec.document.following import follow
@@ -296,8 +296,8 @@ class Document(SectionMapping):
         with self.lock:
             if section.loaded:
                 return
-            source, expected = self._source, section.digest
-            assert source is not None  # noqa: S101 - a type narrowing
+            # Only a document with a source has sections that are not loaded.
+            source, expected = cast("Source", self._source), section.digest
             base = source.base.get(section.name)
             dirty = self._dirty
             adapted = Adapted.count

@@ -28,6 +28,7 @@ from holdfast.codec.blocks import (
 from holdfast.codec.codes import UNWRAP, WholeDict, WholeList, WholeSet
 from holdfast.codec.nodes import FLAT, Node, TrackedSet, wrap
 from holdfast.codec.nodes.base import TEXT, Owner
+from holdfast.codec.trees import Tree
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, fields_of, is_immutable, is_lasting
 from holdfast.codec.wire import OPTION, array_of, has_reference, is_utf8
@@ -373,8 +374,7 @@ class Packing:
     def _as_big(self, node: Node) -> bytes | None:
         """Extension 40 for a container with a tree; None when it has become small enough to stand inline."""
         digest = node._digest()
-        tree = node._tree
-        assert tree is not None  # noqa: S101 - a type narrowing
+        tree: Tree = node._tree  # type: ignore[assignment]
         leaves = tree.leaves
         if len(leaves) <= _INLINE_MAX_LEAVES and sum([leaf.size for leaf in leaves]) <= INLINE_MAX_BYTES:
             for leaf in leaves:

@@ -14,7 +14,7 @@ from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT
 from holdfast.codec.nodes.base import ABSENT, Node, Path, put_back, release
 from holdfast.codec.trails import Trail
-from holdfast.codec.trees import Leaf
+from holdfast.codec.trees import Leaf, Tree
 from holdfast.errors import Stale
 
 _get = dict.__getitem__
@@ -111,8 +111,7 @@ class TrackedDict(dict[Any, Any], Node):
         return items + leaf.pending
 
     def _regrouped(self, leaves: list[Leaf]) -> None:
-        tree = self._tree
-        assert tree is not None  # noqa: S101 - a type narrowing
+        tree: Tree = self._tree  # type: ignore[assignment]
         keys: Iterable[Any]
         if self._where is None:
             if len(tree.leaves) == 1:
@@ -180,8 +179,7 @@ class TrackedDict(dict[Any, Any], Node):
             self._doc.record(op.SET, [*path, key], data)
 
     def _tree_added(self, key: Any, item: bytes) -> None:
-        tree = self._tree
-        assert tree is not None  # noqa: S101 - a type narrowing
+        tree: Tree = self._tree  # type: ignore[assignment]
         last = tree.leaves[-1]
         if last.hasher is None and last.count and not last.closed:
             self._know(last)
