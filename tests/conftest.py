@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import signal
@@ -66,6 +67,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items += [*mine, *fast[:size]]
         del fast[:size]
         left -= 1
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay until the end: what walks all objects, as collections and dumps do, need not pass them."""
+    gc.collect()
+    gc.freeze()
 
 
 # What a test starts begins as it would in a terminal, whatever ran the tests: a run in the background inherits that

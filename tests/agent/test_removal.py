@@ -466,7 +466,7 @@ def test_killed_anywhere_it_leaves_a_sound_store(tmp_path, seals, rounds, clone)
     began = time.monotonic()
     took = 0.0
     noise = random.Random(1)
-    for attempt in range(rounds(8, 200)):
+    for attempt in range(rounds(4, 200)):
         path = tmp_path / f"store{attempt}"
         shutil.copytree(original, path)
         process = subprocess.Popen(

@@ -104,7 +104,7 @@ class Template:
         self.process.stdout.close()
 
 
-@campaign("kills", "kill -9 at random moments", "kills", ci=500, soak=10_000)
+@campaign("kills", "kill -9 at random moments", "kills", ci=30, soak=10_000)
 def kills(task: Task) -> None:
     """A real process at real work, killed while it opens, writes, seals and folds."""
     template = Template()
@@ -223,7 +223,7 @@ def wrong_after(place: Stage, life: Life, ledger: Ledger, said: list[str]) -> st
     return ""
 
 
-@campaign("kill-points", "kill -9 before every call to the disk", "kills", ci=32, soak=4_000, by_part=True)
+@campaign("kill-points", "kill -9 before every call to the disk", "kills", ci=20, soak=4_000, by_part=True)
 def kill_points(task: Task) -> None:
     """Each life is killed before each call that changes something on the disk; of some, the recovery is killed, too."""
     with stage() as place:
@@ -323,7 +323,7 @@ def traced(place: Stage, life: Life, *options: object) -> list[str]:
     return said
 
 
-@campaign("kill-syscalls", "kill -9 at every system call that writes", "kills", ci=12, soak=1_500, by_part=True)
+@campaign("kill-syscalls", "kill -9 at every system call that writes", "kills", ci=8, soak=1_500, by_part=True)
 def kill_syscalls(task: Task) -> None:
     """strace kills the process at the n-th call of pwrite, fsync, rename and others, for every n of each life."""
     with stage() as place:

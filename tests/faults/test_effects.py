@@ -37,6 +37,7 @@ CERTAIN = {child.START, child.BEFORE_INTENT, child.AFTER_RESULT, child.CHECKPOIN
 AGAIN = 0.7  # of the lives that go on after a kill are killed, too
 OUTSIDE = 0.2  # of the kills come from outside, at any moment, instead of at a point
 LIVES_MAX = 12
+SPREAD = (5**0.5 - 1) / 2  # the golden ratio: however few first lives there are, their ends lie all over the way
 TROUPES = 2  # templates at work at once, each with its own store
 
 
@@ -173,7 +174,7 @@ class Campaign:
         else:
             every = self.moments[scene]
             # A life that goes on has fewer moments left than a whole one: an early one is more likely to come.
-            at = number % every + 1 if not lives else 1 + int(every * self.chance.random() ** 2)
+            at = 1 + int(every * (number * SPREAD % 1)) if not lives else 1 + int(every * self.chance.random() ** 2)
             life = self.troupe.live(scene=scene, agent=name, at=at, **job)
         if life.killed:
             self.tally.kills[life.point, life.kind] += 1
@@ -306,8 +307,8 @@ SCENES = ("safe", "bare", "loop", "back", "safe", "bare", "many", "map")
 
 
 @pytest.mark.slow
-def test_1000_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
-    kills = rounds(1_000, 50_000)
+def test_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
+    kills = rounds(40, 50_000)
     tally = Tally()
     failed: list[BaseException] = []
 
@@ -322,10 +323,11 @@ def test_1000_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
             campaign.rehearse("bare", f"rehearsal-bare-{which}", told={})
             campaign.rehearse("back", f"rehearsal-safe-{which}")
             number, turns = which, Counter()
-            while tally.kills.total() < kills and not tally.wrong and not failed:
+            # Every scene at least once, however many kills there are by then.
+            while (tally.kills.total() < kills or number < TROUPES * len(SCENES)) and not tally.wrong and not failed:
                 scene = SCENES[number // TROUPES % len(SCENES)]
                 turns[scene] += 1
-                turn = turns[scene] * TROUPES + which  # so that together they begin at every moment
+                turn = turns[scene] * TROUPES + which  # so that together they end at every moment
                 name = f"{scene}-{number}"
                 if scene in {"safe", "many", "loop", "map"}:
                     campaign.safe(scene, name, turn)

@@ -37,7 +37,7 @@ def test_a_kill_costs_at_most_what_may_wait_and_nothing_before_a_flush(store_pat
     chance = random.Random(7)
     holdfast.open(store_path).close()
     worst = worst_ms = lost_in_all = 0
-    for life in range(rounds(15, 500)):
+    for life in range(rounds(5, 500)):
         victim = Victim(lambda say, life=life: accept(store_path, f"agent-{life}", say))
         victim.wait_for("open")
         time.sleep(chance.uniform(0.02, 0.2))

@@ -98,7 +98,7 @@ def points(mover, world, do, count):
 @pytest.mark.parametrize("do", ["tier", "back", "retain"])
 def test_killed_at_any_point(tmp_path, mover, rounds, do):
     world = World(tmp_path, cold=do != "tier")
-    for _ in points(mover, world, do, rounds(6, 1000)):
+    for _ in points(mover, world, do, rounds(3, 1000)):
         with holdfast.open(world.path) as store:
             if do != "retain":
                 assert states(store) == world.before
@@ -116,7 +116,7 @@ def test_killed_at_any_point(tmp_path, mover, rounds, do):
 def test_killed_at_any_point_another_command_clears_what_is_left(tmp_path, mover, rounds):
     """Not the one that was killed: retention after a move, and the way back after nothing arrived."""
     world = World(tmp_path, cold=False)
-    for at in points(mover, world, "tier", rounds(4, 1000)):
+    for at in points(mover, world, "tier", rounds(3, 1000)):
         with holdfast.open(world.path) as store:
             if at % 2:
                 store.retain(Policy(last=1000))
@@ -130,7 +130,7 @@ def test_killed_at_any_point_another_command_clears_what_is_left(tmp_path, mover
 def test_killed_at_any_point_while_the_master_key_changes(tmp_path, mover, rounds):
     world = World(tmp_path, key=KEY, cold=True)
     old = set(packs(world.cold))
-    for _ in points(mover, world, "rotate", rounds(5, 1000)):
+    for _ in points(mover, world, "rotate", rounds(3, 1000)):
         try:
             holdfast.keys.rotate(world.path, OTHER, key=KEY, full=True)
         except holdfast.errors.WrongKey:  # it had begun
@@ -153,7 +153,7 @@ def test_killed_at_any_request_to_a_server(tmp_path, mover, monkeypatch, rounds)
             server.asked.clear()
             assert mover(do, world.path, FAR, server=server.url)[0] == 0
             requests = len(server.asked)
-            wanted = rounds(4, 1000)
+            wanted = rounds(3, 1000)
             for at in sorted({round((requests - 1) * one / max(1, wanted - 1)) for one in range(wanted)}):
                 begin(world, server, do)
                 server.asked.clear()
