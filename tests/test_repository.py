@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import errors
+from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -84,7 +85,8 @@ def test_python_without_asserts_does_the_same():
 def test_every_verb_has_help_and_a_place_in_the_documentation():
     written = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert not [verb for verb in VERBS if not re.search(rf"\bholdfast {verb}\b", written)]
-    shown = run_holdfast("--help")
+    program = Path(sys.executable).with_name("holdfast")
+    shown = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
     assert not [verb for verb in VERBS if not re.search(rf"\b{verb}\b", shown)]
 
 
@@ -94,8 +96,8 @@ def test_every_verb_explains_itself(verb):
 
 
 def run_holdfast(*arguments):
-    program = Path(sys.executable).with_name("holdfast")
-    done = subprocess.run([program, *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    words = [sys.executable, "-m", "holdfast", *arguments]
+    done = warm.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import holdfast
 from holdfast.errors import ForkedHandle, HoldfastError
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     """Run one of the functions below in a process of its own."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "tests.agent.child", *map(str, arguments)],
         cwd=ROOT,
         stdin=subprocess.PIPE,

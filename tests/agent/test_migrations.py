@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 import pytest
+
+from tests import warm
 
 FIRST = """
 import dataclasses, holdfast
@@ -18,6 +19,7 @@ agent = store.agent("a")
 """
 SECOND = """
 import dataclasses, holdfast
+from tests import warm
 @holdfast.register(name="Plan", version=2, migrations={1: lambda fields: {"x": fields["x"], "y": fields["x"] * 10}})
 @dataclasses.dataclass
 class Plan:
@@ -31,7 +33,7 @@ WIDER = FIRST.replace("x: int", "x: int\n    note: str = 'none'")
 
 
 def run(folder, head, code):
-    done = subprocess.run(
+    done = warm.run(
         [sys.executable, "-c", head + code], cwd=folder, capture_output=True, text=True, check=False, timeout=900
     )
     assert done.returncode == 0, done.stderr

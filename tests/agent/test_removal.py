@@ -19,6 +19,7 @@ from holdfast.codec.values import encode
 from holdfast.errors import AgentBusy, Fenced, NothingToUndo, StoreClosed, UnknownAgent, UnknownRevision
 from holdfast.store import sealing
 from holdfast.store.catalog import Event
+from tests import warm
 from tests.agent import child
 from tests.agent.damage import rows as rows_of
 from tests.agent.damage import spoil
@@ -469,7 +470,7 @@ def test_killed_anywhere_it_leaves_a_sound_store(tmp_path, seals, rounds, clone)
     for attempt in range(rounds(4, 200)):
         path = tmp_path / f"store{attempt}"
         shutil.copytree(original, path)
-        process = subprocess.Popen(
+        process = warm.Popen(
             [
                 sys.executable,
                 "-c",

@@ -19,6 +19,7 @@ from holdfast.agent import retention, tending
 from holdfast.agent.policy import Moment
 from holdfast.errors import BadOption, Forgotten, InDoubt, ReadOnly, UnknownRevision
 from holdfast.store import sealing
+from tests import warm
 from tests.agent import child
 from tests.agent.test_clone import picture, sound
 from tests.agent.test_removal import large
@@ -584,7 +585,7 @@ def test_killed_anywhere_it_leaves_a_sound_store_and_goes_on(tmp_path, seals, ro
         path = tmp_path / f"store{attempt}"
         shutil.copytree(original, path)
         code = f"from tests.agent.test_retention import retaining; retaining({str(path)!r})"
-        process = subprocess.Popen(
+        process = warm.Popen(
             [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         assert process.stdout.readline().strip() == "ready"

@@ -19,6 +19,7 @@ import pytest
 
 import holdfast
 from holdfast.cli import main
+from tests import warm
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli"]
 EVIL = "\x1b]0;owned\x07 [red]markup[/red] \u202etxt.exe \x9b31m"
@@ -103,7 +104,7 @@ def program(filled):
     """``program("log", "trip-7")``: the same as a process of its own."""
 
     def call(*words: str, store=filled, env=None, **options):
-        done = subprocess.run(
+        done = warm.run(
             [*PROGRAM, *words],
             env=_environment(store) | (env or {}),
             capture_output=True,
@@ -125,7 +126,7 @@ def terminal(filled):
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = _environment(store) | {"TERM": "xterm-256color"} | (env or {})
-        process = subprocess.Popen(
+        process = warm.Popen(
             [*PROGRAM, *words], stdin=slave, stdout=slave, stderr=slave, env=environment, start_new_session=True
         )
         os.close(slave)

@@ -20,6 +20,7 @@ from holdfast import errors
 from holdfast.cli import machine
 from holdfast.cli.app import app
 from holdfast.cli.exits import exit_code
+from tests import warm
 from tests.contrib.threads import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
@@ -118,7 +119,7 @@ def test_the_store_is_named_before_or_after_the_verb_or_by_the_environment_or_fo
 
 
 def test_a_reader_that_goes_away_is_no_error(filled):
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, "-m", "holdfast.cli", "--store", str(filled), "show", "trip-7", "--full", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -153,9 +154,9 @@ def test_ctrl_c_ends_quietly(filled):
         "sys.exit(holdfast.cli.app.run(sys.argv[1:]))\n"
     )
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", holder, str(filled)], **pipes) as other:
+    with warm.Popen([sys.executable, "-c", holder, str(filled)], **pipes) as other:
         other.stdout.readline()
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, "-c", waiting, "--store", str(filled), "undo", "trip-7", "--wait", "600"],
             capture_output=True,
             text=True,

@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+from tests import warm
+
 
 @pytest.fixture
 def labels(cli):
@@ -27,7 +29,7 @@ def writer(filled):
         "print('ready', flush=True)\n"
         "sys.stdin.read()\n"
     )
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, "-c", code, str(filled)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "ready\n"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from tests import warm
+
 
 def test_clone_begins_with_the_whole_history(cli):
     before = cli("log", "trip-7", "--all", "--json").json["checkpoints"]
@@ -35,7 +37,7 @@ def test_remove_is_refused_while_another_process_writes(cli, filled):
 
     code = "import sys, holdfast\nstore = holdfast.open(sys.argv[1], inert=True)\nagent = store.agent('trip-7')\n"
     code += "print('ready', flush=True)\nsys.stdin.read()\n"
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, "-c", code, str(filled)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == "ready\n"

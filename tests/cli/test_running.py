@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from tests import warm
 from tests.cli.conftest import PROGRAM, Ended
 from tests.cli.test_app import PAGE, differences
 
@@ -123,12 +124,13 @@ def room(tmp_path):
 
 @pytest.fixture
 def hold(room):
-    """``hold("runs")``: the program, in that directory, with a store there."""
+    """``hold("runs")``: the program, in that directory, with a store there; ``fresh``: in a Python of its own."""
 
-    def call(*words, program=PROGRAM, **variables):
+    def call(*words, program=PROGRAM, fresh=False, **variables):
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("HOLDFAST", "FORCE_COLOR"))}
         env = kept | {"TZ": "UTC", "PYTHONUTF8": "1"} | variables
-        done = subprocess.run(
+        start = subprocess.run if fresh else warm.run
+        done = start(
             [*program, *words], cwd=room, env=env, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
         )
         return Ended(done.returncode, done.stdout, done.stderr)
@@ -191,7 +193,7 @@ def test_a_script_ends_as_with_python(hold, room, name):
     plain = subprocess.run(
         [sys.executable, "script.py", "x"], cwd=room, capture_output=True, text=True, check=False, timeout=180
     )
-    quiet = hold("run", "--no-dumps", "script.py", "x")
+    quiet = hold("run", "--no-dumps", "script.py", "x", fresh=True)
     assert quiet == (plain.returncode, plain.stdout, plain.stderr)
     if name == "hook":
         ended = hold("run", "script.py", "x")
@@ -333,7 +335,7 @@ def test_a_sleep_is_due_when_its_time_has_come_and_one_failure_does_not_stop_the
 
 def test_a_process_that_waits_gets_the_signal_itself(hold, room):
     words = [*PROGRAM, "run", "trip_app:asks", "--agent", "a"]
-    with subprocess.Popen(words, cwd=room, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with warm.Popen(words, cwd=room, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             end = time.monotonic() + 180
             while time.monotonic() < end and "waits for the signal" not in hold("runs").out:
@@ -529,7 +531,7 @@ def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil,
             except holdfast.Waiting:
                 pass
     """)
-    subprocess.run([sys.executable, "-c", code], cwd=room, check=True, stdout=subprocess.DEVNULL)
+    warm.run([sys.executable, "-c", code], cwd=room, check=True, stdout=subprocess.DEVNULL)
     for words in (
         *(["runs"], ["effects", "a"], ["show", "a"], ["rollback", "a", "--to", "#1", "--dry-run"]),
         *(["signal", "a", evil], ["run", "--due"], ["runs", "--json"], ["effects", "a", "--json"]),

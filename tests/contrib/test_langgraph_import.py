@@ -31,6 +31,7 @@ from holdfast.contrib.langgraph import HoldfastSaver, import_threads
 from holdfast.contrib.langgraph.comparing import same
 from holdfast.contrib.langgraph.importing import parents_first
 from holdfast.contrib.langgraph.thread import writes_event
+from tests import warm
 from tests.contrib import graphs
 from tests.contrib.graphs import seen
 from tests.contrib.threads import chain, checkpoint, config, told
@@ -579,9 +580,9 @@ def test_an_import_that_is_killed_goes_on(sqlite_source, store_path, durability)
             chain(old, name, 5, ns="inner:1")
         expected = {name: every_tuple(old, name) for name in ("a", "b", "c")}
     for kill_at in (1, 37, 85, 90, 140, 200, 254):
-        with subprocess.Popen(
+        with warm.Popen(
             [sys.executable, "-c", CHILD, sqlite_source.url, str(store_path), durability],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, loaded=warm.LANGGRAPH,
         ) as child:  # fmt: skip
             for line in child.stdout:
                 if line.split() == ["checkpoints", str(kill_at)]:

@@ -15,6 +15,7 @@ from langgraph.types import interrupt
 
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import ForkedHandle, HoldfastError
+from tests import warm
 from tests.contrib.graphs import Trail
 from tests.contrib.threads import chain, checkpoint, config
 
@@ -23,12 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     """Run one of the functions below in a process of its own."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "tests.contrib.writer_child", *map(str, arguments)],
         cwd=ROOT,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
+        loaded=warm.LANGGRAPH,
     )
 
 

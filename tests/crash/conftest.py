@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.crash import agents
+from holdfast.crash import agents, holders
 from holdfast.crash.limits import Limits
 
 
@@ -14,3 +14,10 @@ def patient(monkeypatch):
     monkeypatch.setitem(Limits.__init__.__kwdefaults__, "deadline_s", 600.0)
     monkeypatch.setitem(Limits.__init__.__kwdefaults__, "part_s", 300.0)
     monkeypatch.setattr(agents, "_LEDGER_S", 120.0)
+
+
+@pytest.fixture(autouse=True)
+def small(request, monkeypatch):
+    """The process that runs the tests holds many libraries: what they keep is looked for by tests of just that."""
+    if not getattr(request.module, "ALL_HOLDERS", False):
+        monkeypatch.setattr(holders, "_VISITED", 1_000)

@@ -19,6 +19,8 @@ from tests.crash import torture
 
 LIMITS = Limits(deadline_s=600)
 
+ALL_HOLDERS = True  # what is kept anywhere in this process is looked for
+
 
 class Offer:
     kept: list = []  # noqa: RUF012 (a class that leaks)

@@ -24,6 +24,7 @@ from queue import Queue
 import holdfast
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError
+from tests import warm
 from tests.faults.calls import CHANGES, Call
 from tests.faults.campaign import ROOT, Skip, Task, campaign, memory, quiet
 from tests.faults.disk import Disk
@@ -53,7 +54,7 @@ class Template:
     """The warm process that forks writers, and the lines that come from them."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, "-m", "tests.faults.kill_child"],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip

@@ -22,6 +22,7 @@ from queue import Queue
 import pytest
 
 import holdfast
+from tests import warm
 from tests.faults import effects_child as child
 from tests.run.world import World
 
@@ -83,7 +84,7 @@ class Troupe:
 
     def __init__(self, path: Path, port: int) -> None:
         self.path = path
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             [sys.executable, "-m", "tests.faults.effects_child", str(path), str(port)],
             cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip

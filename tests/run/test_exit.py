@@ -10,6 +10,7 @@ import textwrap
 import pytest
 
 import holdfast
+from tests import warm
 
 LIMIT_S = 180
 
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import holdfast
 from holdfast.run import children
+from tests import warm
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 children.EXIT_S = 170.0  # a slow disk is no reason to give a call up here
@@ -90,7 +92,7 @@ def started(tmp_path):
 
     def start(mode):
         made.append(
-            subprocess.Popen(
+            warm.Popen(
                 [sys.executable, str(program), str(tmp_path), mode],
                 stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             )

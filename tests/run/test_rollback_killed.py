@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shutil
 import signal
-import subprocess
 import sys
 
 import pytest
 
 import holdfast
+from tests import warm
 from tests.run import undoing_child as program
 
 
@@ -30,7 +30,7 @@ def test_a_killed_rollback_is_finished_by_the_next_process_and_undoes_everything
         here, there = tmp_path / "store", tmp_path / "world"
         shutil.copytree(ready, here)
         shutil.copy(outside, there)
-        ended = subprocess.run(
+        ended = warm.run(
             [sys.executable, "-m", "tests.run.undoing_child", str(here), str(there), str(points)],
             check=False,
             capture_output=True,

@@ -25,6 +25,7 @@ from holdfast.run.arguments import fetch, stow
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.store import commits, lines
 from holdfast.store.catalog import effect_chain, row_sum
+from tests import warm
 from tests.agent.damage import rows, spoil
 from tests.compat.make_store import act
 
@@ -421,9 +422,7 @@ def test_a_killed_writer_loses_nothing_that_it_was_told_is_safe(store_path):
         agent.checkpoint("first")
     before = 0
     for delay_s in (0.02, 0.1, 0.25):
-        child = subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(store_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
-        )
+        child = warm.Popen([sys.executable, "-c", CHILD, str(store_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
         assert child.stdout.readline().split() == ["ready", str(before)]
         time.sleep(delay_s)
         child.send_signal(signal.SIGKILL)

@@ -26,6 +26,8 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Self
 
+from tests import warm
+
 ROOT = Path(__file__).resolve().parents[2]
 SCHEMA = """
 CREATE TABLE happened (n INTEGER PRIMARY KEY, ref TEXT NOT NULL, what TEXT NOT NULL, key TEXT NOT NULL);
@@ -65,7 +67,7 @@ class World:
         with sqlite3.connect(self.path) as made:
             made.executescript(SCHEMA)
         made.close()
-        self._process = subprocess.Popen(
+        self._process = warm.Popen(
             [sys.executable, "-m", "tests.run.world", str(self.path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
         )
         assert self._process.stdout is not None

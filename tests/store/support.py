@@ -9,6 +9,7 @@ from pathlib import Path
 
 from holdfast.store.catalog import Append, BranchRow, Commit, Event, NewRecord, checkpoint_id, effect_chain
 from holdfast.store.embedded import Embedded
+from tests import warm
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -72,7 +73,7 @@ class Hand:
 
 def start(*arguments: object) -> subprocess.Popen[str]:
     """A child process that runs a function of child.py; it says "ready" when it has got there."""
-    return subprocess.Popen(
+    return warm.Popen(
         [sys.executable, "-m", "tests.store.child", *map(str, arguments)],
         cwd=ROOT,
         stdin=subprocess.PIPE,

@@ -20,6 +20,7 @@ from holdfast.errors import BadOption, Damaged, HoldfastError, NotAStore, NotEnc
 from holdfast.store import keys as key_file
 from holdfast.store import rekeying
 from holdfast.store.keys import BLOCK_BYTES, SLOTS_MAX, read_keys, secret_of, write_keys
+from tests import warm
 from tests.faults import rich
 from tests.store.test_encryption import KEY, MARK, OTHER, content, folded, plant, sql
 
@@ -241,7 +242,7 @@ def test_a_change_of_the_master_key_that_was_killed_is_finished(tmp_path, rounds
         if before is None:
             with rich.small_limits(), holdfast.open(path, key=KEY, types=rich.TYPES) as store:
                 before = rich.export(store)
-        child = subprocess.Popen([sys.executable, "-c", ROTATE, path], stdout=subprocess.PIPE, text=True)
+        child = warm.Popen([sys.executable, "-c", ROTATE, path], stdout=subprocess.PIPE, text=True)
         # By what it says it has done, so that all phases are met however slow the machine is.
         encrypting = 0
         for line in child.stdout:

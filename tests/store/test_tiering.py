@@ -20,6 +20,7 @@ import holdfast
 from holdfast import Policy
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, ReadOnly
 from holdfast.store import sealing, tiering
+from tests import warm
 from tests.store.test_encryption import KEY, MARK, OTHER
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -454,7 +455,7 @@ def test_killed_anywhere_nothing_is_lost(tmp_path, rounds):
     shutil.copytree(original, path)
     for _ in range(rounds(2, 300)):
         code = f"from tests.store.test_tiering import moving; moving({str(path)!r}, {str(cold)!r})"
-        with subprocess.Popen(
+        with warm.Popen(
             [sys.executable, "-c", code], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as process:
             assert process.stdout.readline().strip() == "ready"
