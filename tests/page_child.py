@@ -25,6 +25,14 @@ trap 'code=$?; {{ export -p; printf "cd %q\\n" "$PWD"; }} >"$PAGE_SHELL"; exit $
 
 
 def main(folder: Path) -> None:
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from tests import warm
+
+    del sys.path[0]
+    if job := warm.offer(folder / "warm"):  # a command of the page
+        del sys.path[0]  # that of this program
+        warm.live(*job)
+        return
     told = json.loads((folder / "steps.json").read_text(encoding="utf-8"))
     page = told["page"]
     main_module = types.ModuleType("__main__")
@@ -61,8 +69,8 @@ def run_python(step: dict, page: str, main_module: types.ModuleType) -> dict:
     printed = io.StringIO()
     raised = None
     try:
-        # Blank lines in front, so that a traceback names the page's own line. An assert in a page counts even under -O.
-        code = compile("\n" * step["line"] + step["text"], page, "exec", dont_inherit=True, optimize=0)
+        # Blank lines in front, so that a traceback names the page's own line.
+        code = compile("\n" * step["line"] + step["text"], page, "exec", dont_inherit=True)
         with contextlib.redirect_stdout(printed):
             exec(code, main_module.__dict__)
     except SystemExit as error:

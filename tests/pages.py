@@ -30,6 +30,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import warm
+
 PYTHON = frozenset({"python"})
 SHELL = frozenset({"console", "sh", "bash"})
 # Kinds that are shown and never run. Any other word after the fence is a mistake: a misspelt one must not hide a block.
@@ -215,10 +217,10 @@ def _run_child(told: list[Step], path: Path, folder: Path, page: str, timeout_s:
     results = folder / "results.jsonl"
     results.touch()
     with (folder / "noise").open("w+", encoding="utf-8", errors="replace") as noise:
-        child = subprocess.Popen(
+        child = warm.Popen(
             [sys.executable, str(Path(__file__).with_name("page_child.py")), str(folder)],
             cwd=here,
-            env=_environment(home),
+            env=_environment(home, folder / "warm" / "bin"),
             stdin=subprocess.DEVNULL,
             stdout=noise,
             stderr=subprocess.STDOUT,
@@ -243,13 +245,13 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     child.wait()
 
 
-def _environment(home: Path) -> dict[str, str]:
+def _environment(home: Path, first: Path) -> dict[str, str]:
     """The reader's shell: the environment's programs first, no colour, nothing of this machine's own settings."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "GIT_", "PYTEST_"))}
     for name in ("FORCE_COLOR", "CLICOLOR_FORCE", "PY_COLORS"):
         kept.pop(name, None)
     return kept | {
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": os.pathsep.join([str(first), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
         "HOME": str(home),
         "NO_COLOR": "1",
         "TERM": "dumb",

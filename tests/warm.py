@@ -19,16 +19,21 @@ import atexit
 import ctypes
 import gc
 import importlib
-import json
+import io
+import marshal
 import os
 import pkgutil
 import runpy
+import select
+import shlex
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 import types
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +51,7 @@ LOADED = {
 
 OPTIONS = {"-P"}  # of Python; with others a test is about the start of the interpreter
 STARTING = ("PYTHON", "LC_", "LANG")  # variables that Python reads as it starts begin so
-SUBREAPER = 36  # prctl: orphans below this process become its children
+SUBREAPER, DEATH_SIGNAL = 36, 1  # prctl: orphans below this process become its children; it dies with its parent
 _SIZE = 8
 
 
@@ -136,12 +141,16 @@ _making = threading.Lock()
 
 
 def _template(options: tuple[str, ...], environment: dict[str, str], loaded: str) -> Template:
-    seen = tuple(sorted((name, value) for name, value in environment.items() if name.startswith(STARTING)))
-    key = (os.getpid(), options, seen, loaded)  # a process that was forked from this one needs one of its own
+    # A process that was forked from this one needs one of its own.
+    key = (os.getpid(), options, starts_with(environment), loaded)
     with _making:
         if key not in _templates:
             _templates[key] = Template(options, environment, loaded)
         return _templates[key]
+
+
+def starts_with(environment: dict[str, str]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, value) for name, value in environment.items() if name.startswith(STARTING)))
 
 
 def _prctl(*words: int) -> None:
@@ -153,7 +162,7 @@ def _prctl(*words: int) -> None:
 
 
 def send(to: socket.socket, message: dict[str, Any], descriptors: list[int] = ()) -> None:
-    data = json.dumps(message).encode()
+    data = marshal.dumps(message)
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     to.sendmsg([len(data).to_bytes(_SIZE)], rights)
     to.sendall(data)
@@ -173,7 +182,7 @@ def receive(of: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
         if not part:
             return None, []
         data += part
-    return json.loads(bytes(data)), list(descriptors)
+    return marshal.loads(bytes(data)), list(descriptors)
 
 
 # -- who forks ------------------------------------------------------------------------------------------
@@ -201,10 +210,13 @@ def serve(asking: socket.socket) -> tuple[dict[str, Any], list[int]]:
         reading, writing = os.pipe()
         between = os.fork()
         if not between:
+            stepping_aside = os.getpid()
             child = os.fork()
             if child:
                 os.write(writing, child.to_bytes(_SIZE))
                 os._exit(0)
+            while os.getppid() == stepping_aside:
+                time.sleep(0.0002)
             asking.close()
             os.close(reading)
             os.close(writing)
@@ -217,6 +229,86 @@ def serve(asking: socket.socket) -> tuple[dict[str, Any], list[int]]:
         send(asking, {"pid": pid})
 
 
+# -- for shells -----------------------------------------------------------------------------------------
+
+FRESH = {"demo", "run"}  # verbs that show the stacks of a program, or start others
+SHIM = """
+import _signal, _socket, array, marshal, os, sys
+there, real, *words = sys.argv[1:]
+answer = {{}}
+if not {words!r}.intersection(words):
+    job = marshal.dumps({{"args": [sys.executable, "-m", "holdfast", *words], "options": 0, "session": False,
+                         "cwd": os.getcwd(), "env": dict(os.environ)}})
+    line = _socket.socket(_socket.AF_UNIX)
+    line.connect(there)
+    streams = array.array("i", [0, 1, 2])
+    line.sendmsg([len(job).to_bytes({size})], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
+    line.sendall(job)
+    size = int.from_bytes(line.recv({size}, _socket.MSG_WAITALL))
+    answer = marshal.loads(line.recv(size, _socket.MSG_WAITALL))
+if "code" not in answer:
+    os.execv(real, [real, *words])
+if answer["code"] < 0:
+    _signal.signal(-answer["code"], _signal.SIG_DFL)
+    os.kill(os.getpid(), -answer["code"])
+os._exit(answer["code"])
+"""
+
+
+def offer(folder: Path) -> tuple[dict[str, Any], list[int]] | None:
+    """From now on ``holdfast`` in folder/bin is forked from a copy of this process, as it is now. Returns in them, too.
+
+    What the shell starts is a small program that hands its streams over, waits, and ends as the other one did; when it
+    is killed, so is the other one.
+    """
+    (folder / "bin").mkdir(parents=True)
+    (folder / "shim.py").write_text(SHIM.format(words=FRESH, size=_SIZE))
+    real = Path(sys.executable).with_name("holdfast")
+    command = shlex.join([sys.executable, "-IS", str(folder / "shim.py"), str(folder / "socket"), str(real)])
+    (folder / "bin" / "holdfast").write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+    (folder / "bin" / "holdfast").chmod(0o755)
+    asking = socket.socket(socket.AF_UNIX)
+    asking.bind(str(folder / "socket"))
+    asking.listen()
+    if os.fork():
+        asking.close()
+        return None
+    _prctl(DEATH_SIGNAL, signal.SIGKILL)
+    starting = starts_with(dict(os.environ))
+    while True:
+        line = asking.accept()[0]
+        if not os.fork():
+            asking.close()
+            return wait_on(line, starting)
+        line.close()
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def wait_on(line: socket.socket, starting: Any) -> tuple[dict[str, Any], list[int]]:
+    """Fork who is asked for on this line, and say how it ends. Returns in it."""
+    job, streams = receive(line)
+    if job is None or starts_with(job["env"]) != starting:
+        if job is not None:
+            send(line, {})  # a Python of its own must see to that
+        os._exit(0)
+    child = os.fork()
+    if not child:
+        line.close()
+        return job, streams
+    for descriptor in streams:
+        os.close(descriptor)
+    ended = os.pidfd_open(child)
+    if ended not in select.select([ended, line], [], [])[0]:
+        os.kill(child, signal.SIGKILL)
+    send(line, {"code": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
+    os._exit(0)
+
+
+# -- who is forked --------------------------------------------------------------------------------------
+
+
 def become(job: dict[str, Any], streams: list[int]) -> None:
     """Make this process one that has just started, but for what is loaded."""
     if job["session"]:
@@ -224,12 +316,12 @@ def become(job: dict[str, Any], streams: list[int]) -> None:
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
         before = getattr(sys, name)
-        number = ("stdin", "stdout", "stderr").index(name)
-        line_buffering = name == "stderr" or os.isatty(number)
-        stream = open(number, mode, encoding=before.encoding, errors=before.errors, closefd=False,  # noqa: SIM115
-                      buffering=1 if line_buffering and mode == "w" else -1)  # fmt: skip
+        unbuffered = before.write_through  # Python's option -u
+        lines = not unbuffered and number > 0 and (number == 2 or os.isatty(number))
+        raw = open(number, "wb" if number else "rb", buffering=0 if unbuffered and number else -1, closefd=False)  # noqa: SIM115
+        stream = io.TextIOWrapper(raw, before.encoding, before.errors, line_buffering=lines, write_through=unbuffered)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     os.chdir(job["cwd"])
@@ -238,6 +330,11 @@ def become(job: dict[str, Any], streams: list[int]) -> None:
     time.tzset()
     sys.orig_argv[:] = job["args"]
     importlib.invalidate_caches()
+
+
+def live(job: dict[str, Any], streams: list[int]) -> None:
+    become(job, streams)
+    execute(job["args"][1 + job["options"] :], safe_path=sys.flags.safe_path)
 
 
 def execute(args: list[str], *, safe_path: bool) -> None:
@@ -270,9 +367,7 @@ def main() -> None:
     load(sys.argv[2])
     if len(os.listdir("/proc/self/task")) != 1:  # noqa: PTH208
         raise RuntimeError("a process with threads must not fork others")
-    job, streams = serve(asking)
-    become(job, streams)
-    execute(job["args"][1 + job["options"] :], safe_path=sys.flags.safe_path)
+    live(*serve(asking))
 
 
 if __name__ == "__main__":

@@ -157,7 +157,7 @@ def test_long_programs(rounds, seal_every, monkeypatch):
     monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", seal_every)
     names = [name for name, weight in Stored.STEPS for _ in range(weight)]
     names += ["undo", "redo", "undo_and_redo", "branch", "disk_full"]
-    for seed in range(rounds(12, 500)):
+    for seed in range(rounds(5, 500)):
         source = random.Random(seed)
         world = Stored(source.randrange)
         for _ in range(60):

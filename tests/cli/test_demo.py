@@ -17,8 +17,9 @@ def room(tmp_path):
     return tmp_path / "tmp"
 
 
-def test_the_demo_kills_and_comes_back_in_a_pipe(program, room):
-    ended = program("demo", env={"TMPDIR": str(room)})
+def test_the_demo_kills_and_comes_back_in_a_pipe_and_its_store_can_be_kept(program, room, tmp_path, cli):
+    kept = tmp_path / "kept"
+    ended = program("demo", "--keep", str(kept), env={"TMPDIR": str(room)})
     assert (ended.code, ended.err) == (0, "")
     assert "\x1b" not in ended.out
     assert max(map(len, ended.out.splitlines())) <= 120
@@ -44,6 +45,15 @@ def test_the_demo_kills_and_comes_back_in_a_pipe(program, room):
     assert not list(room.iterdir())
     for process in re.findall(r"process (\d+)", ended.out):
         assert not alive(int(process))
+    with holdfast.open(kept, readonly=True) as store:
+        agent = store.agent("trip-7")
+        assert agent.state["money"] == 520
+        assert [c.label for c in agent.abandoned()] == ["upgraded"]
+        assert store.agent("trip-8").state["booking"] == {"number": 1, "flight": "TP539"}
+    assert cli("log", "trip-7@by-train", "--json", store=kept).json["checkpoints"][0]["label"] == "asked for trains"
+    again = program("demo", "--keep", str(kept))
+    assert again.code == 2
+    assert "exists already" in again.err
 
 
 @pytest.mark.slow
@@ -54,20 +64,6 @@ def test_the_demo_in_a_terminal_has_colour(terminal, room):
     assert "The same, bit for bit." in ended.out
     assert "booked once" in ended.out
     assert not list(room.iterdir())
-
-
-def test_the_demos_store_can_be_kept_and_is_a_real_one(program, tmp_path, cli):
-    kept = tmp_path / "kept"
-    assert program("demo", "--keep", str(kept)).code == 0
-    with holdfast.open(kept, readonly=True) as store:
-        agent = store.agent("trip-7")
-        assert agent.state["money"] == 520
-        assert [c.label for c in agent.abandoned()] == ["upgraded"]
-        assert store.agent("trip-8").state["booking"] == {"number": 1, "flight": "TP539"}
-    assert cli("log", "trip-7@by-train", "--json", store=kept).json["checkpoints"][0]["label"] == "asked for trains"
-    again = program("demo", "--keep", str(kept))
-    assert again.code == 2
-    assert "exists already" in again.err
 
 
 def alive(pid):

@@ -160,7 +160,7 @@ class Giving:
 
 
 def test_programs_that_give_whole_values(rounds):
-    for seed in range(rounds(25, 5_000)):
+    for seed in range(rounds(10, 5_000)):
         program = Giving(random.Random(seed).randrange)
         for _ in range(25):
             program.step()

@@ -86,7 +86,7 @@ TestPrograms.settings = settings(stateful_step_count=30)
 def test_long_programs(rounds):
     """The same programs from a plain generator: far more of them in the same time."""
     names = [name for name, weight in World.STEPS for _ in range(weight)]
-    for seed in range(rounds(40, 5_000)):
+    for seed in range(rounds(12, 5_000)):
         source = random.Random(seed)
         world = World(source.randrange)
         for _ in range(60):

@@ -216,9 +216,8 @@ def test_a_batch_is_rolled_back_like_anything_else(opened, outside):
     assert opened().map(reserve, range(5), name="batch") == list(range(5))
 
 
-@pytest.mark.slow
-def test_ten_thousand_items(opened, outside, rounds):
-    count = rounds(10_000, 50_000)
+def test_thousands_of_items(opened, outside, rounds):
+    count = rounds(2_000, 50_000)
     look, _, _ = outside.tools()
     assert opened().map(look, range(count), name="batch") == [10 * n for n in range(count)]
     assert len(outside.calls) == count
