@@ -48,7 +48,7 @@ rooms: .venv/.dev ## which room may import which: import-linter
 	$(SAY) "import-linter"
 	@$(BIN)/lint-imports --no-logo
 
-versions: .venv/.dev .venv/.machine ## the tests of dumps with the other Pythons that are here
+versions: .venv/.dev .venv/.machine ## the tests of what looks into the interpreter, with other Pythons
 	@.ci/versions --numprocesses=$(JOBS) --dist=worksteal
 
 bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
