@@ -19,7 +19,6 @@ agent = store.agent("a")
 """
 SECOND = """
 import dataclasses, holdfast
-from tests import warm
 @holdfast.register(name="Plan", version=2, migrations={1: lambda fields: {"x": fields["x"], "y": fields["x"] * 10}})
 @dataclasses.dataclass
 class Plan:

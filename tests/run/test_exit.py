@@ -23,7 +23,6 @@ from pathlib import Path
 
 import holdfast
 from holdfast.run import children
-from tests import warm
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 children.EXIT_S = 170.0  # a slow disk is no reason to give a call up here
