@@ -54,6 +54,7 @@ versions: .venv/.dev .venv/.machine ## the tests of what looks into the interpre
 bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	$(SAY) "benchmarks"
 	@$(BIN)/python benchmarks/commit.py
+	@$(BIN)/python benchmarks/codec.py
 	@$(BIN)/python benchmarks/langgraph_savers.py
 	@$(BIN)/python benchmarks/steps.py
 	@$(BIN)/python benchmarks/kills.py

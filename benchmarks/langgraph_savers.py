@@ -1,7 +1,8 @@
-"""The saver benchmark: HoldfastSaver beside LangGraph's own, with the same graph on the same disk. See --help.
+"""The saver benchmark: HoldfastSaver beside LangGraph's SqliteSaver and no saver, in turns, on one disk. See --help.
 
-Prints tables, writes the figures as JSON and draws the picture; with --publish also the one that README and docs show.
-Targets that are not reached are printed as such and change nothing else: the exit code says whether the run worked.
+Chat use is the benchmark: one ``invoke`` per message. A stream of many steps, with SqliteSaver's delta channels, stands
+beside it. Prints tables, writes the figures as JSON and draws the picture; with --publish also the one that README and
+docs show. Targets that are not reached are printed as such: the exit code says whether the run worked.
 """
 
 from __future__ import annotations
@@ -10,149 +11,124 @@ import argparse
 import json
 import os
 import platform
-import sqlite3
+import random
+import subprocess
 import sys
 import tempfile
-from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 
-import apsw
-import savers_plan as plan
-import savers_report as report
+import targets
 from commit import REALTIME_PRIORITY, SEED, filesystem, processor, warn_when_busy
 from rich.console import Console
-from savers_postgres import Cluster, Unavailable, cluster
-from savers_rivals import RIVALS, missing, policy
+from rich.table import Table
 
 ROOT = Path(__file__).resolve().parent.parent
-TURNS = [100, 200, 500, 1_000]
-RUNS = 5
-PACKAGES = (
-    "holdfast", "langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite", "langgraph-checkpoint-postgres",
-)  # fmt: skip
+HERE = Path(__file__).resolve().parent
+PACKAGES = ("holdfast", "langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite")
+TURNS, FULL_TURNS, STEPS = 300, 1_000, 1_000
+
+Figures = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One saver at one workload."""
+
+    workload: str
+    size: int
+    saver: str
+    delta: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.saver}, delta" if self.delta else self.saver
+
+
+LABELS = {
+    "none": "no saver",
+    "none, delta": "no saver, DeltaChannel(50)",
+    "holdfast": "HoldfastSaver",
+    "holdfast, delta": "HoldfastSaver, DeltaChannel(50)",
+    "sqlite": "SqliteSaver",
+    "sqlite, delta": "SqliteSaver, DeltaChannel(50)",
+}
+STREAMED = (("none", False), ("none", True), ("holdfast", False), ("holdfast", True), ("sqlite", True))
 
 
 def main() -> None:
     options = parse()
     console = Console(width=None if sys.stdout.isatty() else 160)
-    # Compiled modules are kept and nothing is traced, in this process and in all that it starts.
+    # Compiled modules are kept and nothing is traced, in all that this starts.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ |= {"LANGCHAIN_TRACING_V2": "false", "LANGSMITH_TRACING": "false"}
     options.dir.mkdir(parents=True, exist_ok=True)
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
+    cases = [Case("chat", size, saver) for size in options.turns for saver in ("none", "holdfast", "sqlite")]
+    cases += [Case("stream", options.steps, saver, delta) for saver, delta in STREAMED]
     began = perf_counter()
-    with ExitStack() as stack:
-        status = stack.enter_context(console.status(""))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=options.dir, prefix="savers-")))
-        folder.chmod(0o711)  # PostgreSQL works below it as another user
-        os.environ["PYTHONPYCACHEPREFIX"] = str(folder / "pycache")
-        absent = {"holdfast": why} if (why := missing()) else {}
-        database = None if options.no_postgres else postgres(stack, folder, absent)
-        if options.no_postgres:
-            absent["postgres"] = "not asked for"
-        server = plan.Server()
-        stack.callback(server.close)
-        settings = plan.Settings(
-            folder=folder,
-            seed=options.seed,
-            turns=options.turns,
-            runs=options.runs,
-            fewer=options.fewer,
-            say=lambda text: status.update(f"{perf_counter() - began:4.0f} s  {text}"),
-            server=server,
-            cluster=database,
-            absent=absent,
-            only_rivals=options.rivals,
-        )
-        settings.notes += [f"Not measured: {name} ({reason})." for name, reason in absent.items()]
-        results = measure(settings, options)
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix="savers-") as folder, console.status("") as status:
+        results = {"environment": environment(options, Path(folder))}
+        rounds: dict[Case, list[Figures]] = {case: [] for case in cases}
+        for number in range(options.runs):
+            for case in random.Random(options.seed + number).sample(cases, len(cases)):
+                if number == 0 or case.size < FULL_TURNS or case.workload == "stream":
+                    status.update(f"{perf_counter() - began:4.0f} s  round {number + 1}: {case}")
+                    rounds[case].append(measure(case, options.seed, Path(folder)))
+    for workload in ("chat", "stream"):
+        results[workload] = {
+            str(size): {
+                case.name: summary(rounds[case]) for case in cases if (case.workload, case.size) == (workload, size)
+            }
+            for size in dict.fromkeys(case.size for case in cases if case.workload == workload)
+        }
     results["environment"] |= {"load_after": os.getloadavg(), "seconds": perf_counter() - began}
-    results["targets"] = [goal.as_dict() for goal in report.goals(results)]
+    results["targets"] = goals(results)
     # First of all: a terminal that went away must not cost the figures of a long run.
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1) + "\n")
-    report.show(results, console)
+    show(results, console)
     warn_when_busy(results["environment"], console)
-    console.print(f"Figures: {options.json}")
-    draw(results, options, console)
-    if results["failures"]:
-        sys.exit(f"{len(results['failures'])} runs failed")
-
-
-def measure(settings: plan.Settings, options: argparse.Namespace) -> dict[str, Any]:
-    results: dict[str, Any] = {"environment": environment(options, settings.folder), "policies": {}, "cases": {}}
-    settings.say("writing the scripts")
-    found = plan.scripts(settings)
-    realistic = found["W1", "realistic"]
-    for rival in settings.present(plan.COMPARED):
-        if rival.saver not in results["policies"]:
-            with settings.place(rival) as place:
-                results["policies"][rival.saver] = policy(rival, place)
-    if settings.cluster is not None:
-        settings.empty_bytes = plan.measure_empty(settings)
-    results["flushes"] = plan.flushes(settings, realistic)
-    for (workload, material), script in found.items():
-        if not options.only or workload in options.only:
-            results["cases"][f"{workload} {material}"] = plan.compare(settings, workload, material, script)
-    wanted = options.only or ("async", "W5")
-    results["async"] = plan.in_background(settings, realistic) if "async" in wanted else {}
-    results["pruned"] = plan.pruning(settings, realistic) if "W5" in wanted else {}
-    results["empty_postgres_bytes"] = settings.empty_bytes
-    results["notes"] = settings.notes
-    results["failures"] = settings.failures
-    return results
-
-
-def postgres(stack: ExitStack, folder: Path, absent: dict[str, str]) -> Cluster | None:
-    try:
-        return stack.enter_context(cluster(folder))
-    except Unavailable as error:
-        absent["postgres"] = str(error)
-        return None
+    draw(results, options.plot)
+    console.print(f"Figures: {options.json}\nPicture: {options.plot}")
+    if options.publish:
+        draw(results, ROOT / "docs" / "images" / "langgraph.svg")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Measure HoldfastSaver beside LangGraph's own savers.")
-    parser.add_argument("--quick", action="store_true", help="two runs of 50 and 100 turns: does it work?")
-    parser.add_argument("--turns", type=int, nargs="+", metavar="N", help=f"lengths (default {TURNS})")
-    parser.add_argument("--runs", type=int, metavar="N", help=f"fresh processes for each (default {RUNS})")
-    parser.add_argument("--fewer", action="store_true", help="fewer of the long ones: a quarter of the time")
-    parser.add_argument(
-        "--only", nargs="+", choices=("W1", "W2", "W5", "async"), metavar="NAME", help="W1, W2, W5, async"
-    )
-    parser.add_argument("--rivals", nargs="+", choices=list(RIVALS), default=[], metavar="NAME", help=", ".join(RIVALS))
-    parser.add_argument("--no-postgres", action="store_true", help="do not start a PostgreSQL")
+    parser = argparse.ArgumentParser(description="Measure HoldfastSaver beside LangGraph's SqliteSaver.")
+    parser.add_argument("--quick", action="store_true", help="one round of 30 turns and 60 steps: does it work?")
+    parser.add_argument("--full", action="store_true", help=f"also {FULL_TURNS:,} turns, where SqliteSaver writes 7 GB")
+    parser.add_argument("--turns", type=int, nargs="+", metavar="N", help=f"lengths of the chat (default {TURNS})")
+    parser.add_argument("--steps", type=int, metavar="N", help=f"of the stream (default {STEPS})")
+    parser.add_argument("--runs", type=int, metavar="N", help="rounds (default 3); of 1,000 turns there is one")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where to work; its filesystem is measured")
     parser.add_argument("--realtime", action="store_true", help="run under SCHED_FIFO (needs root), see commit.py")
     parser.add_argument("--publish", action="store_true", help="also renew docs/images/langgraph.svg")
-    parser.add_argument("--json", type=Path, help="where the figures go")
-    parser.add_argument("--plot", type=Path, help="where the picture goes")
+    results = HERE / "results"
+    parser.add_argument("--json", type=Path, default=results / "langgraph_savers.json", help="where the figures go")
+    parser.add_argument("--plot", type=Path, default=results / "langgraph_savers.svg", help="where the picture goes")
     options = parser.parse_args()
-    if options.publish and (options.quick or options.turns or options.only or options.rivals):
+    if options.publish and options.quick:
         parser.error("--publish needs a whole run")
-    options.turns = sorted(options.turns or ([50, 100] if options.quick else TURNS))
-    options.runs = options.runs or (2 if options.quick else RUNS)
-    if options.turns[0] < 25:
-        parser.error("a thread of fewer than 25 turns has no history of 50 checkpoints")
-    results = ROOT / "benchmarks" / "results"
-    options.json = options.json or results / "langgraph_savers.json"
-    options.plot = options.plot or results / "langgraph_savers.svg"
+    options.turns = options.turns or ([30] if options.quick else [TURNS, FULL_TURNS] if options.full else [TURNS])
+    options.steps = options.steps or (60 if options.quick else STEPS)
+    options.runs = options.runs or (1 if options.quick else 3)
     return options
 
 
-def environment(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def environment(options: argparse.Namespace, folder: Path) -> Figures:
     return {
         "when": datetime.now(UTC).isoformat(timespec="seconds"),
         "seed": options.seed,
-        "turns": options.turns,
         "runs": options.runs,
-        "fewer": options.fewer,
         "realtime": options.realtime,
         "durability": "sync: each step waits for its checkpoint",
         "processor": processor(),
@@ -161,22 +137,134 @@ def environment(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "filesystem": filesystem(folder),
         "python": platform.python_version(),
         "packages": {name: version(name) for name in PACKAGES},
-        "sqlite_of_holdfast": apsw.sqlite_lib_version(),
-        "sqlite_of_rivals": sqlite3.sqlite_version,
         "load_before": os.getloadavg(),
     }
 
 
-def draw(results: dict[str, Any], options: argparse.Namespace, console: Console) -> None:
-    if "none" not in next(iter(results["cases"].get("W1 realistic", {"": {}}).values())):
-        return
-    import savers_plot
+def measure(case: Case, seed: int, folder: Path) -> Figures:
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        job = {"workload": case.workload, "size": case.size, "saver": case.saver, "delta": case.delta}
+        child = [sys.executable, str(HERE / "savers_child.py"), json.dumps({**job, "seed": seed, "place": place})]
+        done = subprocess.run(child, capture_output=True, text=True, check=False)
+        if done.returncode:
+            sys.exit(f"{case} failed:\n{done.stderr}")
+    os.sync()  # nothing of it is left for the next one to flush
+    figures: Figures = json.loads(done.stdout)
+    return figures
 
-    savers_plot.draw(results, options.plot)
-    console.print(f"Picture: {options.plot}")
-    if options.publish and not results["failures"]:
-        savers_plot.draw(results, ROOT / "docs" / "images" / "langgraph.svg")
-        console.print("docs/images/langgraph.svg is new")
+
+def summary(rounds: list[Figures]) -> Figures:
+    """Medians over the rounds; of curves, that of the first one."""
+    middle = {name: median([found[name] for found in rounds]) for name, value in rounds[0].items() if name != "over"}
+    return {**middle, "rounds": len(rounds), **({"over": rounds[0]["over"]} if "over" in rounds[0] else {})}
+
+
+# -- what was found ----------------------------------------------------------------------------------------------------
+
+
+def above(row: Figures, name: str, what: str) -> float:
+    """Time above that of the same graph without a saver."""
+    floor = "none, delta" if name.endswith("delta") else "none"
+    return float(max(row[name][what] - row[floor][what], 0.001))
+
+
+def goals(results: Figures) -> list[Figures]:
+    found = []
+
+    def goal(what: str, value: float, least: float, unit: str = "x", *, most: bool = False) -> None:
+        reached = value <= least if most else value >= least
+        bound = f"at most {least:g} {unit}" if most else f"{least:g} {unit}"
+        found.append({"what": what, "found": f"{value:.2f} {unit}", "least": bound, "reached": reached})
+
+    for size, row in results["chat"].items():
+        least = 10.0 if int(size) >= FULL_TURNS else 7.0
+        for what, how in (("last_us", "time"), ("last_cpu_us", "processor time")):
+            faster = above(row, "sqlite", what) / above(row, "holdfast", what)
+            goal(f"chat: {how} of a turn after {size}, above no saver, of SqliteSaver's", faster, least)
+        goal(
+            f"chat: bytes on disk after {size} turns, of SqliteSaver's",
+            row["sqlite"]["bytes"] / row["holdfast"]["bytes"],
+            150,
+        )
+        goal(
+            f"chat: get_tuple after {size} turns, per message",
+            row["holdfast"]["read_us_per_message"],
+            6,
+            "us",
+            most=True,
+        )
+        first = row["holdfast"]["first_us_per_message"] - row["holdfast"]["second_us_per_message"]
+        goal("chat: first put after a read, above the next, per message", first, 0.8, "us", most=True)
+    for size, row in results["stream"].items():
+        for name in ("holdfast", "holdfast, delta"):
+            faster = row["sqlite, delta"]["step_us"] / row[name]["step_us"]
+            goal(f"stream of {size} steps: speed of {LABELS[name]}, of SqliteSaver's with DeltaChannel", faster, 0.85)
+    return found
+
+
+def show(results: Figures, console: Console) -> None:
+    for size, row in results["chat"].items():
+        table = Table(title=f"Chat of {size} turns, one invoke each, durability=sync", title_justify="left")
+        for column in ("", "turn", "at the end", "above", "CPU above", "on disk", "get_tuple", "first put", "next put"):
+            table.add_column(column, justify="right" if column else "left")
+        for name, found in row.items():
+            saved = name != "none"
+            parts = [found[f"{what}_us_per_message"] for what in ("read", "first", "second")] if saved else []
+            table.add_row(
+                LABELS[name], _ms(found["turn_us"]), _ms(found["last_us"]),
+                _ms(above(row, name, "last_us")) if saved else "",
+                _ms(above(row, name, "last_cpu_us")) if saved else "",
+                f"{found['bytes'] / 1e6:,.1f} MB" if saved else f"({found['text_bytes'] / 1e6:,.1f} MB of text)",
+                *(f"{part:.1f} us/message" for part in parts),
+            )  # fmt: skip
+        console.print(table)
+    for size, row in results["stream"].items():
+        table = Table(title=f"Stream of {size} steps", title_justify="left")
+        for column in ("", "step", "above", "CPU", "CPU above", "on disk"):
+            table.add_column(column, justify="right" if column else "left")
+        for name, found in row.items():
+            saved = not name.startswith("none")
+            table.add_row(
+                LABELS[name], _ms(found["step_us"]), _ms(above(row, name, "step_us")) if saved else "",
+                _ms(found["step_cpu_us"]), _ms(above(row, name, "step_cpu_us")) if saved else "",
+                f"{found['bytes'] / 1e6:,.1f} MB" if saved else "",
+            )  # fmt: skip
+        console.print(table)
+    targets.show(results["targets"], console)
+
+
+def _ms(microseconds: float) -> str:
+    return f"{microseconds / 1e3:,.2f} ms"
+
+
+def draw(results: Figures, path: Path) -> None:
+    """Time of a turn over the conversation, and what is on disk in the end."""
+    from picture import FLOOR, grid, line, panels, title
+
+    size, row = list(results["chat"].items())[-1]
+    with panels(path, 3.8) as (figure, left, right):
+        for name, colour, marker in (("holdfast", "#0072b2", "o"), ("sqlite", "#d55e00", "D")):
+            line(left, *_curve(row[name]), LABELS[name], colour, marker, ours=name == "holdfast")
+        left.plot(*_curve(row["none"]), "--", color=FLOOR, lw=1.3, label=LABELS["none"])
+        left.set(xlabel="turns (a message of 100 words, an answer of 700)", ylabel="ms", ylim=(0, None))
+        title(left, "Time of one turn, durably")
+        grid(left)
+        left.legend(frameon=False, fontsize=8)
+        shown = [("the text alone", row["none"]["text_bytes"]), (LABELS["holdfast"], row["holdfast"]["bytes"])]
+        shown.append((LABELS["sqlite"], row["sqlite"]["bytes"]))
+        bars = right.barh([label for label, _ in shown], [value / 1e6 for _, value in shown], height=0.55)
+        for bar, colour in zip(bars, (FLOOR, "#0072b2", "#d55e00"), strict=True):
+            bar.set_color(colour)
+        right.bar_label(bars, [f" {value / 1e6:,.1f} MB" for _, value in shown], fontsize=8)
+        right.set(xscale="log", xlim=(None, 8 * max(value for _, value in shown) / 1e6), xlabel="MB")
+        right.invert_yaxis()
+        title(right, f"On disk after {int(size):,} turns")
+        grid(right, axis="x")
+        figure.tight_layout(w_pad=2.5)
+
+
+def _curve(found: Figures) -> tuple[list[float], list[float]]:
+    return [at for at, _ in found["over"]], [value / 1e3 for _, value in found["over"]]
 
 
 if __name__ == "__main__":

@@ -1,237 +1,189 @@
-"""What is measured in processes of its own: one run of a graph, one cold read, one removal of old checkpoints.
+"""One measured thread, in a process of its own: a job comes as JSON on the command line, figures go out as JSON.
 
-Usage: savers_child.py JOB, a JSON object, does one job and prints its answer. savers_child.py --serve reads jobs, a
-line each, and does every one in a process forked from itself: it has imported everything and done nothing else, so
-that the second or two that the imports take are not paid a thousand times. Clocks start after the imports either way.
+Owns the graphs and the clocks. *chat* is one ``invoke`` per message, each turn a message of 100 words and an answer of
+700. *stream* is one run of many steps: a reply of 0.7 KB and a tool result of 4 KB in turns. What always holds: what
+the saver gives back in the end is compared with what was said; every commit of every saver is flushed.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import gc
-import io
 import json
-import os
-import signal
+import random
+import sqlite3
 import sys
-import traceback
-from itertools import pairwise
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter_ns
-from typing import Any
+from time import perf_counter, process_time
+from typing import Annotated, Any, TypedDict
 
-from savers_graph import WORKLOADS, Workload
-from savers_rivals import RIVALS, THREAD, Rival, missing, opened
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base.id import uuid6
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import END, START, StateGraph
+from langgraph.graph.message import _messages_delta_reducer, add_messages
+from material import sentence
 
-HISTORY = 50
-JOB_LIMIT_S = 900
-MADV_POPULATE_WRITE = 23
-LATE = 0.1
-"""The last part of a run, whose steps show what a step costs at that length."""
-
-Figures = dict[str, Any]
-Job = dict[str, Any]
-CONFIG: Any = {"configurable": {"thread_id": THREAD}, "recursion_limit": 1_000_000}
-
-
-def peak_bytes() -> int:
-    """Of this process alone. ru_maxrss would also count the process that started it, up to the exec."""
-    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * 1024
+QUESTION_WORDS, ANSWER_WORDS = 100, 700
+REPLY_BYTES, RESULT_BYTES = 700, 4_000
+SNAPSHOT_FREQUENCY = 50
+# Repeated, and the least is taken: they measure the processor.
+REPEATS = 5
+FULL = 2
+CONFIG: Any = {"configurable": {"thread_id": "thread"}}
 
 
-def own_pages() -> None:
-    """Take a copy of every page that is still shared with the process this one was forked from.
-
-    Otherwise the first write to each would be paid inside the measurement: milliseconds that a process of one's own
-    would not spend. Where the kernel is too old for it (before 5.14), they stay in.
-    """
-    libc = ctypes.CDLL(None)
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        span, rights = line.split()[:2]
-        if rights == "rw-p":
-            begin, end = (int(number, 16) for number in span.split("-"))
-            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), MADV_POPULATE_WRITE)
+class Messages(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
 
 
-def run(job: Job, rival: Rival, work: Workload) -> Figures:
-    """The whole graph. A step is the time from one node's answer in the stream to the next one's.
+class DeltaMessages(TypedDict):
+    messages: Annotated[list[AnyMessage], DeltaChannel(_messages_delta_reducer, snapshot_frequency=SNAPSHOT_FREQUENCY)]
 
-    In between lie the checkpoint of the first, which durability "sync" waits for, and the work of the next node.
-    """
-    began_memory = peak_bytes()
-    first = work.first
-    builder = work.graph(delta=rival.delta)
-    waits = {} if rival.saver == "none" else {"durability": job["durability"]}
-    with contextlib.ExitStack() as stack:
-        saver = stack.enter_context(opened(rival, job["place"], fresh=True))
-        graph = builder.compile(checkpointer=saver)
-        gc.collect()
-        began = perf_counter_ns()
-        arrived = [perf_counter_ns() for _ in graph.stream(first, CONFIG, stream_mode="updates", **waits)]
-        ended = perf_counter_ns()
-        if saver is not None and rival.saver == "memory":
-            work.check(graph.get_state(CONFIG).values)
-        closing = perf_counter_ns()
-    closed = perf_counter_ns()
-    steps = [later - earlier for earlier, later in pairwise(arrived)]
-    late = sorted(steps[-max(1, int(len(steps) * LATE)) :])
-    steps.sort()
+
+def words(rng: random.Random, number: int) -> str:
+    said: list[str] = []
+    while len(said) < number:
+        said += sentence(rng).split()
+    return " ".join(said[:number])
+
+
+@contextmanager
+def opened(saver: str, place: Path) -> Iterator[Any]:
+    """Each as its documentation shows, and then made to flush every commit if its own default would not."""
+    if saver == "none":
+        yield None
+    elif saver == "sqlite":
+        with SqliteSaver.from_conn_string(str(place / "saver.db")) as sqlite:
+            sqlite.setup()
+            if sqlite.conn.execute("PRAGMA synchronous").fetchone()[0] < FULL:
+                sqlite.conn.execute("PRAGMA synchronous=FULL")
+            yield sqlite
+    else:
+        from holdfast.contrib.langgraph import HoldfastSaver
+
+        with HoldfastSaver(place / "store") as ours:
+            yield ours
+
+
+def bytes_on_disk(saver: str, place: Path) -> int:
+    """After the saver was closed and its write-ahead log was folded into what it belongs to."""
+    if saver == "sqlite":
+        with sqlite3.connect(place / "saver.db") as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        connection.close()
+    return sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
+
+
+def chat(saver: Any, turns: int, rng: random.Random) -> dict[str, Any]:
+    """One invoke per message. Without a saver, the program passes the state by hand."""
+    said = [(words(rng, QUESTION_WORDS), words(rng, ANSWER_WORDS)) for _ in range(turns)]
+
+    def model(state: Messages) -> Any:
+        turn = len(state["messages"]) // 2
+        return {"messages": [AIMessage(said[turn][1], id=f"answer-{turn}")]}
+
+    builder: Any = StateGraph(Messages).add_node("model", model).add_edge(START, "model")
+    graph = builder.compile(checkpointer=saver)
+    durable = {} if saver is None else {"durability": "sync"}
+    walls, cpus, state = [], [], {"messages": []}
+    for turn, (question, _) in enumerate(said):
+        asked = [HumanMessage(question, id=f"question-{turn}")]
+        given = {"messages": [*state["messages"], *asked] if saver is None else asked}
+        wall, cpu = perf_counter(), process_time()
+        state = graph.invoke(given, CONFIG, **durable)
+        walls.append(perf_counter() - wall)
+        cpus.append(process_time() - cpu)
+    found = state["messages"] if saver is None else graph.get_state(CONFIG).values["messages"]
+    if [message.content for message in found] != [text for pair in said for text in pair]:
+        raise ValueError("what was read is not what was said")
+    tenth = max(turns // 10, 1)
     return {
-        "steps": len(arrived),
-        "total_us": (ended - began) / 1e3,
-        "close_us": (closed - closing) / 1e3,
-        "mean_us": (ended - began) / 1e3 / len(arrived),
-        "p50_us": steps[len(steps) // 2] / 1e3,
-        "p99_us": steps[min(len(steps) - 1, len(steps) * 99 // 100)] / 1e3,
-        "worst_us": steps[-1] / 1e3,
-        "late_us": late[len(late) // 2] / 1e3,
-        "peak_bytes": peak_bytes(),
-        "peak_before_bytes": began_memory,
+        "turn_us": 1e6 * sum(walls) / turns,
+        "turn_cpu_us": 1e6 * sum(cpus) / turns,
+        "last_us": 1e6 * sum(walls[-tenth:]) / tenth,
+        "last_cpu_us": 1e6 * sum(cpus[-tenth:]) / tenth,
+        "text_bytes": sum(len(text) for pair in said for text in pair),
+        "over": _over(walls),
+        **(_parts(saver, rng) if saver is not None else {}),
     }
 
 
-def get(job: Job, rival: Rival, work: Workload) -> Figures:
-    """From nothing to the whole state in hand, every message looked at."""
-    builder = work.graph(delta=rival.delta)
-    gc.collect()
-    began = perf_counter_ns()
-    with opened(rival, job["place"]) as saver:
-        constructed = perf_counter_ns()
-        graph = builder.compile(checkpointer=saver)
-        compiled = perf_counter_ns()
-        values = graph.get_state(CONFIG).values
-        work.read(values)
-        ended = perf_counter_ns()
-        work.check(values)
-    return {
-        "total_us": (ended - began) / 1e3,
-        "saver_us": (constructed - began) / 1e3,
-        "graph_us": (compiled - constructed) / 1e3,
-        "get_us": (ended - compiled) / 1e3,
-        "peak_bytes": peak_bytes(),
-    }
+def _over(walls: list[float]) -> list[list[float]]:
+    """Some lengths, and how long a turn takes there."""
+    step = max(len(walls) // 10, 1)
+    return [[at + step, 1e6 * sum(walls[at : at + step]) / step] for at in range(0, len(walls) - step + 1, step)]
 
 
-def history(job: Job, rival: Rival, work: Workload) -> Figures:
-    """The newest checkpoints with their whole states, as a tool shows them that lets one go back."""
-    builder = work.graph(delta=rival.delta)
-    gc.collect()
-    began = perf_counter_ns()
-    with opened(rival, job["place"]) as saver:
-        graph = builder.compile(checkpointer=saver)
-        compiled = perf_counter_ns()
-        found = []
-        for snapshot in graph.get_state_history(CONFIG, limit=HISTORY):
-            work.read(snapshot.values)
-            found.append(snapshot.values)
-        ended = perf_counter_ns()
-        if len(found) != HISTORY:
-            raise ValueError(f"{len(found)} checkpoints for {HISTORY}")
-        for back, values in enumerate(found):
-            work.check(values, back)
-    return {
-        "total_us": (ended - began) / 1e3,
-        "list_us": (ended - compiled) / 1e3,
-        "peak_bytes": peak_bytes(),
-    }
+def _parts(saver: Any, rng: random.Random) -> dict[str, float]:
+    """Processor time for each message of: reading the thread, the first put after that, and the put after that one."""
+    least = {"read": float("inf"), "first": float("inf"), "second": float("inf")}
+    count = 1
+    for _ in range(REPEATS):
+        cpu = process_time()
+        found = saver.get_tuple(CONFIG)
+        least["read"] = min(least["read"], process_time() - cpu)
+        held, count = found.checkpoint, len(found.checkpoint["channel_values"]["messages"])
+        at = found.config
+        for name in ("first", "second"):
+            version = saver.get_next_version(held["channel_versions"]["messages"], None)
+            more = AIMessage(words(rng, ANSWER_WORDS), id=str(uuid6()))
+            held = {
+                **held,
+                "id": str(uuid6(clock_seq=-2)),
+                "channel_versions": {**held["channel_versions"], "messages": version},
+                "channel_values": {
+                    **held["channel_values"], "messages": [*held["channel_values"]["messages"], more],
+                },
+            }  # fmt: skip
+            cpu = process_time()
+            at = saver.put(at, held, {"source": "loop", "step": 0, "parents": {}}, {"messages": version})
+            least[name] = min(least[name], process_time() - cpu)
+    return {f"{name}_us_per_message": 1e6 * value / count for name, value in least.items()}
 
 
-def prune(job: Job, rival: Rival, work: Workload) -> Figures:
-    """keep_latest, asked of the saver itself; then whether the newest state is still the same."""
-    del work
-    answer: Figures = {"can": True, "said": ""}
-    with opened(rival, job["place"]) as saver:
-        if saver is None:
-            raise ValueError(f"{rival.name} keeps nothing")
-        began = perf_counter_ns()
-        try:
-            saver.prune([THREAD], strategy="keep_latest")
-        except NotImplementedError as error:
-            answer = {"can": False, "said": f"NotImplementedError: {error}".rstrip(": ")}
-        answer["prune_us"] = (perf_counter_ns() - began) / 1e3
-    return answer
+def stream(saver: Any, steps: int, rng: random.Random, *, delta: bool) -> dict[str, Any]:
+    """One run of many steps: a model and its tools, in turns."""
+    texts = [" ".join(sentence(rng) for _ in range(60)) for _ in range(steps + 2)]
+
+    def model(state: Any) -> Any:
+        at = len(state["messages"])
+        calls = [{"name": "search", "args": {"query": f"part {at}"}, "id": f"call-{at}"}] if at < steps else []
+        return {"messages": [AIMessage(texts[at - 1][:REPLY_BYTES], id=f"reply-{at}", tool_calls=calls)]}
+
+    def tools(state: Any) -> Any:
+        at = len(state["messages"])
+        return {"messages": [ToolMessage(texts[at - 1][:RESULT_BYTES], id=f"r-{at}", tool_call_id=f"call-{at - 1}")]}
+
+    builder: Any = StateGraph(DeltaMessages if delta else Messages).add_node("model", model).add_node("tools", tools)
+    builder.add_edge(START, "model").add_edge("tools", "model")
+    builder.add_conditional_edges("model", lambda s: "tools" if s["messages"][-1].tool_calls else END, ["tools", END])
+    graph = builder.compile(checkpointer=saver)
+    durable = {} if saver is None else {"durability": "sync"}
+    wall, cpu = perf_counter(), process_time()
+    taken = 0
+    asked = {"messages": [HumanMessage("Find it.", id="question")]}
+    for _ in graph.stream(asked, {**CONFIG, "recursion_limit": 2 * steps + 10}, stream_mode="updates", **durable):
+        taken += 1
+    wall, cpu = perf_counter() - wall, process_time() - cpu
+    if saver is not None and len(graph.get_state(CONFIG).values["messages"]) != taken + 1:
+        raise ValueError("the thread does not have what was said")
+    return {"step_us": 1e6 * wall / taken, "step_cpu_us": 1e6 * cpu / taken, "steps": taken}
 
 
-def by_hand(job: Job, rival: Rival, work: Workload) -> Figures:
-    """What one would write where prune is missing: delete every row but the newest checkpoint's, then VACUUM."""
-    with opened(rival, job["place"]) as saver:
-        connection = saver.conn
-        (newest,) = connection.execute("SELECT max(checkpoint_id) FROM checkpoints").fetchone()
-        began = perf_counter_ns()
-        for table in ("checkpoints", "writes"):
-            connection.execute(f"DELETE FROM {table} WHERE checkpoint_id <> ?", (newest,))
-        connection.commit()
-        connection.execute("VACUUM")
-        return {"can": True, "said": "", "prune_us": (perf_counter_ns() - began) / 1e3, "turns": work.turns}
-
-
-def intact(job: Job, rival: Rival, work: Workload) -> Figures:
-    """Whether the newest state is what it must be, and how many checkpoints there are."""
-    with opened(rival, job["place"]) as saver:
-        graph = work.graph(delta=rival.delta).compile(checkpointer=saver)
-        checkpoints = sum(1 for _ in saver.list({"configurable": {"thread_id": THREAD}}))
-        values = graph.get_state(CONFIG).values
-        try:
-            work.check(values)
-        except ValueError as error:
-            return {"intact": False, "said": str(error), "checkpoints": checkpoints}
-    return {"intact": True, "said": "", "checkpoints": checkpoints}
-
-
-VERBS = {"run": run, "get": get, "history": history, "prune": prune, "by_hand": by_hand, "intact": intact}
-
-
-def perform(job: Job) -> Figures:
-    # A new store is announced on stderr, and nothing that a library prints may get into the answer.
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-        work = WORKLOADS[job["workload"]](Path(job["script"]), job["turns"])
-        return VERBS[job["verb"]](job, RIVALS[job["rival"]], work)
-
-
-def serve() -> None:
-    """One job at a time; a job that fails answers with its error, and the next one is not touched by it."""
-    missing()  # imports Holdfast, so that children need not
-    if len(list(Path("/proc/self/task").iterdir())) > 1:
-        raise RuntimeError("importing started a thread, which a forked process would lack")
-    gc.collect()
-    gc.freeze()
-    for line in sys.stdin:
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reading)
-            _answer(json.loads(line), writing)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            said = pipe.read()
-        _, status = os.waitpid(child, 0)
-        if not said:
-            said = json.dumps({"error": f"the process ended with status {status} and no answer"}).encode()
-        sys.stdout.write(said.decode() + "\n")
-        sys.stdout.flush()
-
-
-def _answer(job: Job, writing: int) -> None:
-    code = 1
-    try:
-        signal.alarm(JOB_LIMIT_S)
-        own_pages()
-        gc.unfreeze()  # the collector goes over what was imported, as in any process
-        try:
-            answer = perform(job)
-        except Exception:  # noqa: BLE001 - whatever happened is the answer
-            answer = {"error": traceback.format_exc()}
-        with os.fdopen(writing, "w") as pipe:
-            json.dump(answer, pipe)
-        code = 0
-    finally:
-        os._exit(code)
+def main() -> None:
+    job = json.loads(sys.argv[1])
+    place, rng = Path(job["place"]), random.Random(job["seed"])
+    with opened(job["saver"], place) as saver:
+        if job["workload"] == "chat":
+            figures = chat(saver, job["size"], rng)
+        else:
+            figures = stream(saver, job["size"], rng, delta=job["delta"])
+    if job["saver"] != "none":
+        figures["bytes"] = bytes_on_disk(job["saver"], place)
+    sys.stdout.write(json.dumps(figures))
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--serve":
-        serve()
-    else:
-        print(json.dumps(perform(json.loads(sys.argv[1]))))
+    main()

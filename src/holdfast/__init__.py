@@ -44,9 +44,8 @@ if TYPE_CHECKING:
     from holdfast.agent.store import AgentInfo
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
-    from holdfast.codec.codes import Record
-    from holdfast.codec.document import MISSING, Document
-    from holdfast.codec.plain import plain
+    from holdfast.codec.classes import Record
+    from holdfast.codec.document import MISSING, Document, plain
     from holdfast.codec.types import register
     from holdfast.run.context import current, effect
     from holdfast.run.durables import durable
@@ -132,7 +131,7 @@ _HOMES = {
     "Found": ("holdfast.run.effects", "Found"),
     "Policy": ("holdfast.agent.policy", "Policy"),
     "Problem": ("holdfast.agent.verify", "Problem"),
-    "Record": ("holdfast.codec.codes", "Record"),
+    "Record": ("holdfast.codec.classes", "Record"),
     "RepairReport": ("holdfast.agent.repair", "RepairReport"),
     "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
     "Rollback": ("holdfast.agent.agent", "Rollback"),
@@ -147,7 +146,7 @@ _HOMES = {
     "effect": ("holdfast.run.context", "effect"),
     "import_bundle": ("holdfast.agent.bundle", "import_bundle"),
     "open": ("holdfast.run.store", "open_store"),
-    "plain": ("holdfast.codec.plain", "plain"),
+    "plain": ("holdfast.codec.document", "plain"),
     "register": ("holdfast.codec.types", "register"),
     "repair": ("holdfast.agent.repair", "repair"),
     "tool": ("holdfast.run.tools", "tool"),

@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from holdfast import Record
 from holdfast.cli.path import follow, parse
 from holdfast.cli.values import FULL, Limits, Tree, as_json, text_of
+from holdfast.codec import limits
 from holdfast.errors import BadOption, format_path
+
+
+def record(name, fields):
+    """An instance of a class that is not known here."""
+    return Record(limits.INSTANCE, b"", name, 1, "fields", fields)
+
 
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)
 VALUES = st.recursive(
@@ -19,7 +26,7 @@ VALUES = st.recursive(
         | st.dictionaries(st.text(max_size=5) | st.integers(), inner, max_size=6)
         | st.tuples(inner, inner)
         | st.frozensets(st.text(max_size=3) | st.integers(), max_size=4)
-        | st.builds(lambda data: Record("app.Plan", 1, "fields", {"x": data}), inner)
+        | st.builds(lambda data: record("app.Plan", {"x": data}), inner)
     ),
     max_leaves=25,
 )
@@ -29,8 +36,8 @@ VALUES = st.recursive(
 def test_every_value_has_text_a_tree_and_json(value):
     assert "\n" not in text_of(value)
     assert len(text_of(value, 50)) <= 50
-    for limits in (Limits(), FULL, Limits(depth=1, items=2, characters=5)):
-        lines = [line.plain for line in Tree(limits).lines("state", value)]
+    for some in (Limits(), FULL, Limits(depth=1, items=2, characters=5)):
+        lines = [line.plain for line in Tree(some).lines("state", value)]
         assert lines[0].startswith("state")
         assert all(line.isprintable() for line in lines)
     json.dumps(as_json(value), allow_nan=False)
@@ -67,11 +74,11 @@ def test_huge_things_are_measured_before_they_are_written():
 
 
 def test_instances_that_form_a_cycle_end():
-    record = Record("app.Node", 1, "fields", {})
-    record.data["next"] = record
-    assert as_json(record) == {"$type": "app.Node", "$version": 1, "$data": {"next": {"$type": "cycle"}}}
-    assert "app.Node" in text_of(record)
-    assert list(Tree(Limits()).lines("state", {"node": record}))
+    node = record("app.Node", {})
+    node.data["next"] = node
+    assert as_json(node) == {"$type": "app.Node", "$version": 1, "$data": {"next": {"$type": "cycle"}}}
+    assert "app.Node" in text_of(node)
+    assert list(Tree(Limits()).lines("state", {"node": node}))
 
 
 def test_sets_are_listed_in_one_order():
@@ -111,7 +118,7 @@ def test_a_path_that_was_written_can_be_read(parts):
 
 
 def test_following_a_path_says_what_is_there_instead():
-    value = {"a": [1, {"b": Record("app.Plan", 1, "fields", {"x": 5})}]}
+    value = {"a": [1, {"b": record("app.Plan", {"x": 5})}]}
     assert follow(value, ("a", 1, "b", "x")) == 5
     for parts, words in [
         (("z",), "has: 'a'"),

@@ -38,20 +38,19 @@ class Fixed:
     inner: Any = None
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Alone:
+    """Equal to nothing but itself."""
+
+    x: Any
+
+
 @dataclasses.dataclass(eq=False)
 class Node:
     """Hashed by identity, as graphs often are."""
 
     name: str
     links: Any = None
-
-
-@dataclasses.dataclass(unsafe_hash=True)
-class Named:
-    """Hashed by one of its fields."""
-
-    name: str
-    peers: Any = dataclasses.field(default=None, hash=False, compare=False)
 
 
 @dataclasses.dataclass
@@ -198,7 +197,7 @@ def registry() -> Registry:
     """A registry of its own with all classes above."""
     found = Registry()
     for cls in (
-        Note, Point, Fixed, Node, Named, Box, Slotted, SlottedWithDict, Plain, Colour, Level, Word, Mode, Bits, Action,
+        Note, Point, Fixed, Alone, Node, Box, Slotted, SlottedWithDict, Plain, Colour, Level, Word, Mode, Bits, Action,
         Pair, Loose, LooseChild, Wheel, Bolt, Open, Hashed, HashedOpen, Model, Extra, Frozen, Items,
     ):  # fmt: skip
         found.register(cls)
@@ -207,8 +206,10 @@ def registry() -> Registry:
 
 
 def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
-    """Equal with types, order of dicts, signs of zero, NaN, and with instances shared in the same places."""
-    seen = {} if seen is None else seen
+    """Equal with types, order of dicts, signs of zero, NaN, and with instances shared in the same places of a scope.
+
+    ``seen`` are the instances of the scope that is open: the outermost instance, tuple, deque and the like.
+    """
     if type(one) is not type(two):
         return False
     if isinstance(one, np.ndarray | np.generic):
@@ -219,13 +220,14 @@ def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
         return one is two
     fields = fields_of(one)
     if fields is not None and is_immutable(one):
-        return same(list(fields), list(fields_of(two)), seen)
+        return same(list(fields), list(fields_of(two)))
     if fields is not None or type(one) in {Record, Celsius}:
+        seen = {} if seen is None else seen
         if id(one) in seen or id(two) in seen.values():
             return seen.get(id(one)) == id(two)
         seen[id(one)] = id(two)
         if type(one) is Record:
-            return (one.type_name, one.form) == (two.type_name, two.form) and same(one.data, two.data, seen)
+            return one == two
         if type(one) is Celsius:
             return same(one.reading(), two.reading(), seen)
         others = fields_of(two)
@@ -233,21 +235,23 @@ def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
     return _same_builtin(one, two, seen)
 
 
-def _same_builtin(one: Any, two: Any, seen: dict[int, int]) -> bool:
+def _same_builtin(one: Any, two: Any, seen: dict[int, int] | None) -> bool:
     if isinstance(one, float):
         return (math.isnan(one) and math.isnan(two)) or (one == two and math.copysign(1, one) == math.copysign(1, two))
     if isinstance(one, decimal.Decimal):
         return repr(one) == repr(two)
     if isinstance(one, complex):
         return same(one.real, two.real) and same(one.imag, two.imag)
+    if type(one) not in {list, dict, set, frozenset} and seen is None:
+        seen = {}
     if isinstance(one, list | tuple | collections.deque):
         limits = getattr(one, "maxlen", None) == getattr(two, "maxlen", None)
         return limits and len(one) == len(two) and all(same(a, b, seen) for a, b in zip(one, two, strict=True))
     if isinstance(one, dict):
         factories = getattr(one, "default_factory", None) is getattr(two, "default_factory", None)
-        return factories and same(list(one.items()), list(two.items()), seen)
+        return factories and same(list(one), list(two)) and same(list(one.values()), list(two.values()), seen)
     if isinstance(one, set | frozenset):
-        return len(one) == len(two) and all(any(same(a, b, dict(seen)) for b in two) for a in one)
+        return len(one) == len(two) and all(any(same(a, b) for b in two) for a in one)
     if hasattr(one, "fold"):
         if (one.fold, repr(one.tzinfo)) != (two.fold, repr(two.tzinfo)):
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import tracemalloc
+from contextlib import suppress
 from typing import Any
 from zlib import crc32
 
@@ -13,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from ormsgpack import Ext, packb
 
-from holdfast.codec import codes
+from holdfast.codec import limits
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
-from holdfast.errors import CorruptValue, HoldfastError, SchemaMismatch, UnknownType
+from holdfast.errors import CorruptValue, HoldfastError, SchemaMismatch, Unencodable, UnknownType
 from tests.codec import kinds
 from tests.codec.test_values import ARRAYS, INSTANCES, TYPES, VALUES, graphs, values
 
@@ -27,7 +28,10 @@ MEMORY_FACTOR = 150
 
 
 def attempt(data: bytes, **options: Any) -> Any:
-    """Decode; anything but the three declared errors fails the test. What comes out must be a value again."""
+    """Decode; anything but the three declared errors fails the test. What comes out can be written or is refused.
+
+    Nobody looks through the keys of every plain map, so one that was never written may come out with a key like NaN.
+    """
     tracemalloc.start()
     value: Any = None
     try:
@@ -35,7 +39,8 @@ def attempt(data: bytes, **options: Any) -> Any:
     except LOAD_ERRORS as error:
         str(error)
     else:
-        encode(value, TYPES)
+        with suppress(Unencodable):
+            encode(value, TYPES)
     finally:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
@@ -119,6 +124,9 @@ def nested_extension(code: int, levels: int) -> bytes:
     return data
 
 
+NOTE = Ext(limits.INSTANCE, packb(["tests.codec.kinds.Note", 1, "fields", {"text": "a"}]))
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -129,17 +137,21 @@ def nested_extension(code: int, levels: int) -> bytes:
         nested(b"\x91", 101), nested(b"\x91", 5_000), nested(b"\x91", 10**6), nested(b"\x81\xa1a", 101),
         nested(b"\x81\xa1a", 10**6), *(nested_extension(code, 101) for code in (1, 4, 5, 6, 26, 27)),
         nested_extension(4, 3_000),
-        packb(Ext(codes.INT, bytes(2**20 + 1))), packb(Ext(codes.DECIMAL, b"1E+99999999999999999999")),
-        packb(Ext(codes.RANGE, packb([0, 1, 0]))), packb(Ext(codes.ARRAY, packb(["<f8", [2**40, 2**40], b""]))),
-        packb(Ext(codes.ARRAY, packb(["|V0", [2**40], b""]))), packb(Ext(codes.ARRAY, packb(["|O", [1], bytes(8)]))),
-        packb(Ext(codes.ARRAY, packb(["<f8", [-1], b""]))), packb(Ext(codes.ARRAY, packb(["f8,O", [1], bytes(16)]))),
-        packb(Ext(codes.ARRAY, packb([[["a", "|O"]], [1], bytes(8)]))),
-        packb(Ext(codes.SCALAR, packb(["<U2", bytes(4)]))),
-        packb(Ext(codes.SCALAR, packb(["<U1", b"\xff\xff\xff\xff"]))),
-        packb(Ext(codes.DEQUE, packb([2**64 - 1, 1]))),
-        packb(Ext(codes.REFERENCE, packb(0))), packb(Ext(codes.TUPLE, packb([Ext(codes.REFERENCE, packb(0))]))),
-        packb(Ext(codes.WHOLE, packb(Ext(codes.WHOLE, packb(1))))),
-        packb(Ext(codes.BIG, bytes(32))), packb(Ext(99, b"")), b"\xc7\x00\xfb", b"\xd6\xfb" + bytes(4),
+        packb(Ext(limits.INT, bytes(2**20 + 1))), packb(Ext(limits.DECIMAL, b"1E+99999999999999999999")),
+        packb(Ext(limits.RANGE, packb([0, 1, 0]))), packb(Ext(limits.ARRAY, packb(["<f8", [2**40, 2**40], b""]))),
+        packb(Ext(limits.ARRAY, packb(["|V0", [2**40], b""]))), packb(Ext(limits.ARRAY, packb(["|O", [1], bytes(8)]))),
+        packb(Ext(limits.ARRAY, packb(["<f8", [-1], b""]))), packb(Ext(limits.ARRAY, packb(["f8,O", [1], bytes(16)]))),
+        packb(Ext(limits.ARRAY, packb([[["a", "|O"]], [1], bytes(8)]))),
+        packb(Ext(limits.SCALAR, packb(["<U2", bytes(4)]))),
+        packb(Ext(limits.SCALAR, packb(["<U1", b"\xff\xff\xff\xff"]))),
+        packb(Ext(limits.DEQUE, packb([2**64 - 1, 1]))),
+        packb(Ext(limits.SET, packb([[1]]))), packb(Ext(limits.SET, packb([float("nan")]))),
+        packb(Ext(limits.SET, packb([Ext(limits.BYTEARRAY, b"a")]))), packb(Ext(limits.DICT, packb([{}, 1]))),
+        packb(Ext(limits.SET, packb([Ext(limits.TUPLE, packb([[]]))]))), packb(Ext(limits.ENUM, packb([1]))),
+        packb(Ext(limits.TUPLE, packb([NOTE, Ext(limits.SET, packb([Ext(limits.REFERENCE, packb(0))]))]))),
+        nested_extension(21, 200),
+        packb(Ext(limits.REFERENCE, packb(0))), packb(Ext(limits.TUPLE, packb([Ext(limits.REFERENCE, packb(0))]))),
+        packb(Ext(limits.BIG, bytes(32))), packb(Ext(99, b"")), b"\xc7\x00\xfb", b"\xd6\xfb" + bytes(4),
     ],
     ids=lambda data: f"{data[:9].hex()}-{len(data)}-{crc32(data):08x}",
 )  # fmt: skip
@@ -153,16 +165,16 @@ def test_known_attacks_are_refused(data):
 @pytest.mark.parametrize(
     "data",
     [
-        packb(Ext(codes.INT, b"\x01")), packb(Ext(codes.INT, bytes(20) + b"\x01")), packb(Ext(codes.STR, b"plain")),
-        packb(Ext(codes.SET, packb([1, 1]))), packb(Ext(codes.DICT, packb([1, 2, 1, 3]))),
-        packb(Ext(codes.DICT, packb(["a", 1]))), packb(Ext(codes.DICT, packb([1]))),
-        packb(Ext(codes.FRACTION, packb([2, 4]))),
-        packb(Ext(codes.FRACTION, packb([1, 0]))), packb(Ext(codes.FRACTION, packb([1, -2]))),
-        packb(Ext(codes.DECIMAL, b"01.0")), packb(Ext(codes.DECIMAL, b" 1")),
-        packb(Ext(codes.DECIMAL, "\u0661".encode())),
-        packb(Ext(codes.TIMEDELTA, packb([0, 86400, 0]))), packb(Ext(codes.DATE, packb([2024, 1, True]))),
-        packb(Ext(codes.COMPLEX, packb([1, 2]))), packb(Ext(codes.SCALAR, packb(["=f8", bytes(8)]))),
-        packb(Ext(codes.SCALAR, packb(["<i1", bytes(1)]))), packb(Ext(codes.TZINFO, packb([None]))),
+        packb(Ext(limits.INT, b"\x01")), packb(Ext(limits.INT, bytes(20) + b"\x01")), packb(Ext(limits.STR, b"plain")),
+        packb(Ext(limits.SET, packb([1, 1]))), packb(Ext(limits.DICT, packb([1, 2, 1, 3]))),
+        packb(Ext(limits.DICT, packb(["a", 1]))), packb(Ext(limits.DICT, packb([1]))),
+        packb(Ext(limits.FRACTION, packb([2, 4]))),
+        packb(Ext(limits.FRACTION, packb([1, 0]))), packb(Ext(limits.FRACTION, packb([1, -2]))),
+        packb(Ext(limits.DECIMAL, b"01.0")), packb(Ext(limits.DECIMAL, b" 1")),
+        packb(Ext(limits.DECIMAL, "\u0661".encode())),
+        packb(Ext(limits.TIMEDELTA, packb([0, 86400, 0]))), packb(Ext(limits.DATE, packb([2024, 1, True]))),
+        packb(Ext(limits.COMPLEX, packb([1, 2]))), packb(Ext(limits.SCALAR, packb(["=f8", bytes(8)]))),
+        packb(Ext(limits.SCALAR, packb(["<i1", bytes(1)]))), packb(Ext(limits.TZINFO, packb([None]))),
     ],
     ids=lambda data: data.hex(),
 )  # fmt: skip
@@ -213,12 +225,12 @@ def test_hostile_field_names_only_set_attributes_of_that_instance():
     types.register(kinds.Slotted, name="s")
     names = ["__class__", "__dict__", "__init__", "__slots__", "__del__", "__weakref__"]
     for name in names:
-        data = packb(Ext(codes.INSTANCE, packb(["h", 1, "fields", {name: 1}])))
+        data = packb(Ext(limits.INSTANCE, packb(["h", 1, "fields", {name: 1}])))
         value = decode(data, types)
         assert type(value) is Hostile
         assert vars(value) == {name: 1}
         with pytest.raises(SchemaMismatch):
-            decode(packb(Ext(codes.INSTANCE, packb(["s", 1, "fields", {name: 1}]))), types)
+            decode(packb(Ext(limits.INSTANCE, packb(["s", 1, "fields", {name: 1}]))), types)
 
 
 def test_errors_of_deep_or_odd_data_stay_holdfast_errors_at_any_stack_depth():
@@ -240,4 +252,5 @@ def test_a_decoded_value_can_be_encoded_or_is_refused(data):
         value = decode(data)
     except HoldfastError:
         return
-    assert decode(encode(value)) is not ormsgpack
+    with suppress(Unencodable):
+        assert decode(encode(value)) is not ormsgpack

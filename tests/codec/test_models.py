@@ -10,16 +10,25 @@ from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from ormsgpack import packb
 
 from holdfast.codec.assigned import Assigned
-from holdfast.codec.codes import MAX_DEPTH
-from holdfast.codec.models import models
+from holdfast.codec.instances import read_models
+from holdfast.codec.limits import MAX_DEPTH
 from holdfast.codec.types import Registry
-from holdfast.codec.values import decode, encode
+from holdfast.codec.values import decode, decode_items, encode
 from holdfast.errors import CorruptValue, UnknownType
 from tests.codec.kinds import Extra, Items, Model, Note
 
 TYPES = Registry()
 for kind in (AIMessage, HumanMessage, ToolMessage, Model, Extra, Items, Note):
     TYPES.register(kind)
+
+
+def models(items: list[bytes], types: Registry) -> list[Any] | None:
+    """The items' values, when all of them are models that have not changed since they were saved; otherwise None."""
+    try:
+        made = read_models(items, types)
+    except CorruptValue:
+        return None
+    return list(made.values()) if len(made) == len(items) else None
 
 
 def _talk(count: int) -> list[Any]:
@@ -124,14 +133,9 @@ def decode_payload(data: bytes) -> Any:
 
 
 def test_errors_come_from_decoding():
-    talk = _talk(100)
-    assigned = Assigned(TYPES)
-    assigned.assign({"talk": talk})
-    empty = Assigned(Registry())
-    empty._sections = assigned._sections
+    items = [encode(message, TYPES) for message in _talk(100)]
     with pytest.raises(UnknownType, match="HumanMessage"):
-        empty.value("talk")
-    held = assigned._sections["talk"]
-    held.items[70] = held.items[70][:-1]
+        decode_items(items, Registry())
+    items[70] = items[70][:-1]
     with pytest.raises(CorruptValue):
-        assigned.value("talk")
+        decode_items(items, TYPES)

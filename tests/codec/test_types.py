@@ -8,7 +8,10 @@ import importlib
 import subprocess
 import sys
 import textwrap
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Callable
+from types import ModuleType
+from typing import Annotated, Any, Literal, NamedTuple, NewType
 
 import attrs
 import numpy as np
@@ -21,6 +24,7 @@ from holdfast.errors import BadName, BadOption, CorruptValue, SchemaMismatch, Un
 from tests.codec import kinds
 
 TYPES = kinds.registry()
+POINT = kinds.Point(5)
 
 
 def types_with(cls: type, **options: Any) -> Registry:
@@ -224,18 +228,28 @@ def test_an_unknown_type_is_named_and_never_imported(value):
 
 def test_records_keep_cycles_sets_and_keys():
     node = kinds.Node("a")
-    node.links = {node, kinds.Node("b"), kinds.Node("b")}
-    value = {"x": node, "y": {kinds.Point(1): 2}, "z": frozenset({kinds.Point(1)}), "o": (node,)}
+    node.links = [node, {kinds.Point(1): node, kinds.Point(2): {kinds.Point(3)}}]
+    value = {"x": node, "y": {kinds.Point(1): 2}, "z": frozenset({kinds.Point(1)}), "o": (node, [node])}
     data = encode(value, TYPES)
     inert = decode(data, Registry(), inert=True)
-    assert inert["x"] is inert["o"][0]
+    assert inert["x"] is inert["x"].data["links"][0]
+    assert inert["o"][0] is inert["o"][1][0]
     assert encode(inert, Registry()) == data
     assert len(repr(inert)) < 2000
 
 
 @pytest.mark.parametrize(
     "key",
-    [kinds.Point(1), kinds.Colour.RED, kinds.Pair(1), (kinds.Point(1), kinds.Colour.RED), frozenset({kinds.Point(1)})],
+    [
+        kinds.Point(1),
+        kinds.Colour.RED,
+        kinds.Pair(1),
+        (kinds.Point(1), kinds.Colour.RED),
+        frozenset({kinds.Point(1)}),
+        kinds.Frozen(name="a"),
+        (POINT, POINT),
+        kinds.Point(POINT, POINT),
+    ],
     ids=repr,
 )
 def test_records_are_keys_where_their_types_were(key):
@@ -250,22 +264,11 @@ def test_records_are_keys_where_their_types_were(key):
     assert encode(inert, Registry()) == data
 
 
-def test_equal_records_of_different_instances_do_not_melt_together():
-    value = [{kinds.Plain(x=1), kinds.Plain(x=1), kinds.Plain(x=2)}, {kinds.Plain(x=1): 1, kinds.Plain(x=1): 2}]
-    data = encode(value, TYPES)
-    inert = decode(data, Registry(), inert=True)
-    assert [len(part) for part in inert] == [3, 2]
-    assert encode(inert, Registry()) == data
-
-
-def test_records_that_are_no_keys_stay_items():
-    value = [{kinds.Frozen(name="a"): 1}, {(kinds.Plain(x=1), 1), (kinds.Plain(x=1), 1)}]
-    data = encode(value, TYPES)
-    inert = decode(data, Registry(), inert=True)
-    assert [type(part) for part in inert] == [Record, Record]
-    assert encode(inert, Registry()) == data
-    with pytest.raises(TypeError):
-        hash(Record("a", 1, "fields", {"x": [1]}))
+def test_records_are_equal_when_their_bytes_are():
+    one, two, other = (decode(encode(kinds.Point(x), TYPES), Registry(), inert=True) for x in (1, 1, 2))
+    assert one == two != other
+    assert len({one, two, other}) == 2
+    assert one != 1
 
 
 def test_inert_reading_of_known_types_gives_instances():
@@ -292,6 +295,22 @@ def test_a_defaultdict_of_an_unknown_factory():
     with pytest.raises(UnknownType, match="Plain"):
         decode(data, Registry())
     assert encode(decode(data, Registry(), inert=True), Registry()) == data
+    note = kinds.Note("a")
+    data = encode((note, collections.defaultdict(kinds.Plain, {kinds.Point(1): note}), [note]), TYPES)
+    assert encode(decode(data, Registry(), inert=True), Registry()) == data
+
+
+def test_a_class_that_is_no_longer_frozen_cannot_be_a_key_of_stored_data():
+    @dataclasses.dataclass(unsafe_hash=True)
+    class Thawed:
+        x: Any
+        y: Any = 0
+
+    for value in ({kinds.Point(1)}, {(1, kinds.Point(1)): 2}):
+        data = encode(value, types_with(kinds.Point))
+        with pytest.raises(SchemaMismatch, match="frozen") as caught:
+            decode(data, types_with(Thawed))
+        assert caught.value.type_name == "thing"
 
 
 # --- versions ---------------------------------------------------------------------------------------------------
@@ -451,6 +470,38 @@ def test_a_new_field_with_a_default_needs_no_migration_and_one_without_does():
         decode(OLD, types_with(Needs))
 
 
+def test_a_default_may_be_any_object_and_is_not_looked_into():
+    class Small(pydantic.BaseModel):
+        name: str
+
+    class Large(pydantic.BaseModel):
+        name: str
+        world: Any = pydantic.Field(default_factory=lambda: sys.modules)
+
+    def fail() -> Any:
+        raise RuntimeError
+
+    class Failing(pydantic.BaseModel):
+        name: str
+        never: Any = pydantic.Field(default_factory=fail)
+
+    data = encode([Small(name="a" * 200)] * 50, types_with(Small))
+    assert decode(data, types_with(Large))[0].world is sys.modules
+    with pytest.raises(SchemaMismatch, match="never") as caught:
+        decode(data, types_with(Failing))
+    assert isinstance(caught.value.__cause__.__cause__, RuntimeError)
+
+
+def test_what_was_adapted_is_reported_to_the_call_that_read_it():
+    types = types_with(PersonThree, version=3, migrations={1: split, 2: add_tags})
+    now = encode([PersonThree("a", "b")], types)
+    said: list[int] = []
+    decode(now, types, adapted=lambda: said.append(1))
+    assert not said
+    decode(OLD, types, adapted=lambda: said.append(1))
+    assert said == [1]
+
+
 def test_a_removed_field_of_a_class_that_cannot_hold_it_is_a_schema_mismatch():
     @dataclasses.dataclass(slots=True)
     class Empty:
@@ -492,3 +543,140 @@ def test_importing_the_codec_loads_no_optional_package():
     code = "import sys, holdfast.codec.values; print({'numpy', 'pydantic', 'attr', 'zoneinfo'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment())
     assert done.stdout.strip() == "set()"
+
+
+# --- types of fields --------------------------------------------------------------------------------------------
+
+
+class Kind(enum.Enum):
+    SMALL = 1
+
+
+@dataclasses.dataclass
+class Wheel:
+    size: int
+
+
+@attrs.define
+class Engine:
+    wheels: list[Wheel]
+    kind: Kind | None = None
+
+
+class Place(NamedTuple):
+    x: int
+    tag: Annotated[Kind, "the kind of it"] = Kind.SMALL
+
+
+class Driver(pydantic.BaseModel):
+    at: Place
+    licence: Licence | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Stamp:
+    text: str
+
+
+Mark = NewType("Mark", Stamp)
+
+
+@dataclasses.dataclass
+class Car:
+    engine: Engine
+    drivers: dict[str, tuple[Driver, ...]]
+    lock: threading.Lock
+    spare: list[kinds.Box[Wheel]] | None = None
+    missing: NoSuchClassAnywhere | None = None  # noqa: F821
+    anything: Any = None
+    callback: Callable[[int], str] | None = None
+    choice: Literal["a", "b"] = "a"
+    mark: Mark | None = None
+
+
+class Licence(pydantic.BaseModel):
+    owner: Driver | None = None
+
+
+def test_registering_a_class_registers_the_types_of_its_fields():
+    types = Registry()
+    types.register(Car, name="car", version=3)
+    here = __name__
+    assert types.names() == sorted(
+        ["car", "tests.codec.kinds.Box", *(f"{here}.{name}" for name in ("Driver", "Engine", "Kind", "Licence"))]
+        + [f"{here}.{name}" for name in ("Place", "Stamp", "Wheel")]
+    )
+    assert types.by_type(Wheel).version == 1
+    assert types.by_type(threading.Lock) is None
+    driver = Driver(at=Place(1), licence=Licence())
+    value = [Engine([Wheel(1)], Kind.SMALL), driver, Stamp("x")]
+    again = Registry()
+    again.register(Car)
+    assert decode(encode(value, types), again) == value
+
+
+def test_a_class_that_is_defined_later_is_found_when_it_is_needed():
+    scope: dict[str, Any] = {"__name__": "later_module", "dataclasses": dataclasses, "types": Registry()}
+    sys.modules["later_module"] = module = ModuleType("later_module")
+    module.__dict__.update(scope)
+    try:
+        exec(
+            "@types.register\n@dataclasses.dataclass\nclass Plan:\n"
+            "    steps: list['Step']\n    before: 'Plan | None' = None\n",
+            module.__dict__,
+        )
+        types = module.types
+        assert types.by_name("later_module.Step") is None
+        exec("@dataclasses.dataclass\nclass Step:\n    text: str\n", module.__dict__)
+        plan = module.Plan([module.Step("a")])
+        assert decode(encode(plan, types), types) == plan
+        assert types.names() == ["later_module.Plan", "later_module.Step"]
+    finally:
+        del sys.modules["later_module"]
+
+
+def test_what_was_registered_by_hand_stays_as_it_is():
+    types = Registry()
+    types.register(Wheel, name="wheel", version=2, migrations={1: dict})
+    types.register(Engine)
+    assert types.by_type(Wheel).name == "wheel"
+    assert "wheel" in types.names()
+    above = Registry()
+    above.register(Kind, name="kind")
+    below = above.child()
+    below.register(Engine)
+    assert below.by_type(Kind).name == "kind"
+    assert below.by_type(Wheel)
+    assert above.by_type(Wheel) is None
+
+
+def test_a_class_with_save_and_load_brings_no_types_of_fields():
+    types = Registry()
+    types.register(Engine, save=str, load=str)
+    assert types.names() == [f"{__name__}.Engine"]
+
+
+def test_a_name_that_is_taken_keeps_a_fields_type_out_until_one_is_saved():
+    types = Registry()
+    types.register(kinds.Note, name=f"{__name__}.Wheel")
+    types.register(Engine)
+    assert types.by_type(Wheel) is None
+    with pytest.raises(Unencodable, match="not registered"):
+        encode(Engine([Wheel(1)]), types)
+
+
+def test_threads_that_ask_at_once_all_find_a_fields_type():
+    for _ in range(20):
+        types = Registry()
+        types.register(Car)
+        found: list[Any] = []
+        threads = [
+            threading.Thread(target=lambda types=types, found=found: found.append(types.by_type(Wheel)))
+            for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(found)
+        assert len(found) == 4

@@ -21,14 +21,20 @@ from zoneinfo import ZoneInfo
 
 import zstandard
 from blake3 import blake3
-from msgspec import msgpack
+from msgspec import Raw, msgpack
 
 
 class Broken(Exception):
     pass
 
 
-Instance = namedtuple("Instance", "type version form data")  # noqa: PYI024
+class Instance(namedtuple("Instance", "type version form data")):  # noqa: PYI024
+    __slots__ = ()
+
+    def __hash__(self) -> int:  # frozen ones can be keys
+        return hash(repr(self))
+
+
 Member = namedtuple("Member", "type version name value")  # noqa: PYI024
 Numpy = namedtuple("Numpy", "dtype shape data")  # noqa: PYI024
 
@@ -53,7 +59,9 @@ def expect(condition: object, what: str) -> None:
 
 # Section 1: values
 
-SCOPES = {4, 5, 6, 20, 23, 26, 27, 28, 29}
+SCOPES = {4, 20, 26, 27, 28, 29}
+ALONE = {5, 6, 21}
+MAPPINGS = {1, 27, 28, 29}
 PATHS = {"posix": PosixPath, "windows": WindowsPath, "pure-posix": PurePosixPath, "pure-windows": PureWindowsPath}
 
 
@@ -80,14 +88,13 @@ class Values:
 
     def extension(self, code: int, view: memoryview) -> Any:
         data = bytes(view)
-        opened = code in SCOPES and self.scope is None
-        if opened:
-            self.scope = []
+        outer = self.scope
+        if code in ALONE or (code in SCOPES and outer is None):
+            self.scope = None if code in ALONE else []
         try:
             return self.value(code, data)
         finally:
-            if opened:
-                self.scope = None
+            self.scope = outer
 
     def value(self, code: int, data: bytes) -> Any:
         raw = {
@@ -97,7 +104,7 @@ class Values:
         }  # fmt: skip
         if code in raw:
             return raw[code]()
-        v = self.decode(data)
+        v = self.keyed(code, data) if code in MAPPINGS else self.decode(data)
         if code == 41:
             return self.store.bulk(*v)
         return {
@@ -105,11 +112,20 @@ class Values:
             8: lambda: complex(*v), 10: lambda: Fraction(*v), 12: lambda: date(*v), 14: lambda: timedelta(*v),
             11: lambda: datetime(*v[:7], fold=v[7], tzinfo=zone(v[8])), 15: lambda: zone(v[0]),
             13: lambda: time(*v[:4], fold=v[4], tzinfo=zone(v[5])), 17: lambda: PATHS[v[0]](v[1]),
-            18: lambda: range(*v), 21: lambda: Member(*v), 22: lambda: self.scope[v], 23: lambda: v,
+            18: lambda: range(*v), 21: lambda: Member(*v), 22: lambda: self.scope[v],
             24: lambda: Numpy(v[0], tuple(v[1]), v[2]), 25: lambda: Numpy(v[0], None, v[1]),
             26: lambda: deque(v[1:], v[0]), 27: lambda: OrderedDict(pairs(v)), 28: lambda: Counter(dict(pairs(v))),
             29: lambda: dict(pairs(v[1:])),
         }[code]()  # fmt: skip
+
+    def keyed(self, code: int, data: bytes) -> list[Any]:
+        """A mapping's payload: its keys are no part of the scope."""
+        scope, found = self.scope, []
+        for index, part in enumerate(msgpack.decode(data, type=list[Raw])):
+            self.scope = None if index % 2 == (code == 29) else scope
+            found.append(self.decode(part))
+        self.scope = scope
+        return found
 
     def instance(self, data: bytes) -> Instance:
         number = len(self.scope)

@@ -6,13 +6,16 @@ import ast
 import dataclasses
 import enum
 import sqlite3
+from collections import OrderedDict, defaultdict
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 import holdfast
+from holdfast.codec.values import encode
 from holdfast.store import sealing
+from tests.codec import kinds
 from tests.compat import reader
 from tests.compat.make_store import TYPES, act, fill, line_of
 from tests.faults import rich
@@ -138,3 +141,20 @@ def test_is_short_and_knows_nothing_of_holdfast():
     assert not any(name.startswith(("holdfast", "tests")) for name in names)
     code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
     assert len(code) <= 290
+
+
+def test_reads_scopes_and_keys_as_the_page_says():
+    types = kinds.registry()
+    note, point = kinds.Note("a"), kinds.Point(1)
+    keys = {point: note, (point, point): [note]}
+    value = (note, keys, OrderedDict(keys), defaultdict(list, keys), frozenset({point, (point, point)}), [note])
+    found = reader.Values(None).decode(encode(value, types))
+    assert found[0] is found[5][0]
+    for mapping in found[1:4]:
+        (one, two), (first, [second]) = mapping.keys(), mapping.values()
+        assert first is second is found[0]
+        assert one.data == {"x": 1, "y": 0}
+        assert two[0] is two[1]
+    assert sorted(map(len, found[4])) == [2, 4]  # a pair, and an instance, which has four parts
+    two = reader.Values(None).decode(encode([note, {"again": note}], types))
+    assert two[0] is not two[1]["again"]

@@ -138,7 +138,7 @@ def noted() -> ValueError:
     return error
 
 
-TYPES = [Mood, Rank, Colour, Right, Point, Leg, Pair, Guest, Trip, Loose, Strict, Names, Old, Refused]
+TYPES = [Mood, Rank, Colour, Right, Point, Leg, Pair, Guest, Trip, Loose, Strict, Names, Old]
 
 _AI: dict[str, Any] = {
     "content": [{"type": "text", "text": "hello"}, "plain"],
@@ -191,7 +191,7 @@ VALUES: dict[str, tuple[Any, str]] = {
     "interrupt": (Interrupt({"ask": ("a", "b")}, id="i"), INEXACT),
     "overwrite": (Overwrite([1, {2}]), EXACT),
     "timeout-policy": (TimeoutPolicy(run_timeout=dt.timedelta(seconds=3)), EXACT),
-    "task": (PregelTask("1", "n", ("push", 0, ("x",)), error=noted(), interrupts=(Interrupt(1, id="i"),)), INEXACT),
+    "task": (PregelTask("1", "n", ("push", 0, ("x",)), error="no", interrupts=(Interrupt(1, id="i"),)), INEXACT),
     "snapshot": (StateSnapshot({"a": 1}, ("n",), _CONFIG, None, "now", None, (), ()), INEXACT),
     "delta-snapshot": (_DeltaSnapshot([lc.HumanMessage("x", id="1")]), INEXACT),
     "entrypoint-final": (entrypoint.final(value=1, save={2}), INEXACT),
@@ -253,19 +253,21 @@ VALUES: dict[str, tuple[Any, str]] = {
     "array": (np.arange(6, dtype="<f4").reshape(2, 3), EXACT),
     "array-scalars": ([np.float32(1.5), np.int64(7), np.bool_(1)], REFUSED),
     "range": (range(1, 10, 3), REFUSED),
-    # -- exceptions
-    "error": (noted(), INEXACT),
-    "error-file": (FileNotFoundError(2, "No such file", "a.txt"), INEXACT),
-    "error-import": (ImportError("no", name="m", path="p"), INEXACT),
-    "error-unicode": (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"), INEXACT),
-    "error-json": (json.JSONDecodeError("bad", "{", 1), INEXACT),
-    "error-cancelled": (asyncio.CancelledError("stop"), INEXACT),
-    "error-group": (ExceptionGroup("two", [ValueError(1), ExceptionGroup("in", [Refused(1, "no")])]), INEXACT),
-    "error-langgraph": (GraphRecursionError("too far"), INEXACT),
-    "error-timeout": (NodeTimeoutError("n", 3.5, kind="idle", idle_timeout=3.0), INEXACT),
-    "error-parser": (OutputParserException("bad", llm_output="x"), INEXACT),
-    "error-own": (Refused(404, "gone"), INEXACT),
 }  # fmt: skip
+
+ERRORS: dict[str, BaseException] = {
+    "error": noted(),
+    "error-file": FileNotFoundError(2, "No such file", "a.txt"),
+    "error-import": ImportError("no", name="m", path="p"),
+    "error-unicode": UnicodeDecodeError("utf-8", b"\xff", 0, 1, "bad"),
+    "error-json": json.JSONDecodeError("bad", "{", 1),
+    "error-cancelled": asyncio.CancelledError("stop"),
+    "error-group": ExceptionGroup("two", [ValueError(1), ExceptionGroup("in", [Refused(1, "no")])]),
+    "error-langgraph": GraphRecursionError("too far"),
+    "error-timeout": NodeTimeoutError("n", 3.5, kind="idle", idle_timeout=3.0),
+    "error-parser": OutputParserException("bad", llm_output="x"),
+    "error-own": Refused(404, "gone"),
+}
 
 UNKNOWN: dict[str, Any] = {
     "function": print,

@@ -12,7 +12,7 @@ import pytest
 from langgraph.checkpoint.base.id import uuid6
 
 from holdfast.contrib.langgraph import HoldfastSaver
-from holdfast.contrib.langgraph.reading import Reader
+from holdfast.contrib.langgraph.tuples import Reader
 from holdfast.errors import BadName, SchemaMismatch
 from tests.contrib.threads import META, chain, checkpoint, config, ids
 

@@ -13,7 +13,7 @@ import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
 from holdfast.contrib.langgraph import HoldfastSaver
-from holdfast.contrib.langgraph.reading import PAGE
+from holdfast.contrib.langgraph.tuples import PAGE
 from holdfast.store.reading import BATCH_ROWS
 from holdfast.store.sealing import SEAL_BYTES, SEAL_CHECKPOINTS
 from tests.contrib.threads import checkpoint, config

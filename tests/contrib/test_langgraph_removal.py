@@ -367,7 +367,7 @@ def named(saver, thread, made):
     """A tag and a branch of a person's on checkpoints of a thread; their states as they are shown."""
     keys = [id_of(made[1]), id_of(made[3])]
     log = saver.store.agent(thread, readonly=True).log()
-    at = {one.state["__langgraph__"]["id"]: one for one in log}
+    at = {one.state["__langgraph__"][0]["id"]: one for one in log}
     saver.store.tag(thread, "good", at[keys[0]])
     saver.store.branch(thread, "mine", at[keys[1]])
     return keys
@@ -376,7 +376,7 @@ def named(saver, thread, made):
 def shown(saver, thread):
     agent = saver.store.agent(thread, readonly=True)
     mine = saver.store.agent(thread, branch="mine", readonly=True)
-    return [state["__langgraph__"]["id"] for state in (agent.at("good").state, mine.head.state)]
+    return [state["__langgraph__"][0]["id"] for state in (agent.at("good").state, mine.head.state)]
 
 
 def test_pruning_keeps_what_people_have_tagged_and_where_their_branches_stand(ours):
@@ -424,7 +424,7 @@ def test_delta_channels_of_what_a_tag_keeps_are_as_before(ours):
         graph.invoke({"items": [number]}, at)
     states = list(graph.get_state_history(at))
     chosen = states[9]
-    log = {one.state["__langgraph__"]["id"]: one for one in ours.store.agent("t", readonly=True).log()}
+    log = {one.state["__langgraph__"][0]["id"]: one for one in ours.store.agent("t", readonly=True).log()}
     ours.store.tag("t", "good", log[chosen.config["configurable"]["checkpoint_id"]])
     ours.prune(["t"])
     assert [one.values for one in graph.get_state_history(at)] == [states[0].values, chosen.values]
@@ -432,7 +432,7 @@ def test_delta_channels_of_what_a_tag_keeps_are_as_before(ours):
 
 def test_a_tag_that_comes_while_a_thread_is_pruned_stays(ours, monkeypatch):
     made = chain(ours, "t", 5)
-    log = {one.state["__langgraph__"]["id"]: one for one in ours.store.agent("t", readonly=True).log()}
+    log = {one.state["__langgraph__"][0]["id"]: one for one in ours.store.agent("t", readonly=True).log()}
     real, late = ours.store._forget, [(made[0], "first"), (made[2], "second")]
 
     def forget(*args, **options):
@@ -444,4 +444,4 @@ def test_a_tag_that_comes_while_a_thread_is_pruned_stays(ours, monkeypatch):
     monkeypatch.setattr(ours.store, "_forget", forget)
     ours.prune(["t"])
     assert ids(ours.list(config("t"))) == [id_of(made[at]) for at in (4, 2, 0)]
-    assert ours.store.agent("t", readonly=True).at("first").state["__langgraph__"]["id"] == id_of(made[0])
+    assert ours.store.agent("t", readonly=True).at("first").state["__langgraph__"][0]["id"] == id_of(made[0])

@@ -7,6 +7,7 @@ import threading
 import uuid
 
 import pytest
+from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.base import WRITES_IDX_MAP
 from langgraph.checkpoint.base.id import uuid6
 from langgraph.checkpoint.memory import InMemorySaver
@@ -20,7 +21,9 @@ from tests.contrib.threads import META, chain, checkpoint, config, everything, i
 
 def test_put_then_get_gives_everything_back(saver):
     first = checkpoint({"a": [1, {"b": "c"}], "d": None}, versions_seen={"node": {"a": 1}})
-    at = saver.put(config("t"), first, {**META, "source": "input", "step": -1, "mine": {"x": [1]}}, {"a": 1, "d": 1})
+    at = saver.put(
+        config("t"), first, {**META, "source": "input", "step": -1, "mine": {"x": [1]}}, first["channel_versions"]
+    )
     second = checkpoint({"a": [1, {"b": "c"}, 2]}, channel_versions={"a": 2}, updated_channels=["a"])
     later = saver.put(at, second, META, {"a": 2})
     assert at["configurable"] == {"thread_id": "t", "checkpoint_ns": "", "checkpoint_id": first["id"]}
@@ -71,7 +74,7 @@ def test_a_checkpoint_that_is_put_again_is_the_last_one_put(saver):
 
 def test_what_is_given_and_what_is_returned_may_be_changed_freely(saver):
     messages = [{"content": ["x"]}]
-    at = saver.put(config("t"), checkpoint({"m": messages}), META, {"m": 1})
+    at = saver.put(config("t"), checkpoint({"m": messages}, channel_versions={"m": 1}), META, {"m": 1})
     messages[0]["content"].append("later")
     found = saver.get_tuple(at)
     assert found.checkpoint["channel_values"]["m"] == [{"content": ["x"]}]
@@ -83,6 +86,30 @@ def test_what_is_given_and_what_is_returned_may_be_changed_freely(saver):
     after = saver.put(at, checkpoint({"m": messages}, channel_versions={"m": 2}), META, {"m": 2})
     assert saver.get_tuple(after).checkpoint["channel_values"]["m"] == [{"content": ["x", "later"]}]
     assert saver.get_tuple(at).checkpoint["channel_values"]["m"] == [{"content": ["x"]}]
+
+
+def test_a_channel_that_langgraph_did_not_change_is_taken_from_the_parent_if_that_has_its_version(ours):
+    held = [HumanMessage("x", id="1")]
+
+    def put(at, said, version, new):
+        one = checkpoint({"m": [*held, said], "n": 0}, channel_versions={"m": version, "n": 1})
+        return ours.put(at, one, META, dict.fromkeys(new, version))
+
+    def found(at):
+        return ours.get_tuple(at).checkpoint["channel_values"]["m"][-1]
+
+    first = put(config("t"), "one", 1, ["m", "n"])
+    assert found(put(first, object(), 1, [])) == "one", "not even looked at"
+    assert found(put(first, "two", 2, [])) == "two", "the parent has another version"
+    assert found(put(first, "three", "1", [])) == "three", "which is not the same as 1"
+    assert found(put(first, "four", 1, ["m"])) == "four"
+    second = put(first, "five", 5, ["m"])
+    assert found(put(second, object(), 5, ["n"])) == "five"
+    assert found(put(first, "six", 5, ["n"])) == "six", "the parent is another one"
+    assert found(put(config("other"), "seven", 1, [])) == "seven", "there is no parent"
+    bare = ours.put(second, checkpoint({"n": 0}, channel_versions={"m": 5, "n": 1}), META, {})
+    assert list(ours.get_tuple(bare).checkpoint["channel_values"]) == ["n"], "it has become empty"
+    assert found(put(bare, "eight", 5, [])) == "eight"
 
 
 def test_channels_come_go_and_shrink(ours):

@@ -14,20 +14,19 @@ from typing import Any
 import msgspec
 import numpy as np
 import ormsgpack
-import pydantic_core
 import pytest
 from langchain_core import messages as lc
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Interrupt, Send
 
 from holdfast import errors
-from holdfast.codec import codes
-from holdfast.codec.shapes import fields_of, shape_of
+from holdfast.codec import limits
+from holdfast.codec.classes import fields_of
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
-from holdfast.contrib.langgraph.types import Failure, Unsaved, allow, registry_for
+from holdfast.contrib.langgraph.types import MAX_ERROR_CHARS, allow, registry_for
 from tests.contrib import langgraph_values as kinds
-from tests.contrib.langgraph_values import EXACT, INEXACT, REFUSED, TYPES, VALUES
+from tests.contrib.langgraph_values import ERRORS, EXACT, INEXACT, REFUSED, TYPES, VALUES
 
 
 @pytest.fixture
@@ -39,13 +38,6 @@ def same(x: Any, y: Any) -> bool:
     """Whether types and values are the same, all the way down."""
     if type(x) is not type(y):
         return False
-    if isinstance(x, BaseException):
-        return (
-            same(x.args, y.args)
-            and same(x.__cause__, y.__cause__)
-            and same(shape_of(type(x)).take(x), shape_of(type(y)).take(y))
-            and str(x) == str(y)
-        )
     if type(x) in {list, tuple, deque}:
         limits = (x.maxlen, y.maxlen) if type(x) is deque else (0, 0)
         return limits[0] == limits[1] and len(x) == len(y) and all(map(same, x, y))
@@ -131,106 +123,40 @@ def test_a_field_that_a_library_adds_or_drops_is_not_lost(registry):
 # --- exceptions -----------------------------------------------------------------------------------------------------
 
 
-class Remote(Exception):
-    """Not allowed below."""
-
-
-def test_an_exception_of_an_unknown_class_comes_back_as_its_name_and_text(registry):
-    error = Remote("no answer", 3)
-    error.add_note("twice")
-    result = decode(encode(error, registry), registry)
-    assert type(result) is Failure
-    assert result.type_name == f"{__name__}.Remote"
-    assert result.text == "('no answer', 3)"
-    assert result.__notes__ == ["twice"]
-    assert str(result) == f"{__name__}.Remote: ('no answer', 3)"
-    again = encode(result, registry)
-    assert again == encode(error, registry)
-    assert same(decode(again, registry), result)
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_exception_comes_back_as_the_text_that_the_official_serializer_gives(registry, name):
+    error = ERRORS[name]
+    serializer = JsonPlusSerializer()
+    for value in (error, {"deep": [error]}):
+        official = serializer.loads_typed(serializer.dumps_typed(value))
+        assert decode(encode(value, registry), registry_for(REGISTRY)) == official
 
 
 def test_an_exception_is_recorded_whatever_it_carries(registry):
-    class Hostile:
+    class Hostile(Exception):
         def __repr__(self):
             raise RuntimeError("no")
 
     lock = threading.Lock()
     itself: list[Any] = []
     itself.append(itself)
-    error = ValueError("text", lock, Hostile(), [1, lock], itself, "x" * 5)
-    error.request = lock
-    error.args[3].append(error)
-    result = decode(encode(error, registry), registry)
-    assert type(result) is ValueError
-    text, unsaved, hostile, (one, inner, back), cyclic, plain = result.args
-    assert (text, one, plain) == ("text", 1, "xxxxx")
-    assert unsaved == Unsaved("_thread.lock", repr(lock)) == inner == result.request
-    assert hostile.text == "<no text: RuntimeError>"
-    assert type(back) is Failure
-    assert type(cyclic) is list
-    assert encode(result, registry) == encode(error, registry)
+    error = ValueError("text", lock, itself)
+    error.__cause__ = error
+    assert decode(encode(error, registry), registry) == repr(error)
+    assert "Hostile without text: RuntimeError" in decode(encode(Hostile(), registry), registry)
+    long = decode(encode(ValueError("x" * 10 * MAX_ERROR_CHARS), registry), registry)
+    assert len(long) < 2 * MAX_ERROR_CHARS
+    assert "100,014 characters" in long
 
 
-def test_a_long_or_circular_chain_of_causes_ends_in_text(registry):
-    error: BaseException = ValueError(0)
-    for index in range(1, 40):
-        outer = KeyError(index)
-        outer.__cause__ = error
-        error = outer
-    result = decode(encode(error, registry), registry)
-    assert type(result) is KeyError
-    assert type(result.__cause__) is Failure
-    one, two = ValueError(1), ValueError(2)
-    one.__cause__, two.__cause__ = two, one
-    result = decode(encode(one, registry), registry)
-    assert type(result.__cause__) is Failure
-    inside = ValueError({"error": None})
-    inside.args[0]["error"] = inside
-    assert type(decode(encode(inside, registry), registry).args[0]) is Unsaved
-
-
-def test_an_exception_that_is_not_made_of_attributes_comes_back_as_text(registry):
-    with pytest.raises(pydantic_core.ValidationError) as caught:
-        kinds.Trip(name=1)
-    result = decode(encode(caught.value, registry), registry)
-    assert type(result) is Failure
-    assert "1 validation error" in result.text
-    with pytest.raises(errors.BadOption, match="save="):
-        registry_for(REGISTRY, [pydantic_core.ValidationError])
-
-
-def test_loading_an_exception_runs_no_code_of_its_class(registry, monkeypatch):
-    data = encode(kinds.Refused(404, "gone"), registry)
-
-    def fail(*_):
-        raise AssertionError
-
-    monkeypatch.setattr(kinds.Refused, "__init__", fail)
-    monkeypatch.setattr(kinds.Refused, "__setattr__", fail, raising=False)
-    monkeypatch.setattr(kinds.Refused, "__setstate__", fail, raising=False)
-    result = decode(data, registry)
-    assert (type(result), result.args, result.code) == (kinds.Refused, ("404: gone",), 404)
+def test_an_exception_that_the_program_registers_comes_back_as_one():
+    parent = REGISTRY.child()
+    parent.register(kinds.Refused, save=lambda error: error.code, load=lambda code: kinds.Refused(code, "again"))
+    registry = registry_for(parent)
+    assert type(decode(encode(kinds.Refused(404, "gone"), registry), registry)) is kinds.Refused
 
 
 # --- what is known, and how more becomes known ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "value",
-    [kinds.Leg("a"), kinds.Trip(name="t"), kinds.Mood.CALM, kinds.Point(1), kinds.Old(), kinds.Guest("a")],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_class_that_nobody_allowed_is_refused_by_name(value):
-    registry = registry_for(REGISTRY)
-    for nested in (value, {"a": [value]}, lc.HumanMessage("x", additional_kwargs={"a": value})):
-        with pytest.raises(errors.Unencodable, match=f"langgraph_values.{type(value).__name__}") as caught:
-            encode(nested, registry)
-        assert "HoldfastSaver(types=[...])" in caught.value.hint
-    data = encode(value, registry_for(REGISTRY, [type(value), kinds.Mood]))
-    with pytest.raises(errors.UnknownType) as unknown:
-        decode(data, registry)
-    assert unknown.value.type_name == f"tests.contrib.langgraph_values.{type(value).__name__}"
-    assert "HoldfastSaver(types=[...])" in unknown.value.hint
 
 
 @pytest.mark.parametrize("name", kinds.UNKNOWN)
@@ -240,8 +166,8 @@ def test_what_can_never_be_saved_is_refused(registry, name):
 
 
 def test_types_may_be_modules_their_names_and_classes():
-    value = [kinds.Leg("a"), kinds.Trip(name="t"), kinds.Old(), kinds.Refused(1, "x")]
-    for types in ([kinds], [kinds.__name__], TYPES, [*TYPES, re.Pattern, lc.HumanMessage, ValueError]):
+    value = [kinds.Leg("a"), kinds.Trip(name="t"), kinds.Old()]
+    for types in ([kinds], kinds, kinds.__name__, TYPES, [*TYPES, re.Pattern, lc.HumanMessage, ValueError]):
         registry = registry_for(REGISTRY, types)
         assert same(decode(encode(value, registry), registry), value)
 
@@ -275,8 +201,9 @@ def test_a_class_that_is_only_called_like_a_known_one_is_not_taken_for_it(regist
     pattern = type("Pattern", (), {})()
     with pytest.raises(errors.Unencodable, match="Pattern is not registered"):
         encode(pattern, registry)
-    error = type("ValueError", (Exception,), {"__module__": "builtins"})("x")
-    assert type(decode(encode(error, registry), registry)) is Failure
+    human = type("HumanMessage", (kinds.Trip,), {"__module__": "langchain_core.messages.human"})(name="x")
+    with pytest.raises(errors.Unencodable, match="HumanMessage is not registered"):
+        encode(human, registry)
 
 
 # --- hostile data ---------------------------------------------------------------------------------------------------
@@ -287,7 +214,7 @@ def _extension(data: bytes) -> tuple[int, bytes]:
     return found.code, bytes(found.data)
 
 
-def _instance(name: str, version: int, form: str, content: Any, code: int = codes.INSTANCE) -> bytes:
+def _instance(name: str, version: int, form: str, content: Any, code: int = limits.INSTANCE) -> bytes:
     return ormsgpack.packb(ormsgpack.Ext(code, ormsgpack.packb([name, version, form, content])))
 
 
@@ -324,17 +251,9 @@ _SEND = "langgraph.types.Send"
         (_instance("ipaddress.IPv4Address", 1, "fields", {"_ip": 1}), errors.SchemaMismatch),
         (_instance("langchain_core.runnables.utils.AddableDict", 1, "value", [["a", 1]]), errors.SchemaMismatch),
         (_instance("langchain_core.messages.base.TextAccessor", 1, "value", 3), errors.SchemaMismatch),
-        (_instance("builtins.ValueError", 1, "value", ["x"]), errors.SchemaMismatch),
-        (_instance("builtins.ValueError", 1, "value", {"args": "x"}), errors.SchemaMismatch),
-        (_instance("builtins.ValueError", 1, "value", {"args": [], "more": 1}), errors.SchemaMismatch),
-        (_instance("builtins.ValueError", 1, "value", {"args": [], "cause": "x"}), errors.SchemaMismatch),
-        (_instance("builtins.ValueError", 1, "value", {"args": [], "native": {"name": 1}}), errors.SchemaMismatch),
-        (_instance("builtins.ValueError", 1, "fields", {}), errors.SchemaMismatch),
-        (_instance("builtins.UnicodeDecodeError", 1, "value", {"args": ["x"]}), errors.SchemaMismatch),
-        (_instance("builtins.ExceptionGroup", 1, "value", {"args": ["x", [1]]}), errors.SchemaMismatch),
-        (_instance("holdfast.langgraph.Failure", 1, "value", ["a", 1, []]), errors.SchemaMismatch),
-        (_instance("holdfast.langgraph.Failure", 1, "value", "ab"), errors.SchemaMismatch),
-        (_instance("holdfast.langgraph.Unsaved", 1, "fields", {"text": "x"}), errors.SchemaMismatch),
+        (_instance("builtins.ValueError", 1, "value", {"args": ["x"]}), errors.UnknownType),
+        (_instance("holdfast.langgraph.Error", 1, "value", ["a"]), errors.SchemaMismatch),
+        (_instance("holdfast.langgraph.Error", 1, "fields", {"args": []}), errors.SchemaMismatch),
     ],
 )
 def test_forged_data_is_refused_with_a_typed_error_and_imports_nothing(registry, data, expected):
@@ -346,13 +265,13 @@ def test_forged_data_is_refused_with_a_typed_error_and_imports_nothing(registry,
 
 
 def test_an_unknown_type_can_be_looked_at_without_its_class():
-    data = encode(kinds.Leg("Porto"), registry_for(REGISTRY, TYPES))
+    data = encode(kinds.Leg("Porto"), registry_for(REGISTRY, TYPES)).replace(b"values.Leg", b"values.Gel")
     record = decode(data, registry_for(REGISTRY), inert=True)
-    assert (record.type_name, record.data["start"]) == ("tests.contrib.langgraph_values.Leg", "Porto")
+    assert (record.type_name, record.data["start"]) == ("tests.contrib.langgraph_values.Gel", "Porto")
 
 
 def test_damaged_bytes_never_become_another_value_without_an_error(registry):
-    for name in ("ai", "send-timeout", "error", "model-extra-private", "command"):
+    for name in ("ai", "send-timeout", "model-extra-private", "command"):
         data = encode(VALUES[name][0], registry)
         for place in range(len(data)):
             for flip in (1, 0x80):

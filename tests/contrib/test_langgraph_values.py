@@ -27,7 +27,7 @@ from langgraph.types import Command, Interrupt, Send
 from pydantic import BaseModel
 
 from holdfast.contrib.langgraph import HoldfastSaver
-from holdfast.errors import HoldfastError, Unencodable, UnknownType
+from holdfast.errors import HoldfastError, Unencodable
 from tests.contrib.threads import META, chain, checkpoint, config, everything, id_of, ids
 
 
@@ -153,21 +153,6 @@ def test_a_type_nobody_allowed_is_refused_with_its_place(ours):
     assert everything(ours, "t") == before, "nothing of a refused checkpoint is stored"
     after = ours.put(made[-1], checkpoint({"messages": ["goes on"]}), META, {})
     assert ours.get_tuple(after).checkpoint["channel_values"] == {"messages": ["goes on"]}
-
-
-def test_a_type_that_is_stored_and_not_known_here_is_an_error_not_none(store_path):
-    with HoldfastSaver(store_path, types=[Point]) as saver:
-        at = saver.put(config("t"), checkpoint({"p": Point(1, set())}), META, {})
-        saver.put_writes(at, [("p", Point(2, set()))], "task")
-        fine = saver.put(config("u"), checkpoint({"n": 1}), META, {})
-    with HoldfastSaver(store_path) as saver:
-        for read in (saver.get_tuple, lambda at: list(saver.list(at))):
-            with pytest.raises(UnknownType) as caught:
-                read(at)
-            assert "Point" in caught.value.type_name
-        assert saver.get_tuple(fine).checkpoint["channel_values"] == {"n": 1}
-        known = saver.with_allowlist({(Point.__module__, "Point")})
-        assert known.get_tuple(at).checkpoint["channel_values"] == {"p": Point(1, set())}
 
 
 # -- names --------------------------------------------------------------------------------------------------

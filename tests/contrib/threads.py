@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, Checkpoint
 from langgraph.checkpoint.base.id import uuid6
 
+from holdfast.codec.types import REGISTRY
+from holdfast.codec.values import encode
+from holdfast.contrib.langgraph.types import registry_for
+
+_VERSIONS = count(1_000)
 META: Any = {"source": "loop", "step": 0, "parents": {}}
 
 
 def checkpoint(values: dict[str, Any] | None = None, **more: Any) -> Checkpoint:
-    """A well-formed checkpoint with a new id, whose channels are all at version 1."""
+    """A well-formed checkpoint with a new id, whose channels all have versions that no other one has."""
     made: Any = {
         "v": 4,
         "id": str(uuid6(clock_seq=-2)),
         "ts": "2026-01-01T00:00:00+00:00",
         "channel_values": dict(values or {}),
-        "channel_versions": dict.fromkeys(values or {}, 1),
+        "channel_versions": dict.fromkeys(values or {}, next(_VERSIONS)),
         "versions_seen": {},
         "updated_channels": None,
     }
@@ -60,6 +66,11 @@ def told(found: Any) -> Any:
         "parent": found.parent_config["configurable"] if found.parent_config else None,
         "writes": found.pending_writes,
     }
+
+
+def same(one: Any, other: Any) -> bool:
+    """Equal in types, content and order, down to what is not equal to itself: stored as the same bytes."""
+    return encode(one, registry_for(REGISTRY)) == encode(other, registry_for(REGISTRY))
 
 
 def ids(found: Any) -> list[str]:

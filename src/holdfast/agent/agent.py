@@ -8,7 +8,6 @@ state that could not be written is still in memory with all its changes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import islice
 from types import TracebackType
@@ -26,9 +25,8 @@ from holdfast.agent.names import check_label, check_new
 from holdfast.agent.watchers import WATCHERS
 from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.compare import differences
-from holdfast.codec.document import Document, Encoded
-from holdfast.codec.operations import Operation
+from holdfast.codec.document import Document
+from holdfast.codec.replay import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
 from holdfast.store import sealing
@@ -99,9 +97,7 @@ class Agent:
                 )
             source = history.Stored(store._catalog, head)
             since_base = source.since_base()
-            live = history.Live(store._registry, source, inert=store._inert)
-            live.explain = self._explain
-            self._document = live
+            self._document = history.Live(store._registry, source, inert=store._inert, explain=self._explain)
             self._read_head = Checkpoint.of(store, head, self._row)
             if self._writer is not None:
                 self._writer.start_from(self._read_head, since_base)
@@ -144,7 +140,8 @@ class Agent:
     @property
     def dirty(self) -> bool:
         """Whether the state has changed since the last checkpoint."""
-        return self._writer is not None and (self._document.changed or self._writer.waiting)
+        writer = self._writer
+        return writer is not None and (self._document.changed_since(writer.under_way) or writer.waiting)
 
     @property
     def digest(self) -> str:
@@ -159,13 +156,26 @@ class Agent:
         return self._make(label)
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
-        """As checkpoint(). The content is fixed before the first await; the event loop never waits for the disk."""
+        """As checkpoint(). The event loop never waits for the disk.
+
+        The content is fixed before the first await, unless something old is compared that has to be read again first:
+        then it is fixed when that has been read.
+        """
         import asyncio
 
         writer = self._check_writer()
+        await self._bring_told()
         pending = writer.capture(self._document, check_label(label))
         pending.apart = True
         return await asyncio.shield(asyncio.to_thread(writer.finish, self._document, pending))
+
+    async def _bring_told(self) -> None:
+        """Read what the next capture has to be compared with, and that is not in memory any more."""
+        missing = self._document.lacking()
+        if missing:
+            import asyncio
+
+            await asyncio.to_thread(self._document.bring, missing)
 
     def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
         writer = self._check_writer()
@@ -226,13 +236,14 @@ class Agent:
         if start is None and rows and line.cut(rows[-1]):
             start = rows.pop()
             yield from self._seen(start).changes()
-        document = self._store._scratch(start) if start is not None else self._store._empty()
+        state = history.state_of(catalog, start)
+        reader = self._store._reader(state)
         values = sealing.Values(catalog, rows[::-1])
         for row in reversed(rows):
             manifest = Manifest.decode(row.manifest)
             with history.unless_forgotten(catalog, row):
                 operations = history.operations_of(row, manifest, values)
-            yield from mutations(document, operations, manifest.label, row.id.hex())
+            yield from mutations(state, reader, operations, manifest.label, row.id.hex())
 
     def events(self, limit: int | None = None) -> list[dict[str, Any]]:
         """What happened besides checkpoints, newest first: branches, tags, rollbacks, validity."""
@@ -288,8 +299,7 @@ class Agent:
         writer = self._check_writer()
         with writer.still(self._document):
             self._secure(f"before rollback to {_describe(self._seen(target))}")
-            wanted = self._store._load(target)
-            way = self._way_to(wanted)
+            wanted = self._read(target)
             since_base = history.Stored(self._store._catalog, target).since_base()
             body = {"what": "rollback", "branch": self.branch_name, "from": writer.branch_head, "to": target.id}
             event = Event(now_us(), encode(body))
@@ -303,9 +313,7 @@ class Agent:
                     event=event,
                     append=append,
                 )
-            self._follow(way, wanted)
-            self._document.forget_changes()
-            self._document.rebase(wanted.digests())
+            self._document.become(wanted, record=False)
             head = self._seen(target)
             writer.start_from(head, since_base)
             return head
@@ -333,7 +341,7 @@ class Agent:
             if line.cut(row):
                 raise NothingToUndo("the checkpoint before the last one was forgotten, so there is no way back to it")
             parent = line.parent(row)
-            self._become(self._store._load(parent) if parent is not None else self._store._empty())
+            self._document.become(history.state_of(self._store._catalog, parent), record=True)
             return self._make(f"undo {_describe(self._seen(row))}", "undo", row.id)
 
     def redo(self) -> Checkpoint:
@@ -346,7 +354,7 @@ class Agent:
             if self._document.changed:
                 raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
             row = self._to_redo()
-            self._become(self._store._load(row))
+            self._document.become(history.state_of(self._store._catalog, row), record=True)
             return self._make(f"redo {_describe(self._seen(row))}", "redo", row.id)
 
     def _apart(self, work: Callable[[], Checkpoint]) -> Checkpoint:
@@ -386,23 +394,12 @@ class Agent:
         for row in self._line().up(self._fresh_branch().head):
             yield row, Manifest.decode(row.manifest)
 
-    def _become(self, wanted: Document) -> None:
-        """Change the live state into another, in place, so that nodes that exist in both stay live."""
-        self._follow(self._way_to(wanted), wanted)
-
-    def _way_to(self, wanted: Document) -> list[Operation]:
-        """What turns the live state into another. Reads all it takes, so that damage shows before anything moved."""
+    def _read(self, row: CheckpointRow) -> State:
+        """The state of a checkpoint. What differs from the live one is read, so that damage shows before it is used."""
+        wanted = history.state_of(self._store._catalog, row)
         self._document.digests()
-        return list(differences(self._document, wanted))
-
-    def _follow(self, way: list[Operation], wanted: Document) -> None:
-        with suppress(Damaged):  # C code may have changed the live state without telling, and so this is not the way
-            self._document.change_all(way)
-            if self._document.content_digests() == wanted.content_digests():
-                return
-        self._document.replace({name: Encoded(wanted.content(wanted.raw_section(name))) for name in wanted})
-        if self._document.content_digests() != wanted.content_digests():
-            raise Damaged("the state could not be brought back exactly", hint="Close the agent and open it again.")
+        self._document.told.differences(wanted)
+        return wanted
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
         """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
+from holdfast.agent.names import is_bookkeeping
 from holdfast.codec import operations as op
-from holdfast.codec.compare import differences
+from holdfast.codec.contents import key_bytes
 from holdfast.codec.document import MISSING, Document
-from holdfast.codec.nodes import FLAT
 from holdfast.codec.operations import Operation
+from holdfast.codec.replay import Reader, State
 from holdfast.codec.values import encode
 from holdfast.errors import format_path
 
@@ -42,6 +43,11 @@ class Change(Struct, frozen=True):
     @property
     def where(self) -> str:
         return format_path(self.path)
+
+    @property
+    def bookkeeping(self) -> bool:
+        """Whether it is in a section whose name begins with two underscores: an integration's own record."""
+        return bool(self.path) and is_bookkeeping(self.path[0])
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {"path": [_json(part) for part in self.path], "where": self.where, "kind": self.kind}
@@ -80,10 +86,11 @@ def _shorten(value: Any) -> str:
 
 
 class Diff:
-    """The changes that lead from one state to another."""
+    """The changes that lead from one state to another, without bookkeeping, which ``everything`` has too."""
 
     def __init__(self, changes: Iterable[Change], old: str = "", new: str = "") -> None:
-        self.changes = list(changes)
+        self.everything = list(changes)
+        self.changes = [change for change in self.everything if not change.bookkeeping]
         self.old = old
         self.new = new
 
@@ -142,96 +149,84 @@ class Diff:
 
 
 def diff(old: Document, new: Document, old_name: str, new_name: str) -> Diff:
-    """What differs between two states."""
-    follower = _Follower(old)
-    script = list(differences(old, new))
-    back = {_place(operation, new) for operation in script if operation.code == op.SET}
-    moved: set[tuple[Any, ...]] = set()
-    changes: list[Change] = []
-    for operation in script:
-        if operation.code == op.DELETE and _place(operation, new) in back:
-            continue  # taken out only to stand elsewhere in the order: shown when it comes back
-        for change in follower.explain(operation):
-            if change.kind == "changed" and operation.code == op.SET and _same(change, old, new):
-                moved.add(change.path[:-1])
-            else:
-                changes.append(change)
-    changes += [Change(path, "reordered", MISSING, MISSING) for path in moved]
-    return Diff(changes, old_name, new_name)
+    """What differs between two states: two of the past, or one that was just captured."""
+    one, two = sorted((old.lock, new.lock), key=id)
+    with one, two:  # others may be reading the same states
+        reader = Reader(new.told, new.registry, inert=new.inert)
+        follower = _Follower(Reader(old.told, new.registry, inert=new.inert), reader)
+        script = old.told.differences(new.told)
+        back = {_place(operation) for operation in script if operation.code == op.SET}
+        moved: set[tuple[Any, ...]] = set()
+        changes: list[Change] = []
+        for operation in script:
+            if operation.code == op.DELETE and _place(operation) in back:
+                continue  # taken out only to stand elsewhere in the order: shown when it comes back
+            for change in follower.explain(operation):
+                if change.kind == "changed" and operation.code == op.SET and _same(change, new):
+                    moved.add(change.path[:-1])
+                else:
+                    changes.append(change)
+        changes += [Change(path, "reordered", MISSING, MISSING) for path in moved]
+        return Diff(changes, old_name, new_name)
 
 
-def _place(operation: Operation, document: Document) -> bytes:
-    return encode(operation.path, document.registry)
+def _place(operation: Operation) -> tuple[bytes, ...]:
+    return tuple(map(key_bytes, operation.path))
 
 
-def _same(change: Change, old: Document, new: Document) -> bool:
-    return encode(change.old, old.registry) == encode(change.new, new.registry)
+def _same(change: Change, document: Document) -> bool:
+    return encode(change.old, document.registry) == encode(change.new, document.registry)
 
 
 class _Follower:
-    """Looks up old values in a document that the operations are not applied to: indexes are mapped back."""
+    """Looks up old values in a state that the operations are not applied to: indexes are mapped back."""
 
-    def __init__(self, document: Document) -> None:
-        self._document = document
+    def __init__(self, before: Reader, after: Reader) -> None:
+        self._before, self._after = before, after
         self._shifts: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
 
     def explain(self, operation: Operation) -> Iterator[Change]:
-        yield from changes_of(operation, self._old, self._document)
+        yield from changes_of(operation, self._old, self._after)
         if operation.code == op.SPLICE:
             start, removed, values = operation.args
             self._shifts.setdefault(tuple(operation.path), []).append((start, len(values) - removed))
 
     def _old(self, path: list[Any]) -> Any:
-        node: Any = self._document.raw_section(path[0]) if path[0] in self._document else MISSING
-        walked: list[Any] = [path[0]]
-        for part in path[1:]:
+        found: list[Any] = [path[0]]
+        for at, part in enumerate(path[1:], 1):
             key = part
-            if isinstance(node, list):
-                for start, shift in reversed(self._shifts.get(tuple(walked), [])):
+            if type(key) is int:
+                for start, shift in reversed(self._shifts.get(tuple(path[:at]), [])):
                     if key >= start:
                         key -= shift
-            node = child_of(node, key)
-            walked.append(part)
-            if node is MISSING:
-                break
-        return node
-
-
-def child_of(node: Any, key: Any) -> Any:
-    """A child in base storage, unwrapped; MISSING when there is none."""
-    if isinstance(node, dict):
-        return dict.get(node, key, MISSING)
-    if isinstance(node, list) and isinstance(key, int) and -len(node) <= key < len(node):
-        return list.__getitem__(node, key)
-    return MISSING
+            found.append(key)
+        return self._before.at(found)
 
 
 def changes_of(
-    operation: Operation, old_at: Any, document: Document, label: str = "", checkpoint: str = ""
+    operation: Operation, old_at: Any, reader: Reader, label: str = "", checkpoint: str = ""
 ) -> Iterator[Change]:
     """One operation as changes; ``old_at(path)`` gives the value before it."""
     when = datetime.fromtimestamp(operation.at_us / 1e6, UTC) if operation.at_us else None
-    path = operation.path
+    path = [reader.key(part) for part in operation.path]
 
     def change(where: list[Any], kind: str, old: Any, new: Any) -> Change:
-        return Change(tuple(where), kind, _plain(old, document), _plain(new, document), when, label, checkpoint)
+        return Change(tuple(where), kind, old, new, when, label, checkpoint)
 
-    def value(data: bytes) -> Any:
-        return document._decode(data)
-
+    value = reader.value
     if operation.code == op.SET:
-        old = old_at(path)
+        old = old_at(operation.path)
         yield change(path, "added" if old is MISSING else "changed", old, value(operation.args[0]))
     elif operation.code == op.DELETE:
-        yield change(path, "removed", old_at(path), MISSING)
+        yield change(path, "removed", old_at(operation.path), MISSING)
     elif operation.code == op.SPLICE:
         start, removed, values = operation.args
-        for at in range(removed):
-            yield change([*path, start + at], "removed", old_at([*path, start + at]), MISSING)
+        for at in range(start, start + removed):
+            yield change([*path, at], "removed", old_at([*operation.path, at]), MISSING)
         for at, data in enumerate(values, start):
             yield change([*path, at], "added", MISSING, value(data))
     elif operation.code == op.ARRANGE:
-        before = _plain(old_at(path), document)
+        before = old_at(operation.path)
         after: list[Any] = []
         for piece in operation.args[0]:
             if len(piece) == 1:
@@ -241,7 +236,7 @@ def changes_of(
                 after += [before[at] for at in range(start, start + count * step, step)]
         yield change(path, "rearranged", before, after)
     elif operation.code == op.CLEAR:
-        yield change(path, "cleared", old_at(path), MISSING)
+        yield change(path, "cleared", old_at(operation.path), MISSING)
     else:
         kind = "added" if operation.code == op.ADD else "removed"
         for data in operation.args[0]:
@@ -249,22 +244,10 @@ def changes_of(
             yield change(path, kind, MISSING if kind == "added" else item, item if kind == "added" else MISSING)
 
 
-def _plain(value: Any, document: Document) -> Any:
-    if value is MISSING:
-        return value
-    return value if type(value) in FLAT else document.plain(value)
-
-
-def mutations(document: Document, operations: Iterable[Operation], label: str, checkpoint: str) -> Iterator[Change]:
-    """The changes of one checkpoint, while ``document`` (a scratch copy of its parent's state) follows."""
-    for stored in operations:
-        operation = document.own_form(stored)
-
-        def old_at(path: list[Any]) -> Any:
-            node: Any = document.raw_section(path[0]) if path[0] in document else MISSING
-            for part in path[1:]:
-                node = child_of(node, part)
-            return node
-
-        yield from changes_of(operation, old_at, document, label, checkpoint)
-        document.change(operation)
+def mutations(
+    state: State, reader: Reader, operations: Iterable[Operation], label: str, checkpoint: str
+) -> Iterator[Change]:
+    """The changes of one checkpoint, while ``state`` (that of its parent), which the reader reads, follows."""
+    for operation in operations:
+        yield from changes_of(operation, reader.at, reader, label, checkpoint)
+        state.do([operation])

@@ -9,8 +9,8 @@ from holdfast.agent import history
 from holdfast.agent.changes import Change, mutations
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
+from holdfast.agent.names import is_bookkeeping
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.compare import differences
 from holdfast.codec.document import Document
 from holdfast.codec.values import decode, encode
 from holdfast.errors import UnknownAgent
@@ -109,6 +109,11 @@ class Checkpoint:
         return {name: digest.hex() for name, digest in self._manifest.sections}
 
     @property
+    def bookkeeping(self) -> list[str]:
+        """The sections that are an integration's own record: their names begin with two underscores."""
+        return [name for name in self.sections if is_bookkeeping(name)]
+
+    @property
     def digest(self) -> str:
         """One digest over the whole state: equal exactly when the states are."""
         flat = [part for pair in self._manifest.sections for part in pair]
@@ -175,13 +180,13 @@ class Checkpoint:
         """What it changed, in order; all that it holds, where the checkpoint before it was forgotten."""
         row, line = self._row, self._line()
         parent = line.parent(row)
-        before = self._store._scratch(parent) if parent is not None else self._store._empty()
+        before = history.state_of(self._store._catalog, parent)
         if line.cut(row):
-            operations = list(differences(before, self.state))
+            operations = before.differences(self.state.told)
         else:
             with history.unless_forgotten(self._store._catalog, row):
                 operations = history.operations_of(row, self._manifest, Values(self._store._catalog))
-        return list(mutations(before, operations, self.label, self.id))
+        return list(mutations(before, self._store._reader(before), operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from holdfast.agent import history
 from holdfast.agent.collecting import Reached
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.types import Registry
 from holdfast.errors import Damaged
 from holdfast.store.catalog import PackRow, Progress
 from holdfast.store.forgetting import Forgetting
@@ -132,6 +131,6 @@ def _needed_now(store: Store) -> set[bytes]:
             row = catalog.checkpoint(branch.head)
             unwritten: Mapping[bytes, bytes] = {}
             if not row.sealed:
-                unwritten, _ = history.load(catalog, row, Registry(), readonly=False, inert=True).unstored()
+                unwritten = history.state_of(catalog, row).unstored()
             reached.state(Manifest.decode(row.manifest).sections, unwritten)
     return reached.chunks

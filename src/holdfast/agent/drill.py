@@ -25,7 +25,6 @@ from holdfast.agent.parcels import Last
 from holdfast.agent.receiving import Receiver
 from holdfast.agent.scratch import scratch
 from holdfast.agent.sending import Sending
-from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, Damaged, HoldfastError, Unavailable
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, CheckpointRow, Progress, quietly
@@ -184,6 +183,6 @@ def _prove(again: Store, name: str, rows: Sequence[CheckpointRow]) -> None:
     for row in rows:
         if row.id not in found:
             raise Damaged("it did not come back")
-        state = history.load(again._catalog, found[row.id], Registry(), inert=True)
-        if state.content_digests() != Manifest.decode(row.manifest).sections:
+        state = history.read_all(again._catalog, found[row.id])
+        if state.digests() != Manifest.decode(row.manifest).sections:
             raise Damaged("what came back has other digests")

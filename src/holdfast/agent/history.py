@@ -6,13 +6,16 @@ the digests that its manifest recorded, or an error is raised.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.document import Document, Section
+from holdfast.codec.diff import values_of
+from holdfast.codec.document import Document
+from holdfast.codec.node import Section
 from holdfast.codec.operations import Operation, decode_operations, needed, raw_operations, resolved
+from holdfast.codec.replay import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.errors import Damaged, Forgotten
 from holdfast.store.bodies import body_of
@@ -73,12 +76,17 @@ class Blank:
     def operations(self, section: str) -> list[Operation]:  # noqa: ARG002 - there are none
         return []
 
+    def again(self) -> bool:
+        return False
+
 
 class Stored(Blank):
     """The source of a document: the state of one checkpoint."""
 
-    def __init__(self, catalog: States, row: CheckpointRow) -> None:
+    def __init__(self, catalog: States, row: CheckpointRow, *, arriving: bool = False) -> None:
+        """``arriving``: it is not in the catalog yet, so that nobody can have stored it in another way."""
         super().__init__(catalog)
+        self._arriving = arriving
         self._manifests: dict[bytes, Manifest] = {}  # of rows that were looked at, by their bytes
         self.sections = self._manifest_of(row).sections
         try:
@@ -104,7 +112,7 @@ class Stored(Blank):
         What was before a checkpoint may be forgotten while somebody reads it. Raises ``Forgotten`` when it was
         forgotten itself.
         """
-        row = current(self._catalog, self._row)
+        row = current(self._catalog, self._row) if not self._arriving else None
         if row is None or row.base == self._row.base:
             return False
         self._rest_on(row)
@@ -177,7 +185,20 @@ class Stored(Blank):
 class Live(Document):
     """A document that knows what to say when a section turns out to be damaged at its first touch."""
 
-    explain: Callable[[Damaged], Damaged] | None = None
+    __slots__ = ("explain",)
+    explain: Callable[[Damaged], Damaged] | None
+
+    def __init__(
+        self,
+        registry: Registry,
+        source: Stored,
+        *,
+        readonly: bool = False,
+        inert: bool = False,
+        explain: Callable[[Damaged], Damaged] | None = None,
+    ) -> None:
+        super().__init__(registry, source, readonly=readonly, inert=inert)
+        self.explain = explain
 
     def _load(self, section: Section) -> None:
         while True:
@@ -185,7 +206,8 @@ class Live(Document):
                 super()._load(section)
                 return
             except Damaged as error:
-                if isinstance(self._source, Stored) and self._source.again():
+                source = self.told.source
+                if isinstance(source, Stored) and source.again():
                     continue
                 self._complete(error, section)
                 raise
@@ -233,6 +255,26 @@ def _seen(catalog: States, row: CheckpointRow) -> bool:
         if not any(row.n in Ranges(pairs) for pairs in hidden):
             return True
     return False
+
+
+def state_of(catalog: States, row: CheckpointRow | None) -> State:
+    """The state of a checkpoint as bytes, or the one before the first. Sections are read when they are asked for."""
+    return State(Stored(catalog, row) if row is not None else Blank(catalog))
+
+
+def read_values(state: State, operations: Iterable[Operation]) -> None:
+    """Read every value that operations put into a state, with all that it names."""
+    reader = Reader(state, Registry(), inert=True)
+    for operation in operations:
+        for data in values_of(operation.code, operation.args):
+            reader.value(data)
+
+
+def read_all(catalog: States, row: CheckpointRow, *, arriving: bool = False) -> State:
+    """The state of a checkpoint, after every node and every value in it was read."""
+    state = State(Stored(catalog, row, arriving=arriving))
+    Reader(state, Registry(), inert=True).everything()
+    return state
 
 
 def empty(catalog: States, registry: Registry, *, inert: bool = False) -> Document:

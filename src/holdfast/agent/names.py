@@ -19,6 +19,11 @@ NAME_MAX_CHARACTERS = 1024
 LABEL_MAX_CHARACTERS = 1_000
 
 
+def is_bookkeeping(section: object) -> bool:
+    """Whether a section is an integration's own record, such as LangGraph's: it is shown when it is asked for."""
+    return isinstance(section, str) and section.startswith("__")
+
+
 def name_key(name: str) -> bytes:
     """What the catalog looks names up by."""
     return digest(b"holdfast.name", name.encode("utf-8"))

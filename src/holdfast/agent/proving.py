@@ -15,8 +15,7 @@ from ormsgpack import packb
 from holdfast.agent import history
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.parcels import Point
-from holdfast.codec.document import Document
-from holdfast.codec.types import Registry
+from holdfast.codec.replay import State
 from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue, Damaged
 from holdfast.store.catalog import CheckpointRow, States
@@ -44,8 +43,7 @@ class Proving:
         """``row_of`` gives the row of a checkpoint that was proven before, by its id."""
         self._catalog = catalog
         self._row_of = row_of
-        self._registry = Registry()
-        self._states: OrderedDict[bytes, Document] = OrderedDict()
+        self._states: OrderedDict[bytes, State] = OrderedDict()
         self._placed: dict[bytes, bytes] = {}  # nodes that hold values of the last checkpoints
 
     def prove(self, point: Point, identity: bytes, manifest: Manifest, *, cut: bool) -> None:
@@ -55,17 +53,15 @@ class Proving:
         state = None
         if not cut:
             state = self._state(manifest.parent)
-            state.change_all(operations)
-            if not state.leads_to(manifest.sections):
+            state.do(operations)
+            if state.digests() != manifest.sections:
                 short = identity.hex()[:12]
                 raise Damaged(
                     f"the operations of checkpoint {short} do not lead to its state", what=(f"checkpoint {short}",)
                 )
-            state.forget_changes()
+            history.read_values(state, operations)
         if point.sealed:
-            stored = history.load(self._catalog, row, self._registry, readonly=False, inert=True)
-            for section in stored:
-                stored.raw_section(section)
+            stored = history.read_all(self._catalog, row, arriving=True)
             state = stored if state is None else state
         if state is None:
             raise Damaged("a checkpoint that rests on nothing")
@@ -92,11 +88,11 @@ class Proving:
             found.append(node[offset : offset + length])
         return found
 
-    def _state(self, parent: bytes) -> Document:
+    def _state(self, parent: bytes) -> State:
         """The parent's state, to be changed: whoever else grows from it loads it again."""
         if not parent:
-            return history.empty(self._catalog, self._registry, inert=True)
+            return history.state_of(self._catalog, None)
         state = self._states.pop(parent, None)
         if state is not None:
             return state
-        return history.load(self._catalog, self._row_of(parent), self._registry, readonly=False, inert=True)
+        return history.state_of(self._catalog, self._row_of(parent))

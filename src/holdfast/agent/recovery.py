@@ -16,7 +16,6 @@ from msgspec import Struct
 from holdfast.agent import history, salvage
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.types import Registry
 from holdfast.errors import ColdPlaceMissing, Damaged, HoldfastError
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, checkpoint_id
@@ -56,10 +55,8 @@ def problem_with(store: Store, row: CheckpointRow, a: int) -> str:
         if validity is not None:
             body = body_of(validity)
             return f"it is marked {body['validity']}: {body['reason']}".removesuffix(": ")
-        document = history.load(store._catalog, row, Registry(), inert=True)
         history.Stored(store._catalog, row).since_base()
-        for name in document:
-            document.raw_section(name)
+        history.read_all(store._catalog, row)
     except ColdPlaceMissing:
         raise
     except HoldfastError as error:

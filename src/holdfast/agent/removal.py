@@ -20,7 +20,6 @@ from holdfast.agent.collecting import Collection, Reached
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.sparing import spared
-from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged
 from holdfast.store import sealing
@@ -316,8 +315,7 @@ def _stand_alone(store: Store, forgetting: Forgetting, family: Family, dead: set
     for row in reversed(family.orphans(dead)):
         resting: list[int] = []
         if not row.sealed:
-            document = history.load(store._catalog, row, Registry(), readonly=False, inert=True)
-            forgetting.write_nodes(document.unstored()[0])
+            forgetting.write_nodes(history.state_of(store._catalog, row).unstored())
             waiting = list(children.get(row.n, ()))
             while waiting:
                 n = waiting.pop()

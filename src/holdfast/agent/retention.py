@@ -19,7 +19,6 @@ from holdfast.agent.manifest import Manifest
 from holdfast.agent.policy import Moment, Policy
 from holdfast.agent.removal import Family
 from holdfast.agent.sparing import ROW_BYTES, spared
-from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.errors import Damaged
 from holdfast.store.bodies import body_of
@@ -276,8 +275,7 @@ def _weight(store: Store, reading: Reading, choices: Sequence[Choice]) -> int:
         for family in families.values():
             for row in family.orphans(dead):
                 if not row.sealed:
-                    document = history.load(store._catalog, row, Registry(), readonly=False, inert=True)
-                    nodes = document.unstored()[0]
+                    nodes = history.state_of(store._catalog, row).unstored()
                     added.update(nodes)
                     collection.live.state(Manifest.decode(row.manifest).sections, nodes)
         collection.mark()

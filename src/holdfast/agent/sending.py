@@ -19,7 +19,6 @@ from holdfast.agent.collecting import DIGEST_BYTES, chunks, containers
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.parcels import About, BranchAbout, Chunk, Events, Last, Metadata, Nodes, Parcel, Point, Records
-from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import Damaged
 from holdfast.store.bodies import body_of
@@ -230,8 +229,7 @@ class Sending:
         if (
             cut and not row.sealed
         ):  # perhaps the one before it is only hidden here, so that it rests on what is not sent
-            document = history.load(self._catalog, row, Registry(), readonly=False, inert=True)
-            extra, _ = document.unstored()
+            extra = history.state_of(self._catalog, row).unstored()
         certain = [digest for digest, _, _ in places]
         if sealed:
             certain += [digest for _, digest in manifest.sections]

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 from holdfast.agent import history
 from holdfast.agent.collecting import Reached
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.types import Registry
 from holdfast.errors import ColdPlaceMissing
 from holdfast.store.bodies import places_of
 from holdfast.store.catalog import CheckpointRow
@@ -89,8 +88,7 @@ class _Weighing:
 
     def load(self, orphans: list[_Orphan]) -> None:
         for orphan in orphans:
-            document = history.load(self._store._catalog, orphan.row, Registry(), readonly=False, inert=True)
-            nodes = document.unstored()[0]
+            nodes = history.state_of(self._store._catalog, orphan.row).unstored()
             new = [(digest, node) for digest, node in nodes.items() if digest not in self._sizes]
             self._sizes.update((digest, _room(len(data))) for digest, data in packed_nodes(PLAIN, new))
             self._alive.state(Manifest.decode(orphan.row.manifest).sections, nodes)

@@ -28,6 +28,7 @@ from holdfast.agent.names import check_name, check_new, name_key
 from holdfast.agent.revision import find
 from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
+from holdfast.codec.replay import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import encode
 from holdfast.errors import (
@@ -767,9 +768,9 @@ class Store:
     def _load(self, row: CheckpointRow) -> Document:
         return history.load(self._catalog, row, self._registry, inert=self._inert)
 
-    def _scratch(self, row: CheckpointRow) -> Document:
-        """A state that may be changed and is never written."""
-        return history.load(self._catalog, row, self._registry, readonly=False, inert=self._inert)
+    def _reader(self, state: State) -> Reader:
+        """Gives the values of a state as this store's program knows them."""
+        return Reader(state, self._registry, inert=self._inert)
 
     def _empty(self) -> Document:
         return history.empty(self._catalog, self._registry, inert=self._inert)

@@ -19,8 +19,7 @@ from holdfast.agent import history
 from holdfast.agent.ledgers import Ledgers
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.document import Document
-from holdfast.codec.types import Registry
+from holdfast.codec.replay import State
 from holdfast.codec.values import decode
 from holdfast.errors import ColdPlaceMissing, Damaged, HoldfastError, Rekeying
 from holdfast.store.bodies import body_of
@@ -165,7 +164,6 @@ class _Verification:
         self.report = report
         # No type is known here, so that every instance is read as the record that it is stored as: what is proven are
         # the bytes, before any migration.
-        self.inert_registry = Registry()
         self.judged: dict[tuple[int, bytes], dict[str, Any]] = {}  # agent, checkpoint -> what its validity row says
         self.walked: set[int] = set()  # agents whose checkpoints were all read
         self.newest: dict[int, tuple[int, bytes]] = {}  # branch -> the newest checkpoint that was made on it
@@ -323,7 +321,7 @@ class _Verification:
                 rows[checkpoint.n] = checkpoint
             self._shared(line, name)
             self.walked.add(row.a)
-        states: dict[int, Document] = {}
+        states: dict[int, State] = {}
         broken: set[int] = set()
         away: set[int] = set()  # nothing is wrong with them as far as one can see
         resting: list[str] = []  # on a broken checkpoint, with no sealed state in between
@@ -399,7 +397,7 @@ class _Verification:
         row: CheckpointRow,
         manifest: Manifest,
         rows: dict[int, CheckpointRow],
-        states: dict[int, Document],
+        states: dict[int, State],
         values: Values,
     ) -> None:
         """Replay the operations on the parent's state, and for a sealed checkpoint read the nodes as well."""
@@ -407,30 +405,20 @@ class _Verification:
         self.report.checked["operations"] += len(operations)
         state = states.pop(row.parent, None)
         if state is None:
-            state = self._scratch(rows[row.parent]) if row.parent else self._empty()
-        for operation in operations:
-            state.change(operation)
-        if not state.leads_to(manifest.sections):
+            state = history.state_of(self.catalog, rows[row.parent] if row.parent else None)
+        state.do(operations)
+        if state.digests() != manifest.sections:
             raise _bad(row, "its operations do not lead to the state that it recorded")
-        state.forget_changes()
+        history.read_values(state, operations)
         if row.sealed:
             self._read(row)
         states[row.n] = state
         while len(states) > _STATES_KEPT:
             del states[min(states)]
 
-    def _read(self, row: CheckpointRow) -> Document:
-        """A sealed state, read from its nodes alone."""
-        stored = self._scratch(row)
-        for section in stored:
-            stored.raw_section(section)
-        return stored
-
-    def _scratch(self, row: CheckpointRow) -> Document:
-        return history.load(self.catalog, row, self.inert_registry, readonly=False, inert=True)
-
-    def _empty(self) -> Document:
-        return history.empty(self.catalog, self.inert_registry, inert=True)
+    def _read(self, row: CheckpointRow) -> State:
+        """A sealed state, read from its nodes alone, and every value in it."""
+        return history.read_all(self.catalog, row)
 
     def _names(self, row: AgentRow, name: str, rows: dict[int, CheckpointRow]) -> None:
         """Branches and tags lead to the checkpoints that they name."""

@@ -1,10 +1,10 @@
 """From a capture to the catalog: the order of writes, sealing, and what happens when a write fails.
 
 Owns the queue of captures of one branch and its head. Must not know revisions, rollback or user handles.
-What always holds: captures are written in the order in which they were taken; a capture that could not be written is
-given back to the document with everything that came after it, so that the next checkpoint contains it all. A signal
-handler may raise anywhere: a capture whose writing was cut short is either found in the catalog, and counts, or given
-back; one of which neither could be done yet waits in the queue, and the next call begins with it.
+What always holds: captures are written in the order in which they were taken; the document keeps each until it is told
+that the catalog has it, so that what could not be written goes with the next one. A signal handler may raise anywhere:
+a capture whose writing was cut short is either found in the catalog, and counts, or leaves the queue with everything
+behind it; one of which neither can be said yet stays there, and the next call begins with it.
 
 Lock order: ``writing`` before the document's lock, never the other way round.
 """
@@ -24,7 +24,7 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import Entry, Journal, Position
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import LEAF_MAX_BYTES, digest_of
-from holdfast.codec.document import Capture, Captured
+from holdfast.codec.capture import Captured, Document
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError, StoreBusy, StoreClosed
@@ -49,7 +49,7 @@ class Pending:
 
     def __init__(
         self,
-        captured: Capture,
+        captured: Captured,
         label: str,
         kind: str,
         target: bytes,
@@ -75,7 +75,6 @@ class Pending:
         self.apart = False  # another thread sees to it
         self.time_us = now_us()
         self.sealed = False
-        self.nodes = captured.nodes
         self.items: dict[bytes, tuple[bytes, int]] = {}
         self.done = False
         self.result: Checkpoint | None = None
@@ -140,7 +139,7 @@ class Writing:
 
     def capture(
         self,
-        document: Captured,
+        document: Document,
         label: str,
         kind: str = "checkpoint",
         target: bytes = b"",
@@ -157,34 +156,21 @@ class Writing:
         ``key`` is what it can be looked up by, ``events`` go to disk with it, ``guard`` is the covering lease.
         ``note`` makes records that go to disk with it, ``nodes`` and ``chunks`` are what these name.
         """
-        captured = None
-        found: dict[bytes, bytes] = {}
-        queued = False
-        try:
-            with self._undivided(document.lock), document.lock:
-                position = self.journal.position  # before the state: what it follows from has been recorded
-                captured = document.capture()
-                pending = Pending(captured, label, kind, target, key, events, guard, position)
-                pending.note, pending.note_nodes, pending.note_chunks = note, nodes or {}, chunks or {}
-                self._unsealed += 1
-                self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
-                if self._seal_is_due(document):
-                    found, items = document.unstored()
-                    if document.stands(captured, found):
-                        pending.nodes, pending.items = {**captured.nodes, **found}, items
-                        pending.sealed = True
-                        self._unsealed = self._unsealed_bytes = 0
-                queued = True  # no call before the next one: an interrupt cannot part them
-                self._queue.append(pending)
-                return pending
-        except BaseException:
-            if captured is not None and not queued:
-                with document.lock:
-                    document.restore(captured._replace(nodes={**captured.nodes, **found}))
-                    self._unsealed = sealing.SEAL_CHECKPOINTS
-            raise
+        with self._undivided(document.lock), document.lock:
+            position = self.journal.position  # before the state: what it follows from has been recorded
+            captured = document.capture(self.under_way)
+            pending = Pending(captured, label, kind, target, key, events, guard, position)
+            pending.note, pending.note_nodes, pending.note_chunks = note, nodes or {}, chunks or {}
+            self._unsealed += 1
+            self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
+            if self._seal_is_due(document):
+                pending.items = document.seal(captured)
+                pending.sealed = True
+                self._unsealed = self._unsealed_bytes = 0
+            self._queue.append(pending)
+            return pending
 
-    def _seal_is_due(self, document: Captured) -> bool:
+    def _seal_is_due(self, document: Document) -> bool:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
 
         Edits all over a large state touch most of its nodes: writing them anew at every checkpoint would cost the
@@ -197,7 +183,7 @@ class Writing:
             return False
         return self._unsealed_bytes + LEAF_MAX_BYTES >= document.unstored_bytes()
 
-    def finish(self, document: Captured, pending: Pending) -> Checkpoint:
+    def finish(self, document: Document, pending: Pending) -> Checkpoint:
         """Write queued captures in their order until this one is done."""
         with self.writing:
             while True:
@@ -207,9 +193,9 @@ class Writing:
                         if pending.done:  # also when a signal handler's checkpoint has taken it along
                             break
                         first = self._queue[0]
-                        self._write(first)
+                        self._write(document, first)
                 except HoldfastError as error:
-                    self._give_back(document, error)
+                    self._drop(document, error)
                     raise
                 except BaseException as error:
                     self._cut_short(document, first, error)
@@ -220,7 +206,7 @@ class Writing:
             raise StoreClosed("the checkpoint was not written")
         return pending.result
 
-    def settle(self, document: Captured) -> None:
+    def settle(self, document: Document) -> None:
         """Write everything that is queued, and make it durable."""
         with self.writing:
             while self._queue:
@@ -228,7 +214,7 @@ class Writing:
         self._store.flush()
 
     @contextmanager
-    def still(self, document: Captured) -> Iterator[None]:
+    def still(self, document: Document) -> Iterator[None]:
         """Inside, no capture is on its way, and no other thread changes or captures the state: history can be moved."""
         with self.writing:
             while True:
@@ -244,39 +230,49 @@ class Writing:
                         return
 
     @property
+    def under_way(self) -> list[Captured]:
+        """The captures that are being written."""
+        return [pending.captured for pending in tuple(self._queue)]
+
+    @property
+    def queued(self) -> bool:
+        """Whether a capture is on its way."""
+        return bool(self._queue)
+
+    @property
     def waiting(self) -> bool:
         """Whether a capture waits for the next call, because the one that took it was cut short."""
         return any(not pending.apart for pending in tuple(self._queue))
 
-    def _cut_short(self, document: Captured, first: Pending | None, error: BaseException) -> None:
+    def _cut_short(self, document: Document, first: Pending | None, error: BaseException) -> None:
         """Writing ended by something that says nothing of the store, as an interrupt does: see what became of it."""
         if first is None or first.done:
             return
         if first.made is not None:
             try:
-                if self._landed(first):
+                if self._landed(document, first):
                     return
             except HoldfastError:
                 return  # nobody can tell now: the next call asks again
-        self._give_back(document, error)
+        self._drop(document, error)
 
-    def _landed(self, pending: Pending) -> bool:
+    def _landed(self, document: Document, pending: Pending) -> bool:
         """Whether a capture whose writing was cut short is in the catalog all the same. If not, it never will be."""
         if pending.commit is None or not self._store._catalog.landed(pending.commit):
             return False
-        self._written(pending)
+        self._written(document, pending)
         return True
 
-    def _give_back(self, document: Captured, error: BaseException) -> None:
-        with document.lock:
-            while self._queue:
-                pending = self._queue.pop()
-                document.restore(pending.captured._replace(nodes=pending.nodes))
-                pending.done, pending.error = True, error
+    def _drop(self, document: Document, error: BaseException) -> None:
+        """What is queued will not be written. The document keeps it for the next capture."""
+        with document.lock:  # nobody captures in between, believing that these are on their way
             self._unsealed = sealing.SEAL_CHECKPOINTS  # the next one makes the state whole in the catalog
+            for pending in self._queue:
+                pending.error, pending.done = error, True
+            self._queue = deque()
 
-    def _write(self, pending: Pending) -> None:
-        if pending.made is not None and self._landed(pending):
+    def _write(self, document: Document, pending: Pending) -> None:
+        if pending.made is not None and self._landed(document, pending):
             return
         operations, values = encode_operations(pending.captured.operations, pending.time_us, self._store._registry)
         described, description = self._describe()
@@ -298,7 +294,7 @@ class Writing:
         onto = None
         if self.branch_head != manifest.parent:
             onto = (self.head._row.n, self.head._row.base) if self.head is not None else (0, 0)
-        nodes = {**pending.nodes, **pending.note_nodes}
+        nodes = {**pending.captured.nodes, **pending.note_nodes}
         places = self._seal(pending, values, nodes) if pending.sealed else None
         commit = Commit(
             a=self._agent.a,
@@ -328,17 +324,18 @@ class Writing:
             with self.journal.carrying(records) as append:
                 pending.commit = replace(commit, append=append)
                 pending.n = self._store._catalog.commit(pending.commit) or 0
-        self._written(pending)
+        self._written(document, pending)
         self._store._tending.made(self._agent)
 
-    def _written(self, pending: Pending) -> None:
-        """It is in the catalog. Nothing here can be cut in two by an interrupt but from outside: see ``_cut_short``."""
+    def _written(self, document: Document, pending: Pending) -> None:
+        """It is in the catalog. An interrupt may come anywhere here: then all of it is done again (``_cut_short``)."""
         made = pending.made
         if made is None:
             return
         self._metadata_written = made._manifest.metadata
         self.head = self.newest = made
         self.branch_head = made._id
+        document.written(pending.captured, sealed=pending.sealed)
         pending.result, pending.done = made, True
         self._queue.popleft()
 

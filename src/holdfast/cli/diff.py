@@ -20,6 +20,7 @@ def diff(
     /,
     *,
     exit_code: Flag = False,
+    bookkeeping: Flag = False,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -33,6 +34,8 @@ def diff(
         The later side: NAME or NAME@REV. Without it, the newest checkpoint of the same agent.
     exit_code
         End with 1 when there are differences.
+    bookkeeping
+        Show also what integrations such as LangGraph's keep for themselves: sections named __like_this__.
     json
         Print JSON (schema holdfast.diff/1).
     """
@@ -44,7 +47,8 @@ def diff(
                 f"{agent.name!r} and {other.name!r} are different agents",
                 hint="diff compares two checkpoints of one agent.",
             )
-        found = agent.diff(before, after)
+        compared = agent.diff(before, after)
+        found = compared.everything if bookkeeping else compared.changes
         if json:
             session.out.json(
                 {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter
@@ -14,6 +14,7 @@ import holdfast
 from holdfast.cli.asking import OneKeyFile, key_in
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
+from holdfast.cli.programs import module_of
 from holdfast.cli.progress import bars
 from holdfast.cli.push import Beside, Called, tell
 from holdfast.cli.session import Flag, Given, Json
@@ -107,7 +108,7 @@ def langgraph(
     thread
         Import only these threads. [default: all]
     types
-        Modules whose classes the threads hold. LangChain's and LangGraph's own are known.
+        Modules or file.py whose classes the threads hold. LangChain's and LangGraph's own are known.
     dry_run
         Only count what is there, and say which threads cannot come over because of their ids.
     json
@@ -122,15 +123,14 @@ def langgraph(
             f"importing LangGraph threads needs a package that is not installed: {error.name}",
             hint="Install it: pip install 'holdfast[langgraph]'",
         ) from error
-    for module in types:
-        _import_module(module)
+    modules = [_import_module(name) for name in types]
     check_source(source, thread)  # before a store is made
     logging.getLogger("langgraph").addHandler(logging.NullHandler())  # what it would warn of is an error here
     with bars(session.err) as progress:
         if dry_run:
             report = import_threads(source, None, threads=thread, dry_run=True, progress=progress)
         else:
-            with session.filling() as store, HoldfastSaver(store, types=types) as saver:
+            with session.filling() as store, HoldfastSaver(store, types=modules) as saver:
                 report = import_threads(source, saver, threads=thread, progress=progress)
     if json:
         session.out.json({"schema": SCHEMA, "dry_run": dry_run, **report.to_json()})
@@ -141,13 +141,11 @@ def langgraph(
     return max((exit_code(failed.error) for failed in report.failed if failed.error is not None), default=0)
 
 
-def _import_module(name: str) -> None:
+def _import_module(name: str) -> ModuleType:
     try:
-        importlib.import_module(name)
+        return module_of(name)
     except ImportError as error:
-        raise BadOption(
-            f"--types {name}: {error}", hint="Name a module that Python finds; PYTHONPATH=. adds this directory."
-        ) from error
+        raise BadOption(f"--types {name}: {error}") from error
 
 
 def _print(out: Output, report: ImportReport) -> None:

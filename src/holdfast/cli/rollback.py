@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import Agent, Checkpoint, RollbackPlan, Store
+from holdfast import Agent, Change, Checkpoint, Diff, RollbackPlan, Store
 from holdfast.cli.changes import change_json, lines
 from holdfast.cli.complete import refs
 from holdfast.cli.effects import call_of
@@ -42,6 +42,7 @@ def rollback(
     yes: Flag = False,
     accept: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", show_default=False)] = (),
     keep_effects: Flag = False,
+    bookkeeping: Flag = False,
     load: Load = (),
     wait: Wait = 0.0,
     json: Json = False,
@@ -67,6 +68,8 @@ def rollback(
         Leave these effects standing though they cannot be undone: a tool's name, or an effect's id.
     keep_effects
         Move the state only; leave everything outside as it is.
+    bookkeeping
+        Show also what integrations such as LangGraph's keep for themselves: sections named __like_this__.
     load
         A module or file.py with the tools that undo. Nothing is imported unless it is named here.
     wait
@@ -82,7 +85,7 @@ def rollback(
         )
     if keep_effects and accept:
         raise BadOption("--keep-effects leaves all effects standing", hint="Leave --accept away.")
-    wanted = _Wanted(to, accept, "keep" if keep_effects else "undo")
+    wanted = _Wanted(to, accept, "keep" if keep_effects else "undo", bookkeeping)
     if dry_run:
         return _preview(session, agent, wanted, load, json=json)
     with _writing(session, load) as store:
@@ -91,7 +94,7 @@ def rollback(
         with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
             plan = wanted.plan(handle)
             if not json:
-                _show(session.out, handle, plan)
+                _show(session.out, handle, plan, wanted.changes(plan))
             if plan.blocked:
                 said = count(len(plan.blocked), "effect stands", "effects stand")
                 raise RollbackBlocked(f"{said} in the way; nothing was changed")
@@ -100,7 +103,7 @@ def rollback(
                 return 0
             head = plan.apply()
             if json:
-                session.out.json(_as_json(handle, plan, done=True))
+                session.out.json(_as_json(handle, plan, wanted.changes(plan), done=True))
             else:
                 _done(session.out, name, branch, head, plan)
     return 0
@@ -111,9 +114,14 @@ class _Wanted:
     to: str
     accept: Sequence[str]
     effects: Literal["undo", "keep"]
+    bookkeeping: bool
 
     def plan(self, handle: Agent) -> RollbackPlan:
         return handle.plan_rollback(self.to, accept=self.accept, effects=self.effects)
+
+    def changes(self, plan: RollbackPlan) -> list[Change]:
+        found: Diff = plan.diff
+        return found.everything if self.bookkeeping else found.changes
 
 
 @contextmanager
@@ -134,16 +142,16 @@ def _preview(session: Session, agent: str, wanted: _Wanted, programs: Sequence[s
         handle = reader(store, *on_branch(store, agent))
         plan = wanted.plan(handle)
         if json:
-            session.out.json(_as_json(handle, plan, done=False))
+            session.out.json(_as_json(handle, plan, wanted.changes(plan), done=False))
         else:
-            _show(session.out, handle, plan)
+            _show(session.out, handle, plan, wanted.changes(plan))
             if plan.blocked:
                 session.out.say(_WAY_OUT, wrap=True)
             session.out.say(Text("Dry run: nothing was changed.", style="bold"))
         return ATTENTION if plan.blocked else 0
 
 
-def _show(out: Output, handle: Agent, plan: RollbackPlan) -> None:
+def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Change]) -> None:
     target = plan.target
     out.say(
         Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"), " goes back to ",
@@ -158,15 +166,15 @@ def _show(out: Output, handle: Agent, plan: RollbackPlan) -> None:
             )  # fmt: skip
         if len(plan.abandons) > _SHOWN:
             out.say(Text(f"  … and {len(plan.abandons) - _SHOWN:,} more", style="dim"))
-    if plan.diff:
+    if changes:
         out.say("The state changes like this:")
-        changed = list(lines(plan.diff))
+        changed = list(lines(changes))
         for line in changed[:_SHOWN]:
             out.say("  ", line, wrap=True)
         if len(changed) > _SHOWN:
             out.say(Text(f"  … and {count(len(changed) - _SHOWN, 'more line')}", style="dim"))
     else:
-        out.say("The state stays as it is.")
+        out.say("Only bookkeeping changes." if plan.diff.everything else "The state stays as it is.")
     _show_effects(out, handle, plan)
 
 
@@ -217,7 +225,7 @@ def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: RollbackP
         out.say(Text(f"To go forward again: {clean(back)}", style="dim"))
 
 
-def _as_json(handle: Agent, plan: RollbackPlan, *, done: bool) -> dict[str, object]:
+def _as_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], *, done: bool) -> dict[str, object]:
     planned = plan.to_json()
     return {
         "schema": SCHEMA,
@@ -226,6 +234,6 @@ def _as_json(handle: Agent, plan: RollbackPlan, *, done: bool) -> dict[str, obje
         "done": done,
         "target": plan.target.to_json(),
         "abandons": [checkpoint.to_json() for checkpoint in plan.abandons],
-        "changes": [change_json(change) for change in plan.diff],
+        "changes": [change_json(change) for change in changes],
         **{key: planned[key] for key in ("effects", "undo", "blocked", "accepted", "undone", "harmless", "children")},
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -31,6 +32,7 @@ def show(
     section: Annotated[str | None, Parameter(metavar="NAME", show_default=False)] = None,
     path: Annotated[str | None, Parameter(metavar="PATH", show_default=False)] = None,
     full: Flag = False,
+    bookkeeping: Flag = False,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -46,6 +48,8 @@ def show(
         Show only this place, such as state.messages[3].
     full
         Show everything: no limit on depth, items or length.
+    bookkeeping
+        Show also what integrations such as LangGraph's keep for themselves: sections named __like_this__.
     json
         Print JSON (schema holdfast.show/1).
     """
@@ -54,23 +58,24 @@ def show(
     parts = (section,) if section is not None else parse(path or "")
     with session.reading() as store:
         agent, checkpoint = looking(store, revision)
+        hidden = [] if bookkeeping else checkpoint.bookkeeping
         if json:
-            session.out.json(_as_json(agent, checkpoint, parts, _stack(store, agent, checkpoint)))
+            session.out.json(_as_json(agent, checkpoint, parts, _stack(store, agent, checkpoint), hidden))
         elif parts:
             _tree(session.out, checkpoint, parts, full=full)
         else:
             _header(session.out, agent, checkpoint, _stack(store, agent, checkpoint))
-            _sections(session.out, checkpoint)
-            _tree(session.out, checkpoint, parts, full=full)
-            _changes(session.out, checkpoint, full=full)
+            _sections(session.out, checkpoint, hidden)
+            _tree(session.out, checkpoint, parts, hidden, full=full)
+            _changes(session.out, checkpoint, hidden, full=full)
     return 0
 
 
-def value_at(checkpoint: Checkpoint, parts: tuple[Any, ...]) -> Any:
+def value_at(checkpoint: Checkpoint, parts: tuple[Any, ...], hidden: Collection[str] = ()) -> Any:
     """A place in the state, as plain values. Only the section that is asked for is read."""
     state = checkpoint.state
     if not parts:
-        return {name: holdfast.plain(state[name]) for name in state}
+        return {name: holdfast.plain(state[name]) for name in state if name not in hidden}
     if parts[0] not in state:
         names = ", ".join(repr(name) for name in state)
         raise BadOption(f"the state has no section {parts[0]!r}", hint=f"Sections: {names or 'none'}.")
@@ -137,7 +142,7 @@ def _metadata(metadata: dict[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _sections(out: Output, checkpoint: Checkpoint) -> None:
+def _sections(out: Output, checkpoint: Checkpoint, hidden: Collection[str]) -> None:
     out.say()
     sections = checkpoint.sections
     if not sections:
@@ -146,12 +151,18 @@ def _sections(out: Output, checkpoint: Checkpoint) -> None:
     rows = [
         (Text(clean(name), style="cyan"), digest[:16], kind_of(value_at(checkpoint, (name,))))
         for name, digest in sections.items()
+        if name not in hidden
     ]
-    out.columns(("section", "digest", "holds"), rows)
+    if rows:
+        out.columns(("section", "digest", "holds"), rows)
+    if hidden:
+        out.say(Text(f"{count(len(hidden), 'section')} of bookkeeping hidden; --bookkeeping shows it.", style="dim"))
 
 
-def _tree(out: Output, checkpoint: Checkpoint, parts: tuple[Any, ...], *, full: bool) -> None:
-    value = value_at(checkpoint, parts)
+def _tree(
+    out: Output, checkpoint: Checkpoint, parts: tuple[Any, ...], hidden: Collection[str] = (), *, full: bool
+) -> None:
+    value = value_at(checkpoint, parts, hidden)
     if not parts:
         if not value:
             return
@@ -164,8 +175,8 @@ def _tree(out: Output, checkpoint: Checkpoint, parts: tuple[Any, ...], *, full: 
         out.say(Text(f"{tree.cut} {where} cut short; --full shows everything, --path one place.", style="dim"))
 
 
-def _changes(out: Output, checkpoint: Checkpoint, *, full: bool) -> None:
-    found = checkpoint.changes()
+def _changes(out: Output, checkpoint: Checkpoint, hidden: Collection[str], *, full: bool) -> None:
+    found = [change for change in checkpoint.changes() if not (hidden and change.bookkeeping)]
     if not found:
         return
     out.say()
@@ -177,7 +188,9 @@ def _changes(out: Output, checkpoint: Checkpoint, *, full: bool) -> None:
         out.say(Text(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.", style="dim"))
 
 
-def _as_json(agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...], stack: list[str]) -> dict[str, Any]:
+def _as_json(
+    agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...], stack: list[str], hidden: Collection[str]
+) -> dict[str, Any]:
     data = {
         "schema": SCHEMA,
         "agent": agent.name,
@@ -188,8 +201,9 @@ def _as_json(agent: Agent, checkpoint: Checkpoint, parts: tuple[Any, ...], stack
             "stack": stack,
         },
         "path": holdfast.errors.format_path(parts),
-        "value": as_json(value_at(checkpoint, parts)),
+        "value": as_json(value_at(checkpoint, parts, hidden)),
     }
     if not parts:
-        data["changes"] = [change_json(change) for change in checkpoint.changes()]
+        shown = [change for change in checkpoint.changes() if not (hidden and change.bookkeeping)]
+        data["changes"] = [change_json(change) for change in shown]
     return data

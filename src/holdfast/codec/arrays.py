@@ -8,50 +8,46 @@ Holds always: an array comes back read-only over bytes that nothing else can wri
 from __future__ import annotations
 
 import re
+from codecs import utf_32_be_decode, utf_32_le_decode, utf_32_le_encode
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
 from ormsgpack import Ext, packb
 
-from holdfast.codec import codes, refusals
-from holdfast.codec.codes import MAX_VALUE_BYTES
+from holdfast.codec import limits, refusals
+from holdfast.codec.atoms import lower_str
+from holdfast.codec.limits import MAX_EMPTY_ITEMS, MAX_VALUE_BYTES
+from holdfast.codec.wire import corrupt, is_ours
 from holdfast.errors import CorruptValue
-
-if TYPE_CHECKING:
-    from holdfast.codec.lowering import Walk
 
 _SIMPLE = re.compile(
     r"[<>|](?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,10}[A-Za-z]{1,2}\])?)"
 )
 
-_MAX_EMPTY_ITEMS = 2**20
-"""Items of a dtype without bytes cost nothing to declare, so their number needs a limit of its own."""
-
-
 _X87 = np.finfo(np.longdouble).nmant == 63
 _X87_BYTES = 10
 
 
-def lower(walk: Walk, value: Any, depth: int) -> Ext:
+def write(value: Any) -> Ext:
     """An array or scalar as its extension."""
     # Text and bytes scalars lose trailing zeros on every way through NumPy (str() included), so they are read
     # as the Python objects that they also are.
     if isinstance(value, np.str_):
-        return _scalar(f"<U{len(value)}", str.encode(value, "utf-32-le", "surrogatepass"))
+        return _scalar(f"<U{len(value)}", utf_32_le_encode(value, "surrogatepass")[0])
     if isinstance(value, np.bytes_):
         return _scalar(f"|S{len(value)}", bytes.__getitem__(value, slice(None)))
-    descr = packb(walk.lower(_descr(value.dtype), depth))
+    descr = packb(_lowered(_descr(value.dtype)))
     if not isinstance(value, np.ndarray):
-        return Ext(codes.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
-    if value.dtype.itemsize == 0 and value.size > _MAX_EMPTY_ITEMS:
+        return Ext(limits.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
+    if value.dtype.itemsize == 0 and value.size > MAX_EMPTY_ITEMS:
         raise refusals.array("an array of very many items that have no content", "Save its shape.")
-    return Ext(codes.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
+    return Ext(limits.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
 
 
 def _scalar(dtype: str, data: bytes) -> Ext:
-    return Ext(codes.SCALAR, packb([dtype, data]))
+    return Ext(limits.SCALAR, packb([dtype, data]))
 
 
 def _descr(dtype: np.dtype[Any]) -> Any:
@@ -61,7 +57,11 @@ def _descr(dtype: np.dtype[Any]) -> Any:
     try:
         descr = _as_lists(dtype.str if dtype.names is None else npy.dtype_to_descr(dtype))
         same = _dtype(descr)
-    except (ValueError, TypeError, CorruptValue):
+    except CorruptValue:
+        same = None
+    except (ValueError, TypeError) as error:
+        if not is_ours(error, "numpy"):
+            raise
         same = None
     if same is None or same != dtype or same.type is not dtype.type or dtype.metadata:
         raise refusals.array(
@@ -69,6 +69,13 @@ def _descr(dtype: np.dtype[Any]) -> Any:
             "Convert it to a standard dtype with astype(...), or save the fields one by one.",
         )
     return descr
+
+
+def _lowered(descr: Any) -> Any:
+    """The description as MessagePack can carry it: a field's name may be any text."""
+    if type(descr) is list:
+        return list(map(_lowered, descr))
+    return lower_str(descr) if type(descr) is str else descr
 
 
 def _as_lists(descr: Any) -> Any:
@@ -115,17 +122,17 @@ def _dtype(descr: Any) -> np.dtype[Any]:
     if type(descr) is str:
         dtype = np.dtype(descr) if _SIMPLE.fullmatch(descr) else None
         if dtype is None or dtype.str != descr:
-            raise _corrupt(f"the dtype {descr!r:.80}")
+            raise corrupt(f"the dtype {descr!r:.80}")
         return dtype
     dtype = npy.descr_to_dtype([_field(field) for field in descr])
     if dtype.hasobject or _as_lists(npy.dtype_to_descr(dtype)) != descr:
-        raise _corrupt("a structured dtype in another form")
+        raise corrupt("a structured dtype in another form")
     return dtype
 
 
 def _field(field: Any) -> tuple[Any, ...]:
     if type(field) is not list or len(field) not in {2, 3}:
-        raise _corrupt("a field of a dtype is its name, its dtype and perhaps a shape")
+        raise corrupt("a field of a dtype is its name, its dtype and perhaps a shape")
     name = tuple(field[0]) if type(field[0]) is list else field[0]
     inner: Any = field[1]
     if type(inner) is str:
@@ -135,32 +142,37 @@ def _field(field: Any) -> tuple[Any, ...]:
     return (name, inner, *(tuple(shape) for shape in field[2:]))
 
 
-def _corrupt(text: str) -> CorruptValue:
-    return CorruptValue(f"Not a value of the format: {text}")
+def read(code: int, parts: list[Any]) -> Any:
+    """The array or scalar of a payload."""
+    try:
+        return _read_array(*parts) if code == limits.ARRAY else _read_scalar(*parts)
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        # NumPy says in these ways that there is no such dtype or text.
+        if not is_ours(error, "numpy"):
+            raise
+        raise corrupt(f"{type(error).__name__}: {error}") from error
 
 
-def read_array(items: list[Any]) -> Any:
-    """The array of a payload."""
-    descr, shape, data = items
+def _read_array(descr: Any, shape: Any, data: Any) -> Any:
     dtype = _dtype(descr)
     if type(shape) is not list or not all(type(length) is int and length >= 0 for length in shape):
-        raise _corrupt("the shape of an array")
+        raise corrupt("the shape of an array")
     if type(data) is not bytes or len(data) > MAX_VALUE_BYTES:
-        raise _corrupt("the content of an array")
+        raise corrupt("the content of an array")
     count = prod(shape)
-    if count * dtype.itemsize != len(data) or (dtype.itemsize == 0 and count > _MAX_EMPTY_ITEMS):
-        raise _corrupt(f"an array of {len(data):,} bytes whose shape and dtype say otherwise")
+    if count * dtype.itemsize != len(data) or (dtype.itemsize == 0 and count > MAX_EMPTY_ITEMS):
+        raise corrupt(f"an array of {len(data):,} bytes whose shape and dtype say otherwise")
     return np.ndarray(tuple(shape), dtype, buffer=data)
 
 
-def read_scalar(items: list[Any]) -> Any:
-    """The scalar of a payload."""
-    descr, data = items
+def _read_scalar(descr: Any, data: Any) -> Any:
     dtype = _dtype(descr)
     if type(data) is not bytes or len(data) != dtype.itemsize:
-        raise _corrupt("a scalar whose content and dtype disagree")
+        raise corrupt("a scalar whose content and dtype disagree")
     if dtype.kind == "S":
         return np.bytes_(data)
     if dtype.kind == "U":
-        return np.str_(data.decode("utf-32-le" if descr[0] == "<" else "utf-32-be", "surrogatepass"))
+        # The functions behind str.decode, which would put an exception of its own around that of a signal handler.
+        text = utf_32_le_decode if descr[0] == "<" else utf_32_be_decode
+        return np.str_(text(data, "surrogatepass", True)[0])
     return np.ndarray((), dtype, buffer=data)[()]

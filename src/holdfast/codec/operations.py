@@ -1,8 +1,8 @@
 """Operations: the changes of one checkpoint, as data.
 
 Owns their codes, their encoding (format.md section 3) and the split into what is written inline and what is named by
-digest. Applying them to a document is the document's business. What always holds: an operation's values are encodings
-taken at the moment of the change, so that replaying the operations in order gives the same state.
+digest. Doing them is ``replay``'s business. What always holds: an operation's values are encodings, so that doing the
+operations in order on the state before gives the state after, whatever classes are known.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from ormsgpack import packb
 
 from holdfast.codec.blocks import digest_of
-from holdfast.codec.codes import holds_record
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import OPTION, decode, encode
 from holdfast.errors import CorruptValue
@@ -21,9 +20,6 @@ from holdfast.errors import CorruptValue
 SET, DELETE, SPLICE, ARRANGE, ADD, REMOVE, CLEAR = range(7)
 # Longer values are named by digest, so that sealing can move them without touching the operations.
 INLINE_VALUE_MAX_BYTES = 64
-# More changes than this between two checkpoints are folded into one `set` per section: a loop that counts to a million
-# must not fill the memory with its own history.
-OPERATIONS_MAX = 200_000
 # Whoever reads operations may know other types than the document that they are for.
 _NO_TYPES = Registry()
 
@@ -107,7 +103,7 @@ def encode_operations(
 def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:
     """The operations again. ``value_at(ordinal)`` gives a value's bytes, which are checked against its digest.
 
-    Keys of registered types come as records: a document gives them their form (``Document.own_form``).
+    Keys of registered types come as records.
     Without it, values that are named by digest come as empty bytes: enough to count and to list paths.
     """
     return resolved(raw_operations(data), time_us, value_at)
@@ -119,11 +115,6 @@ def raw_operations(data: bytes) -> list[Any]:
     if type(rows) is not list:
         raise CorruptValue(_MALFORMED)
     return rows
-
-
-def known_key(key: Any, registry: Registry, *, inert: bool) -> Any:
-    """A key of a path, as whoever has this registry reads it."""
-    return decode(encode(key, registry), registry, inert=inert) if holds_record(key) else key
 
 
 def needed(rows: list[Any], complete: set[str]) -> list[Any]:

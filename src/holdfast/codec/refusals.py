@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from holdfast.codec.codes import MAX_DEPTH, SCALARS
+from holdfast.codec.limits import MAX_DEPTH, SCALARS
 from holdfast.errors import Unencodable
 
 _BUILTIN_SUBCLASS: tuple[tuple[type, str], ...] = (
@@ -64,18 +64,21 @@ def label(key: Any) -> Any:
     return f"<{type(key).__name__}>"
 
 
+_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
+
+
 def too_deep() -> Unencodable:
-    return Unencodable(
-        f"nested more than {MAX_DEPTH} levels deep",
-        hint="Does it contain itself? Flatten it, or refer to the inner object by a key.",
-    )
+    return Unencodable(_TOO_DEEP, hint="Does it contain itself? Flatten it, or refer to the inner object by a key.")
 
 
-def contains_itself(kind: type) -> Unencodable:
-    return Unencodable(
-        f"a {kind.__name__} that contains itself",
-        hint="Lists and dicts form a tree; refer to the outer one by a key, or use a registered class.",
-    )
+def is_too_deep(error: Unencodable) -> bool:
+    return error.reason == _TOO_DEEP
+
+
+def contains_itself(error: Unencodable, kind: type) -> None:
+    """It is known by now why there are too many levels."""
+    error.reason = error.message = f"a {kind.__name__} that contains itself"
+    error.hint = "Lists and dicts form a tree; refer to the outer one by a key, or use a registered class."
 
 
 def closed_cycle(value: Any) -> Unencodable:
@@ -85,10 +88,16 @@ def closed_cycle(value: Any) -> Unencodable:
     )
 
 
-def hash_cycle() -> Unencodable:
+def no_key(value: Any, *, immutable: bool) -> Unencodable:
+    """The refusal of a dict key or set item."""
+    if immutable:
+        return Unencodable(
+            f"a {type(value).__qualname__} as a dict key or set item that no look-up could find again",
+            hint="NaN, or an instance that is equal to nothing but itself, has no equal copy. Use a name.",
+        )
     return Unencodable(
-        "an instance sits in a set or a key inside itself, and its hash needs its own fields",
-        hint="Use identity for its hash (eq=False), or refer to it by a key.",
+        f"a dict key or set item that is, or holds, a {type(value).__qualname__}, which can change",
+        hint="Use atoms, enums, tuples, frozensets, named tuples or frozen instances of such; or a list of pairs.",
     )
 
 

@@ -1,28 +1,41 @@
-"""Which types may be saved, under which name and version, and how older versions become current ones.
+"""Which types may be saved, and under which name and version.
 
-Owns the registry. Must not know bytes, and never imports anything because data names it:
-a type is found only if the program put it here.
+Owns the registry. Must not know bytes, and never imports anything because data names it: a type is found only if the
+program put it here, or declared it as the type of a field of a class that it put here.
 Holds always: one name means one class (the newest definition of it); one class is written under one name.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+import typing
+from contextlib import suppress
+from dataclasses import dataclass
+from threading import RLock
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
-from holdfast.codec.shapes import BUILT_IN, OPAQUE, Adapted, Shape, is_data_class, shape_of
-from holdfast.errors import BadName, BadOption, SchemaMismatch
+from holdfast.codec.classes import BUILT_IN, OPAQUE, Shape, is_data_class, shape_of
+from holdfast.codec.limits import MAX_NAME_CHARS
+from holdfast.errors import BadName, BadOption
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from types import ModuleType
 
     Migrations = Mapping[int, Callable[[Any], Any]]
 
-T = TypeVar("T", bound=type)
+    class Options(TypedDict, total=False):
+        """What can be said about a class; see ``Registry.register``."""
 
-MAX_NAME_CHARS = 1000
-"""Longest type name. Names come back out of stored data, so they are bounded like everything else."""
+        name: str | None
+        version: int
+        migrations: Migrations | None
+        save: Callable[[Any], Any] | None
+        load: Callable[[Any], Any] | None
+
+
+T = TypeVar("T", bound=type)
 
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, tuple, frozenset)} | {
     kind.__name__: kind for kind in (int, float, str, bool, bytes, bytearray, complex)
@@ -30,27 +43,17 @@ FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, 
 """What a defaultdict may call by these names; any other factory must be a registered class."""
 
 
+@dataclass(slots=True, eq=False)
 class Registration:
     """One registered class."""
 
-    __slots__ = ("_shape", "cls", "load", "migrations", "name", "save", "version")
-
-    def __init__(
-        self,
-        cls: type,
-        name: str,
-        version: int,
-        migrations: dict[int, Callable[[Any], Any]],
-        save: Callable[[Any], Any] | None,
-        load: Callable[[Any], Any] | None,
-    ) -> None:
-        self.cls = cls
-        self.name = name
-        self.version = version
-        self.migrations = migrations
-        self.save = save
-        self.load = load
-        self._shape: Shape | None = None
+    cls: type
+    name: str
+    version: int
+    migrations: dict[int, Callable[[Any], Any]]
+    save: Callable[[Any], Any] | None
+    load: Callable[[Any], Any] | None
+    _shape: Shape | None = None
 
     @property
     def shape(self) -> Shape:
@@ -60,35 +63,6 @@ class Registration:
             shape = self._shape = shape_of(self.cls)
         return shape
 
-    def migrate(self, version: int, data: Any) -> Any:
-        """Bring data of a stored version to the registered one, one step at a time."""
-        if version > self.version or version < 1:
-            raise SchemaMismatch(
-                f"{self.name} was saved with schema version {version}; this program has version {self.version}",
-                type_name=self.name,
-                hint="Run the newer program, or register the newer version of the class.",
-            )
-        if version != self.version:
-            Adapted.count += 1
-        for step in range(version, self.version):
-            function = self.migrations.get(step)
-            if function is None:
-                raise SchemaMismatch(
-                    f"{self.name} was saved with schema version {version}; "
-                    f"there is no migration from {step} to {step + 1}",
-                    type_name=self.name,
-                    hint=f"Register it with migrations={{{step}: function}}, which takes and returns the field map.",
-                )
-            try:
-                data = function(data)
-            except Exception as error:
-                raise SchemaMismatch(
-                    f"The migration of {self.name} from version {step} to {step + 1} failed: "
-                    f"{type(error).__name__}: {error}",
-                    type_name=self.name,
-                ) from error
-        return data
-
 
 class Registry:
     """Type names <-> classes. A store has its own, layered over the program's (``REGISTRY``)."""
@@ -97,6 +71,10 @@ class Registry:
         self._parent = parent
         self._types: dict[type, Registration] = {}
         self._names: dict[str, Registration] = {}
+        # Classes whose fields have to be looked at, each with how often one of their types was not there yet.
+        self._fresh: dict[type, int] = {}
+        self._lock = RLock()
+        self._looking = False
         self.option: str = "open(types=[...])" if parent is None else parent.option
         """What a program passes so that its classes are known here; refusals name it."""
 
@@ -108,50 +86,37 @@ class Registry:
         """The registration of exactly this class."""
         found = self._types.get(cls)
         if found is None and self._parent is not None:
-            return self._parent.by_type(cls)
+            found = self._parent.by_type(cls)
+        if found is None and self._register_fields():
+            found = self._types.get(cls)
         return found
 
     def by_name(self, name: str) -> Registration | None:
         """The registration under this name."""
         found = self._names.get(name)
         if found is None and self._parent is not None:
-            return self._parent.by_name(name)
+            found = self._parent.by_name(name)
+        if found is None and self._register_fields():
+            found = self._names.get(name)
         return found
 
     def __contains__(self, cls: type) -> bool:
         return self.by_type(cls) is not None
 
     def __len__(self) -> int:
-        return len(self._names) + (len(self._parent) if self._parent is not None else 0)
+        return len(self.names())
 
     def names(self) -> list[str]:
         """All registered names, sorted."""
+        self._register_fields()
         above = self._parent.names() if self._parent is not None else []
         return sorted({*above, *self._names})
 
     @overload
-    def register(
-        self,
-        cls: T,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        migrations: Migrations | None = None,
-        save: Callable[[Any], Any] | None = None,
-        load: Callable[[Any], Any] | None = None,
-    ) -> T: ...
+    def register(self, cls: T, **options: Unpack[Options]) -> T: ...
 
     @overload
-    def register(
-        self,
-        cls: None = None,
-        *,
-        name: str | None = None,
-        version: int = 1,
-        migrations: Migrations | None = None,
-        save: Callable[[Any], Any] | None = None,
-        load: Callable[[Any], Any] | None = None,
-    ) -> Callable[[T], T]: ...
+    def register(self, cls: None = None, **options: Unpack[Options]) -> Callable[[T], T]: ...
 
     def register(
         self,
@@ -168,6 +133,9 @@ class Registry:
         ``migrations[n]`` takes the field map of version n and returns that of n + 1. ``save`` turns an instance
         into a value that can be saved, ``load`` turns that value back; give both for classes that are not made
         of attributes, or whose attributes cannot all be saved.
+
+        The types that its fields are declared with are registered too, where they are data classes that are not known
+        yet: under their default names, with version 1 (see register_module for what a data class is).
         """
         if cls is None:
             return lambda cls: self.register(
@@ -181,11 +149,13 @@ class Registry:
         _check(cls, version, steps, save, load)
         registration = Registration(cls, _checked_name(cls, name), version, steps, save, load)
         self._add(registration)
+        if save is None:
+            self._fresh[cls] = 0
         return cls
 
     def _add(self, registration: Registration) -> None:
         cls, name = registration.cls, registration.name
-        other = Registry.by_name(self, name)  # a subclass may find classes by registering them
+        other = self._find(name)
         if other is not None and other.cls is not cls and _origin(other.cls) != _origin(cls):
             raise BadName(
                 f"{name!r} is already the name of {other.cls!r}",
@@ -193,6 +163,47 @@ class Registry:
             )
         self._names[name] = registration
         self._types[cls] = registration
+
+    def _find(self, name: str) -> Registration | None:
+        """As by_name, without looking for more: a subclass may find classes by registering them."""
+        found = self._names.get(name)
+        return found if found is not None or self._parent is None else self._parent._find(name)
+
+    def _register_fields(self) -> bool:
+        """Register the types that fields are declared with; returns whether there was anything to look at.
+
+        Done when a type or name is asked for that is not known: a module may bring hundreds of classes, and a field may
+        name a class that is defined further down.
+        """
+        if not self._fresh:
+            return False
+        with self._lock:
+            if self._looking:  # a lookup on the way, in this thread
+                return False
+            self._looking = True
+            try:
+                later: dict[type, int] = {}
+                while self._fresh:
+                    cls, tries = list(self._fresh.items())[-1]
+                    if not self._register_fields_of(cls) and tries < _MAX_TRIES:
+                        later[cls] = tries + 1
+                    self._fresh.pop(cls, None)
+                self._fresh.update(later)
+            finally:
+                self._looking = False
+        return True
+
+    def _register_fields_of(self, cls: type) -> bool:
+        """Returns whether all the types were there."""
+        clear = True
+        for kind in _field_types(cls):
+            if kind is None:
+                clear = False
+            elif is_data_class(kind) and self.by_type(kind) is None:
+                # What has the name of another class, or cannot be saved, is refused when one is to be saved.
+                with suppress(BadName, BadOption):
+                    self.register(kind)
+        return clear
 
     def conversion(self, cls: type) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:  # noqa: ARG002
         """What saves and loads a class that is registered without ``save`` and ``load``; None for its attributes."""
@@ -280,6 +291,53 @@ def _check(
                 f"{cls.__qualname__} cannot be saved by its attributes: {shape.reason}",
                 hint="Register it with save= (instance to a plain value) and load= (plain value to instance).",
             )
+
+
+_MAX_TRIES = 100
+"""A field's type that is not there after so many questions never comes: it is imported for type checkers only."""
+
+
+def _field_types(cls: type) -> Iterator[type | None]:
+    """The classes in the declared types of the fields; None for a type that cannot be found (yet)."""
+    for name in shape_of(cls).names:
+        base = next((base for base in cls.__mro__ if name in _annotations(base)), None)
+        if base is None:
+            attribute = getattr(getattr(cls, "__attrs_attrs__", None), name, None)
+            yield from _classes_in(getattr(attribute, "type", None), set())
+            continue
+        stand_in = SimpleNamespace(__annotations__={name: _annotations(base)[name]})
+        parameters = {parameter.__name__: parameter for parameter in getattr(base, "__type_params__", ())}
+        local = {base.__name__: base, cls.__name__: cls, **vars(base), **parameters}
+        try:
+            hint = typing.get_type_hints(stand_in, vars(sys.modules.get(base.__module__, typing)), local)[name]
+            yield from _classes_in(hint, set())
+        except (NameError, AttributeError, TypeError, ValueError, LookupError, SyntaxError):
+            yield None
+
+
+def _annotations(cls: type) -> Mapping[str, Any]:
+    if sys.version_info >= (3, 14):
+        from annotationlib import Format, get_annotations
+
+        return get_annotations(cls, format=Format.FORWARDREF)
+    found: Mapping[str, Any] = vars(cls).get("__annotations__", {})
+    return found
+
+
+def _classes_in(hint: Any, seen: set[int]) -> Iterator[type]:
+    """The classes that a declared type is made of: ``dict[str, list[Step] | None]`` gives Step among others."""
+    if id(hint) in seen:
+        return  # an alias may refer to itself
+    seen.add(id(hint))
+    if isinstance(hint, type):
+        yield hint
+    origin = typing.get_origin(hint)
+    if isinstance(origin, type):
+        yield origin
+    aliased = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)  # NewType, and ``type X = ...``
+    for part in (aliased, *typing.get_args(hint)):
+        if part is not None:
+            yield from _classes_in(part, seen)
 
 
 def _modules(module: ModuleType) -> list[ModuleType]:

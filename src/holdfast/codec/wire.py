@@ -1,21 +1,24 @@
-"""The last step before bytes: packing what the walk has lowered, and the words for bytes that are no value.
+"""MessagePack itself: the one place where its headers are written and read.
 
-Must not know Python types beyond MessagePack's own. Holds always: the packing library writes nothing by its own
-ideas; whatever it does not know natively is either an extension already or an error.
+Owns packing what the codec has made ready, joining and splitting encodings, and the checks that protect the stack.
+Must not know Python types beyond MessagePack's own. Holds always: no Python code runs inside the packing library
+(it would turn whatever that raises into a TypeError); an exception of a signal handler is never taken for an error of
+the data.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from threading import Lock, Thread
+from types import TracebackType
 from typing import Any, TypeVar
 
 import msgspec
 import ormsgpack
 from ormsgpack import Ext, packb
 
-from holdfast.codec import codes
-from holdfast.codec.codes import MAX_DEPTH, MAX_INT_BYTES
+from holdfast.codec.limits import INT, MAX_DEPTH, MAX_INT_BYTES, STR
 from holdfast.errors import CorruptValue, Unencodable
 
 T = TypeVar("T")
@@ -29,43 +32,104 @@ OPTION = (
     | ormsgpack.OPT_PASSTHROUGH_TUPLE
     | ormsgpack.OPT_PASSTHROUGH_UUID
 )
+"""The packing library writes nothing by its own ideas."""
+
 FLAT_TUPLE = OPTION & ~ormsgpack.OPT_PASSTHROUGH_TUPLE
-"""For a tuple of plain scalars, which is written as an array without making a list of it."""
+"""For a tuple of scalars, which is written as an array without making a list of it."""
 
 
-def pack(lowered: Any) -> bytes:
-    """The bytes of a lowered value. A TypeError asks for a checked walk, which knows the path of the culprit."""
-    return packb(lowered, big_int, OPTION)
+class NotPlain(Exception):
+    """A text with lone surrogates, an integer outside the native range or a key that is no text is in there.
+
+    The packing library does not say where, so whoever meets this looks at every text and integer.
+    """
 
 
-def big_int(value: Any) -> Ext:
-    """The packing library's hook: only integers outside the native range get here."""
-    if type(value) is not int:
-        raise TypeError
-    return Ext(codes.INT, int_bytes(value))
+# --- whose error it is ------------------------------------------------------------------------------------------
 
 
-def int_bytes(value: int) -> bytes:
-    """Two's complement, big-endian, shortest."""
+def is_ours(error: BaseException, *libraries: str) -> bool:
+    """Whether C code that the codec called has raised it, or one of the libraries, rather than a signal handler.
+
+    A handler runs between any two instructions, so an ``except`` around a single call can catch its exception too.
+    The innermost frame tells the two apart: what C code raises has none of its own.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    name = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
+    return name.startswith(("holdfast.codec.", *libraries))
+
+
+def corrupt(text: str) -> CorruptValue:
+    """The error for bytes that are no value of the format."""
+    return CorruptValue(f"Not a value of the format: {text}")
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+def pack(lowered: Any, option: int = OPTION) -> bytes:
+    """The bytes of what MessagePack can carry, extensions included. Raises NotPlain."""
+    try:
+        return packb(lowered, None, option)
+    except TypeError as error:
+        if not is_ours(error):
+            raise
+        raise NotPlain from None
+
+
+def int_extension(value: int) -> Ext:
+    """An integer outside the native range: two's complement, big-endian, shortest."""
     length = int_length(value)
     if length > MAX_INT_BYTES:
         raise Unencodable(
             f"an integer of {length:,} bytes; the limit is {MAX_INT_BYTES:,}", hint="Save it as bytes or text."
         )
-    return value.to_bytes(length, "big", signed=True)
+    return Ext(INT, value.to_bytes(length, "big", signed=True))
 
 
 def int_length(value: int) -> int:
+    """How many bytes its two's complement has."""
     return ((value if value >= 0 else ~value).bit_length() + 8) // 8
 
 
-def array_of(encodings: list[bytes]) -> bytes:
-    """One MessagePack array of items that are encoded already."""
+def str_extension(text: str) -> Ext:
+    """A text with lone surrogates."""
+    return Ext(STR, text.encode("utf-8", "surrogatepass"))
+
+
+def is_utf8(text: str) -> bool:
+    """Whether the text has no lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        if not is_ours(error):
+            raise
+        return False
+    return True
+
+
+# --- encodings put together and taken apart ---------------------------------------------------------------------
+
+
+_EXTENSIONS = {0xC7: 2, 0xC8: 3, 0xC9: 5} | dict.fromkeys(range(0xD4, 0xD9), 1)  # first byte -> where the code stands
+SIZED_EXTENSIONS = frozenset({b"\xc7", b"\xc8", b"\xc9"})
+"""How an extension begins, unless it has one of the five lengths with a first byte of their own."""
+_ARRAYS = {0xDC: 3, 0xDD: 5}  # first byte -> where the items begin
+_MAPS = {0xDE: 3, 0xDF: 5}
+_LONG_TEXTS = frozenset({0xD9, 0xDA, 0xDB})
+_LONG_BYTES = frozenset({0xC4, 0xC5, 0xC6})
+_raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+
+
+def array_of(encodings: Sequence[bytes]) -> bytes:
+    """One array of items that are encoded already."""
     return _head(len(encodings), 0x90, b"\xdc", b"\xdd") + b"".join(encodings)
 
 
-def map_of(pairs: list[bytes]) -> bytes:
-    """One MessagePack map of pairs, each a key and its value, that are encoded already."""
+def map_of(pairs: Sequence[bytes]) -> bytes:
+    """One map of pairs, each a key and its value, that are encoded already."""
     return _head(len(pairs), 0x80, b"\xde", b"\xdf") + b"".join(pairs)
 
 
@@ -75,13 +139,99 @@ def _head(count: int, short: int, medium: bytes, long: bytes) -> bytes:
     return medium + count.to_bytes(2, "big") if count < 2**16 else long + count.to_bytes(4, "big")
 
 
-def is_utf8(text: str) -> bool:
-    """Whether the text has no lone surrogates."""
+def extension_of(code: int, payload: bytes) -> bytes:
+    """One extension."""
+    return packb(Ext(code, payload))
+
+
+def opened_extension(data: bytes) -> tuple[int, int] | None:
+    """Code and start of the payload when the encoding is one extension, and nothing else."""
+    at = _EXTENSIONS.get(data[0]) if data else None
+    if at is None or len(data) <= at:
+        return None
+    length = 1 << (data[0] - 0xD4) if at == 1 else int.from_bytes(data[1:at], "big")
+    return (data[at], at + 1) if len(data) == at + 1 + length else None
+
+
+def is_text(data: bytes) -> bool:
+    """Whether the encoding is a text without lone surrogates."""
+    return 0xA0 <= data[0] <= 0xBF or data[0] in _LONG_TEXTS
+
+
+def is_long_scalar(data: bytes) -> bool:
+    """Whether the encoding is a text or bytes in one of the long forms, or a text with lone surrogates."""
+    if data[0] in _LONG_TEXTS or data[0] in _LONG_BYTES:
+        return True
+    found = opened_extension(data)
+    return found is not None and found[0] == STR
+
+
+def array_items(data: bytes | memoryview) -> list[bytes] | None:
+    """The encodings of an array's items; None when it is no array."""
+    return _items(data, 0x90, _ARRAYS, 1)
+
+
+def map_items(data: bytes | memoryview) -> list[bytes] | None:
+    """The encodings of a map's keys and values in turn; None when it is no map."""
+    return _items(data, 0x80, _MAPS, 2)
+
+
+def _items(data: bytes | memoryview, short: int, long: dict[int, int], each: int) -> list[bytes] | None:
+    first = data[0] if len(data) else 0
+    if short <= first < short + 16:
+        return split(memoryview(data)[1:], each * (first - short))
+    at = long.get(first)
+    return None if at is None else split(memoryview(data)[at:], each * int.from_bytes(data[1:at], "big"))
+
+
+def split(payload: bytes | memoryview, count: int) -> list[bytes]:
+    """Encodings that stand one after another. Raises CorruptValue when they are not exactly so many."""
+    if count >= 2**32:
+        raise corrupt(f"{count:,} items in one container")
     try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+        return list(map(bytes, _raws(b"".join((b"\xdd", count.to_bytes(4, "big"), payload)))))
+    except (msgspec.DecodeError, RecursionError) as error:
+        if not is_ours(error):
+            raise
+        raise corrupt(f"what should be {count} encodings is not: {error}") from error
+
+
+# --- nesting ----------------------------------------------------------------------------------------------------
+
+
+def nested_too_deep() -> CorruptValue:
+    """The error for bytes with too many levels."""
+    return corrupt(f"nested more than {MAX_DEPTH} levels deep")
+
+
+def check_plain_depth(value: Any, left: int = MAX_DEPTH) -> None:
+    """Refuse what is nested too deep, of values that hold nothing but what MessagePack knows by itself."""
+    # The collector's view of what an object refers to goes through a level at C speed.
+    level = [value]
+    for _ in range(left + 1):
+        level = gc.get_referents(*level)
+        if not level:
+            return
+    raise nested_too_deep()
+
+
+def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
+    """Refuse lists and dicts that are nested too deep. What stands in them and is neither is not looked into."""
+    level = [value]
+    while level:
+        inner: list[Any] = []
+        for container in level:
+            kind = type(container)
+            if kind is list:
+                inner += [item for item in container if type(item) is list or type(item) is dict]
+            elif kind is dict:
+                inner += [item for item in container.values() if type(item) is list or type(item) is dict]
+            else:
+                return  # only the outermost can be something else
+        left -= 1
+        if left < 0:
+            raise nested_too_deep()
+        level = inner
 
 
 def on_fresh_stack(function: Callable[[], T]) -> T:
@@ -89,8 +239,6 @@ def on_fresh_stack(function: Callable[[], T]) -> T:
 
     The format allows a hundred levels. Whether they fit must not depend on how deep the caller happens to be.
     """
-    from threading import Thread
-
     results: list[T] = []
     errors: list[BaseException] = []
 
@@ -108,41 +256,34 @@ def on_fresh_stack(function: Callable[[], T]) -> T:
     return results[0]
 
 
-def corrupt(text: str) -> CorruptValue:
-    return CorruptValue(f"Not a value of the format: {text}")
+class _Pause:
+    """Holds the cyclic garbage collector off while many objects are made that are all kept.
+
+    It looks at everything young each time some hundred containers were made; while a large value is decoded all of it
+    is alive, and looking takes longer than decoding. It is on again afterwards if it was on before, however many
+    threads decode at once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._users = 0
+        self._was_on = False
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._users += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and self._was_on:
+                gc.enable()
 
 
-def nested_too_deep() -> CorruptValue:
-    return corrupt(f"nested more than {MAX_DEPTH} levels deep")
-
-
-def check_plain_depth(value: Any, left: int = MAX_DEPTH) -> None:
-    """Refuse what is nested too deep, of values without extensions."""
-    # The collector's view of what an object refers to goes through a level at C speed.
-    level = [value]
-    for _ in range(left + 1):
-        level = gc.get_referents(*level)
-        if not level:
-            return
-    raise nested_too_deep()
-
-
-def has_reference(data: bytes) -> bool:
-    """Whether an encoding refers to an instance inside it (code 22)."""
-    if not any(head in data for head in _REFERENCES):
-        return False
-    found = False
-
-    def look(code: int, payload: memoryview) -> None:
-        nonlocal found
-        found = found or code == codes.REFERENCE
-        if code in codes.CONTAINERS or code == codes.ENUM:
-            decoder.decode(payload)
-
-    decoder = msgspec.msgpack.Decoder(ext_hook=look)
-    decoder.decode(data)
-    return found
-
-
-# How a reference to a small number, one above 127, and one above 255 begins.
-_REFERENCES = (bytes((0xD4, codes.REFERENCE)), bytes((0xD5, codes.REFERENCE)), bytes((0xC7, 3, codes.REFERENCE)))
+collector_paused = _Pause()
+"""``with collector_paused:`` around the making of something large."""

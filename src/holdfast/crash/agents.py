@@ -20,6 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from holdfast.codec.marks import GONE
 from holdfast.crash import exceptions, kinds, shapes
 from holdfast.crash.dumpfile import append
 from holdfast.crash.limits import MAX_CHAIN, MAX_NAME
@@ -278,24 +279,28 @@ def _state(document: Any) -> dict[str, Any]:
     budget = [_STATE_VALUES]
     state: dict[str, Any] = {}
     unread, changed, digests = [], [], []
-    for name, section in shapes.first_items(document._sections, _STATE_VALUES):  # noqa: SLF001
-        digests.append((name, section.digest))
-        if not section.loaded:
+    told = document.told
+    waiting = told.unacknowledged[0].before if told.unacknowledged else told.sections  # what the store has
+    for name, section in shapes.first_items(document.sections, _STATE_VALUES):
+        tree = told.sections.get(name)
+        digests.append((name, getattr(tree, "root", tree)))
+        if section.value is GONE:
             unread.append(name)
             continue
-        if section.digest is None or section.dirty:
+        before = waiting.get(name)
+        if section.dirty or getattr(before, "root", before) != digests[-1][1]:
             changed.append(name)
         state[name] = _named(name, section.value, budget, 0)
     found: dict[str, Any] = {
         "state": state,
-        "dirty": bool(document._dirty or document._operations or changed),  # noqa: SLF001
+        "dirty": bool(told.unacknowledged or changed or list(told.sections) != list(document.sections)),
         "state_cut": budget[0] <= 0,
     }
     if unread:
         found["unread"] = unread  # sections that the process had not loaded: they are as in the checkpoint
     if changed:
         found["changed"] = changed
-    if all(digest is not None for _, digest in digests):
+    elif all(digest is not None for _, digest in digests):
         from holdfast.codec.blocks import digest_of
         from holdfast.codec.values import encode
 

@@ -11,11 +11,12 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from holdfast.codec import codes
 from holdfast.codec.blocks import INLINE_MAX_BYTES, digest_of
-from holdfast.codec.document import Document
-from holdfast.codec.nodes import Node, TrackedSet
+from holdfast.codec.contents import BIG_HEAD
+from holdfast.codec.node import Node
 from holdfast.codec.operations import Operation
+from holdfast.codec.replay import Reader, State
+from holdfast.codec.sets import TrackedSet
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Unencodable
@@ -27,8 +28,6 @@ NAMED_FROM_BYTES = 256
 # More parts of the state in one call are not listed one by one: the fingerprint covers them all the same.
 HOLES_MAX = 16
 _SECTION = "value"
-# MessagePack's first byte of extension 40 with its 32 bytes: ext 8.
-_BIG = bytes((0xC7, 32, codes.BIG))
 _HOLDERS = (dict, list, tuple, TrackedSet)
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
 
@@ -61,12 +60,11 @@ def stow(value: Any, registry: Registry) -> Stowed:
     data = encode(value, registry)
     if len(data) <= INLINE_MAX_BYTES:
         return Stowed(data, {}, {})
-    document = Document(registry)
-    document[_SECTION] = value
-    digest = document.section_digest(_SECTION) or b""
-    nodes, _ = document.unstored()
-    captured = document.capture()
-    return Stowed([digest], {**captured.nodes, **nodes}, captured.chunks)
+    state = State()
+    chunks: dict[bytes, bytes] = {}
+    tree = state.section_of(data, chunks)
+    nodes = {node.digest: raw for node, raw, _ in tree.unstored(state.fetch)}
+    return Stowed([tree.root], nodes, chunks)
 
 
 def fetch(value: Value, blocks: Blocks, registry: Registry, *, inert: bool = False) -> Any:
@@ -75,8 +73,8 @@ def fetch(value: Value, blocks: Blocks, registry: Registry, *, inert: bool = Fal
         return None
     if isinstance(value, bytes):
         return decode(value, registry, inert=inert)
-    document = Document(registry, _One(value[0], blocks), readonly=True, inert=inert)
-    return document.plain(document.raw_section(_SECTION))
+    state = State(_One(value[0], blocks))
+    return Reader(state, registry, inert=inert).content(state.section(_SECTION))
 
 
 class _One:
@@ -89,6 +87,9 @@ class _One:
 
     def operations(self, _section: str) -> list[Operation]:
         return []
+
+    def again(self) -> bool:
+        return False
 
 
 class Binder:
@@ -202,8 +203,8 @@ def _content(value: Any, path: tuple[Any, ...], big: list[Any]) -> Any:
     """The value with the nodes in it opened; those with trees of their own are noted in ``big`` and left out."""
     if isinstance(value, Node):
         with value._doc.lock:
-            data = value._doc.pack(value)
-            if data.startswith(_BIG):
+            data = value._doc.encoding(value)
+            if data.startswith(BIG_HEAD):
                 big.append([*path, data])
                 return None
             if isinstance(value, TrackedSet):
@@ -229,10 +230,10 @@ def _pierced(value: Any, path: tuple[Any, ...], holes: list[list[Any]]) -> Any:
     """The value with the larger nodes in it replaced by None and noted in ``holes``."""
     if isinstance(value, Node):
         with value._doc.lock:
-            data = value._doc.pack(value)
-        if len(data) < NAMED_FROM_BYTES and not data.startswith(_BIG):
+            data = value._doc.encoding(value)
+        if len(data) < NAMED_FROM_BYTES and not data.startswith(BIG_HEAD):
             return value
-        holes.append([list(path), digest_of("holdfast.value", data), len(value)])
+        holes.append([list(path), digest_of("holdfast.value", data), len(value)])  # type: ignore[arg-type]
         return None
     kind = type(value)
     if kind is dict:

@@ -273,7 +273,12 @@ class Agent(Surroundings, below.Agent):
         return super().checkpoint(label)
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
-        """As checkpoint(). The content is fixed before the first await; the event loop never waits for the disk."""
+        """As checkpoint(). The event loop never waits for the disk.
+
+        The content is fixed before the first await, unless something old is compared that has to be read again first:
+        then it is fixed when that has been read.
+        """
+        await self._bring_told()
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
             made: Checkpoint = await drive_later(lane.scope.checkpoint_later(lane, label))

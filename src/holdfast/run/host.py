@@ -247,11 +247,8 @@ class AgentHost(Returning):
 
     def _stand_on(self, row: CheckpointRow) -> None:
         """Make the live state that of a checkpoint."""
-        agent, document = self.handle, self.handle._document
-        wanted = agent._store._load(row)
-        agent._become(wanted)
-        document.forget_changes()
-        document.rebase(wanted.digests())
+        agent = self.handle
+        agent._document.become(agent._read(row), record=False)
         self.base = row
 
     def _row(self, id: bytes) -> CheckpointRow:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator
 
 from msgspec import Struct
 
-from holdfast.codec.pause import collector_paused
+from holdfast.codec.wire import collector_paused
 from holdfast.run import records as rec
 from holdfast.run.records import Record, Value
 

@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from holdfast.contrib.langgraph.importing import ImportedThread, ImportReport, check_source, import_threads
+from holdfast.contrib.langgraph.imports import ImportedThread, ImportReport, check_source, import_threads
 from holdfast.contrib.langgraph.saver import HoldfastSaver
 
 __all__ = ["HoldfastSaver", "ImportReport", "ImportedThread", "check_source", "import_threads"]

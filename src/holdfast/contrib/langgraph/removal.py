@@ -16,8 +16,8 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
 from holdfast.codec.values import encode
-from holdfast.contrib.langgraph.reading import Reader, agent_of
-from holdfast.contrib.langgraph.thread import ABOUT, ROOT, Thread, has_thread
+from holdfast.contrib.langgraph.thread import ROOT, Thread, about_of, has_thread
+from holdfast.contrib.langgraph.tuples import Reader, agent_of
 from holdfast.errors import BadName
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, TagRow
@@ -102,7 +102,7 @@ def delete_for_runs(saver: HoldfastSaver, run_ids: set[str], names: Sequence[str
         return [row for name in gone if (row := reader.find(name)) is not None]
 
     for name in names:
-        if any(made(reader) for reader in Reader.all_of(saver.store, saver._registry, name)):
+        if any(made(reader) for reader in Reader.all_of(saver, name)):
             with alone(saver, name) as thread:
                 if thread is not None:
                     _forget(saver, thread, made)
@@ -110,7 +110,7 @@ def delete_for_runs(saver: HoldfastSaver, run_ids: set[str], names: Sequence[str
 
 def _forget(saver: HoldfastSaver, thread: Thread, choose: Callable[[Reader], list[CheckpointRow]]) -> None:
     catalog, agent = saver.store._catalog, thread.row
-    readers = Reader.all_of(saver.store, saver._registry, thread.name)
+    readers = Reader.all_of(saver, thread.name)
     namespaces = {reader.branch.b for reader in readers}
 
     def named(branches: Sequence[BranchRow], tags: Sequence[TagRow]) -> set[int]:
@@ -136,7 +136,7 @@ def _deltas(saver: HoldfastSaver, reader: Reader, row: CheckpointRow) -> list[Ev
     """What the delta channels of a checkpoint need of its ancestors, as an event under its key."""
     if row.key is None:
         return []
-    about = reader.state_at(row).value(ABOUT)
+    about = about_of(reader.state_at(row))
     held = {name for name, _ in Manifest.decode(row.manifest).sections}
     # A channel that has a version and no value is empty, or a delta channel between two whole values. LangGraph names
     # the latter; where it does not, what could be one counts as one, except the channels that only start nodes.

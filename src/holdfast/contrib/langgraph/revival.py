@@ -19,6 +19,7 @@ from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPA
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
 from holdfast.codec.types import Registry
+from holdfast.contrib.langgraph.types import named
 from holdfast.errors import HoldfastError, SourceUnreadable, UnknownType
 
 _CONSTRUCTED = frozenset({1, 2})  # versions of LangChain's JSON envelope for objects
@@ -124,16 +125,31 @@ class Revival(jsonplus.JsonPlusSerializer):
         found = self._classes.get(key)
         if found is not None:
             return found
-        registration = self._registry.by_name(".".join(key))
+        registration = named(self._registry, ".".join(key))
         if registration is not None and registration.cls.__name__ == name:
             self._classes[key] = registration.cls
             return registration.cls
+        if key[0] == "__main__":
+            return self._of_script(key[1])
         if key in SAFE_MSGPACK_TYPES:
             try:
                 return getattr(importlib.import_module(key[0]), key[1])
             except (ImportError, AttributeError) as error:
                 raise _not_rebuilt(".".join(key), error) from error
         raise _refused(".".join(key))
+
+    def _of_script(self, name: str) -> Any:
+        """A class of the script that saved the thread. Which script that was is not stored: the program names it."""
+        found = {cls for (_, known), cls in self._classes.items() if known == name}
+        if len(found) == 1:
+            return found.pop()
+        several = " and ".join(sorted(f"{cls.__module__}.{cls.__qualname__}" for cls in found))
+        raise UnknownType(
+            f"the thread has values of the type {name} of the script that saved it"
+            + (f", and it is not known which one that is: {several}" if found else ", which is not named here"),
+            type_name=f"__main__.{name}",
+            hint="Name that script alone: --types script.py, or HoldfastSaver(types=[script]) in Python.",
+        )
 
 
 def _classes(registry: Registry) -> dict[tuple[str, str], type]:

@@ -1,7 +1,7 @@
 """The saver: LangGraph's checkpointer interface over a Holdfast store.
 
 Owns the translation of LangGraph's calls, sync and async, and how long this process stays a thread's writer. How a
-thread is written is ``thread``'s business, how it is read ``reading``'s. What always holds: ``put`` and ``put_writes``
+thread is written is ``thread``'s business, how it is read ``tuples``'s. What always holds: ``put`` and ``put_writes``
 return when the disk has it; reading blocks nobody and waits for nobody.
 """
 
@@ -32,11 +32,12 @@ from langgraph.checkpoint.base import (
 
 from holdfast.agent.names import check_name
 from holdfast.agent.store import Store
+from holdfast.codec.assigned import Known
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
-from holdfast.contrib.langgraph.reading import Reader, merged
-from holdfast.contrib.langgraph.runs import Run, belongs_to_run, loop_of_caller
+from holdfast.contrib.langgraph.lease import Run, belongs_to_run, loop_of_caller
 from holdfast.contrib.langgraph.thread import Thread, writes_event
+from holdfast.contrib.langgraph.tuples import Reader, merged
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import AgentBusy, BadOption, Unencodable
 from holdfast.run.store import open_store
@@ -54,8 +55,10 @@ T = TypeVar("T")
 class HoldfastSaver(BaseCheckpointSaver[Any]):
     """Keeps LangGraph threads in a Holdfast store: each thread is an agent, each namespace one of its branches.
 
-    ``store`` is a path, an open store, or None for the one that ``holdfast.open()`` finds. ``types`` names modules or
-    classes that may be stored besides LangGraph's and LangChain's own. ``wait_s`` is how long a run waits for another
+    ``store`` is a path, an open store, or None for the one that ``holdfast.open()`` finds. ``types`` names the graph,
+    classes or modules whose classes the threads may hold, besides those that are found without: LangGraph's and
+    LangChain's own, and data classes that the program has loaded. With ``strict=False`` an instance of any other class
+    is read as a record of its fields, and stored again as it was. ``wait_s`` is how long a run waits for another
     process that is writing the same thread before it gives up with ``AgentBusy``. ``key`` opens an encrypted store, as
     in ``holdfast.open()``.
     """
@@ -64,7 +67,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self,
         store: str | os.PathLike[str] | Store | None = None,
         *,
-        types: Sequence[Any] = (),
+        types: Any = (),
+        strict: bool = True,
         wait_s: float = 0.0,
         durability: Literal["commit", "batched"] = "commit",
         key: Key = None,
@@ -73,7 +77,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self._own = not isinstance(store, Store)
         self.store: Store = store if isinstance(store, Store) else open_store(store, durability=durability, key=key)
         self._registry = registry_for(self.store._registry, types)
+        self._strict = strict
         self._wait_s = wait_s
+        self._evidence = Known()  # what the objects that went in and out are encoded to
         self._threads: dict[str, Thread] = {}
         self._lock = threading.Lock()
         # Workers of its own for the disk: the event loop's may all be busy, with tasks that wait for these.
@@ -133,13 +139,13 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,  # noqa: ARG002 - what changed is found out by comparing
+        new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint. On disk when it returns; writes only what changed."""
         thread, user = self._enter(config["configurable"]["thread_id"])
         try:
             thread.ready()
-            thread.finish(*self._capture(thread, config, checkpoint, metadata))
+            thread.finish(*self._capture(thread, config, checkpoint, metadata, new_versions))
         finally:
             thread.leave(user)
         return _config(thread.name, config, checkpoint["id"])
@@ -149,7 +155,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         config: RunnableConfig,
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,  # noqa: ARG002
+        new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """As put(). The content is fixed in one piece; the event loop never waits for the disk."""
         thread, user = self._enter(config["configurable"]["thread_id"])
@@ -158,7 +164,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             where = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id") or None
             if not thread.standing(*where):
                 await self._as_writer(thread, partial(thread.prepare, *where, running=belongs_to_run(conf)))
-            done = self._disk.submit(thread.finish, *self._capture(thread, config, checkpoint, metadata))
+            done = self._disk.submit(thread.finish, *self._capture(thread, config, checkpoint, metadata, new_versions))
         except BaseException:
             thread.leave(user)
             raise
@@ -167,13 +173,18 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return _config(thread.name, config, checkpoint["id"])
 
     def _capture(
-        self, thread: Thread, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata
+        self,
+        thread: Thread,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
     ) -> Any:
         conf = config["configurable"]
         parent = conf.get("checkpoint_id") or None
         described = get_checkpoint_metadata(config, metadata)
         ns, running = conf.get("checkpoint_ns", ""), belongs_to_run(conf)
-        return thread.capture(ns, parent, checkpoint, described, running=running)
+        return thread.capture(ns, parent, checkpoint, described, new_versions, running=running)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -308,7 +319,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def _reader(self, config: RunnableConfig) -> Reader | None:
         conf = config["configurable"]
         self._settle()
-        return Reader.of(self.store, self._registry, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
+        return Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
 
     def _settle(self) -> None:
         """What this process has put in batches is read only when it is there."""
@@ -318,13 +329,13 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def _readers(self, config: RunnableConfig | None) -> Sequence[Reader]:
         self._settle()
         if config is None:
-            return [reader for name in self._names() for reader in Reader.all_of(self.store, self._registry, name)]
+            return [reader for name in self._names() for reader in Reader.all_of(self, name)]
         conf = config["configurable"]
         thread, ns = str(conf["thread_id"]), conf.get("checkpoint_ns")
         if ns is None:
-            readers = Reader.all_of(self.store, self._registry, thread)
+            readers = Reader.all_of(self, thread)
         else:
-            reader = Reader.of(self.store, self._registry, thread, ns)
+            reader = Reader.of(self, thread, ns)
             readers = [reader] if reader is not None else []
         for reader in readers:
             self._looked(reader)
@@ -418,7 +429,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         thread = self._threads.get(name)
         if thread is None:
             aside = self._disk.submit
-            thread = self._threads[name] = Thread(self.store, self._registry, name, self._wait_s, aside=aside)
+            thread = self._threads[name] = Thread(
+                self.store, self._registry, name, self._wait_s, aside=aside, known=self._evidence
+            )
             idle = [name for name, thread in self._threads.items() if thread.idle]
             for old in idle[: max(0, len(self._threads) - THREADS_KEPT)]:
                 if old != name:

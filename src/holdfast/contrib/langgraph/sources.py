@@ -2,7 +2,8 @@
 
 Owns how they are opened, so that they stay untouched, and the order in which they are read. Decoding is ``revival``'s
 business. What always holds: nothing is written to a source, no table of it is made or migrated; a thread is read from
-one snapshot; rows are streamed, a checkpoint's writes along with it.
+one snapshot; rows are streamed, a checkpoint's writes along with it. How PostgresSaver's tables make a checkpoint is
+known to LangGraph's own package, whose query and decoding are used.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import os
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
@@ -29,6 +30,11 @@ _SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgres://")
 _SQLITE_MAGIC = b"SQLite format 3\0"
 _WAL_FORMAT = 2  # the header's bytes 18 and 19 in a database with a write-ahead log
+
+# Checkpoints that are fetched together; their whole states are in memory.
+BATCH = 16
+# From this version of LangGraph's format on, what was sent to nodes is a channel; before, it was a parent's writes.
+_SENDS_ARE_A_CHANNEL = 4
 
 _CHECKPOINT_COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint"}
 _WRITE_COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"}
@@ -75,8 +81,6 @@ def open_source(url: str, serde: SerializerProtocol) -> Source:
     if url.startswith(_SQLITE) and len(url) > len(_SQLITE):
         return SqliteSource(Path(url.removeprefix(_SQLITE)), serde)
     if url.startswith(_POSTGRES):
-        from holdfast.contrib.langgraph.postgres import PostgresSource
-
         return PostgresSource(url, serde)
     raise BadOption(
         f"{url.partition('://')[0]!r} is not a kind of source that can be imported",
@@ -99,8 +103,8 @@ class Source(ABC):
     def _rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]: ...
 
     @abstractmethod
-    def entries(self, thread: str, ns: str, *, newest_first: bool, skip: Collection[str] = ()) -> Iterator[Entry]:
-        """The checkpoints of a namespace in the order of their ids, but those in ``skip``."""
+    def entries(self, thread: str, ns: str, *, skip: Collection[str] = ()) -> Iterator[Entry]:
+        """The checkpoints of a namespace, oldest id first, but those in ``skip``."""
 
     @abstractmethod
     def entry(self, thread: str, ns: str, checkpoint_id: str) -> Entry:
@@ -251,19 +255,17 @@ class SqliteSource(Source):
         with self._explained():
             return self._connection.execute(query, parameters).fetchall()
 
-    def entries(self, thread: str, ns: str, *, newest_first: bool, skip: Collection[str] = ()) -> Iterator[Entry]:
-        order = "ORDER BY checkpoint_id DESC" if newest_first else "ORDER BY checkpoint_id"
+    def entries(self, thread: str, ns: str, *, skip: Collection[str] = ()) -> Iterator[Entry]:
         with self._explained():
-            writes = _Groups(self._writes(order, thread, ns), newest_first=newest_first)
-            for row in self._checkpoints(order, thread, ns):
+            for row in self._checkpoints("ORDER BY checkpoint_id", thread, ns):
                 if row[0] not in skip:
-                    yield self._entry(row, writes.of(row[0]))
+                    yield self._entry(row, self._writes("AND checkpoint_id = ?", thread, ns, row[0]))
 
     def entry(self, thread: str, ns: str, checkpoint_id: str) -> Entry:
         only = "AND checkpoint_id = ?"
         with self._explained():
             (row,) = self._checkpoints(only, thread, ns, checkpoint_id)
-            return self._entry(row, list(self._writes(only, thread, ns, checkpoint_id)))
+            return self._entry(row, self._writes(only, thread, ns, checkpoint_id))
 
     def early_writes(self, thread: str, ns: str) -> Iterator[tuple[str, list[Write]]]:
         alone = (
@@ -272,7 +274,7 @@ class SqliteSource(Source):
         )
         with self._explained():
             for name, rows in groupby(self._writes(alone, thread, ns), key=itemgetter(0)):
-                yield str(name), decode_writes(self._serde, (row[1:] for row in rows))
+                yield str(name), _decode_writes(self._serde, (row[1:] for row in rows))
 
     def _checkpoints(self, which: str, *parameters: str) -> sqlite3.Cursor:
         return self._connection.execute(
@@ -288,41 +290,153 @@ class SqliteSource(Source):
             parameters,
         )
 
-    def _entry(self, row: Any, writes: Sequence[Any]) -> Entry:
+    def _entry(self, row: Any, writes: Iterable[Any]) -> Entry:
         name, parent, kind, content, metadata = row
         try:
             described = json.loads(metadata) if metadata is not None else {}
         except ValueError as error:
             raise SourceUnreadable(f"the metadata of checkpoint {name} cannot be decoded: {error}") from error
         checkpoint = self._serde.loads_typed((str(kind), content))
-        return make_entry(name, parent, checkpoint, described, decode_writes(self._serde, (row[1:] for row in writes)))
+        return _make_entry(
+            name, parent, checkpoint, described, _decode_writes(self._serde, (row[1:] for row in writes))
+        )
 
 
-class _Groups:
-    """Rows that come ordered by their first column, handed out by it. Ids must be asked for in the same order."""
+class PostgresSource(Source):
+    """A database of PostgresSaver or AsyncPostgresSaver."""
 
-    def __init__(self, rows: Iterator[Any], *, newest_first: bool) -> None:
-        self._groups = groupby(rows, key=itemgetter(0))
-        self._newest_first = newest_first
-        self._next: tuple[str, list[Any]] | None = None
-        self._advance()
+    writes_table = "checkpoint_writes"
+    mark = "%s"
 
-    def _advance(self) -> None:
-        self._next = next(((name, list(rows)) for name, rows in self._groups), None)
+    def __init__(self, url: str, serde: SerializerProtocol) -> None:
+        try:
+            import psycopg
+            from langgraph.checkpoint.postgres import PostgresSaver
+        except ImportError as error:
+            raise SourceUnreadable(
+                f"reading PostgreSQL needs a package that is not installed: {error.name}",
+                hint="Install it: pip install langgraph-checkpoint-postgres 'psycopg[binary]'",
+            ) from error
+        self.name = _without_secrets(url)
+        self._serde = serde
+        self._psycopg = psycopg
+        self._cursors = 0
+        with self._explained():
+            self._connection = psycopg.connect(url)
+            self._connection.read_only = True
+            self._connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        # Never used to reach the database: it knows the query, and how its rows become checkpoints.
+        self._saver: Any = PostgresSaver(self._connection, serde=serde)  # type: ignore[arg-type]
 
-    def of(self, wanted: str) -> list[Any]:
-        while self._next is not None:
-            name, rows = self._next
-            if name == wanted:
-                self._advance()
-                return rows
-            if (name < wanted) == self._newest_first:
-                return []
-            self._advance()  # of a checkpoint that is not there, or was skipped
-        return []
+    def close(self) -> None:
+        self._connection.close()
+
+    @property
+    def lost(self) -> bool:
+        return bool(self._connection.closed)
+
+    @contextmanager
+    def snapshot(self) -> Iterator[None]:
+        self._connection.rollback()
+        try:
+            yield
+        finally:
+            if not self._connection.broken:
+                self._connection.rollback()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        errors = self._psycopg.errors
+        try:
+            yield
+        except (errors.UndefinedTable, errors.UndefinedColumn) as error:
+            raise SourceUnreadable(
+                f"{self.name} does not have the tables of LangGraph's PostgresSaver: {error.diag.message_primary}",
+                hint="Bring a copy of the database up to date with PostgresSaver.setup(), and import the copy. "
+                "ShallowPostgresSaver keeps no history that could be imported.",
+            ) from error
+        except self._psycopg.Error as error:
+            raise SourceUnreadable(f"{self.name} cannot be read: {error}") from error
+
+    def _rows(self, query: str, parameters: Sequence[Any] = ()) -> list[Any]:
+        with self._explained():
+            return self._connection.execute(query, parameters or None).fetchall()
+
+    def threads(self) -> Iterator[str]:
+        for thread in super().threads():
+            self._connection.rollback()  # threads that come meanwhile are found too, as long as they sort behind
+            yield thread
+
+    def entries(self, thread: str, ns: str, *, skip: Collection[str] = ()) -> Iterator[Entry]:
+        # Skipped rows are left out by the server, which would otherwise collect their values.
+        where = "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id <> ALL(%s) ORDER BY checkpoint_id"
+        return self._entries(where, (thread, ns, list(skip)), thread)
+
+    def entry(self, thread: str, ns: str, checkpoint_id: str) -> Entry:
+        where = "WHERE thread_id = %s AND checkpoint_ns = %s AND checkpoint_id = %s"
+        (found,) = self._entries(where, (thread, ns, checkpoint_id), thread)
+        return found
+
+    def _entries(self, where: str, parameters: Sequence[Any], thread: str) -> Iterator[Entry]:
+        self._cursors += 1
+        factory = self._psycopg.rows.dict_row
+        with (
+            self._explained(),
+            self._connection.cursor(f"holdfast_{self._cursors}", row_factory=factory) as cursor,
+        ):
+            cursor.execute(self._saver.SELECT_SQL + where, parameters)
+            while batch := cursor.fetchmany(BATCH):
+                self._add_sends(thread, batch)
+                for row in batch:
+                    yield self._entry(row)
+
+    def _add_sends(self, thread: str, batch: list[dict[str, Any]]) -> None:
+        """Older checkpoints read as the current saver reads them: what was sent is a channel."""
+        old = [row for row in batch if row["checkpoint"]["v"] < _SENDS_ARE_A_CHANNEL and row["parent_checkpoint_id"]]
+        if not old:
+            return
+        parents = list({row["parent_checkpoint_id"] for row in old})
+        sent = dict(self._rows(self._saver.SELECT_PENDING_SENDS_SQL, (thread, parents)))
+        for row in old:
+            if row["channel_values"] is None:
+                row["channel_values"] = []
+            sends = sent.get(row["parent_checkpoint_id"])
+            self._saver._migrate_pending_sends(sends, row["checkpoint"], row["channel_values"])
+
+    def _entry(self, row: dict[str, Any]) -> Entry:
+        # (task, channel, kind, value, path, index), all as bytes
+        writes = (
+            (task.decode(), path.decode(), int(index), channel.decode(), kind.decode(), value)
+            for task, channel, kind, value, path, index in row["pending_writes"] or ()
+        )
+        checkpoint = {
+            **row["checkpoint"],
+            "channel_values": {
+                **(row["checkpoint"].get("channel_values") or {}),
+                **self._saver._load_blobs(row["channel_values"]),
+            },
+        }
+        return _make_entry(
+            row["checkpoint_id"],
+            row["parent_checkpoint_id"],
+            checkpoint,
+            row["metadata"],
+            _decode_writes(self._serde, writes),
+        )
+
+    def early_writes(self, thread: str, ns: str) -> Iterator[tuple[str, list[Write]]]:
+        found = self._rows(
+            "SELECT checkpoint_id, task_id, task_path, idx, channel, type, blob FROM checkpoint_writes AS w "
+            "WHERE thread_id = %s AND checkpoint_ns = %s AND NOT EXISTS (SELECT 1 FROM checkpoints AS c WHERE "
+            "c.thread_id = w.thread_id AND c.checkpoint_ns = w.checkpoint_ns AND c.checkpoint_id = w.checkpoint_id) "
+            "ORDER BY checkpoint_id",
+            (thread, ns),
+        )
+        for name, rows in groupby(found, key=itemgetter(0)):
+            yield str(name), _decode_writes(self._serde, (row[1:] for row in rows))
 
 
-def decode_writes(serde: SerializerProtocol, rows: Iterator[Any]) -> list[Write]:
+def _decode_writes(serde: SerializerProtocol, rows: Iterator[Any]) -> list[Write]:
     """Rows of (task, path, index, channel, kind, value) as writes, in the order in which LangGraph applies them."""
     ordered = sorted(rows, key=lambda row: writes_sort_key(row[1], row[0], row[2]))
     return [
@@ -331,7 +445,7 @@ def decode_writes(serde: SerializerProtocol, rows: Iterator[Any]) -> list[Write]
     ]
 
 
-def make_entry(name: str, parent: str | None, checkpoint: Any, metadata: Any, writes: list[Write]) -> Entry:
+def _make_entry(name: str, parent: str | None, checkpoint: Any, metadata: Any, writes: list[Write]) -> Entry:
     """An entry whose parts are what everything after this takes them for."""
     whole = isinstance(checkpoint, dict) and isinstance(checkpoint.get("channel_values"), dict)
     if not whole or checkpoint.get("id") != name or not isinstance(metadata, dict):
@@ -339,7 +453,7 @@ def make_entry(name: str, parent: str | None, checkpoint: Any, metadata: Any, wr
     return Entry(name, parent or None, checkpoint, metadata, writes)
 
 
-def without_secrets(url: str) -> str:
+def _without_secrets(url: str) -> str:
     """A database's URL for people: no user, no password, no options."""
     parts = urlsplit(url)
     port = f":{parts.port}" if parts.port else ""

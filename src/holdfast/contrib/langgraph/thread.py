@@ -10,7 +10,7 @@ nothing is written unless this process holds the thread's lease.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -23,21 +23,23 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import LABEL_MAX_CHARACTERS, check_name, name_key
 from holdfast.agent.writing import Pending, Writing
-from holdfast.codec.assigned import Assigned
+from holdfast.codec.assigned import Assigned, Known, Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
-from holdfast.contrib.langgraph.holding import Holding
+from holdfast.contrib.langgraph.lease import Holding
 from holdfast.errors import BadName, Fenced, StillArriving
 from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, Event, digest
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
 from holdfast.store.locks import Lease
 from holdfast.store.opening import now_us
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-# The section that holds what LangGraph says about a checkpoint besides its channels.
+# The section that holds what LangGraph says about a checkpoint besides its channels, as one value: (record,).
 ABOUT = "__langgraph__"
+# Channels that only start a node. They hold None, and are names in the record instead of sections.
+_TRIGGER = "branch:to:"
 ROOT = "main"
 KEY_BYTES = 16
 _HASHED = "ns-"
@@ -86,6 +88,12 @@ def has_thread(manifest: Manifest) -> bool:
     return any(name == ABOUT for name, _ in manifest.sections)
 
 
+def about_of(state: Assigned | Still) -> dict[str, Any]:
+    """LangGraph's record of a checkpoint, with what the saver adds to it."""
+    (about,) = state.value(ABOUT)
+    return about  # type: ignore[no-any-return]
+
+
 class Namespace:
     """One checkpoint namespace: the branch, and its newest state as encodings."""
 
@@ -105,24 +113,33 @@ class Namespace:
 
     def _load(self, n: int) -> None:
         store, registry = self._thread.store, self._thread.registry
-        self.id = ""
-        self.seen: dict[str, Any] = {}
+        self.stands_at({"id": ""})
         self.deltas: set[str] = set()  # channels that are stored whole now and then, and otherwise not at all
         if not n:
-            self.document = Assigned(registry, history.Blank(store._catalog))
+            self.document = Assigned(registry, history.Blank(store._catalog), self._thread.known)
             self.writer.start_from(None, [])
             return
         row = store._catalog.checkpoint(n)
         source = history.Stored(store._catalog, row)
-        self.document = Assigned(registry, source)
+        self.document = Assigned(registry, source, self._thread.known)
         if ABOUT not in self.document:
             raise BadName(
                 f"agent {self._thread.name!r} is not a LangGraph thread, so it cannot become one",
                 hint="Use another thread_id, or another store.",
             )
-        about = self.document.value(ABOUT)
-        self.id, self.seen = about["id"], about.get("versions_seen") or {}
+        self.stands_at(about_of(self.document))
         self.writer.start_from(Checkpoint.of(store, row), source.since_base())
+
+    def stands_at(self, checkpoint: Mapping[str, Any]) -> None:
+        """What is known of the checkpoint that the document holds."""
+        self.id: str = checkpoint["id"]
+        self.seen: Mapping[str, Any] = checkpoint.get("versions_seen") or {}
+        self.versions: Mapping[str, Any] = checkpoint.get("channel_versions") or {}
+
+    def has(self, channel: str, version: Any) -> bool:
+        """Whether the document holds this version of a channel."""
+        held = self.versions.get(channel)
+        return held is not None and type(held) is type(version) and held == version and channel in self.document
 
 
 class Writes:
@@ -151,10 +168,12 @@ class Thread(Holding):
         *,
         arriving: bool = False,
         aside: Callable[[Callable[[], None]], object] = lambda work: work(),
+        known: Known | None = None,
     ) -> None:
         """``arriving``: whoever writes it brings it over from elsewhere. ``aside`` does what waits for the disk."""
         super().__init__(store, name, wait_s, aside)
         self.registry = registry
+        self.known = known if known is not None else Known()
         self._arriving = arriving
         self._row: AgentRow | None = None
         self._spaces: dict[str, Namespace] = {}
@@ -252,6 +271,18 @@ class Thread(Holding):
         space = self._spaces.get(ns)
         return self.held and space is not None and space.turn == self._turn and space.id == (parent or "")
 
+    def state_of(self, ns: str, row: CheckpointRow) -> Still | None:
+        """The state of a checkpoint, if this process has it at hand. Waits for nobody."""
+        space = self._spaces.get(ns)
+        if space is None or not self.lock.acquire(blocking=False):
+            return None
+        try:
+            # A checkpoint's id names its content, whoever has written since.
+            at_rest = space.writer.head_id == row.id and not space.writer.queued
+            return space.document.still() if at_rest else None
+        finally:
+            self.lock.release()
+
     def begin(self, ns: str) -> Namespace:
         """Become the writer if need be, and have the newest state at hand."""
         self.ready()
@@ -277,12 +308,18 @@ class Thread(Holding):
         parent: str | None,
         checkpoint: Mapping[str, Any],
         metadata: Mapping[str, Any],
+        new_versions: Collection[str] | None = None,
         *,
         running: bool = False,
     ) -> tuple[Namespace, Pending, Writes]:
-        """Fix a checkpoint's content, with the writes that wait. ``finish`` takes it to disk."""
+        """Fix a checkpoint's content, with the writes that wait. ``finish`` takes it to disk.
+
+        ``new_versions`` names the channels that LangGraph has changed. Another one is taken from the parent, unseen, if
+        the parent has the version of it that the checkpoint says; None: all are looked at.
+        """
         with self.lock:
             space = self.prepare(ns, parent, running=running)
+            document = space.document
             values = dict(checkpoint["channel_values"])
             if ABOUT in values:
                 raise BadName(f"a channel is named {ABOUT!r}, which is where the saver keeps its own record")
@@ -291,16 +328,26 @@ class Thread(Holding):
             # blocks as any other, and has most of them in common with the time before.
             wrapped = [name for name, value in values.items() if type(value) is _DeltaSnapshot]
             values.update((name, values[name].value) for name in wrapped)
-            values[ABOUT] = {
+            triggers = [name for name, value in values.items() if value is None and name.startswith(_TRIGGER)]
+            about = {
                 **{name: value for name, value in checkpoint.items() if name != "channel_values"},
                 "checkpoint_ns": ns,
                 "parent": parent,
                 "metadata": dict(metadata),
                 **({"wrapped": wrapped} if wrapped else {}),
+                **({"triggers": triggers} if triggers else {}),
             }
+            for name in triggers:
+                del values[name]
+            values[ABOUT] = (about,)
             space.deltas.update(wrapped)
-            document = space.document
-            document.assign(values, [name for name in document.names() if name not in values], space.deltas)
+            gone = [name for name in document.names() if name not in values]
+            if new_versions is not None:
+                versions = checkpoint.get("channel_versions") or {}
+                for name in [name for name in values if name not in new_versions and name not in wrapped]:
+                    if space.has(name, versions.get(name)):
+                        del values[name]
+            document.assign(values, gone, space.deltas)
             # A commit to the lease's own branch compares the generation anyway.
             guard = self.guard if ns else None
             writes = self._take_writes()
@@ -309,9 +356,10 @@ class Thread(Holding):
                     document, label, key=key_of(ns, checkpoint["id"]), events=writes.events, guard=guard
                 )
             except BaseException as error:
+                self._spaces.pop(ns, None)  # its document has what no checkpoint has
                 writes.settle(error)  # somebody waits for them
                 raise
-            space.id, space.seen = checkpoint["id"], checkpoint.get("versions_seen") or {}
+            space.stands_at(checkpoint)
             self._made += 1
             return space, pending, writes
 

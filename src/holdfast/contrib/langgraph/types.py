@@ -1,140 +1,93 @@
-"""Which classes a LangGraph thread may hold.
+"""Which classes a LangGraph thread may hold, and how they are found when it is read.
 
-Owns the list of the classes that LangGraph and LangChain themselves put into a thread, and the standard library's that
-their own serializer carries. Must not know bytes, threads or stores.
-Holds always: a class is found because this page or the program names it, never because the data does; what is not
-known is refused by name, on the way in and on the way out.
+Owns the saver's registry: LangGraph's and LangChain's own classes, those that the program or its graph names, data
+classes that come along in ``put``, and data classes that the program has loaded. Must not know bytes or threads.
+Holds always: nothing is imported because data names it; a class that only the data names is taken only if building its
+instances runs none of its code (docs/design/013-classes-that-data-names.md); an exception is kept as its text.
 """
 
 from __future__ import annotations
 
-import builtins
+import logging
 import sys
+from abc import ABCMeta
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from enum import EnumType
 from importlib import import_module
-from operator import attrgetter
-from typing import Any
+from types import FunctionType, GetSetDescriptorType, ModuleType
+from typing import Any, Protocol, get_args, get_type_hints, is_typeddict
 
-from holdfast.codec.shapes import is_data_class
-from holdfast.codec.types import Registration, Registry
-from holdfast.contrib.langgraph import failures
-from holdfast.contrib.langgraph.current import as_it_is_now
-from holdfast.contrib.langgraph.failures import Failure, Unsaved
-from holdfast.errors import BadOption
+from holdfast.codec.classes import ENUM, FIELDS, Shape, is_data_class, shape_of
+from holdfast.codec.limits import MAX_NAME_CHARS
+from holdfast.codec.types import FACTORIES, Registration, Registry, default_name
+from holdfast.errors import BadOption, SchemaMismatch, UnknownType
+
+log = logging.getLogger("holdfast.contrib.langgraph")
 
 Conversion = tuple[Callable[[Any], Any], Callable[[Any], Any]]
 
-__all__ = ["Failure", "Unsaved", "allow", "registry_for"]
+MAX_ERROR_CHARS = 10_000
+"""The longest text of an exception: some carry whole responses."""
 
-# (module that the stored name says, module it is imported from, names). Stored names are for ever; where a library
-# moves a class, only the second column changes.
-_KNOWN: tuple[tuple[str, str, str], ...] = (
-    ("langchain_core.messages.human", "langchain_core.messages", "HumanMessage HumanMessageChunk"),
-    ("langchain_core.messages.ai", "langchain_core.messages", "AIMessage AIMessageChunk"),
-    ("langchain_core.messages.system", "langchain_core.messages", "SystemMessage SystemMessageChunk"),
-    ("langchain_core.messages.tool", "langchain_core.messages", "ToolMessage ToolMessageChunk"),
-    ("langchain_core.messages.function", "langchain_core.messages", "FunctionMessage FunctionMessageChunk"),
-    ("langchain_core.messages.chat", "langchain_core.messages", "ChatMessage ChatMessageChunk"),
-    ("langchain_core.messages.modifier", "langchain_core.messages", "RemoveMessage"),
-    ("langchain_core.messages.base", "langchain_core.messages", "BaseMessage BaseMessageChunk"),
-    ("langchain_core.messages.base", "langchain_core.messages.base", "TextAccessor"),
-    ("langchain_core.documents.base", "langchain_core.documents", "Document"),
-    ("langchain_core.documents.base", "langchain_core.documents.base", "Blob"),
-    (
+_ERROR = "holdfast.langgraph.Error"
+
+# Modules whose data classes LangGraph and LangChain put into threads. They are imported when data has one.
+_MODULES = frozenset(
+    {
+        *(
+            f"langchain_core.messages.{name}"
+            for name in ["human", "ai", "system", "tool", "function", "chat", "modifier", "base"]
+        ),
+        *(f"langchain_core.outputs.{name}" for name in ["generation", "chat_generation", "chat_result", "llm_result"]),
+        "langchain_core.outputs.run_info",
+        "langchain_core.documents.base",
         "langchain_core.prompt_values",
-        "langchain_core.prompt_values",
-        "StringPromptValue ChatPromptValue ChatPromptValueConcrete ImagePromptValue",
-    ),
-    ("langchain_core.agents", "langchain_core.agents", "AgentAction AgentActionMessageLog AgentStep AgentFinish"),
-    ("langchain_core.outputs.generation", "langchain_core.outputs", "Generation GenerationChunk"),
-    ("langchain_core.outputs.chat_generation", "langchain_core.outputs", "ChatGeneration ChatGenerationChunk"),
-    ("langchain_core.outputs.chat_result", "langchain_core.outputs", "ChatResult"),
-    ("langchain_core.outputs.llm_result", "langchain_core.outputs", "LLMResult"),
-    ("langchain_core.outputs.run_info", "langchain_core.outputs", "RunInfo"),
-    ("langchain_core.runnables.utils", "langchain_core.runnables", "AddableDict"),
-    (
-        "langchain_core.exceptions",
-        "langchain_core.exceptions",
-        "LangChainException TracerException OutputParserException ContextOverflowError",
-    ),
-    (
-        "langchain_core.exceptions",
-        "langchain_core.exceptions",
-        "ModelError ModelAuthenticationError ModelPermissionDeniedError ModelInvalidRequestError ModelNotFoundError",
-    ),
-    (
-        "langchain_core.exceptions",
-        "langchain_core.exceptions",
-        "ModelRateLimitError ModelAPIError ModelConnectionError ModelTimeoutError",
-    ),
-    ("langchain_core.tools.base", "langchain_core.tools", "ToolException"),
-    (
+        "langchain_core.agents",
         "langgraph.types",
-        "langgraph.types",
-        "Command Send Interrupt Overwrite TimeoutPolicy PregelTask StateSnapshot StateUpdate CacheKey GraphOutput",
-    ),
-    (
         "langgraph.errors",
-        "langgraph.errors",
-        "GraphBubbleUp GraphDrained GraphRecursionError InvalidUpdateError GraphInterrupt NodeInterrupt ParentCommand",
-    ),
-    (
-        "langgraph.errors",
-        "langgraph.errors",
-        "EmptyInputError TaskNotFound UnknownInterruptError NodeError NodeCancelledError NodeTimeoutError",
-    ),
-    ("langgraph.func", "langgraph.func", "entrypoint.final"),
-    ("langgraph._internal._config", "langgraph._internal._config", "_DefaultRecursionLimit"),
-    ("langgraph.checkpoint.serde.types", "langgraph.checkpoint.serde.types", "_DeltaSnapshot"),
-    (
+        "langgraph.func",
+        "langgraph.checkpoint.serde.types",
         "langgraph.store.base",
-        "langgraph.store.base",
-        "Item SearchItem GetOp SearchOp MatchCondition ListNamespacesOp PutOp InvalidNamespaceError",
-    ),
-    ("pydantic.types", "pydantic", "SecretStr SecretBytes"),
-    (
-        "pydantic.networks",
-        "pydantic",
-        "AnyUrl AnyHttpUrl HttpUrl AnyWebsocketUrl WebsocketUrl FileUrl FtpUrl PostgresDsn",
-    ),
-    ("pydantic_core._pydantic_core", "pydantic_core", "Url MultiHostUrl"),
-    (
-        "ipaddress",
-        "ipaddress",
-        "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
-    ),
-    ("re", "re", "Pattern"),
-    ("asyncio.exceptions", "asyncio", "CancelledError InvalidStateError IncompleteReadError LimitOverrunError"),
-    ("concurrent.futures._base", "concurrent.futures", "CancelledError InvalidStateError BrokenExecutor"),
-    ("json.decoder", "json", "JSONDecodeError"),
-    ("subprocess", "subprocess", "CalledProcessError TimeoutExpired"),
+    }
+)
+# Classes of theirs, and of the standard library, that are made of attributes without being data classes.
+_PLAIN = frozenset(
+    {
+        "langgraph.types.Send",
+        "langgraph.store.base.Item",
+        "langgraph.store.base.SearchItem",
+        "pydantic.types.SecretStr",
+        "pydantic.types.SecretBytes",
+        *(
+            f"pydantic.networks.{name}"
+            for name in ["AnyUrl", "AnyHttpUrl", "HttpUrl", "AnyWebsocketUrl", "WebsocketUrl"]
+        ),
+        *(f"pydantic.networks.{name}" for name in ["FileUrl", "FtpUrl", "PostgresDsn"]),
+    }
 )
 
-_PLACES: dict[str, tuple[str, str]] = {
-    f"{stored}.{name}": (module, name) for stored, module, names in _KNOWN for name in names.split()
-}
-_ERRORS: dict[str, type[BaseException]] = {
-    f"builtins.{kind.__name__}": kind
-    for kind in vars(builtins).values()
-    if isinstance(kind, type) and issubclass(kind, BaseException)
-}
-_CALLED: dict[str, list[str]] = {}
-for _name, (_, _attribute) in _PLACES.items():
-    _CALLED.setdefault(_attribute, []).append(_name)
+
+# --- the registry ---------------------------------------------------------------------------------------------------
 
 
-def registry_for(parent: Registry, types: Sequence[Any] = ()) -> Registry:
+def registry_for(parent: Registry, types: Any = ()) -> Registry:
     """A registry that knows LangGraph's own types besides those of ``parent``, and ``types``.
 
-    ``types`` are classes, modules and names of modules, as in ``holdfast.open(types=...)``; exceptions count too.
+    ``types`` are classes, modules, names of modules, and graphs (compiled or not), which stand for the classes in their
+    schemas and channels.
     """
     registry = _Types(parent)
-    for item in types:
-        if not isinstance(item, type):
+    for item in types if isinstance(types, list | tuple | set | frozenset) else (types,):
+        if isinstance(item, str | ModuleType):
             registry.register_module(item)
-        elif not _knows(registry, item):
-            registry.register(item)
+        elif isinstance(item, type):
+            _name(registry, item)
+        elif hasattr(item, "channels") and hasattr(item, "nodes"):
+            for cls in classes_of(item):
+                _name(registry, cls)
+        else:
+            raise BadOption(f"types takes classes, modules and graphs, not {item!r:.80}")
     return registry
 
 
@@ -145,15 +98,20 @@ def allow(registry: Registry, names: Collection[tuple[str, ...]]) -> Registry:
     """
     for *module, name in names:
         cls: Any = getattr(sys.modules.get(".".join(module)), name, None)
-        if isinstance(cls, type) and not _knows(registry, cls):
+        if isinstance(cls, type):
             with suppress(BadOption):
-                registry.register(cls)
+                _name(registry, cls)
     return registry
 
 
-def _knows(registry: Registry, cls: type) -> bool:
-    known = registry.by_type(cls)
-    return known is not None and known.cls is cls
+def _name(registry: Registry, cls: type) -> None:
+    if issubclass(cls, BaseException):
+        return  # kept as text, whether it is named or not
+    known = Registry.by_type(registry, cls)
+    if known is None or known.cls is not cls:
+        name = default_name(cls)
+        save, load = _CONVERSIONS[name](cls) if name in _CONVERSIONS and _library(name) is cls else (None, None)
+        registry.register(cls, save=save, load=load)
 
 
 class _Types(Registry):
@@ -161,83 +119,316 @@ class _Types(Registry):
 
     def __init__(self, parent: Registry) -> None:
         super().__init__(parent)
-        self._current: dict[Registration, Registration] = {}
+        self._ready: dict[str, Registration] = {}
         self.option = "HoldfastSaver(types=[...])"
-        self.register(Failure, name="holdfast.langgraph.Failure")
-        self.register(Unsaved, name="holdfast.langgraph.Unsaved")
+        self.register(BaseException, name=_ERROR, save=error_text, load=_text_only)
+
+    def _add(self, registration: Registration) -> None:
+        super()._add(registration)
+        self._ready.pop(registration.name, None)
 
     def by_type(self, cls: type) -> Registration | None:
         found = super().by_type(cls)
-        return self._met(cls) if found is None else found
-
-    def by_name(self, name: str) -> Registration | None:
-        """For reading: a class of the program's as it is now, whatever fields it had when it was saved.
-
-        LangGraph's own are what a graph is run by; nothing of theirs may be left out.
-        """
-        found = self._named(name)
-        if found is None or name in _PLACES:
-            return found
-        current = self._current.get(found)
-        if current is None:
-            current = self._current[found] = as_it_is_now(found)
-        return current
-
-    def _named(self, name: str) -> Registration | None:
-        found = super().by_name(name)
         if found is not None:
             return found
-        cls = _ERRORS.get(name)
-        if cls is None and name in _PLACES:
-            cls = _found(name)
-        return None if cls is None else self._entered(cls, name)
-
-    def conversion(self, cls: type) -> Conversion | tuple[None, None]:
-        return failures.conversion(cls, self) if issubclass(cls, BaseException) else (None, None)
-
-    def wants(self, cls: type) -> bool:
-        return is_data_class(cls) or _is_error(cls)
-
-    def _met(self, cls: type) -> Registration | None:
-        """A class that is known here, if this is it and not one that is only called the same."""
-        for name in _CALLED.get(cls.__qualname__, ()):
-            if _PLACES[name][0] in sys.modules and _found(name) is cls:
-                return self._entered(cls, name)
-        if not issubclass(cls, BaseException):
+        if issubclass(cls, BaseException):
+            return super().by_type(BaseException)
+        name = default_name(cls)
+        listed = _module_of(name) is not None
+        if _library(name) is not cls if listed else not _is_data(cls):
             return None
-        name = f"builtins.{cls.__name__}"
-        if _ERRORS.get(name) is cls:
-            return self._entered(cls, name)
-        return super().by_type(Failure)  # any other exception is saved as its type name and text
+        _name(self, cls)
+        if not listed and (_loaded(name) is not cls or _danger(cls)):
+            log.warning(
+                "A new process can read what is stored of %s only if it names the class: HoldfastSaver(types=[...])",
+                name,
+            )
+        return super().by_type(cls)
 
-    def _entered(self, cls: type, name: str) -> Registration | None:
-        make = _CONVERSIONS.get(name)
-        save, load = (None, None) if make is None else make(cls)
-        self.register(cls, name=name, save=save, load=load)
-        return super().by_name(name)
+    def by_name(self, name: str) -> Registration | None:
+        """For reading: a class as the program has it now, whatever fields it had when it was saved."""
+        found = self._ready.get(name)
+        if found is None:
+            made = self._named(name)
+            if made is None:
+                return None
+            found = self._ready[name] = made
+        return found
+
+    def _named(self, name: str) -> Registration | None:
+        registration = named(self, name)
+        if registration is not None:
+            # LangGraph's own are what a graph is run by: nothing of theirs may be left out.
+            return registration if _module_of(name) else _as_it_is_now(registration, by_program=True)
+        cls = _loaded(name)
+        if cls is None or _danger(cls):
+            return None
+        return _as_it_is_now(Registration(cls, name, 1, {}, None, None), by_program=False)
 
 
-def _found(name: str) -> type | None:
-    """The class of a name in ``_PLACES``, or None where its package is not installed, or is of another age."""
-    module, attribute = _PLACES[name]
+def named(registry: Registry, name: str) -> Registration | None:
+    """The registration of a class that the program names, or this page."""
+    found = Registry.by_name(registry, name)
+    if found is None and (cls := _library(name)) is not None:
+        _name(registry, cls)
+        found = Registry.by_name(registry, name)
+    return found
+
+
+def unknown(error: UnknownType) -> UnknownType:
+    """The error with what to do about it in a graph."""
+    name = error.type_name
+    module = name.split(".<locals>")[0].rpartition(".")[0] or name
+    cls = _loaded(name)
+    reason = f"reading it would run code of the class ({_danger(cls)})" if cls is not None else ""
+    if not reason:
+        reason = "it was defined inside a function" if "<locals>" in name else "this program has not imported it"
+    line = name.rpartition(".")[2] if "<locals>" in name or cls is not None else repr(module)
+    return UnknownType(
+        f"the thread has a {name:.200}, but {reason}",
+        type_name=name,
+        hint=f"Name it: HoldfastSaver(..., types=[{line}]). With strict=False it is read as a record of its fields.",
+    )
+
+
+# --- exceptions -----------------------------------------------------------------------------------------------------
+
+
+def error_text(error: BaseException) -> str:
+    """An exception as LangGraph's own savers keep it. Recording one never fails: that would hide it."""
     try:
-        cls = attrgetter(attribute)(import_module(module))
-    except (ImportError, AttributeError):
+        text = str.__str__(repr(error))
+    except Exception as inner:  # noqa: BLE001 - code of a foreign class
+        return f"<{type(error).__qualname__} without text: {type(inner).__name__}>"
+    return text if len(text) <= MAX_ERROR_CHARS else f"{text[:MAX_ERROR_CHARS]}... ({len(text):,} characters)"
+
+
+def _text_only(saved: Any) -> str:
+    if type(saved) is not str:
+        raise TypeError("an exception is kept as text")
+    return saved
+
+
+# --- what a graph names ---------------------------------------------------------------------------------------------
+
+
+def classes_of(graph: Any) -> list[type]:
+    """The data classes in a graph's schemas and channels, and in those of its subgraphs."""
+    graph = getattr(graph, "builder", graph)
+    found: dict[type, None] = {}
+    seen: set[int] = set()
+    for schema in (*getattr(graph, "schemas", ()), getattr(graph, "context_schema", None)):
+        _collect(schema, found, seen)
+    for channel in graph.channels.values():
+        for kind in ("ValueType", "UpdateType"):
+            _collect(getattr(channel, kind, None), found, seen)
+    for node in graph.nodes.values():
+        inner = getattr(node, "runnable", None) or getattr(node, "bound", None)
+        if hasattr(inner, "channels") and hasattr(inner, "nodes"):
+            found.update(dict.fromkeys(classes_of(inner)))
+    return list(found)
+
+
+def _collect(kind: Any, found: dict[type, None], seen: set[int]) -> None:
+    kind = getattr(kind, "__supertype__", kind)
+    if kind is None or id(kind) in seen:
+        return
+    seen.add(id(kind))
+    for inner in get_args(kind):
+        _collect(inner, found, seen)
+    if not isinstance(kind, type) or not (is_typeddict(kind) or _is_data(kind)):
+        return
+    if not is_typeddict(kind):
+        found[kind] = None
+    try:
+        hints = get_type_hints(kind, include_extras=True)
+    except Exception:  # noqa: BLE001 - annotations are code, and may name what is not there
+        return
+    for inner in hints.values():
+        _collect(inner, found, seen)
+
+
+# --- finding a class by its name ------------------------------------------------------------------------------------
+
+
+def _is_data(cls: type) -> bool:
+    """Whether instances are taken as they come: a dataclass, attrs, pydantic, named tuple or enum, or a subclass."""
+    marks = ("__dataclass_fields__", "__attrs_attrs__")
+    return is_data_class(cls) or (shape_of(cls).form == FIELDS and any(hasattr(cls, mark) for mark in marks))
+
+
+def _module_of(name: str) -> str | None:
+    """The module of a class that this page names."""
+    if name in _PLAIN or name in _CONVERSIONS:
+        return name.rpartition(".")[0]
+    parts = name.split(".", 5)  # none of them has more
+    return next((module for cut in range(2, len(parts)) if (module := ".".join(parts[:cut])) in _MODULES), None)
+
+
+def _library(name: str) -> type | None:
+    """A class of LangGraph's, LangChain's or the standard library's that this page names; its module is imported."""
+    module = _module_of(name)
+    if module is None:
         return None
-    return cls if isinstance(cls, type) else None
-
-
-def _is_error(cls: type) -> bool:
-    if not issubclass(cls, BaseException):
-        return False
     try:
-        failures.native_base(cls)
-    except BadOption:
-        return False
-    return True
+        space = import_module(module)
+    except ImportError:  # not installed, or of another age
+        return None
+    cls = _attribute(space, name.removeprefix(f"{module}.").split("."))
+    return cls if cls is not None and (name in _PLAIN or name in _CONVERSIONS or _is_data(cls)) else None
 
 
-# --- classes whose content is not in attributes -------------------------------------------------------------------
+def _loaded(name: str) -> type | None:
+    """The data class of that name, if the program has its module loaded. Imports nothing and runs nothing."""
+    parts = name.split(".") if len(name) <= MAX_NAME_CHARS else []
+    for cut in range(len(parts) - 1, 0, -1):
+        # A script's classes are stored under the name by which others would import it.
+        for module in (sys.modules.get("__main__"), sys.modules.get(".".join(parts[:cut]))):
+            cls = _attribute(module, parts[cut:])
+            if cls is not None and type(cls) in _metaclasses() and default_name(cls) == name and _is_data(cls):
+                return cls
+    return None
+
+
+_module_space: Callable[[ModuleType], dict[str, Any]] = vars(ModuleType)["__dict__"].__get__
+_class_space: Callable[[type], Any] = vars(type)["__dict__"].__get__
+
+
+def _attribute(module: Any, path: Sequence[str]) -> type | None:
+    """What a path leads to from a module, if that is a class. No ``__getattr__`` and no descriptor is asked."""
+    if not issubclass(type(module), ModuleType):
+        return None
+    found: Any = _module_space(module).get(path[0])
+    for part in path[1:]:
+        found = _class_space(found).get(part) if issubclass(type(found), type) else None
+    return found if issubclass(type(found), type) else None
+
+
+def _metaclasses() -> set[type]:
+    """The metaclasses that data classes have; asking a class of another one runs that one's code."""
+    models = ("pydantic._internal._model_construction", "pydantic.v1.main")
+    return {type, ABCMeta, EnumType, type(Protocol)} | {
+        sys.modules[name].ModelMetaclass for name in models if name in sys.modules
+    }
+
+
+# What would run while an instance is built, looked at by the codec, or thrown away.
+_RUNS = frozenset({"__del__", "__getattribute__", "__class__", "_missing_"})
+_LIBRARIES = frozenset({"builtins", "enum", "typing", "abc", "pydantic", "dataclasses", "attr", "attrs", "collections"})
+
+
+def _danger(cls: type) -> str:
+    """The method of a class that reading one of its instances may run, if there is one that its author wrote."""
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] in _LIBRARIES:
+            continue
+        own = _class_space(base)
+        found = sorted(_RUNS.intersection(own))
+        if found or type(own.get("__dict__")) not in {GetSetDescriptorType, type(None)}:
+            return found[0] if found else "__dict__"
+    hashing, equal = (next(_class_space(base)[name] for base in cls.__mro__ if name in _class_space(base))
+                      for name in ("__hash__", "__eq__"))  # fmt: skip
+    if hashing is None:  # so it is in no set, and no key
+        return ""
+    return "" if _is_generated(hashing) and _is_generated(equal) else "__hash__ or __eq__"
+
+
+def _is_generated(function: Any) -> bool:
+    """Whether a method was made by Python, ``dataclasses``, attrs or pydantic, and not by the author of the class."""
+    if type(function) is not FunctionType:
+        return type(function) is type(object.__eq__)
+    code = function.__code__
+    return (
+        code.co_qualname.startswith("__create_fn__.<locals>.")
+        or code.co_filename.startswith("<attrs generated")
+        or function.__module__.partition(".")[0] in _LIBRARIES
+    )
+
+
+# --- classes as the program has them now ----------------------------------------------------------------------------
+
+
+def _as_it_is_now(registration: Registration, *, by_program: bool) -> Registration:
+    """The registration for reading what was saved when the class had other fields."""
+    if registration.save is not None or registration.shape.form == ENUM:
+        return registration
+    made = Registration(registration.cls, registration.name, registration.version, registration.migrations, None, None)
+    made._shape = _Place(registration.cls, by_program=by_program)
+    return made
+
+
+class _Place(Shape):
+    """Leaves out what an instance cannot hold any more, and says so once; what is stored stays as it is.
+
+    Of a class that only the data names, no function makes the default of a new field.
+    """
+
+    __slots__ = ("_by_program", "_told")
+
+    def __init__(self, cls: type, *, by_program: bool) -> None:
+        super().__init__(cls)
+        self._told: set[str] = set()
+        self._by_program = by_program
+
+    def put(self, value: Any, fields: dict[str, Any]) -> bool:
+        return super().put(value, fields if self.has_dict else self._only(fields, self._setters))
+
+    def make_tuple(self, fields: dict[str, Any]) -> Any:
+        return super().make_tuple(fields if self.has_dict else self._only(fields, self.names))
+
+    def put_pydantic(
+        self,
+        value: Any,
+        fields: dict[str, Any],
+        extra: dict[str, Any] | None,
+        names: set[str],
+        private: dict[str, Any] | None,
+    ) -> bool:
+        cls: Any = self.cls
+        if cls.model_config.get("extra") != "allow" and not fields.keys() <= self._nameset:
+            names = {name for name in names if name in self._nameset or name not in fields}
+            fields = self._only(fields, self._nameset)
+        return super().put_pydantic(value, fields, extra, names, private)
+
+    def _put_default(self, value: Any, name: str) -> bool:
+        if not self._by_program and _factory(self.cls, name) not in _HARMLESS:
+            raise SchemaMismatch(
+                f"{self.cls.__qualname__} has a field {name!r} that was not saved, whose default a function makes",
+                type_name=default_name(self.cls),
+                hint=f"Name the class: HoldfastSaver(..., types=[{self.cls.__qualname__}]).",
+            )
+        return super()._put_default(value, name)
+
+    def _only(self, fields: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+        gone = [name for name in fields if name not in known]
+        if not gone:
+            return fields
+        for name in gone:
+            if name not in self._told:
+                self._told.add(name)
+                log.warning(
+                    "%s.%s has no field %r any more: values are read without it (what is stored still has it)",
+                    self.cls.__module__, self.cls.__qualname__, name,
+                )  # fmt: skip
+        return {name: item for name, item in fields.items() if name in known}
+
+
+_HARMLESS = frozenset({None, *FACTORIES.values()})
+
+
+def _factory(cls: Any, name: str) -> Any:
+    """The function that makes a field's default, or None where there is none."""
+    if name in getattr(cls, "__pydantic_fields__", ()):
+        return cls.__pydantic_fields__[name].default_factory
+    if name in getattr(cls, "__dataclass_fields__", ()):
+        factory = cls.__dataclass_fields__[name].default_factory
+        return None if factory is sys.modules["dataclasses"].MISSING else factory
+    if hasattr(cls, "__attrs_attrs__"):
+        return getattr(getattr(cls.__attrs_attrs__, name).default, "factory", None)
+    return getattr(cls.__fields__[name], "default_factory", None) if hasattr(cls, "__fields__") else None
+
+
+# --- classes whose content is not in attributes ---------------------------------------------------------------------
 
 
 def _as_text(cls: type) -> Conversion:
@@ -275,5 +466,5 @@ _CONVERSIONS: dict[str, Callable[[type], Conversion]] = {
     "pydantic_core._pydantic_core.Url": _as_text,
     "pydantic_core._pydantic_core.MultiHostUrl": _as_text,
     "re.Pattern": _pattern,
-    **{name: _as_text for name in _PLACES if name.startswith("ipaddress.")},
+    **{f"ipaddress.IPv{v}{name}": _as_text for v in (4, 6) for name in ("Address", "Interface", "Network")},
 }

@@ -1,0 +1,394 @@
+"""Sections that are given whole, as LangGraph gives its channels: compared with what was told, never tracked.
+
+Owns what is known of the objects that were given or handed out. Identity only finds the evidence: an object counts as
+equal to its encoding only while the proof of what it refers to still holds; otherwise it is compared by its bytes. What
+always holds: a section that was given has the digest, the nodes and the form that a ``Document`` with the same value
+would have, and the operations of a capture lead from the one before to it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from holdfast.codec import operations as op
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE
+from holdfast.codec.capture import Captured, Told, named_nodes
+from holdfast.codec.contents import open_inline
+from holdfast.codec.diff import Differ, aligned, item_hunks, values_of
+from holdfast.codec.document import plain
+from holdfast.codec.node import Node
+from holdfast.codec.operations import Operation
+from holdfast.codec.proofs import Run, identical, run_of
+from holdfast.codec.replay import Reader, Source, State, in_order, named, section_operations
+from holdfast.codec.tree import Hunk, Tree, anchor, build
+from holdfast.codec.types import Registry
+from holdfast.codec.values import encode
+from holdfast.errors import Unencodable
+
+# Objects that are proven together. All of them are proven each time, and most of them never change.
+RUN_ITEMS = 128
+# How much evidence is kept by default, counted in bytes of the encodings that it stands for.
+EVIDENCE_MAX_BYTES = 64 * 1024 * 1024
+
+
+class Evidence:
+    """The objects that stand for the items of a tree, and the proof that they have not changed since."""
+
+    __slots__ = ("items", "keys", "runs", "tree")
+
+    def __init__(self, tree: Tree, items: list[Any], keys: list[Any] | None, runs: list[Run | None]) -> None:
+        self.tree, self.items, self.keys = tree, items, keys
+        self.runs = runs  # one for each RUN_ITEMS of them, in order; None where there is no proof
+
+    def unproven(self) -> set[int]:
+        """Indexes of the runs whose objects may have changed."""
+        return {number for number, run in enumerate(self.runs) if run is None or not run.unchanged()}
+
+
+class Known:
+    """Evidence for the newest sections that were given or handed out, by their digests. Its objects are held."""
+
+    def __init__(self, limit: int = EVIDENCE_MAX_BYTES) -> None:
+        self._limit, self._size = limit, 0
+        self._lock = threading.Lock()
+        self._known: OrderedDict[bytes, tuple[Evidence, int]] = OrderedDict()
+
+    def get(self, root: bytes) -> Evidence | None:
+        with self._lock:
+            found = self._known.get(root)
+            if found is None:
+                return None
+            self._known.move_to_end(root)
+            return found[0]
+
+    def put(self, evidence: Evidence) -> None:
+        """Keep evidence; what was not asked for longest goes."""
+        size = sum([leaf.size for leaf in evidence.tree.leaves])
+        with self._lock:
+            _, before = self._known.pop(evidence.tree.root, (None, 0))
+            self._size += size - before
+            self._known[evidence.tree.root] = evidence, size
+            while self._size > self._limit and self._known:
+                self._size -= self._known.popitem(last=False)[1][1]
+
+
+class Assigned:
+    """Sections as encodings. Each is read when it is first needed."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        source: Source | None = None,
+        known: Known | None = None,
+        *,
+        inert: bool | None = False,
+    ) -> None:
+        """``inert`` is as for ``Reader``."""
+        self.lock = threading.RLock()
+        self.registry = registry
+        self.told = Told(source)
+        self.known = known if known is not None else Known()
+        self._reader = Reader(self.told, registry, inert=inert)
+        self._away: dict[str, Tree] = {}  # sections that are gone and expected back
+
+    def names(self) -> list[str]:
+        """The sections, in order."""
+        return list(self.told.sections)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.told.sections
+
+    def digests(self) -> list[tuple[str, bytes]]:
+        """Section digests, in order."""
+        with self.lock:
+            return self.told.digests()
+
+    # -- giving -------------------------------------------------------------------------------------------------
+
+    def assign(self, values: Mapping[str, Any], gone: Iterable[str] = (), returning: Collection[str] = ()) -> None:
+        """Let sections have these values, and others be gone, all or none. Only what differs is recorded.
+
+        ``returning`` are names that come and go. What was encoded of such a section is kept until it is back.
+        """
+        with self.lock:
+            told, leaving = self.told, set(gone)
+            work = _Giving(self)
+            truth = {name: tree for name, tree in told.sections.items() if name not in leaving}
+            for name, value in values.items():
+                if type(name) is not str:
+                    raise Unencodable(
+                        f"a section's name is of type {type(name).__name__}", hint="Top-level keys of a state are str."
+                    )
+                was = told.section(name) if name in truth else None
+                try:
+                    truth[name] = work.tree(value, was if was is not None else self._away.get(name))
+                except Unencodable as error:
+                    raise error.within(name) from None
+            captured = work.captured(told.sections, truth)
+            for name in leaving & set(told.sections):
+                left = told.sections[name]
+                if name in returning and isinstance(left, Tree) and not any(leaf.names for leaf in left.leaves):
+                    # Its nodes may be removed from the store meanwhile, because no state needs them.
+                    self._away[name] = left.as_new(told.fetch)
+            for name in values:
+                self._away.pop(name, None)
+            waiting = told.added(captured) if captured.operations else told.unacknowledged
+            told.unacknowledged, told.sections = waiting, truth  # no call in between
+            for evidence in work.evidence:
+                self.known.put(evidence)
+
+    # -- reading ------------------------------------------------------------------------------------------------
+
+    def value(self, name: str) -> Any:
+        """What a section holds, decoded anew at each call. Raises KeyError."""
+        return self.still().value(name)
+
+    def still(self) -> Still:
+        """The state as it is now, to be read later, whatever becomes of the document."""
+        with self.lock:
+            return Still(self, dict(self.told.sections))
+
+    def do(self, operations: Iterable[Operation]) -> None:
+        """Do the operations of another checkpoint, all or none. They are not recorded; ``digests`` can prove them."""
+        with self.lock:
+            self.told.do(operations)
+
+    def hand_out(self, tree: Tree) -> Any:
+        """The value of a section, and the evidence by which it is known when it is given back."""
+        value, keys = self._reader.content(tree), None
+        objects = value.copy() if tree.kind == LIST else [value]
+        if tree.kind == DICT:
+            keys, objects = list(value), list(value.values())
+        runs = proofs(objects, self.registry)
+        self.known.put(Evidence(tree, objects, keys, runs))
+        return value
+
+    # -- writing ------------------------------------------------------------------------------------------------
+
+    def capture(self, under_way: Iterable[Captured] = ()) -> Captured:
+        """Everything that is not written or on its way, and the digests of the state as it is now."""
+        with self.lock:
+            return self.told.waiting(under_way, Captured(self.told.digests()))
+
+    def written(self, captured: Captured, *, sealed: bool = False) -> None:
+        """The store has a capture. Until somebody says so, the next one carries it along."""
+        with self.lock:
+            self.told.written(captured, sealed=sealed)
+
+    def unstored_bytes(self) -> int:
+        """About how much ``seal`` would have to write."""
+        with self.lock:
+            return self.told.unstored_bytes()
+
+    def seal(self, captured: Captured) -> dict[bytes, tuple[bytes, int]]:
+        """Add all nodes of the state that the store lacks to the newest capture. Gives where each item sits."""
+        with self.lock:
+            return self.told.seal(captured)
+
+
+class Still:
+    """The sections of one state. Each is read and decoded when it is asked for."""
+
+    def __init__(self, document: Assigned, sections: dict[str, Tree | bytes]) -> None:
+        self.names = list(sections)
+        self._document = document
+        self._sections = sections
+
+    def value(self, name: str) -> Any:
+        """What a section holds, decoded anew at each call. Raises KeyError."""
+        document, tree = self._document, self._sections[name]
+        with document.lock:
+            if isinstance(tree, bytes):
+                now = document.told.sections.get(name)
+                if now == tree:
+                    tree = document.told.section(name)
+                elif isinstance(now, Tree) and now.root == tree:
+                    tree = now
+                else:
+                    tree = document.told.load(name, tree)[0]
+                self._sections[name] = tree
+            return document.hand_out(tree)
+
+    def digests(self) -> list[tuple[str, bytes]]:
+        """Section digests, in order."""
+        return [(name, one if isinstance(one, bytes) else one.root) for name, one in self._sections.items()]
+
+
+def proofs(objects: list[Any], registry: Registry, start: int = 0) -> list[Run | None]:
+    """The proofs of objects as they are now, from one on."""
+    return [run_of(objects[at : at + RUN_ITEMS], registry) for at in range(start, len(objects), RUN_ITEMS)]
+
+
+class _Giving:
+    """The work of one assignment. Nothing of the document changes by it."""
+
+    def __init__(self, document: Assigned) -> None:
+        self.document, self.registry = document, document.registry
+        self.state: State = document.told
+        self.fetch = document.told.fetch
+        self.made: list[Tree] = []  # trees inside items, until leaves hold them
+        self.chunks: dict[bytes, bytes] = {}
+        self.evidence: list[Evidence] = []
+
+    def tree(self, value: Any, was: Tree | None) -> Tree:
+        """What a section is with this value; ``was`` is what it was, now or some time ago."""
+        if isinstance(value, Node):
+            value = plain(value)
+        kind = type(value)
+        if kind is list:
+            return self._sequence(LIST, value.copy(), None, was)
+        if kind is dict:
+            own = value.copy()
+            return self._sequence(DICT, list(own.values()), list(own), was)
+        return self._set(value, was) if kind is set else self._whole(value, was)
+
+    def _sequence(self, kind: bytes, items: list[Any], keys: list[Any] | None, was: Tree | None) -> Tree:
+        """A list, or a dict with its keys."""
+        if was is None or was.kind != kind:
+            runs = proofs(items, self.registry)
+            tree = self._settled(build(kind, self._encoded(items, keys, range(len(items)))))
+            return self._known(tree, items, keys, runs)
+        known = self.document.known.get(was.root)
+        if known is None or (known.keys is None) is not (keys is None):
+            return self._compared(kind, items, keys, was)
+        return self._changed(kind, items, keys, was, known)
+
+    def _compared(self, kind: bytes, items: list[Any], keys: list[Any] | None, was: Tree) -> Tree:
+        """What became of a section, by its bytes alone."""
+        runs = proofs(items, self.registry)  # first: what changes meanwhile shows next time
+        new = self._encoded(items, keys, range(len(items)))
+        tree = self._settled(was.apply(item_hunks(kind, was.all(self.fetch), new), self.fetch))
+        return self._known(tree, items, keys, runs)
+
+    def _changed(self, kind: bytes, items: list[Any], keys: list[Any] | None, was: Tree, known: Evidence) -> Tree:
+        """What became of a section of which the objects are known."""
+        size = len(known.items)
+        if keys is not None and (len(keys) < size or keys[:size] != known.keys or not _same_types(keys, known.keys)):
+            return self._compared(kind, items, keys, was)
+        unproven = known.unproven()
+        if len(items) >= size and identical(items[:size], known.items):
+            spans = [(size, size, size, len(items))] if len(items) > size else []
+            first = size  # items before this are the same objects
+        else:
+            found = aligned([id(item) for item in known.items], [id(item) for item in items])  # type: ignore[misc]
+            spans = [tuple(one) for one in found]  # type: ignore[misc]
+            first = spans[0][0] if spans else size
+        doubtful = [at for number in unproven for at in range(number * RUN_ITEMS, min((number + 1) * RUN_ITEMS, size))]
+        keep = first // RUN_ITEMS  # runs that stand for the same objects in the same places
+        runs: list[Run | None] = [*known.runs[:keep], *proofs(items, self.registry, keep * RUN_ITEMS)]
+        for number in unproven:
+            if number < keep:
+                runs[number] = run_of(items[number * RUN_ITEMS : (number + 1) * RUN_ITEMS], self.registry)
+        hunks = self._hunks(kind, items, keys, was, spans, doubtful)
+        return self._known(self._settled(was.apply(hunks, self.fetch)), items, keys, runs)
+
+    def _hunks(
+        self,
+        kind: bytes,
+        items: list[Any],
+        keys: list[Any] | None,
+        was: Tree,
+        spans: Sequence[tuple[int, int, int, int]],
+        doubtful: list[int],
+    ) -> list[Hunk]:
+        found: list[Hunk] = []
+        shift = 0
+        gone = {at for start, stop, _, _ in spans for at in range(start, stop)}
+        moves: list[tuple[int, int]] = []  # old places behind which indexes differ by so much
+        for start, stop, at, to in spans:
+            new = self._encoded(items, keys, range(at, to))
+            inner = item_hunks(kind, was.part(start, stop, self.fetch), new)
+            found += [Hunk(start + one.start, start + one.stop, one.items, one.old) for one in inner]
+            shift = to - stop
+            moves.append((stop, shift))
+        for at in doubtful:
+            if at in gone:
+                continue
+            now = at + next((shift for stop, shift in reversed(moves) if at >= stop), 0)
+            old = was.part(at, at + 1, self.fetch)
+            new = self._encoded(items, keys, range(now, now + 1), old[0])
+            if new != old:
+                found.append(Hunk(at, at + 1, new, old))
+        found.sort(key=_start)
+        return found
+
+    def _encoded(self, items: list[Any], keys: list[Any] | None, places: range, old: bytes = b"") -> list[bytes]:
+        """Items as a tree holds them. ``old`` is what the only one of them was."""
+        out: list[bytes] = []
+        at: Any = 0
+        try:
+            for at in places:
+                key = b"" if keys is None else encode(keys[at], self.registry)
+                data = encode(items[at], self.registry, depth=1)
+                out.append(key + self.state.fold(data, self.made, self.chunks, old[len(key) :]))
+        except Unencodable as error:
+            raise error.within(at if keys is None else keys[at]) from None
+        return out
+
+    def _set(self, value: Any, was: Tree | None) -> Tree:
+        inner = open_inline(encode(value, self.registry))
+        items = inner.items if inner is not None else []
+        if was is None or was.kind != SET:
+            return self._settled(build(SET, items))
+        return self._settled(was.apply(item_hunks(SET, was.all(self.fetch), items), self.fetch))
+
+    def _whole(self, value: Any, was: Tree | None) -> Tree:
+        known = self.document.known.get(was.root) if was is not None and was.kind == VALUE else None
+        if was is not None and known is not None and known.items[0] is value and not known.unproven():
+            return was
+        runs = proofs([value], self.registry)
+        data = self.state.fold(encode(value, self.registry), self.made, self.chunks)
+        if was is not None and was.kind == VALUE and was.part(0, 1, self.fetch) == [data]:
+            return self._known(was, [value], None, runs)
+        return self._known(self._settled(build(VALUE, [data])), [value], None, runs)
+
+    def _settled(self, tree: Tree) -> Tree:
+        held = {one.root: one for one in self.made}
+        anchor(tree.fresh, lambda root: held.get(root) or self.state.trees.get(root))
+        tree.fresh = ()
+        return tree
+
+    def _known(self, tree: Tree, items: list[Any], keys: list[Any] | None, runs: list[Run | None]) -> Tree:
+        """Note what stands for a tree. A proof that does not hold any more, after the encoding, is none."""
+        self.evidence.append(Evidence(tree, items, keys, runs))
+        return tree
+
+    def captured(self, before: Mapping[str, Tree | bytes], truth: dict[str, Tree | bytes]) -> Captured:
+        """What leads from one state to the other."""
+        held = {tree.root: tree for tree in [*self.made, *(one for one in truth.values() if isinstance(one, Tree))]}
+
+        def at_hand(root: bytes) -> Tree | None:
+            return held.get(root) or self.state.trees.get(root)
+
+        differ = Differ(at_hand, self.fetch)
+        kept, ops = in_order(list(before), list(truth))
+        for name, now in truth.items():
+            was = before[name] if name in kept else None
+            if was is now or not isinstance(now, Tree):
+                continue
+            if isinstance(was, Tree) and was.kind == now.kind:
+                if was.root != now.root:
+                    ops += section_operations(name, was, now, differ, self.state)
+            else:
+                ops.append((op.SET, (name,), (named(now, self.state),)))
+        nodes, fresh = named_nodes(ops, at_hand, self.fetch)
+        if self.chunks:  # those of values that turned out to be what they were are stored
+            written = b"".join([*(data for code, _, args in ops for data in values_of(code, args)), *nodes.values()])
+            self.chunks = {digest: chunk for digest, chunk in self.chunks.items() if digest in written}
+        at = time.time_ns() // 1000
+        operations = [Operation(at, code, list(path), args) for code, path, args in ops]
+        sections = [(name, one if isinstance(one, bytes) else one.root) for name, one in truth.items()]
+        return Captured(sections, operations, nodes, self.chunks, fresh, dict(before))
+
+
+def _same_types(one: list[Any], other: list[Any] | None) -> bool:
+    """Whether equal keys are of equal types: ``1``, ``1.0`` and ``True`` are one key to Python."""
+    return all(type(a) is type(b) for a, b in zip(one, other or (), strict=False))
+
+
+def _start(hunk: Hunk) -> int:
+    return hunk.start

@@ -1,0 +1,232 @@
+"""Proof that instances are what they were when they were encoded, and that nobody but the state holds them.
+
+Owns runs of values that are looked at together. A run follows its values down to immutable objects, a level at a time,
+by the interpreter's own view of what refers to what (``gc.get_referents``): a dict gives its values, an instance its
+``__dict__``, its slots and its class. ``unchanged``: every object on the way refers to the very same objects as then.
+``unheld``: every object on the way has exactly the references that the state and this run account for.
+What always holds: False is only a doubt; no proof rests on ``==`` of values (``1 == True``) or on the identity of
+something mutable alone; no code of the values' classes runs.
+"""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+from collections.abc import Sequence
+from gc import get_referents
+from itertools import chain
+from operator import attrgetter, is_
+from sys import getrefcount
+from typing import Any
+from weakref import getweakrefcount
+
+from holdfast.codec.classes import FIELDS, PYDANTIC, is_immutable
+from holdfast.codec.limits import SCALARS
+from holdfast.codec.types import Registry
+
+RUN_ITEMS = 32
+"""Values that are proven together. When one of them has changed, all of them are compared, so a run is short."""
+
+# Where one container's content ends does not show, so a mark is asked for after each: what refers to a text that
+# nobody else has.
+_END = repr(object())
+_MARK = (_END,)
+_ATTRIBUTES = attrgetter("__dict__")
+
+
+class Untraceable(Exception):
+    """Something in the value cannot be proven unchanged."""
+
+
+class Run:
+    """Values that are proven together."""
+
+    __slots__ = (
+        "_counts",
+        "_dicts",
+        "_empty",
+        "_flat",
+        "_holders",
+        "_keys",
+        "asleep",
+        "due",
+        "homes",
+        "items",
+        "misses",
+        "spent",
+    )
+
+    def __init__(self, items: list[Any], registry: Registry) -> None:
+        """Raises Untraceable."""
+        self.items = items
+        self.asleep = False
+        self.homes: list[Any] = []  # the containers that hold them, while they are asleep
+        self.spent = 0  # items that have left
+        self.misses, self.due = 0, 0  # how often somebody held them, and when to look again
+        self._counts: list[int] | None = None
+        self._dicts: list[dict[Any, Any]] = []
+        self._empty: list[Any] = []
+        holders: list[Any] = []
+        flat: list[Any] = []
+        self._follow(items, registry, holders, flat)
+        self._holders = tuple(holders)
+        self._flat = tuple(flat)
+        self._keys = list(chain.from_iterable(self._dicts))
+
+    def _follow(self, level: list[Any], registry: Registry, holders: list[Any], flat: list[Any]) -> None:
+        """Go through everything that the items hold, a level at a time."""
+        seen: set[int] = set()
+        skip = _SKIPPED
+        while level:
+            ids = list(map(id, level))
+            if len(set(ids)) != len(ids) or not seen.isdisjoint(ids):  # something is there twice, or leads back
+                fresh = {key: value for key, value in zip(ids, level, strict=True) if key not in seen}
+                ids, level = list(fresh), list(fresh.values())
+            seen.update(ids)
+            these: list[Any] = []
+            inside: list[Any] = []
+            groups: dict[type, list[Any]] = {}
+            for value in level:
+                kind = type(value)
+                if kind is dict or kind is list or kind is set:
+                    if not value:
+                        self._empty.append(value)
+                        continue
+                    if kind is dict:
+                        self._dicts.append(value)
+                    these.append(value)
+                    these.append(_MARK)
+                elif kind is tuple:
+                    inside += value
+                elif kind in groups:
+                    groups[kind].append(value)
+                elif kind not in skip:
+                    groups[kind] = [value]
+            found = get_referents(*these)
+            holders += these
+            flat += found
+            for kind, group in groups.items():
+                found += _instances(kind, group, registry, holders, flat)
+            found += inside
+            level = [value for value in found if type(value) not in skip]
+
+    def joined(self, other: Run) -> Run:
+        """One run for the items of both, as they were then."""
+        made = Run.__new__(Run)
+        made.items = self.items + other.items
+        made.asleep, made.spent, made.misses, made.due = False, self.spent + other.spent, self.misses, self.due
+        made._counts, made.homes = None, []
+        made._holders, made._flat = self._holders + other._holders, self._flat + other._flat
+        made._dicts, made._empty = self._dicts + other._dicts, self._empty + other._empty
+        made._keys = self._keys + other._keys
+        return made
+
+    def unchanged(self) -> bool:
+        """Whether everything is as it was."""
+        if any(self._empty) or not identical(get_referents(*self._holders), self._flat):
+            return False
+        try:
+            return list(chain.from_iterable(self._dicts)) == self._keys
+        except RuntimeError:  # another thread is changing one of them
+            return False
+
+    def unheld(self) -> bool:
+        """Whether nobody else has a reference to any of it, provided that each item is in the state once."""
+        if not COUNTS or any(map(getweakrefcount, self._holders)):
+            return False
+        if self._counts is None:
+            heads, dicts = set(map(id, self.items)), set(map(id, self._dicts))
+            # Its parent or the state, ``_flat`` or ``items``, ``_holders``, and the argument of getrefcount; for an
+            # item also its place; a dict is in ``_dicts``. What is referred to twice never fits, and stays awake.
+            self._counts = [
+                _EXPECTED + (id(value) in heads) + (id(value) in dicts) for value in self._holders if value is not _MARK
+            ]
+            self._counts += [_EXPECTED + (id(value) in heads) for value in self._empty]
+        found = [getrefcount(value) for value in self._holders if value is not _MARK]
+        found += [getrefcount(value) for value in self._empty]
+        return found == self._counts
+
+
+def identical(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether two sequences hold the very same objects."""
+    return len(one) == len(other) and all(map(is_, one, other))
+
+
+def run_of(items: list[Any], registry: Registry) -> Run | None:
+    """A run over the items as they are now, or None when some part of them cannot be followed."""
+    try:
+        return Run(items, registry)
+    except (Untraceable, AttributeError, RuntimeError):  # a slot that is not set; another thread is changing something
+        return None
+
+
+def can_change(value: Any) -> bool:
+    """Whether a value has to be watched; quick for instances of classes that are known not to be frozen."""
+    plan = _PLANS.get(type(value))
+    return (plan is not None and plan is not _WHOLE and not plan.frozen) or not is_immutable(value)
+
+
+class _Plan:
+    """How instances of a class are followed: how many references each has."""
+
+    __slots__ = ("frozen", "has_dict", "width")
+
+    def __init__(self, width: int, *, has_dict: bool, frozen: bool) -> None:
+        self.width, self.has_dict, self.frozen = width, has_dict, frozen
+
+
+_WHOLE: Any = object()  # instances of a class that cannot be followed
+_PLANS: dict[type, Any] = {}
+_SKIPPED: set[type] = {*SCALARS, type}
+
+
+def _instances(kind: type, group: list[Any], registry: Registry, holders: list[Any], flat: list[Any]) -> list[Any]:
+    """Follow instances of one class; gives what they hold."""
+    if issubclass(kind, type):
+        _SKIPPED.add(kind)  # classes, of any metaclass
+        return []
+    plan = _PLANS.get(kind) or _plan(kind, registry)
+    if plan is _WHOLE or plan.frozen:
+        group = [value for value in group if not is_immutable(value)]
+        if not group:
+            return []
+        if plan is _WHOLE:
+            raise Untraceable
+    dicts = list(map(_ATTRIBUTES, group)) if plan.has_dict else []  # makes them, where they are not there yet
+    found = get_referents(*group)
+    if len(found) != plan.width * len(group):
+        raise Untraceable  # a slot is empty, and would not show
+    holders += group
+    flat += found
+    if dicts and not any(value is dicts[0] for value in found[: plan.width]):
+        return found + dicts  # attributes are kept in the instance itself
+    return found
+
+
+def _plan(kind: type, registry: Registry) -> Any:
+    registration = registry.by_type(kind)
+    plan: Any = _WHOLE
+    if registration is not None and registration.cls is kind and registration.save is None:
+        shape = registration.shape
+        if shape.form in {FIELDS, PYDANTIC}:
+            # Its class, its attributes, its slots.
+            width = 1 + shape.has_dict + (3 if shape.form == PYDANTIC else len(shape._getters))
+            plan = _Plan(width, has_dict=shape.has_dict, frozen=shape.frozen)
+    if registration is not None:
+        _PLANS[kind] = plan
+    return plan
+
+
+COUNTS = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+"""Whether reference counts say who holds an object. Where they do not, nothing is ever believed to be unheld."""
+
+
+def _measure() -> int:
+    """What a list that only a list and a run's tuples hold has for a reference count, in the code above."""
+    outer: Any = [[1]]
+    run = Run.__new__(Run)
+    run._holders, run._flat = (outer[0],), (outer[0],)
+    return [getrefcount(value) for value in run._holders if value is not _MARK][0]  # noqa: RUF015 - as it is counted above
+
+
+_EXPECTED = _measure()

@@ -1,0 +1,683 @@
+"""What the store was told of one container: its items as bytes, in content-defined nodes (format.md, section 2).
+
+A Tree is never changed. ``apply`` gives another one, which shares every node that is the same; its digest, its nodes
+and the operations that lead to it all come out of the same hunks. It knows bytes only: no Python values, no storage.
+What always holds: ``root`` is the digest that the same items have in a tree built from nothing, and a tree is *closed*:
+a leaf holds the trees that its items name and the store may lack, so that nothing which is named can be missing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+from blake3 import blake3
+
+from holdfast.codec import blocks
+from holdfast.codec.blocks import (
+    COUNT_BYTES,
+    DICT,
+    DIGEST_BYTES,
+    ENTRY_BYTES,
+    LIST,
+    NODE_TAG,
+    SET,
+    VALUE,
+    closes,
+    cuts,
+    index_closes,
+    node_digest,
+)
+from holdfast.codec.contents import BIG_HEAD, key_of, roots_in
+from holdfast.codec.wire import split
+from holdfast.errors import CorruptValue
+
+Fetch = Callable[[list[bytes]], dict[bytes, bytes]]
+"""Gives raw nodes by their digests, each proven against its digest."""
+
+# A leaf that is shorter is hashed from its beginning when it grows: that is quicker than keeping a hasher for it.
+_SMALL_BYTES = 4096
+
+
+class Hunk(NamedTuple):
+    """``tree[start:stop]``, which is ``old``, gives way to ``items``."""
+
+    start: int
+    stop: int
+    items: list[bytes]
+    old: Sequence[bytes] = ()
+
+
+class Leaf:
+    """A run of items. ``items`` is None when they were let go: then the store has them.
+
+    The items of an open leaf, the last one, are a list that only grows; ``count`` says how many are this leaf's own.
+    """
+
+    __slots__ = ("closed", "count", "digest", "entry", "first", "hasher", "inner", "items", "names", "size", "stored")
+
+    def __init__(self, items: list[bytes] | None, count: int, size: int, *, closed: bool) -> None:
+        self.items, self.count, self.size, self.closed = items, count, size, closed
+        self.digest = self.entry = b""
+        self.first = b""  # of a set: the first item, by which leaves are searched
+        self.stored = False
+        self.hasher: blake3 | None = None  # over the items so far, of a leaf that is open
+        self.names = True  # whether an item may name another tree
+        self.inner: Sequence[Tree] | None = None  # the trees that its items name; None until somebody has looked
+
+    def finish(self, hasher: blake3) -> None:
+        """The hasher has seen all items."""
+        end = hasher if self.closed else hasher.copy()
+        end.update(self.count.to_bytes(COUNT_BYTES, "big"))
+        self.named(end.digest())
+        self.hasher = None if self.closed else hasher
+
+    def named(self, digest: bytes) -> None:
+        self.digest = digest
+        self.entry = digest + self.count.to_bytes(8, "big")
+
+
+class Index:
+    """An index node over ``span`` children. ``running``: a hasher over the first of them, how many, and their items."""
+
+    __slots__ = ("count", "digest", "entry", "running", "span", "stored")
+
+    def __init__(self, digest: bytes, span: int, count: int) -> None:
+        self.digest, self.span, self.count = digest, span, count
+        self.entry = digest + count.to_bytes(8, "big")
+        self.stored = False
+        self.running: tuple[blake3, int, int] | None = None
+
+
+Node = Leaf | Index
+
+
+class Tree:
+    """All items of one container."""
+
+    __slots__ = ("__weakref__", "count", "fresh", "kind", "leaves", "levels", "root", "starts", "where")
+
+    def __init__(self, kind: bytes, leaves: list[Leaf], starts: list[int] | None, levels: list[list[Index]]) -> None:
+        self.kind, self.leaves, self.levels = kind, leaves, levels
+        self.starts = starts if starts is not None else [0, *accumulate([leaf.count for leaf in leaves[:-1]])]
+        self.count = self.starts[-1] + leaves[-1].count
+        self.root: bytes = (levels[-1] if levels else leaves)[0].digest
+        self.fresh: Sequence[Leaf] = ()  # leaves that were just made: whoever makes a tree closes it (``anchor``)
+        # Of a dict with several leaves: key -> its leaf, in a cell that moves on with the leaf. Made when it is needed.
+        self.where: dict[bytes, list[Leaf]] | None = None
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def items_of(self, leaf: Leaf, fetch: Fetch) -> list[bytes]:
+        """The items of a leaf, read again if they were let go."""
+        items = leaf.items
+        if items is None:
+            items = leaf.items = leaf_contents(self.kind, fetch([leaf.digest])[leaf.digest])
+        return items if len(items) == leaf.count else items[: leaf.count]
+
+    def part(self, start: int, stop: int, fetch: Fetch) -> list[bytes]:
+        """Items ``start`` to ``stop``."""
+        found: list[bytes] = []
+        position = bisect_right(self.starts, start) - 1
+        while start < stop:
+            leaf, first = self.leaves[position], self.starts[position]
+            found += self.items_of(leaf, fetch)[start - first : stop - first]
+            start = first + leaf.count
+            position += 1
+        return found
+
+    def all(self, fetch: Fetch) -> list[bytes]:
+        self.warm([(0, self.count)], fetch)
+        return self.part(0, self.count, fetch)
+
+    def lacking(self, spans: Sequence[tuple[int, int]]) -> list[Leaf]:
+        """The leaves of these items whose bytes were let go."""
+        found: list[Leaf] = []
+        done = -1
+        for start, stop in spans:
+            at = max(bisect_right(self.starts, start) - 1, done + 1)
+            while at < len(self.leaves) and (self.starts[at] < stop or self.starts[at] == start):
+                if self.leaves[at].items is None:
+                    found.append(self.leaves[at])
+                done = at
+                at += 1
+        return found
+
+    def warm(self, spans: Sequence[tuple[int, int]], fetch: Fetch) -> None:
+        """Read what was let go of these items, all in one go."""
+        missing = self.lacking(spans)
+        if missing:
+            rows = fetch([leaf.digest for leaf in missing])
+            for leaf in missing:
+                leaf.items = leaf_contents(self.kind, rows[leaf.digest])
+
+    def place(self, key: bytes, fetch: Fetch) -> int:
+        """Where a dict's key stands; -1 when it does not."""
+        leaf, start = self.leaves[0], 0
+        if len(self.leaves) > 1:
+            cell = self._index(fetch).get(key)
+            if cell is None:
+                return -1
+            leaf = cell[0]
+            start = self.starts[self.leaves.index(leaf)]
+        for at, item in enumerate(self.items_of(leaf, fetch)):
+            if item.startswith(key):  # no encoding is the beginning of another one
+                return start + at
+        return -1
+
+    def _index(self, fetch: Fetch) -> dict[bytes, list[Leaf]]:
+        if self.where is None:
+            self.warm([(0, self.count)], fetch)
+            where: dict[bytes, list[Leaf]] = {}
+            for leaf in self.leaves:
+                self._register(leaf, where, fetch)
+            self.where = where
+        return self.where
+
+    def _register(self, leaf: Leaf, where: dict[bytes, list[Leaf]], fetch: Fetch) -> None:
+        cell = [leaf]  # leaves are shared between trees, cells are not
+        for item in self.items_of(leaf, fetch):
+            where[key_of(item)] = cell
+
+    def rank(self, item: bytes, fetch: Fetch) -> tuple[int, bool]:
+        """Where an item stands in a set, or would stand, and whether it does."""
+        low, high = 0, len(self.leaves) - 1
+        while low < high:  # the last leaf whose first item is not above
+            middle = (low + high + 1) // 2
+            if self.leaves[middle].first <= item:
+                low = middle
+            else:
+                high = middle - 1
+        items = self.items_of(self.leaves[low], fetch)
+        at = bisect_right(items, item)
+        there = at > 0 and items[at - 1] == item
+        return self.starts[low] + (at - 1 if there else at), there
+
+    def within(self, limit: int) -> bool:
+        """Whether all items together have at most so many bytes."""
+        total = 0
+        for leaf in self.leaves:
+            total += leaf.size
+            if total > limit:
+                return False
+        return True
+
+    # -- another one ----------------------------------------------------------------------------------------
+
+    def apply(self, hunks: list[Hunk], fetch: Fetch) -> Tree:
+        """The tree after the hunks, which are in order and do not overlap."""
+        if not hunks:
+            return self
+        leaves = self.leaves
+        last = leaves[-1]
+        if len(hunks) == 1 and hunks[0].start == self.count and (last.closed or last.items is not None):
+            return self._appended(last, hunks[0].items, fetch)
+        self.warm([hunk[:2] for hunk in hunks], fetch)
+        made: list[Leaf] = []
+        done = at = 0  # old leaves and hunks that are dealt with
+        changed: list[tuple[int, int, int, int]] = []  # runs of leaves: old start and stop, new start and stop
+        while at < len(hunks):
+            start = hunks[at].start
+            position = bisect_right(self.starts, start) - 1 if start < self.count else len(leaves) - 1
+            made += leaves[done:position]
+            begin = len(made)
+            leaf, at_next = self._edited(position, hunks, at, fetch)
+            if leaf is not None:
+                made.append(leaf)
+                done, at = position + 1, at_next
+            else:
+                new, done, at = self._recut(position, hunks, at, fetch)
+                made += new
+            changed.append((position, done, begin, len(made)))
+        made += leaves[done:]
+        if not made:
+            made.append(make_leaf(self.kind, [], closed=False))
+        same = len(made) == len(leaves) and all(
+            a == c and b == d and all(made[p].count == leaves[p].count for p in range(a, b)) for a, b, c, d in changed
+        )
+        return self._with(made, self.starts if same else None, changed, fetch)
+
+    def _with(
+        self, made: list[Leaf], starts: list[int] | None, changed: list[tuple[int, int, int, int]], fetch: Fetch
+    ) -> Tree:
+        first, behind = changed[0][0], len(self.leaves) - changed[-1][1]
+        levels = index_over(self.kind, made, self, min(first, len(made)), min(behind, len(made)))
+        tree = Tree(self.kind, made, starts, levels)
+        tree.fresh = [leaf for _, _, new_start, new_stop in changed for leaf in made[new_start:new_stop]]
+        if self.where is not None:
+            self._pass_on(tree, changed, fetch)
+        return tree
+
+    def _pass_on(self, tree: Tree, changed: list[tuple[int, int, int, int]], fetch: Fetch) -> None:
+        """Hand the index of keys on to the newest tree; the old one can make it again."""
+        where, self.where = self.where, None
+        if where is None:
+            return
+        fresh: list[Leaf] = []
+        gone: list[Leaf] = []
+        for old_start, old_stop, new_start, new_stop in changed:
+            if old_stop - old_start == new_stop - new_start == 1:
+                old, new = self.leaves[old_start], tree.leaves[new_start]
+                before, after = self.items_of(old, fetch), self.items_of(new, fetch)
+                cell = where.get(key_of(before[0])) if before else None
+                if cell is not None and cell[0] is old and len(after) >= len(before):
+                    differ = [n for n, item in enumerate(before) if after[n] is not item]
+                    if all(after[n].startswith(key_of(before[n])) for n in differ):  # edited, or grown at its end
+                        cell[0] = new
+                        for item in after[len(before) :]:
+                            where[key_of(item)] = cell
+                        continue
+            gone += self.leaves[old_start:old_stop]
+            fresh += tree.leaves[new_start:new_stop]
+        for leaf in gone:
+            for item in self.items_of(leaf, fetch):
+                where.pop(key_of(item), None)
+        for leaf in fresh:
+            self._register(leaf, where, fetch)
+        tree.where = where
+
+    def grown(self, items: list[bytes]) -> Tree | None:
+        """The tree with items at its end that name no other tree, where only the last leaf grows; None for others."""
+        last = self.leaves[-1]
+        if last.closed or last.items is None or self.where is not None or last.inner:
+            return None
+        made = self._grown(last, items)
+        if len(made) != 1:
+            return None
+        leaf = made[0]
+        leaf.inner = ()
+        leaves: list[Any] = self.leaves.copy()
+        leaves[-1] = leaf
+        levels: list[list[Index]] = []
+        children = leaves
+        for number, level in enumerate(self.levels, 1):
+            over = level.copy()
+            over[-1] = _grown_index(self.kind, number, children, len(children) - over[-1].span, over[-1])
+            levels.append(over)
+            children = over
+        return Tree(self.kind, leaves, self.starts, levels)
+
+    def _appended(self, last: Leaf, items: list[bytes], fetch: Fetch) -> Tree:
+        leaves, starts = self.leaves, self.starts
+        made = self._grown(last, items)
+        begin = len(leaves) - (0 if last.closed else 1)
+        if len(made) > 1 or last.closed:
+            end = starts[-1] + last.count if last.closed else starts[-1]
+            starts = [*starts[:begin], *accumulate([leaf.count for leaf in made[:-1]], initial=end)]
+        every = leaves.copy()
+        every[begin:] = made
+        return self._with(every, starts, [(begin, len(leaves), begin, len(every))], fetch)
+
+    def _grown(self, last: Leaf, items: list[bytes]) -> list[Leaf]:
+        """The common case, appending: the running hasher continues."""
+        used = 0
+        made: list[Leaf] = []
+        if not last.closed and last.items is not None:
+            size, count = last.size, last.count
+            if last.hasher is not None:
+                hasher, last.hasher = last.hasher, None  # should this one have to grow again, it is made again
+            elif (
+                size + sum(map(len, items)) < min(_SMALL_BYTES, blocks.LEAF_MIN_BYTES)
+                and count + len(items) < blocks.LEAF_MAX_ITEMS
+            ):
+                return [make_leaf(self.kind, last.items[:count] + items, closed=False)]
+            else:
+                hasher = blake3(NODE_TAG + self.kind + b"\0")
+                hasher.update(b"".join(last.items[:count]))
+            closed = False
+            for item in items:
+                hasher.update(item)
+                size += len(item)
+                count += 1
+                closed = closes(size, count, item)
+                if closed:
+                    break
+            used = count - last.count
+            mine = last.items
+            if len(mine) != last.count:  # a capture failed after it had grown
+                mine = mine[: last.count]
+            mine += items[:used]
+            leaf = Leaf(mine, count, size, closed=closed)
+            leaf.first = last.first
+            leaf.names = last.names or any(BIG_HEAD in item for item in items[:used])
+            leaf.finish(hasher)
+            made.append(leaf)
+        if used < len(items):
+            rest = items[used:]
+            new, taken = cut(self.kind, rest)
+            made += new
+            if taken < len(rest):
+                made.append(make_leaf(self.kind, rest[taken:], closed=False))
+        return made
+
+    def _edited(self, position: int, hunks: list[Hunk], at: int, fetch: Fetch) -> tuple[Leaf | None, int]:
+        """The leaf again, if items were replaced one by one and it is clear at a glance that it ends where it did."""
+        leaf, start = self.leaves[position], self.starts[position]
+        stop, begin = start + leaf.count, at
+        while at < len(hunks) and hunks[at].start < stop:
+            hunk = hunks[at]
+            if hunk.stop > stop or not hunk.stop - hunk.start == len(hunk.items) > 0:
+                return None, at
+            at += 1
+        if at == begin or (at < len(hunks) and hunks[at].start == self.count):
+            return None, at
+        old = self.items_of(leaf, fetch)
+        items = old.copy()
+        for hunk in hunks[begin:at]:
+            items[hunk.start - start : hunk.stop - start] = hunk.items
+        if not leaf.closed and sum(map(len, items)) < blocks.LEAF_MIN_BYTES:
+            return make_leaf(self.kind, items, closed=False), at  # too short for any cut
+        sizes = list(accumulate(map(len, items)))
+        before = list(accumulate(map(len, old)))
+        total, least, last = sizes[-1], blocks.LEAF_MIN_BYTES, len(items) - 1
+        if total >= blocks.LEAF_MAX_BYTES or closes(total, len(items), items[-1]) is not leaf.closed:
+            return None, at
+        for hunk in hunks[begin:at]:
+            for index in range(hunk.start - start, min(hunk.stop - start, last)):
+                if sizes[index] >= least and cuts(items[index]):
+                    return None, at
+        # Items that were too early for a cut, and are not any more.
+        for index in range(bisect_right(sizes, least - 1), min(bisect_right(before, least - 1), last)):
+            if cuts(items[index]):
+                return None, at
+        return make_leaf(self.kind, items, closed=leaf.closed), at
+
+    def _recut(self, position: int, hunks: list[Hunk], at: int, fetch: Fetch) -> tuple[list[Leaf], int, int]:
+        """Cut anew from a leaf on, until a cut falls on an old border behind the last hunk here."""
+        made: list[Leaf] = []
+        waiting: list[bytes] = []
+        gone = 0  # items before this are dealt with
+        here, end = position, len(self.leaves)
+        while here < end:
+            leaf, start = self.leaves[here], self.starts[here]
+            items, stop = self.items_of(leaf, fetch), start + leaf.count
+            here += 1
+            cursor = max(start, gone)
+            while at < len(hunks) and (hunks[at].start < stop or here == end):
+                hunk = hunks[at]
+                waiting += items[cursor - start : hunk.start - start]
+                waiting += hunk.items
+                cursor = gone = hunk.stop
+                at += 1
+            if cursor < stop:
+                waiting += items[cursor - start :]
+            new, taken = cut(self.kind, waiting)
+            made += new
+            waiting = waiting[taken:]
+            if not waiting and gone <= stop and (at == len(hunks) or hunks[at].start >= stop):
+                break
+        if waiting:
+            made.append(make_leaf(self.kind, waiting, closed=False))
+        return made, here, at
+
+    # -- storing --------------------------------------------------------------------------------------------
+
+    def unstored(self, fetch: Fetch) -> Iterator[tuple[Node, bytes, Sequence[bytes]]]:
+        """Nodes that the store does not have yet, with their bytes, and the items of a leaf.
+
+        What the items name comes first: whoever writes a tree writes all of it.
+        """
+        for leaf in self.leaves:
+            for tree in leaf.inner or ():
+                yield from tree.unstored(fetch)
+            if not leaf.stored:
+                items = self.items_of(leaf, fetch)
+                yield leaf, blocks.leaf_node(self.kind, items), items
+        children: Sequence[Node] = self.leaves
+        for number, level in enumerate(self.levels, 1):
+            at = 0
+            for index in level:
+                if not index.stored:
+                    yield index, _raw(self.kind, number, children[at : at + index.span]), ()
+                at += index.span
+            children = level
+
+    def unstored_bytes(self) -> int:
+        """About how much ``unstored`` would give."""
+        return sum(
+            [
+                (0 if leaf.stored else leaf.size) + sum([tree.unstored_bytes() for tree in leaf.inner or ()])
+                for leaf in self.leaves
+            ]
+        )
+
+    def as_new(self, fetch: Fetch) -> Tree:
+        """The same tree with nodes of its own, none of them stored."""
+        self.warm([(0, self.count)], fetch)
+        leaves = []
+        for leaf in self.leaves:
+            made = Leaf(self.items_of(leaf, fetch), leaf.count, leaf.size, closed=leaf.closed)
+            made.named(leaf.digest)
+            made.first, made.names, made.inner = leaf.first, leaf.names, leaf.inner
+            leaves.append(made)
+        levels = [[Index(index.digest, index.span, index.count) for index in level] for level in self.levels]
+        return Tree(self.kind, leaves, self.starts, levels)
+
+    def let_go(self) -> None:
+        """Forget the bytes of leaves that the store has, but for the last one, to which something may be appended."""
+        for leaf in self.leaves:
+            if leaf.inner:
+                for tree in leaf.inner:
+                    tree.let_go()
+                if leaf.stored:
+                    leaf.inner = ()  # what a stored leaf names is stored
+            if leaf.stored and leaf.closed:
+                leaf.items = None
+
+
+def leaf_contents(kind: bytes, raw: bytes) -> list[bytes]:
+    """The items of a raw leaf; a dict's are pairs."""
+    count, payload = blocks.leaf_items(memoryview(raw))
+    if kind != DICT:
+        return split(payload, count)
+    parts = split(payload, 2 * count)
+    return [key + value for key, value in zip(parts[::2], parts[1::2], strict=True)]
+
+
+def set_hunks(tree: Tree, gone: Sequence[bytes], come: Sequence[bytes], fetch: Fetch) -> list[Hunk] | None:
+    """What becomes of a set; None when something that is to go is not there."""
+    changes: dict[int, Hunk] = {}
+    for item in gone:
+        place, there = tree.rank(item, fetch)
+        if not there:
+            return None
+        changes[place] = Hunk(place, place + 1, [], [item])
+    for item in sorted(come):
+        place, there = tree.rank(item, fetch)
+        if not there:
+            before = changes.get(place) or Hunk(place, place, [])
+            changes[place] = before._replace(items=[*before.items, item])
+    return [changes[place] for place in sorted(changes)]
+
+
+def make_leaf(kind: bytes, items: list[bytes], *, closed: bool, joined: bytes | None = None) -> Leaf:
+    """A leaf from its items; ``joined`` are these one after another, where somebody has joined them already."""
+    payload = b"".join(items) if joined is None else joined
+    leaf = Leaf(items, len(items), len(payload), closed=closed)
+    leaf.names = BIG_HEAD in payload
+    if kind == SET and items:
+        leaf.first = items[0]
+    if closed or len(payload) < _SMALL_BYTES:  # hashed at once; one that is small is hashed again when it grows
+        count = len(items).to_bytes(COUNT_BYTES, "big")
+        leaf.named(blake3(b"".join((NODE_TAG, kind, b"\0", payload, count))).digest())
+    else:
+        hasher = blake3(NODE_TAG + kind + b"\0")
+        hasher.update(payload)
+        leaf.finish(hasher)
+    return leaf
+
+
+def anchor(leaves: Sequence[Leaf], lookup: Callable[[bytes], Tree | None]) -> None:
+    """Let new leaves hold the trees that they name; ``lookup`` gives those that the store may lack."""
+    for leaf in leaves:
+        if leaf.inner is None:
+            inner: Sequence[Tree] = ()
+            if leaf.names and leaf.items is not None:
+                roots = {root for item in leaf.items[: leaf.count] for root in roots_in(item)}
+                inner = [tree for tree in map(lookup, roots) if tree is not None]
+            leaf.inner = inner
+
+
+def cut(kind: bytes, items: list[bytes]) -> tuple[list[Leaf], int]:
+    """Whole leaves from the left, and how many items they took; the rest is not enough for one."""
+    made: list[Leaf] = []
+    sizes: list[int] = []
+    at = base = 0
+    while at < len(items):
+        some = items[at : at + blocks.LEAF_MAX_ITEMS]
+        joined = b"".join(some)
+        if len(some) == blocks.LEAF_MAX_ITEMS and len(joined) < blocks.LEAF_MIN_BYTES:
+            made.append(make_leaf(kind, some, closed=True, joined=joined))  # tiny ones: their number decides
+            at, base = at + len(some), base + len(joined)
+            continue
+        if not sizes:
+            sizes = list(accumulate(map(len, items)))
+        first = min(bisect_right(sizes, base + blocks.LEAF_MIN_BYTES - 1, at), at + blocks.LEAF_MAX_ITEMS - 1)
+        for index in range(first, len(items)):
+            if closes(sizes[index] - base, index - at + 1, items[index]):
+                break
+        else:
+            break
+        made.append(make_leaf(kind, items[at : index + 1], closed=True))
+        at, base = index + 1, sizes[index]
+    return made, at
+
+
+def build(kind: bytes, items: list[bytes]) -> Tree:
+    """A tree from nothing."""
+    leaves, taken = cut(kind, items) if kind != VALUE else ([], 0)
+    if taken < len(items) or not leaves:
+        leaves.append(make_leaf(kind, items[taken:], closed=False))
+    tree = Tree(kind, leaves, None, index_over(kind, leaves, None, 0, 0))
+    tree.fresh = leaves
+    return tree
+
+
+def read(root: bytes, fetch: Fetch) -> tuple[Tree, list[bytes]]:
+    """The tree under a root as the store has it, and its raw leaves. It keeps the items of the last leaf only."""
+    rows = [fetch([root])[root]]
+    kind = rows[0][:1]
+    if kind not in _KINDS or len(rows[0]) < 2:
+        raise CorruptValue(f"a node of the unknown kind {kind!r}")
+    digests: list[bytes] = [root]
+    levels: list[list[Index]] = []
+    for level in range(rows[0][1], 0, -1):
+        below: list[bytes] = []
+        levels.append([])
+        for digest, node in zip(digests, rows, strict=True):
+            _expect_node(node, kind, level)
+            entries = [node[at : at + ENTRY_BYTES] for at in range(2, len(node), ENTRY_BYTES)]
+            count = sum([int.from_bytes(entry[DIGEST_BYTES:], "big") for entry in entries])
+            index = Index(digest, len(entries), count)
+            index.stored = True
+            levels[-1].append(index)
+            below += [entry[:DIGEST_BYTES] for entry in entries]
+        found = fetch(below)
+        rows, digests = [found[digest] for digest in below], below
+    leaves = []
+    for digest, node in zip(digests, rows, strict=True):
+        _expect_node(node, kind, 0)
+        leaf = Leaf(None, int.from_bytes(node[-COUNT_BYTES:], "big"), len(node) - 2 - COUNT_BYTES, closed=True)
+        leaf.named(digest)
+        leaf.stored = True
+        leaf.inner = ()  # what a stored node names is stored
+        if kind == SET and leaf.count:
+            leaf.first = split(memoryview(node)[2:-COUNT_BYTES], leaf.count)[0]
+        leaves.append(leaf)
+    last = leaves[-1]
+    last.items = leaf_contents(kind, rows[-1])
+    last.closed = bool(last.count) and closes(last.size, last.count, last.items[-1])
+    return Tree(kind, leaves, None, levels[::-1]), rows
+
+
+_KINDS = frozenset({LIST, DICT, SET, VALUE})
+
+
+def _expect_node(node: bytes, kind: bytes, level: int) -> None:
+    least = 2 + (COUNT_BYTES if level == 0 else ENTRY_BYTES)
+    if (
+        node[:1] != kind
+        or node[1:2] != bytes((level,))
+        or len(node) < least
+        or (level and (len(node) - 2) % ENTRY_BYTES)
+    ):
+        raise CorruptValue("a node is not what the node above it says")
+
+
+# -- index nodes --------------------------------------------------------------------------------------------------
+
+
+def _raw(kind: bytes, level: int, children: Sequence[Node]) -> bytes:
+    return b"".join((kind, bytes((level,)), *[child.entry for child in children]))
+
+
+def index_over(kind: bytes, leaves: Sequence[Any], old: Tree | None, first: int, behind: int) -> list[list[Index]]:
+    """Index levels over leaves, of which ``first`` at the front and ``behind`` at the end are those of ``old``."""
+    levels: list[list[Index]] = []
+    children = leaves
+    before: Sequence[Any] = old.leaves if old is not None else ()
+    while len(children) > 1:
+        level = len(levels) + 1
+        above = old.levels[level - 1] if old is not None and level <= len(old.levels) else []
+        made, first, behind = _regroup(kind, level, children, above, len(before), first, behind)
+        levels.append(made)
+        children, before = made, above
+    return levels
+
+
+def _regroup(
+    kind: bytes, level: int, children: Sequence[Any], old: list[Index], covered: int, first: int, behind: int
+) -> tuple[list[Index], int, int]:
+    """Cut children into index nodes; with them, how many at the front and at the end are old ones."""
+    kept, run = len(old), covered if old else 0
+    while kept and run > first:  # the nodes all of whose children are old ...
+        kept -= 1
+        run -= old[kept].span
+    if kept and kept == len(old) and not index_closes(old[-1].span, children[run - 1].digest):
+        kept -= 1  # ... and that the rule ended
+        run -= old[kept].span
+    size = len(children)
+    if (
+        kept == len(old) - 1
+        and first >= size - 1
+        and run < size
+        and not (size - run > 1 and index_closes(size - run - 1, children[-2].digest))
+    ):
+        return [*old[:kept], _grown_index(kind, level, children, run, old[kept])], kept, 0
+    made = old[:kept]
+    borders: dict[int, int] = {}  # where an old node begins, all of whose children are old
+    end, position = size, len(old)
+    while position > kept and end - old[position - 1].span >= size - behind:
+        position -= 1
+        end -= old[position].span
+        borders[end] = position
+    for at in range(run, size):
+        closed = index_closes(at + 1 - run, children[at].digest)
+        if closed or at + 1 == size:
+            part = children[run : at + 1]
+            made.append(Index(node_digest(_raw(kind, level, part)), len(part), sum([child.count for child in part])))
+            run = at + 1
+            if closed and run in borders:
+                made += old[borders[run] :]
+                return made, kept, len(old) - borders[run]
+    return made, kept, 0
+
+
+def _grown_index(kind: bytes, level: int, children: Sequence[Any], run: int, old: Index) -> Index:
+    """The last node, of which only the last child is another one, or new."""
+    before, last = len(children) - 1 - run, children[-1]
+    hasher, fed, count = old.running or (blake3(NODE_TAG + kind + bytes((level,))), 0, 0)
+    if fed > before:
+        hasher, fed, count = blake3(NODE_TAG + kind + bytes((level,))), 0, 0
+    if fed < before:
+        hasher = hasher.copy()
+        for child in children[run + fed : -1]:
+            hasher.update(child.entry)
+            count += child.count
+    end = hasher.copy()
+    end.update(last.entry)
+    made = Index(end.digest(), before + 1, count + last.count)
+    made.running = hasher, before, count
+    return made

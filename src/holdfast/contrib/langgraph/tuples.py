@@ -1,0 +1,387 @@
+"""From the catalog back to LangGraph's tuples: one checkpoint, a history, and what a delta channel was made of.
+
+Owns the shape of what the saver returns. Writes nothing. What always holds: every value comes from bytes whose digest
+was proven, or that this process made, decoded anew for each tuple, so that whoever changes one changes nothing else; a
+history is read page by page, each page with one load and the operations that follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+
+from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
+from langgraph.checkpoint.serde.types import _DeltaSnapshot
+
+from holdfast.agent import history
+from holdfast.agent.line import Line
+from holdfast.agent.manifest import Manifest
+from holdfast.agent.names import check_name, name_key
+from holdfast.codec.assigned import Assigned, Still
+from holdfast.codec.types import Registry
+from holdfast.codec.values import decode
+from holdfast.contrib.langgraph.thread import ABOUT, ROOT, about_of, branch_name, check_whole, has_thread, key_of
+from holdfast.contrib.langgraph.types import unknown
+from holdfast.errors import BadName, Damaged, UnknownType
+from holdfast.store.bodies import body_of
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow
+from holdfast.store.sealing import Values
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+    from holdfast.contrib.langgraph.saver import HoldfastSaver
+
+# A state, what LangGraph says about it, and what tasks wrote under it.
+Told = tuple[Still, dict[str, Any], Sequence[EventRow]]
+
+# LangGraph's ids are UUIDs of version 6, which count tenths of a microsecond from 1582 on.
+_VERSION, _ID_CHARACTERS = "6", 36
+_EPOCH_TICKS = 0x01B21DD213814000
+
+# Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
+PAGE = 64
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _explained(read: Callable[P, T]) -> Callable[P, T]:
+    """A class that is not found is named with the line that a graph's program needs."""
+
+    @wraps(read)
+    def explained(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return read(*args, **kwargs)
+        except UnknownType as error:
+            raise unknown(error) from None
+
+    return explained
+
+
+def lenient(data: bytes, registry: Registry, big: Any = None) -> Any:
+    """A value, in which instances of classes that are not found are records of their fields."""
+    try:
+        return decode(data, registry, big=big)
+    except UnknownType:
+        return decode(data, registry, big=big, inert=True)
+
+
+class Reader:
+    """One namespace of a thread, as it is in the catalog."""
+
+    def __init__(self, saver: HoldfastSaver, thread: str, row: AgentRow, branch: BranchRow) -> None:
+        store = saver.store
+        self._catalog = store._catalog
+        self._registry = saver._registry
+        self._strict = saver._strict
+        self._evidence = saver._evidence
+        self._open = saver._threads.get(thread) if saver._strict else None
+        self.thread = thread
+        self.ns = str(body_of(branch).get("ns", ""))
+        self.branch = branch
+        self.line = Line(store, row, branch)
+
+    @classmethod
+    def of(cls, saver: HoldfastSaver, thread: str, ns: str, *, arriving: bool = False) -> Reader | None:
+        """The reader of a namespace; None when there is no such thread or namespace.
+
+        ``arriving``: also of a thread that is not whole yet.
+        """
+        row = agent_of(saver.store, thread)
+        branch = saver.store._catalog.branch(row.a, name_key(branch_name(ns))) if row is not None else None
+        if row is None or branch is None:
+            return None
+        if not arriving:
+            check_whole(thread, branch)
+        return cls(saver, thread, row, branch)
+
+    @classmethod
+    def all_of(cls, saver: HoldfastSaver, thread: str) -> list[Reader]:
+        """Readers of all namespaces of a thread. Branches that people made of it are none."""
+        row = agent_of(saver.store, thread)
+        if row is None:
+            return []
+        branches = saver.store._catalog.branches(row.a)
+        for branch in branches:
+            if branch.key == name_key(ROOT):
+                check_whole(thread, branch)
+        readers = [cls(saver, thread, row, branch) for branch in branches]
+        return [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
+
+    def newest(self) -> int:
+        """The number of the newest checkpoint, which need not be where the branch stands; 0 where there is none."""
+        head = self.branch.head
+        if len(self.line.streams) > 1:  # with a history that was another thread's before
+            return max((row.n for row in self.line.rows(limit=1)), default=head)
+        return max((n for n, _, _ in self._catalog.links(self.branch.b, after=head)), default=head)
+
+    # -- one checkpoint -------------------------------------------------------------------------------------
+
+    def find(self, checkpoint_id: str | None) -> CheckpointRow | None:
+        """The row of a checkpoint, or of the one where the branch stands."""
+        if checkpoint_id:
+            return self.line.named(key_of(self.ns, checkpoint_id))
+        if not self.branch.head:
+            return None
+        row = self._catalog.checkpoint(self.branch.head)
+        return row if has_thread(Manifest.decode(row.manifest)) else None
+
+    def tuple_at(self, row: CheckpointRow) -> CheckpointTuple:
+        state = (self._open and self._open.state_of(self.ns, row)) or self.state_at(row).still()
+        about = about_of(state)
+        key = key_of(self.ns, about["id"])
+        return self._tuple(state, about, self.line.events_named([key]))
+
+    def state_at(self, row: CheckpointRow) -> Assigned:
+        source = history.Stored(self._catalog, row)
+        return Assigned(self._registry, source, self._evidence, inert=False if self._strict else None)
+
+    @_explained
+    def _tuple(self, state: Still, about: dict[str, Any], events: Iterable[EventRow]) -> CheckpointTuple:
+        checkpoint = {name: value for name, value in about.items() if name not in OURS}
+        checkpoint["channel_values"] = {name: channel_of(state, about, name) for name in channels_in(state, about)}
+        parent = about.get("parent")
+        return CheckpointTuple(
+            self.config(about["id"]),
+            checkpoint,  # type: ignore[arg-type]
+            about["metadata"],
+            self.config(parent) if parent else None,
+            [(task, channel, value) for _, task, channel, value in self.writes(events)],
+        )
+
+    def config(self, checkpoint_id: str) -> Any:
+        return {"configurable": {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}}
+
+    @_explained
+    def writes(
+        self, events: Iterable[EventRow], only: Collection[str] | None = None
+    ) -> list[tuple[str, str, str, Any]]:
+        """What tasks wrote, as (path, task, channel, value), in LangGraph's order; of some channels, or of all."""
+        ordered = sorted(placed(events).items(), key=lambda item: writes_sort_key(item[1][0], *item[0]))
+        return [
+            (path, task, channel, self._decode(data))
+            for (task, _), (path, channel, data) in ordered
+            if only is None or channel in only
+        ]
+
+    def _decode(self, data: bytes) -> Any:
+        return decode(data, self._registry) if self._strict else lenient(data, self._registry)
+
+    # -- a history ------------------------------------------------------------------------------------------
+
+    def tuples(
+        self,
+        before: str | None,
+        accepts: Mapping[str, Any] | None,
+        only: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Checkpoints, newest first, from below ``before``; only those whose metadata has what ``accepts`` says.
+
+        About ``limit`` will be asked for.
+        """
+        found: Iterable[Told]
+        if only is not None:
+            row = self.find(only)
+            found = self._page([row]) if row is not None and (before is None or only < before) else []
+        else:
+            found = self.states(before, PAGE if accepts or limit is None else min(limit, PAGE))
+        for state, about, events in found:
+            metadata = about["metadata"]
+            if accepts and any(metadata.get(name) != value for name, value in accepts.items()):
+                continue
+            yield self._tuple(state, about, events)
+
+    def states(self, before: str | None = None, size: int = PAGE) -> Iterator[Told]:
+        """States, what LangGraph says about them and what was written under them, newest first, each id once."""
+        limit: int | None = None
+        if before is not None:
+            start = self.line.named(key_of(self.ns, before))
+            # Ids grow with time, as numbers do; an id that is not here is compared as text.
+            limit = start.n if start is not None else None
+        told: set[str] = set()
+        while True:
+            page = list(self.line.rows(before=limit, limit=size))
+            if not page:
+                return
+            for state, about, events in self._page(page):
+                name = about["id"]
+                if name not in told and (before is None or name < before):
+                    told.add(name)
+                    yield state, about, events
+            limit = page[-1].n
+
+    def _page(self, rows: Sequence[CheckpointRow]) -> list[Told]:
+        """LangGraph's among some rows, in their order. Neighbours follow from each other by their operations."""
+        values = Values(self._catalog, rows[::-1])
+        found: list[tuple[Still, dict[str, Any]]] = []
+        state: Assigned | None = None
+        at = 0
+        for row in reversed(rows):
+            manifest = Manifest.decode(row.manifest)
+            if not has_thread(manifest):
+                state = None
+                continue
+            if state is not None and row.parent == at:
+                state.do(history.operations_of(row, manifest, values))
+                if state.digests() != manifest.sections:
+                    raise Damaged(
+                        f"the operations of checkpoint {row.id.hex()[:12]} do not lead to the state that it recorded",
+                        what=(f"checkpoint {row.id.hex()[:12]}",),
+                        hint="Run `holdfast verify` to see what is damaged.",
+                    )
+            else:
+                state = self.state_at(row)
+            at = row.n
+            still = state.still()
+            found.append((still, about_of(still)))
+        found.reverse()
+        keys = [key_of(self.ns, about["id"]) for _, about in found]
+        events = self._events_by_key(keys)
+        return [(still, about, events.get(key, ())) for (still, about), key in zip(found, keys, strict=True)]
+
+    def _events_by_key(self, keys: Sequence[bytes]) -> dict[bytes, list[EventRow]]:
+        found: dict[bytes, list[EventRow]] = {}
+        for event in self.line.events_named(keys):
+            found.setdefault(event.key or b"", []).append(event)
+        return found
+
+    # -- delta channels ---------------------------------------------------------------------------------------
+
+    @_explained
+    def deltas(self, row: CheckpointRow, channels: Sequence[str]) -> dict[str, dict[str, Any]]:
+        """Per channel, what was written to it since it was last stored whole, and that value, in one walk back.
+
+        Which ancestors hold the channel is known from their manifests, so that only the one that does is loaded.
+        """
+        missing = set(channels)
+        seeds: dict[str, Any] = {}
+        rows: list[tuple[CheckpointRow, set[str]]] = []  # ancestors, each with the channels that its writes matter to
+        below = row
+        for found in self.line.up(row.parent) if row.parent else ():
+            rows.append((found, missing.copy()))
+            below = found
+            held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
+            if held:
+                state = self.state_at(found)
+                about = about_of(state)
+                seeds.update((name, channel_of(state, about, name)) for name in held)
+                missing -= held
+                if not missing:
+                    break
+        newest_first: dict[str, list[Any]] = {name: [] for name in channels}
+        events = self._events_by_key([found.key for found, _ in rows if found.key is not None])
+        for found, wanted in rows:
+            for _, task, name, value in reversed(self.writes(events.get(found.key or b"", ()), wanted)):
+                newest_first[name].append((task, name, value))
+        if missing:
+            self._deltas_kept(below, missing, seeds, newest_first)
+        return {
+            name: {"writes": newest_first[name][::-1], **({"seed": seeds[name]} if name in seeds else {})}
+            for name in channels
+        }
+
+    def _deltas_kept(
+        self, below: CheckpointRow, missing: set[str], seeds: dict[str, Any], newest_first: dict[str, list[Any]]
+    ) -> None:
+        """The ancestors of ``below`` were removed; what its delta channels need of them was kept with it."""
+        for event in reversed(self.line.events_named([below.key] if below.key is not None else [])):
+            body = body_of(event)
+            if body["what"] != "deltas":
+                continue
+            for channel in missing & set(body["channels"]):
+                kept = body["channels"][channel]
+                for task, data in reversed(kept["writes"]):
+                    newest_first[channel].append((task, channel, self._decode(data)))
+                if "seed" in kept:
+                    seeds[channel] = self._decode(kept["seed"])
+            return
+
+
+def merged(
+    readers: Sequence[Reader], tuples: Callable[[Reader], Iterator[CheckpointTuple]]
+) -> Iterator[CheckpointTuple]:
+    """What ``tuples`` gives of several namespaces, by their ids, newest first; each is read when it may be next.
+
+    LangGraph's ids begin with the time, and a checkpoint is written after it got its id.
+    """
+    if len(readers) == 1:
+        yield from tuples(readers[0])
+        return
+    waiting = sorted((reader.newest(), at) for at, reader in enumerate(readers))
+    begun: list[tuple[str, CheckpointTuple, Iterator[CheckpointTuple]]] = []
+    bound = ""  # nothing that waits has a larger id
+    while waiting or begun:
+        best = max(range(len(begun)), key=lambda at: begun[at][0], default=None)
+        if best is None or (waiting and not (_timed(begun[best][0]) and begun[best][0] > bound)):
+            stream = tuples(readers[waiting.pop()[1]])
+            bound = _latest_id(readers[waiting[-1][1]], waiting[-1][0]) if waiting else ""
+        else:
+            _, found, stream = begun.pop(best)
+            yield found
+        following = next(stream, None)
+        if following is not None:
+            begun.append((str(following.checkpoint["id"]), following, stream))
+
+
+def _timed(checkpoint_id: str) -> bool:
+    """Whether an id is of LangGraph's making; those of others say nothing about when they were made."""
+    return len(checkpoint_id) == _ID_CHARACTERS and checkpoint_id[14] == _VERSION
+
+
+def _latest_id(reader: Reader, n: int) -> str:
+    """The largest id that LangGraph can have made by the time at which checkpoint ``n`` was written."""
+    if not n:
+        return ""
+    ticks = Manifest.decode(reader._catalog.checkpoint(n).manifest).time_us * 10 + 9 + _EPOCH_TICKS
+    return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-{_VERSION}{ticks & 0xFFF:03x}-ffff-ffffffffffff"
+
+
+def can_be(thread: str) -> bool:
+    """Whether a thread of that id could be in a store at all."""
+    try:
+        check_name(thread, "an agent")
+    except BadName:
+        return False
+    return True
+
+
+def agent_of(store: Store, thread: str) -> AgentRow | None:
+    """The agent that a thread is; None where there is none, and where there can be none."""
+    return store._catalog.agent(name_key(thread)) if can_be(thread) else None
+
+
+# What the saver adds to LangGraph's own record of a checkpoint.
+OURS = frozenset({"checkpoint_ns", "parent", "metadata", "wrapped", "triggers"})
+
+
+def channels_in(state: Still, about: Mapping[str, Any]) -> list[str]:
+    """The channels that have a value."""
+    return [*(name for name in state.names if name != ABOUT), *about.get("triggers", ())]
+
+
+def channel_of(state: Assigned | Still, about: Mapping[str, Any], name: str) -> Any:
+    """A channel's value as LangGraph gave it."""
+    if name in about.get("triggers", ()):
+        return None
+    value = state.value(name)
+    return _DeltaSnapshot(value) if name in about.get("wrapped", ()) else value
+
+
+def placed(events: Iterable[EventRow]) -> dict[tuple[str, int], tuple[str, str, bytes]]:
+    """What tasks wrote, by task and index, as (path, channel, encoded value).
+
+    A write that is there already stays, unless it is of a kind that replaces: errors, interrupts, resumptions.
+    """
+    found: dict[tuple[str, int], tuple[str, str, bytes]] = {}
+    for event in events:
+        body = body_of(event)
+        if body["what"] != "writes":
+            continue
+        for index, channel, data in body["writes"]:
+            place = (body["task"], index)
+            if body["replace"] or place not in found:
+                found[place] = (body["path"], channel, data)
+    return found

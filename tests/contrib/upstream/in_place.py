@@ -1,0 +1,44 @@
+"""A plugin for LangGraph's own tests: where they open a SqliteSaver, they get a HoldfastSaver.
+
+It is loaded in a process of its own, in which ``tests`` is LangGraph's package, so it imports nothing from here.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+from holdfast.contrib.langgraph import HoldfastSaver
+
+# Some of their tests count the calls of uuid4 by the ids that it gives; ours are none of them.
+_REAL = SimpleNamespace(**vars(uuid))
+for name, module in list(sys.modules.items()):
+    if name.partition(".")[0] == "holdfast":
+        for attribute, held in list(vars(module).items()):
+            if held is uuid:
+                setattr(module, attribute, _REAL)
+
+
+@contextmanager
+def ours(_: str) -> Iterator[HoldfastSaver]:
+    with TemporaryDirectory(prefix="holdfast-") as folder, HoldfastSaver(f"{folder}/store") as saver:
+        yield saver
+        found = saver.store.verify()
+        assert found.ok, str(found)
+
+
+@asynccontextmanager
+async def ours_too(name: str) -> AsyncIterator[HoldfastSaver]:
+    with ours(name) as saver:
+        yield saver
+
+
+SqliteSaver.from_conn_string = ours  # type: ignore[assignment, method-assign]
+AsyncSqliteSaver.from_conn_string = ours_too  # type: ignore[assignment, method-assign]
