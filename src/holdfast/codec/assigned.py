@@ -169,7 +169,7 @@ class Assigned:
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def capture(self, under_way: Iterable[Captured] = ()) -> Captured:
+    def capture(self, under_way: Collection[Captured] = ()) -> Captured:
         """Everything that is not written or on its way, and the digests of the state as it is now."""
         with self.lock:
             return self.told.waiting(under_way, Captured(self.told.digests()))

@@ -62,13 +62,6 @@ def leaf_items(raw: Raw) -> tuple[int, Raw]:
     return int.from_bytes(raw[-COUNT_BYTES:], "big"), raw[2:-COUNT_BYTES]
 
 
-def finish(hasher: blake3, count: int) -> bytes:
-    """The digest of a leaf whose items the hasher has seen; the hasher can go on."""
-    end = hasher.copy()
-    end.update(count.to_bytes(COUNT_BYTES, "big"))
-    return end.digest()
-
-
 def closes(size: int, count: int, item: bytes) -> bool:
     """Whether a leaf of ``size`` bytes and ``count`` items ends after ``item``, its last one."""
     if size >= LEAF_MAX_BYTES or count >= LEAF_MAX_ITEMS:
@@ -79,6 +72,23 @@ def closes(size: int, count: int, item: bytes) -> bool:
 def cuts(item: bytes) -> bool:
     """Whether a leaf that is long enough ends after this item."""
     return crc32(item) * LEAF_TARGET_BYTES < len(item) << 32
+
+
+class _Bounds(dict[int, int]):
+    """By the size of an item: a leaf ends after it if its sum is below this."""
+
+    def __missing__(self, size: int) -> int:
+        self[size] = bound = -(-(size << 32) // LEAF_TARGET_BYTES)
+        return bound
+
+
+def first_cut(items: list[bytes], start: int, stop: int) -> int:
+    """Where the first of these items stands that ``cuts``; ``stop`` if none does."""
+    some, bounds = items[start:stop], _Bounds()
+    for at, (crc, size) in enumerate(zip(map(crc32, some), map(len, some), strict=True), start):
+        if crc < bounds[size]:
+            return at
+    return stop
 
 
 def index_closes(length: int, digest: bytes) -> bool:

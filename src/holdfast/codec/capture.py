@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from types import FrameType
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ from ormsgpack import Ext, Fragment, packb
 from holdfast.codec import blocks, contents, limits
 from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE
 from holdfast.codec.containers import wrap
-from holdfast.codec.contents import BIG_HEAD, key_of, opened, roots_in
+from holdfast.codec.contents import key_of, names_tree, opened, roots_in
 from holdfast.codec.diff import Differ, Relative, item_hunks, values_of
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import FLAT, RAW, Node, Section
@@ -60,7 +60,7 @@ class Document(Protocol):
 
     lock: threading.RLock
 
-    def capture(self, under_way: Iterable[Captured] = ()) -> Captured:
+    def capture(self, under_way: Collection[Captured] = ()) -> Captured:
         """Everything that is not written or on its way, and the digests of the state as it is now."""
 
     def written(self, captured: Captured, *, sealed: bool = False) -> None:
@@ -99,15 +99,15 @@ class Told(State):
         chunks = {**last.chunks, **captured.chunks}
         return [*waiting[:-1], Captured(captured.sections, None, None, chunks, None, last.before)]
 
-    def waiting(self, under_way: Iterable[Captured], newest: Captured) -> Captured:
+    def waiting(self, under_way: Collection[Captured], newest: Captured) -> Captured:
         """All that waits to be written, as one capture. ``under_way`` are captures that are being written."""
-        waiting = [one for one in self.unacknowledged if not any(one is other for other in under_way)]
+        waiting = [one for one in self.unacknowledged if one not in under_way] if under_way else self.unacknowledged
         if not waiting:
             return newest
         made = waiting[0]
         if len(waiting) > 1 or not made.operations:
             made = self._net(waiting)
-            rest = [one for one in self.unacknowledged if not any(one is other for other in waiting)]
+            rest = [one for one in self.unacknowledged if one not in waiting]
             self.unacknowledged = [*rest, made]
         made.handed = True
         return made
@@ -127,10 +127,10 @@ class Told(State):
         chunks = {key: chunk for one in waiting for key, chunk in one.chunks.items()}
         return Captured(self.digests(), operations, nodes, chunks, fresh, waiting[0].before)
 
-    def differs(self, under_way: Iterable[Captured] = ()) -> bool:
+    def differs(self, under_way: Collection[Captured] = ()) -> bool:
         """Whether something waits to be written that is not on its way."""
         for one in self.unacknowledged:
-            if not any(one is other for other in under_way):
+            if one not in under_way:
                 before = [(name, tree if isinstance(tree, bytes) else tree.root) for name, tree in one.before.items()]
                 return before != self.digests()
         return False
@@ -268,13 +268,21 @@ class Capture:
             return item_hunks(LIST, told.all(self.fetch), self._items(node, 0, len(node)))
         found: list[Hunk] = []
         for start, stop, old_start, old_stop in marks.regions:
-            tail = marks.tail if stop == len(node) and len(marks.tail) <= stop - start else ()
-            new = self._items(node, start, stop, tail)
+            old = told.part(old_start, old_stop, self.fetch)
+            datas: Sequence[bytes | None] = ()
+            if marks.carried:  # what was told of children that have only changed places since
+                told_as = {
+                    key: old[place - old_start] for key, place in marks.carried.items() if old_start <= place < old_stop
+                }
+                datas = list(map(told_as.get, map(id, list.__getitem__(node, slice(start, stop)))))
+            elif stop == len(node) and len(marks.tail) <= stop - start:
+                datas = marks.tail
+            new = self._items(node, start, stop, datas)
             if old_start == old_stop:
                 if new:
                     found.append(Hunk(old_start, old_stop, new))
                 continue
-            inner = item_hunks(LIST, told.part(old_start, old_stop, self.fetch), new)
+            inner = item_hunks(LIST, old, new)
             found += [Hunk(old_start + one.start, old_start + one.stop, one.items, one.old) for one in inner]
         if marks.kids:
             for at in set(node._find(marks.kids)):
@@ -354,7 +362,7 @@ class Capture:
     # -- items ------------------------------------------------------------------------------------------------
 
     def _items(self, node: Any, start: int, stop: int, tail: Any = ()) -> list[bytes]:
-        """Encodings of a list's items; ``tail``: what the last of them were when they were put in."""
+        """Encodings of a list's items; ``tail``: what the last of them are if they have not changed since."""
         out: list[bytes] = []
         values = list.__getitem__(node, slice(start, stop))
         first = len(values) - len(tail)
@@ -525,7 +533,7 @@ def named_nodes(
     checked: set[bytes] = set()
     for code, _, args in operations:
         for data in values_of(code, args):
-            if BIG_HEAD not in data:
+            if not names_tree(data):
                 continue
             for root in roots_in(data):
                 tree = at_hand(root)
@@ -563,23 +571,23 @@ def appended_items(node: Any, told: Tree) -> list[bytes] | None:
     if marks is None or marks is True or marks.all or marks.kids or len(marks.regions) != 1 or node._told is not told:
         return None
     start, stop, old_start, old_stop = marks.regions[0]
-    if not start == old_start == old_stop == told.count or stop != len(node) or stop - start != len(marks.tail):
+    tail: list[Any] = marks.tail.copy()
+    if not start == old_start == old_stop == told.count or stop != len(node) or stop - start != len(tail):
         return None
-    found: list[bytes] = []
-    for value, data in zip(list.__getitem__(node, slice(start, stop)), marks.tail, strict=True):
-        if isinstance(value, Node) and (value._up is not node or value._marks is not None):
-            return None
+    for at, data in enumerate(tail):
+        value = list.__getitem__(node, start + at)
         if data is None:
             if type(value) not in FLAT:
                 return None
             try:
-                data = packb(value, None, OPTION)  # noqa: PLW2901 - it is known now
+                data = tail[at] = packb(value, None, OPTION)  # noqa: PLW2901 - it is known now
             except TypeError:
                 return None
-        if len(data) > blocks.INLINE_MAX_BYTES or BIG_HEAD in data:
+        elif isinstance(value, Node) and (value._up is not node or value._marks is not None):
             return None
-        found.append(data)
-    return found
+        if len(data) > blocks.INLINE_MAX_BYTES or names_tree(data):
+            return None
+    return tail
 
 
 def _start(hunk: Hunk) -> int:

@@ -248,7 +248,8 @@ class OpenDict(GuardedDict):
 def wrap_dict(raw: dict[Any, Any], doc: Any, up: Any, at: Any = None) -> TrackedDict:
     """A tracked dict with the content of a raw one, which is the document's own."""
     node = TrackedDict(raw) if FLAT.issuperset(map(type, raw.values())) else LazyDict(raw)
-    node._doc, node._up, node._at, node._told, node._marks = doc, up, at, None, None
+    node._doc, node._up, node._at = doc, up, at
+    node._told = node._marks = None
     return node
 
 

@@ -177,15 +177,14 @@ def values_of(code: int, args: tuple[Any, ...]) -> Iterable[bytes]:
 
 def _arranged(count: int, hunks: list[Hunk]) -> Relative | None:
     """One arrangement instead, when much of what comes is what goes, in another order."""
-    going = {item for hunk in hunks for item in hunk.old}
-    if not going or sum([len(item) for hunk in hunks for item in hunk.items if item in going]) < _ARRANGE_SAVES:
-        return None
-    free: dict[bytes, list[int]] = {}
+    free: dict[bytes, list[int]] = {}  # where each item that goes was, the first place last
     for hunk in reversed(hunks):
-        for index in range(len(hunk.old) - 1, -1, -1):
-            free.setdefault(hunk.old[index], []).append(hunk.start + index)
+        for place, item in zip(range(hunk.stop - 1, hunk.start - 1, -1), reversed(hunk.old), strict=True):
+            free.setdefault(item, []).append(place)
+    if not free:
+        return None
     pieces: list[Any] = []
-    at = 0
+    at = saved = 0
     for hunk in hunks:
         if hunk.start > at:
             pieces.append([at, hunk.start - at, 1])
@@ -193,12 +192,14 @@ def _arranged(count: int, hunks: list[Hunk]) -> Relative | None:
             places = free.get(item)
             if places:
                 op.add_piece(pieces, places.pop())
+                saved += len(item)
             else:
                 pieces.append([item])
         at = hunk.stop
     if at < count:
         pieces.append([at, count - at, 1])
-    return op.ARRANGE, (), (pieces,)
+    # Tuples of numbers are no burden to the garbage collector.
+    return (op.ARRANGE, (), (list(map(tuple, pieces)),)) if saved >= _ARRANGE_SAVES else None
 
 
 # -- alignment ----------------------------------------------------------------------------------------------------
@@ -238,11 +239,17 @@ def item_hunks(kind: bytes, old: list[bytes], new: list[bytes]) -> list[Hunk]:
     """What differs between the items of two containers of one kind; a dict's are pairs."""
     if kind == DICT:
         spans = rekeyed(list(map(key_of, old)), old, list(map(key_of, new)), new)
-    elif kind == LIST and len(old) == len(new) and old != new and sorted(old) == sorted(new):
+    elif kind == LIST and len(old) == len(new) and old != new and _rearranged(old, new):
         spans = [Span(0, len(old), 0, len(new))]  # all in another order
     else:
         spans = aligned(old, new)
     return [Hunk(span.start, span.stop, new[span.at : span.to], old[span.start : span.stop]) for span in spans]
+
+
+def _rearranged(old: list[bytes], new: list[bytes]) -> bool:
+    """Whether the items are the same in another order."""
+    now = set(map(id, new))  # often they are the very same objects
+    return (len(now) == len(new) and now.issuperset(map(id, old))) or sorted(old) == sorted(new)
 
 
 def _differing(old: Opened, new: Opened) -> list[Hunk]:

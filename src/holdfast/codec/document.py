@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
 from types import FrameType
 from typing import Any, Self, SupportsIndex
 
@@ -433,13 +433,13 @@ class Document(MutableMapping[str, Any]):
 
     # -- capturing --------------------------------------------------------------------------------------------
 
-    def capture(self, under_way: Iterable[Captured] = ()) -> Captured:
+    def capture(self, under_way: Collection[Captured] = ()) -> Captured:
         """Everything that is not written or on its way, and the digests of the state as it is now.
 
         ``under_way`` are captures that are being written: what is in them does not go with this one.
         """
         with self.lock:
-            return self.told.waiting(under_way, self.settle())
+            return self.told.waiting(under_way, self._grown() or self.settle())
 
     def settle(self) -> Captured:
         """Find out what differs from what was told; from then on that is told. Gives what this call found.
@@ -453,9 +453,6 @@ class Document(MutableMapping[str, Any]):
                     hint="Let the handler set a flag, and take the checkpoint between two steps.",
                 )
             told, watches = self.told, self.watches
-            captured = self._grown() if not told.reordered and not watches.known else None
-            if captured is not None:
-                return captured
             if told.unfinished is not None:
                 self._recover()
             plan = told.unfinished = Capture(self)
@@ -464,7 +461,8 @@ class Document(MutableMapping[str, Any]):
                 self.intake.changes += 1
                 if watches.known:
                     watches.before()
-                captured = self._finish(plan, *self._work(plan))
+                with collector_paused:
+                    captured = self._finish(plan, *self._work(plan))
                 if watches.known:
                     watches.after()
                     watches.prune(self.is_attached)
@@ -481,37 +479,34 @@ class Document(MutableMapping[str, Any]):
 
         It does what the rest of this class does, in an order in which an interrupt leaves nothing but doubts.
         """
-        told, dirty = self.told, None
+        told, before, changes, dirty = self.told, self.told.sections, self.intake.changes, None
+        if told.reordered or told.capturing is not None or told.unfinished is not None or self.watches.known:
+            return None
         for section in self.sections.values():
             if section.dirty:
                 if dirty is not None:
                     return None
                 dirty = section
-        if dirty is None or told.unfinished is not None or self.paranoid:
+        waiting = told.unacknowledged
+        if dirty is None or self.paranoid or (waiting and not waiting[-1].handed):
             return None
-        if told.unacknowledged and not told.unacknowledged[-1].handed:
-            return None
-        node, tree = dirty.value, told.sections[dirty.name]
+        node, tree = dirty.value, before[dirty.name]
         if type(tree) is not Tree or tree.kind != LIST or not isinstance(node, list):
             return None
         items = appended_items(node, tree)
-        new = tree.grown(items) if items is not None else None
-        if new is None or items is None:
+        if items is None:
             return None
-        at = time.time_ns() // 1000
-        node._told = new  # type: ignore[attr-defined]
-        sections = [
-            (name, one if type(one) is bytes else one.root if one is not tree else new.root)  # type: ignore[union-attr]
-            for name, one in told.sections.items()
-        ]
-        operation = Operation(at, op.SPLICE, [dirty.name], (tree.count, 0, items))
-        captured = Captured(sections, [operation], before=told.sections)
-        waiting = [*told.unacknowledged, captured]
-        truth = {**told.sections, dirty.name: new}
-        self.intake.changes += 1
-        told.unacknowledged, told.sections = waiting, truth  # no call in between
-        node._marks = None  # type: ignore[attr-defined]
-        dirty.dirty = False
+        new = tree.grown(items)
+        if new is None:
+            return None
+        truth: dict[str, Tree | bytes] = {**before, dirty.name: new}
+        operation = Operation(time.time_ns() // 1000, op.SPLICE, [dirty.name], (tree.count, 0, items))
+        captured = Captured(_digests(truth), [operation], before=before)
+        if self.intake.changes != changes or told.sections is not before:
+            return None  # a signal handler changed or saved something meanwhile
+        self.intake.changes = changes + 1
+        told.unacknowledged, told.sections = [*told.unacknowledged, captured], truth  # no call since the question
+        node._told, node._marks, dirty.dirty = new, None, False  # type: ignore[attr-defined]
         self.originals.check(self.is_attached)
         return captured
 
@@ -560,7 +555,7 @@ class Document(MutableMapping[str, Any]):
     ) -> Captured:
         """The capture is complete: what it worked out becomes the truth."""
         told = self.told
-        sections = [(name, tree if type(tree) is bytes else tree.root) for name, tree in truth.items()]  # type: ignore[union-attr]
+        sections = _digests(truth)
         if not ops and truth is told.sections:
             plan.complete = True
             return Captured(sections)
@@ -646,7 +641,7 @@ class Document(MutableMapping[str, Any]):
             self.settle()
             return self.told.differs()
 
-    def changed_since(self, under_way: Iterable[Captured]) -> bool:
+    def changed_since(self, under_way: Collection[Captured]) -> bool:
         """As ``changed``, while these captures are being written."""
         with self.lock:
             return self.changed and self.told.differs(under_way)
@@ -706,6 +701,10 @@ def plain(value: Any) -> Any:
     if isinstance(value, Document):
         return value.plain(value)
     return value._doc.plain(value) if isinstance(value, Node) else value
+
+
+def _digests(sections: dict[str, Tree | bytes]) -> list[tuple[str, bytes]]:
+    return [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
 
 
 def _packed(code: int, payload: bytes) -> bytes:

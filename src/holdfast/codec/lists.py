@@ -67,10 +67,36 @@ class TrackedList(list[Any], Node):
 
     def _become(self, items: list[Any]) -> None:
         """Be these items; those at the front and at the end that are the very same objects are not touched."""
-        old = list.copy(self)
+        self._doc.check_writable()
+        old, marks = list.copy(self), self._mark()
+        if marks is not True and marks.empty and len(old) == self._told.count:  # type: ignore[union-attr]
+            # So far all is as it was told. C code may have moved a child past the methods: then its hint is another.
+            marks.held = old
+            marks.carried = {
+                id(child): at for at, child in enumerate(old) if isinstance(child, Node) and child._at == at
+            }
         start = _alike(old, items)
         end = _alike(old[: start - 1 if start else None : -1], items[: start - 1 if start else None : -1])
-        self._splice(start, len(old) - end, items[start : len(items) - end])
+        stop = len(old) - end
+        incoming = items[start : len(items) - end]
+        here = set(map(id, incoming))
+        if len(here) == len(incoming) == stop - start and here.issuperset(map(id, old[start:stop])):
+            self._permute(start, incoming)
+        else:
+            self._splice(start, stop, incoming)
+
+    @change
+    def _permute(self, intake: Any, start: int, items: list[Any]) -> None:  # noqa: ARG002 - nothing is taken in
+        """Be the same items from ``start`` on, in another order."""
+        marks = self._marks
+        if marks is not True:
+            marks.spliced(len(self), start, len(items), [None] * len(items))
+        list.__setitem__(self, slice(start, start + len(items)), items)
+        for at, child in enumerate(items, start):
+            if isinstance(child, Node):
+                child._at = at
+            elif type(child) not in FLAT:
+                self._moved_to(child, at)
 
     def extend(self, values: Iterable[Any]) -> None:
         incoming = list(values)
@@ -228,20 +254,21 @@ class LazyList(TrackedList):
                 self.__class__ = GuardedList if instances else TrackedList  # type: ignore[assignment]
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
+        if type(index) is not int and isinstance(index, slice):
             with self._doc.lock:
                 return [self._child(at) for at in range(len(self))[index]]
         value = list.__getitem__(self, index)
-        if type(value) in FLAT or (isinstance(value, Node) and value._up is self):
+        if type(value) is not dict and (type(value) in FLAT or (isinstance(value, Node) and value._up is self)):
             return value
         if len(self) <= WRAP_ALL_MAX:
             self._touch()
-        with self._doc.lock:
-            at = range(len(self))[index]
-            value = list.__getitem__(self, at)
+        doc = self._doc
+        with doc.lock:
+            value = list.__getitem__(self, index)
+            at = index if type(index) is int and index >= 0 else range(len(self))[index]
             if type(value) is not dict:
                 return self._child(at)
-            node = wrap_dict(value, self._doc, self, at)
+            node = wrap_dict(value, doc, self, at)
             list.__setitem__(self, at, node)
             return node
 

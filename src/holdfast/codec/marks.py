@@ -36,22 +36,32 @@ def _stop(region: list[int]) -> int:
 class ListMarks:
     """Regions that may differ, [start, stop, told start, told stop] each, and children that changed inside.
 
-    ``tail`` has the encodings of the last items as they were put in; None where one is not known.
+    ``tail`` has the encodings of the last items as they were put in; None where one is not known. ``carried``: by
+    the id of a child that changed places where it was told to be; ``held`` keeps these children.
     """
 
-    __slots__ = ("all", "kids", "regions", "tail")
+    __slots__ = ("all", "carried", "held", "kids", "regions", "tail")
 
     def __init__(self) -> None:
         self.all = False
         self.regions: list[list[int]] = []
         self.kids: dict[int, Any] = {}
         self.tail: list[bytes | None] = []
+        self.carried: dict[int, int] = {}
+        self.held: list[Any] = []
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is marked."""
+        return not (self.all or self.regions or self.kids)
 
     def appended(self, at: int, data: bytes | None) -> None:
         """An item comes at the end, where the list has ``at`` items."""
         regions = self.regions
         if regions and regions[-1][1] == at:
             regions[-1][1] = at + 1
+        elif not regions:
+            regions.append([at, at + 1, at, at])
         else:
             self._splice(at, 0, 1)
         self.tail.append(data)

@@ -8,7 +8,7 @@ a leaf holds the trees that its items name and the store may lack, so that nothi
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -26,11 +26,11 @@ from holdfast.codec.blocks import (
     SET,
     VALUE,
     closes,
-    cuts,
+    first_cut,
     index_closes,
     node_digest,
 )
-from holdfast.codec.contents import BIG_HEAD, key_of, roots_in
+from holdfast.codec.contents import key_of, names_tree, roots_in
 from holdfast.codec.wire import split
 from holdfast.errors import CorruptValue
 
@@ -39,6 +39,8 @@ Fetch = Callable[[list[bytes]], dict[bytes, bytes]]
 
 # A leaf that is shorter is hashed from its beginning when it grows: that is quicker than keeping a hasher for it.
 _SMALL_BYTES = 4096
+# Where items are no longer than this, a leaf may end because of their number.
+_TINY_BYTES = 16
 
 
 class Hunk(NamedTuple):
@@ -97,10 +99,14 @@ Node = Leaf | Index
 class Tree:
     """All items of one container."""
 
-    __slots__ = ("__weakref__", "count", "fresh", "kind", "leaves", "levels", "root", "starts", "where")
+    __slots__ = (
+        "__weakref__", "base", "count", "fresh", "kind", "last", "leaves", "levels", "root", "starts", "tops", "where",
+    )  # fmt: skip
 
     def __init__(self, kind: bytes, leaves: list[Leaf], starts: list[int] | None, levels: list[list[Index]]) -> None:
         self.kind, self.leaves, self.levels = kind, leaves, levels
+        self.base: Tree | None = None  # what this one grew out of, if that is how it was made
+        self.last, self.tops = leaves[-1], [level[-1] for level in levels]
         self.starts = starts if starts is not None else [0, *accumulate([leaf.count for leaf in leaves[:-1]])]
         self.count = self.starts[-1] + leaves[-1].count
         self.root: bytes = (levels[-1] if levels else leaves)[0].digest
@@ -279,25 +285,44 @@ class Tree:
         tree.where = where
 
     def grown(self, items: list[bytes]) -> Tree | None:
-        """The tree with items at its end that name no other tree, where only the last leaf grows; None for others."""
-        last = self.leaves[-1]
-        if last.closed or last.items is None or self.where is not None or last.inner:
+        """The tree with items at its end that name no other tree, where only the last leaf grows; None for others.
+
+        The most frequent change by far. What stays is not even copied: see ``__getattr__``.
+        """
+        last = self.last
+        if last.closed or last.inner or last.items is None or self.where is not None:
             return None
-        made = self._grown(last, items)
-        if len(made) != 1:
-            return None
-        leaf = made[0]
+        size, count = last.size, last.count
+        for item in items:
+            size += len(item)
+            count += 1
+            if closes(size, count, item):
+                return None
+        for index in self.tops:
+            if index.running is None or index.running[1] != index.span - 1:
+                return None
+        leaf = self._longer(last, items, size, count, closed=False)
         leaf.inner = ()
-        leaves: list[Any] = self.leaves.copy()
-        leaves[-1] = leaf
-        levels: list[list[Index]] = []
-        children = leaves
-        for number, level in enumerate(self.levels, 1):
-            over = level.copy()
-            over[-1] = _grown_index(self.kind, number, children, len(children) - over[-1].span, over[-1])
-            levels.append(over)
-            children = over
-        return Tree(self.kind, leaves, self.starts, levels)
+        tree = Tree.__new__(Tree)
+        tree.kind, tree.base, tree.last, tree.fresh, tree.where = self.kind, self.base or self, leaf, (), None
+        tree.count = self.count + len(items)
+        child: Node = leaf
+        tops: list[Index] = []
+        for index in self.tops:
+            child = _regrown(index, child)
+            tops.append(child)
+        tree.tops, tree.root = tops, child.digest
+        return tree
+
+    def __getattr__(self, name: str) -> Any:
+        """What ``grown`` left out: all but the last nodes are those of the tree that grew."""
+        if name not in {"leaves", "levels", "starts"} or self.base is None:
+            raise AttributeError(name)
+        base = self.base
+        self.levels = [[*level[:-1], index] for level, index in zip(base.levels, self.tops, strict=True)]
+        self.starts = base.starts
+        self.leaves = [*base.leaves[:-1], self.last]
+        return getattr(self, name)
 
     def _appended(self, last: Leaf, items: list[bytes], fetch: Fetch) -> Tree:
         leaves, starts = self.leaves, self.starts
@@ -311,39 +336,19 @@ class Tree:
         return self._with(every, starts, [(begin, len(leaves), begin, len(every))], fetch)
 
     def _grown(self, last: Leaf, items: list[bytes]) -> list[Leaf]:
-        """The common case, appending: the running hasher continues."""
+        """What becomes of the last leaf when items come behind it."""
         used = 0
         made: list[Leaf] = []
         if not last.closed and last.items is not None:
-            size, count = last.size, last.count
-            if last.hasher is not None:
-                hasher, last.hasher = last.hasher, None  # should this one have to grow again, it is made again
-            elif (
-                size + sum(map(len, items)) < min(_SMALL_BYTES, blocks.LEAF_MIN_BYTES)
-                and count + len(items) < blocks.LEAF_MAX_ITEMS
-            ):
-                return [make_leaf(self.kind, last.items[:count] + items, closed=False)]
-            else:
-                hasher = blake3(NODE_TAG + self.kind + b"\0")
-                hasher.update(b"".join(last.items[:count]))
-            closed = False
+            size, count, closed = last.size, last.count, False
             for item in items:
-                hasher.update(item)
                 size += len(item)
                 count += 1
                 closed = closes(size, count, item)
                 if closed:
                     break
             used = count - last.count
-            mine = last.items
-            if len(mine) != last.count:  # a capture failed after it had grown
-                mine = mine[: last.count]
-            mine += items[:used]
-            leaf = Leaf(mine, count, size, closed=closed)
-            leaf.first = last.first
-            leaf.names = last.names or any(BIG_HEAD in item for item in items[:used])
-            leaf.finish(hasher)
-            made.append(leaf)
+            made.append(self._longer(last, items[:used], size, count, closed=closed))
         if used < len(items):
             rest = items[used:]
             new, taken = cut(self.kind, rest)
@@ -352,36 +357,62 @@ class Tree:
                 made.append(make_leaf(self.kind, rest[taken:], closed=False))
         return made
 
+    def _longer(self, last: Leaf, items: list[bytes], size: int, count: int, *, closed: bool) -> Leaf:
+        """The open leaf with items at its end, ``count`` items of ``size`` bytes in all."""
+        before: list[bytes] = last.items  # type: ignore[assignment] # whoever calls has looked
+        if len(before) != last.count:  # a capture failed after it had grown
+            before = before[: last.count]
+        if last.hasher is None and size < _SMALL_BYTES:
+            return make_leaf(self.kind, before + items, closed=closed)
+        hasher, last.hasher = last.hasher, None  # should this one have to grow again, it is made again
+        if hasher is None:
+            hasher = blake3(NODE_TAG + self.kind + b"\0")
+            hasher.update(b"".join(before))
+        names = last.names
+        for item in items:
+            hasher.update(item)
+            names = names or names_tree(item)
+        before += items
+        leaf = Leaf(before, count, size, closed=closed)
+        leaf.first, leaf.names = last.first, names
+        leaf.finish(hasher)
+        return leaf
+
     def _edited(self, position: int, hunks: list[Hunk], at: int, fetch: Fetch) -> tuple[Leaf | None, int]:
-        """The leaf again, if items were replaced one by one and it is clear at a glance that it ends where it did."""
+        """The leaf again, if it is clear at a glance that it ends where it did: with an item that stays."""
         leaf, start = self.leaves[position], self.starts[position]
-        stop, begin = start + leaf.count, at
+        stop, begin, come = start + leaf.count, at, 0  # how many bytes come
         while at < len(hunks) and hunks[at].start < stop:
             hunk = hunks[at]
-            if hunk.stop > stop or not hunk.stop - hunk.start == len(hunk.items) > 0:
+            if hunk.stop > stop or (hunk.stop == stop and len(hunk.items) != hunk.stop - hunk.start):
                 return None, at
+            come += sum(map(len, hunk.items))
             at += 1
         if at == begin or (at < len(hunks) and hunks[at].start == self.count):
             return None, at
-        old = self.items_of(leaf, fetch)
-        items = old.copy()
-        for hunk in hunks[begin:at]:
+        items = self.items_of(leaf, fetch).copy()
+        for hunk in reversed(hunks[begin:at]):
             items[hunk.start - start : hunk.stop - start] = hunk.items
-        if not leaf.closed and sum(map(len, items)) < blocks.LEAF_MIN_BYTES:
+        if not leaf.closed and sum(map(len, items)) < blocks.LEAF_MIN_BYTES and len(items) < blocks.LEAF_MAX_ITEMS:
             return make_leaf(self.kind, items, closed=False), at  # too short for any cut
         sizes = list(accumulate(map(len, items)))
-        before = list(accumulate(map(len, old)))
         total, least, last = sizes[-1], blocks.LEAF_MIN_BYTES, len(items) - 1
-        if total >= blocks.LEAF_MAX_BYTES or closes(total, len(items), items[-1]) is not leaf.closed:
+        if total >= blocks.LEAF_MAX_BYTES or last >= blocks.LEAF_MAX_ITEMS:
             return None, at
+        if closes(total, len(items), items[-1]) is not leaf.closed:
+            return None, at
+        # Items that were too early for a cut, and may not be any more.
+        first = bisect_left(sizes, least)
+        early = min(bisect_left(sizes, least + come), last)
+        if first < early and first_cut(items, first, early) < early:
+            return None, at
+        shift = -start
         for hunk in hunks[begin:at]:
-            for index in range(hunk.start - start, min(hunk.stop - start, last)):
-                if sizes[index] >= least and cuts(items[index]):
-                    return None, at
-        # Items that were too early for a cut, and are not any more.
-        for index in range(bisect_right(sizes, least - 1), min(bisect_right(before, least - 1), last)):
-            if cuts(items[index]):
+            begins = max(hunk.start + shift, first)
+            ends = min(hunk.start + shift + len(hunk.items), last)
+            if begins < ends and first_cut(items, begins, ends) < ends:
                 return None, at
+            shift += len(hunk.items) - hunk.stop + hunk.start
         return make_leaf(self.kind, items, closed=leaf.closed), at
 
     def _recut(self, position: int, hunks: list[Hunk], at: int, fetch: Fetch) -> tuple[list[Leaf], int, int]:
@@ -392,8 +423,10 @@ class Tree:
         here, end = position, len(self.leaves)
         while here < end:
             leaf, start = self.leaves[here], self.starts[here]
-            items, stop = self.items_of(leaf, fetch), start + leaf.count
-            here += 1
+            here, stop = here + 1, start + leaf.count
+            if gone >= stop and here < end:
+                continue
+            items = self.items_of(leaf, fetch)
             cursor = max(start, gone)
             while at < len(hunks) and (hunks[at].start < stop or here == end):
                 hunk = hunks[at]
@@ -496,7 +529,7 @@ def make_leaf(kind: bytes, items: list[bytes], *, closed: bool, joined: bytes | 
     """A leaf from its items; ``joined`` are these one after another, where somebody has joined them already."""
     payload = b"".join(items) if joined is None else joined
     leaf = Leaf(items, len(items), len(payload), closed=closed)
-    leaf.names = BIG_HEAD in payload
+    leaf.names = names_tree(payload)
     if kind == SET and items:
         leaf.first = items[0]
     if closed or len(payload) < _SMALL_BYTES:  # hashed at once; one that is small is hashed again when it grows
@@ -526,22 +559,23 @@ def cut(kind: bytes, items: list[bytes]) -> tuple[list[Leaf], int]:
     sizes: list[int] = []
     at = base = 0
     while at < len(items):
-        some = items[at : at + blocks.LEAF_MAX_ITEMS]
-        joined = b"".join(some)
-        if len(some) == blocks.LEAF_MAX_ITEMS and len(joined) < blocks.LEAF_MIN_BYTES:
-            made.append(make_leaf(kind, some, closed=True, joined=joined))  # tiny ones: their number decides
-            at, base = at + len(some), base + len(joined)
-            continue
+        if len(items) - at >= blocks.LEAF_MAX_ITEMS and len(items[at]) <= _TINY_BYTES:
+            some = items[at : at + blocks.LEAF_MAX_ITEMS]
+            joined = b"".join(some)
+            if len(joined) < blocks.LEAF_MIN_BYTES:
+                made.append(make_leaf(kind, some, closed=True, joined=joined))  # tiny ones: their number decides
+                at, base = at + len(some), base + len(joined)
+                continue
         if not sizes:
             sizes = list(accumulate(map(len, items)))
-        first = min(bisect_right(sizes, base + blocks.LEAF_MIN_BYTES - 1, at), at + blocks.LEAF_MAX_ITEMS - 1)
-        for index in range(first, len(items)):
-            if closes(sizes[index] - base, index - at + 1, items[index]):
-                break
-        else:
+        # The first item that may be a leaf's last one, and the first that has to be (``closes``).
+        least = bisect_left(sizes, base + blocks.LEAF_MIN_BYTES, at)
+        most = min(bisect_left(sizes, base + blocks.LEAF_MAX_BYTES, at), at + blocks.LEAF_MAX_ITEMS - 1)
+        end = first_cut(items, least, most) if least < most else most
+        if end >= len(items):
             break
-        made.append(make_leaf(kind, items[at : index + 1], closed=True))
-        at, base = index + 1, sizes[index]
+        made.append(make_leaf(kind, items[at : end + 1], closed=True))
+        at, base = end + 1, sizes[end]
     return made, at
 
 
@@ -680,4 +714,14 @@ def _grown_index(kind: bytes, level: int, children: Sequence[Any], run: int, old
     end.update(last.entry)
     made = Index(end.digest(), before + 1, count + last.count)
     made.running = hasher, before, count
+    return made
+
+
+def _regrown(old: Index, last: Node) -> Index:
+    """The last node, of which only the last child is another one."""
+    hasher, before, count = running = old.running or (blake3(), 0, 0)
+    end = hasher.copy()
+    end.update(last.entry)
+    made = Index(end.digest(), before + 1, count + last.count)
+    made.running = running
     return made
