@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.codec.capture import Captured
-from holdfast.codec.capture import Document as Saved
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation, decode_operations, encode_operations
+from holdfast.codec.told import Captured, Saved
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from tests.codec.kinds import registry

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from holdfast.codec import capture, replay
-from holdfast.codec.capture import Told
 from holdfast.codec.document import Document
 from holdfast.codec.marks import DictMarks
 from holdfast.codec.proofs import Run
+from holdfast.codec.told import Told
 from holdfast.codec.watches import Watches
 from tests.codec import fuzz
 

@@ -24,7 +24,7 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import Entry, Journal, Position
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import LEAF_MAX_BYTES, digest_of
-from holdfast.codec.capture import Captured, Document
+from holdfast.codec.told import Captured, Saved
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError, StoreBusy, StoreClosed
@@ -139,7 +139,7 @@ class Writing:
 
     def capture(
         self,
-        document: Document,
+        document: Saved,
         label: str,
         kind: str = "checkpoint",
         target: bytes = b"",
@@ -170,7 +170,7 @@ class Writing:
             self._queue.append(pending)
             return pending
 
-    def _seal_is_due(self, document: Document) -> bool:
+    def _seal_is_due(self, document: Saved) -> bool:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
 
         Edits all over a large state touch most of its nodes: writing them anew at every checkpoint would cost the
@@ -183,7 +183,7 @@ class Writing:
             return False
         return self._unsealed_bytes + LEAF_MAX_BYTES >= document.unstored_bytes()
 
-    def finish(self, document: Document, pending: Pending) -> Checkpoint:
+    def finish(self, document: Saved, pending: Pending) -> Checkpoint:
         """Write queued captures in their order until this one is done."""
         with self.writing:
             while True:
@@ -206,7 +206,7 @@ class Writing:
             raise StoreClosed("the checkpoint was not written")
         return pending.result
 
-    def settle(self, document: Document) -> None:
+    def settle(self, document: Saved) -> None:
         """Write everything that is queued, and make it durable."""
         with self.writing:
             while self._queue:
@@ -214,7 +214,7 @@ class Writing:
         self._store.flush()
 
     @contextmanager
-    def still(self, document: Document) -> Iterator[None]:
+    def still(self, document: Saved) -> Iterator[None]:
         """Inside, no capture is on its way, and no other thread changes or captures the state: history can be moved."""
         with self.writing:
             while True:
@@ -244,7 +244,7 @@ class Writing:
         """Whether a capture waits for the next call, because the one that took it was cut short."""
         return any(not pending.apart for pending in tuple(self._queue))
 
-    def _cut_short(self, document: Document, first: Pending | None, error: BaseException) -> None:
+    def _cut_short(self, document: Saved, first: Pending | None, error: BaseException) -> None:
         """Writing ended by something that says nothing of the store, as an interrupt does: see what became of it."""
         if first is None or first.done:
             return
@@ -256,14 +256,14 @@ class Writing:
                 return  # nobody can tell now: the next call asks again
         self._drop(document, error)
 
-    def _landed(self, document: Document, pending: Pending) -> bool:
+    def _landed(self, document: Saved, pending: Pending) -> bool:
         """Whether a capture whose writing was cut short is in the catalog all the same. If not, it never will be."""
         if pending.commit is None or not self._store._catalog.landed(pending.commit):
             return False
         self._written(document, pending)
         return True
 
-    def _drop(self, document: Document, error: BaseException) -> None:
+    def _drop(self, document: Saved, error: BaseException) -> None:
         """What is queued will not be written. The document keeps it for the next capture."""
         with document.lock:  # nobody captures in between, believing that these are on their way
             self._unsealed = sealing.SEAL_CHECKPOINTS  # the next one makes the state whole in the catalog
@@ -271,7 +271,7 @@ class Writing:
                 pending.error, pending.done = error, True
             self._queue = deque()
 
-    def _write(self, document: Document, pending: Pending) -> None:
+    def _write(self, document: Saved, pending: Pending) -> None:
         if pending.made is not None and self._landed(document, pending):
             return
         operations, values = encode_operations(pending.captured.operations, pending.time_us, self._store._registry)
@@ -327,7 +327,7 @@ class Writing:
         self._written(document, pending)
         self._store._tending.made(self._agent)
 
-    def _written(self, document: Document, pending: Pending) -> None:
+    def _written(self, document: Saved, pending: Pending) -> None:
         """It is in the catalog. An interrupt may come anywhere here: then all of it is done again (``_cut_short``)."""
         made = pending.made
         if made is None:

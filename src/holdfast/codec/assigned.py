@@ -9,21 +9,19 @@ would have, and the operations of a capture lead from the one before to it.
 from __future__ import annotations
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE
-from holdfast.codec.capture import Captured, Told, named_nodes
 from holdfast.codec.contents import open_inline
 from holdfast.codec.diff import Differ, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
 from holdfast.codec.node import Node
 from holdfast.codec.operations import Operation
 from holdfast.codec.proofs import Run, identical, run_of
-from holdfast.codec.replay import Reader, Source, State, in_order, named, section_operations
+from holdfast.codec.replay import Reader, Source, State, changes
+from holdfast.codec.told import Captured, Saved, Told, captured
 from holdfast.codec.tree import Hunk, Tree, anchor, build
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
@@ -76,7 +74,7 @@ class Known:
                 self._size -= self._known.popitem(last=False)[1][1]
 
 
-class Assigned:
+class Assigned(Saved):
     """Sections as encodings. Each is read when it is first needed."""
 
     def __init__(
@@ -170,24 +168,8 @@ class Assigned:
     # -- writing ------------------------------------------------------------------------------------------------
 
     def capture(self, under_way: Collection[Captured] = ()) -> Captured:
-        """Everything that is not written or on its way, and the digests of the state as it is now."""
         with self.lock:
             return self.told.waiting(under_way, Captured(self.told.digests()))
-
-    def written(self, captured: Captured, *, sealed: bool = False) -> None:
-        """The store has a capture. Until somebody says so, the next one carries it along."""
-        with self.lock:
-            self.told.written(captured, sealed=sealed)
-
-    def unstored_bytes(self) -> int:
-        """About how much ``seal`` would have to write."""
-        with self.lock:
-            return self.told.unstored_bytes()
-
-    def seal(self, captured: Captured) -> dict[bytes, tuple[bytes, int]]:
-        """Add all nodes of the state that the store lacks to the newest capture. Gives where each item sits."""
-        with self.lock:
-            return self.told.seal(captured)
 
 
 class Still:
@@ -364,25 +346,13 @@ class _Giving:
         def at_hand(root: bytes) -> Tree | None:
             return held.get(root) or self.state.trees.get(root)
 
-        differ = Differ(at_hand, self.fetch)
-        kept, ops = in_order(list(before), list(truth))
-        for name, now in truth.items():
-            was = before[name] if name in kept else None
-            if was is now or not isinstance(now, Tree):
-                continue
-            if isinstance(was, Tree) and was.kind == now.kind:
-                if was.root != now.root:
-                    ops += section_operations(name, was, now, differ, self.state)
-            else:
-                ops.append((op.SET, (name,), (named(now, self.state),)))
-        nodes, fresh = named_nodes(ops, at_hand, self.fetch)
+        ops = changes(before, truth, Differ(at_hand, self.fetch), self.state)
+        found = captured(dict(before), truth, ops, self.chunks, at_hand, self.fetch)
         if self.chunks:  # those of values that turned out to be what they were are stored
-            written = b"".join([*(data for code, _, args in ops for data in values_of(code, args)), *nodes.values()])
-            self.chunks = {digest: chunk for digest, chunk in self.chunks.items() if digest in written}
-        at = time.time_ns() // 1000
-        operations = [Operation(at, code, list(path), args) for code, path, args in ops]
-        sections = [(name, one if isinstance(one, bytes) else one.root) for name, one in truth.items()]
-        return Captured(sections, operations, nodes, self.chunks, fresh, dict(before))
+            written = b"".join([data for code, _, args in ops for data in values_of(code, args)])
+            written += b"".join(found.nodes.values())
+            found.chunks = {digest: chunk for digest, chunk in self.chunks.items() if digest in written}
+        return found
 
 
 def _same_types(one: list[Any], other: list[Any] | None) -> bool:

@@ -7,172 +7,24 @@ hunks, so they cannot disagree; a capture that fails has changed nothing but mar
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Collection, Sequence
-from types import FrameType
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from ormsgpack import Ext, Fragment, packb
 
 from holdfast.codec import blocks, contents, limits
 from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE
 from holdfast.codec.containers import wrap
-from holdfast.codec.contents import key_of, names_tree, opened, roots_in
-from holdfast.codec.diff import Differ, Relative, item_hunks, values_of
+from holdfast.codec.contents import key_of, names_tree, opened
+from holdfast.codec.diff import Differ, item_hunks
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import FLAT, RAW, Node, Section
-from holdfast.codec.operations import Operation
-from holdfast.codec.replay import Nothing, Source, State, bulk, operations_between
+from holdfast.codec.replay import bulk
 from holdfast.codec.sets import TrackedSet
-from holdfast.codec.tree import Fetch, Hunk, Leaf, Tree, anchor, build, set_hunks
-from holdfast.codec.tree import Node as Stored
+from holdfast.codec.tree import Hunk, Leaf, Tree, anchor, build, set_hunks
 from holdfast.codec.values import encode, is_immutable
 from holdfast.codec.wire import OPTION, array_of, is_utf8
 from holdfast.errors import Unencodable
-
-
-class Captured:
-    """What one checkpoint has to write."""
-
-    __slots__ = ("before", "chunks", "fresh", "handed", "nodes", "operations", "sections")
-
-    def __init__(
-        self,
-        sections: list[tuple[str, bytes]],
-        operations: list[Operation] | None = None,
-        nodes: dict[bytes, bytes] | None = None,
-        chunks: dict[bytes, bytes] | None = None,
-        fresh: list[Stored] | None = None,
-        before: dict[str, Tree | bytes] | None = None,
-    ) -> None:
-        self.sections = sections
-        self.operations = operations if operations is not None else []
-        self.nodes = nodes if nodes is not None else {}
-        self.chunks = chunks if chunks is not None else {}
-        self.fresh = fresh if fresh is not None else []  # the nodes in memory that count as stored when it is written
-        self.before = before if before is not None else {}  # what was told before
-        self.handed = False  # whether somebody may be writing it
-
-
-class Document(Protocol):
-    """What checkpoints are made of: a document of live values, or one of values that are given whole."""
-
-    lock: threading.RLock
-
-    def capture(self, under_way: Collection[Captured] = ()) -> Captured:
-        """Everything that is not written or on its way, and the digests of the state as it is now."""
-
-    def written(self, captured: Captured, *, sealed: bool = False) -> None:
-        """The store has a capture. Until somebody says so, the next one carries it along."""
-
-    def seal(self, captured: Captured) -> dict[bytes, tuple[bytes, int]]:
-        """Add all nodes of the state that the store lacks to the newest capture. Gives where each item sits."""
-
-    def unstored_bytes(self) -> int:
-        """About how much ``seal`` would have to write."""
-
-
-class Told(State):
-    """What the store was told, and the captures of it that nobody has acknowledged yet."""
-
-    def __init__(self, source: Source | None = None) -> None:
-        super().__init__(source)
-        self.unacknowledged: list[Captured] = []
-        self.capturing: FrameType | None = None  # the capture that is under way
-        self.unfinished: Capture | None = None  # one that was cut short
-        self.reordered = True  # whether sections may have come, gone or changed places
-
-    def chunks(self, digests: list[bytes]) -> bytes:
-        """The joined content of chunks, also of those that are not written yet."""
-        pending = {key: chunk for one in self.unacknowledged for key, chunk in one.chunks.items()}
-        if pending.keys().isdisjoint(digests):
-            return super().chunks(digests)
-        return b"".join([pending[key] if key in pending else super(Told, self).chunks([key]) for key in digests])
-
-    def added(self, captured: Captured) -> list[Captured]:
-        """What waits to be written when this comes last. What nobody has asked for yet becomes one with it."""
-        waiting = self.unacknowledged
-        if not waiting or waiting[-1].handed:
-            return [*waiting, captured]
-        last = waiting[-1]
-        chunks = {**last.chunks, **captured.chunks}
-        return [*waiting[:-1], Captured(captured.sections, None, None, chunks, None, last.before)]
-
-    def waiting(self, under_way: Collection[Captured], newest: Captured) -> Captured:
-        """All that waits to be written, as one capture. ``under_way`` are captures that are being written."""
-        waiting = [one for one in self.unacknowledged if one not in under_way] if under_way else self.unacknowledged
-        if not waiting:
-            return newest
-        made = waiting[0]
-        if len(waiting) > 1 or not made.operations:
-            made = self._net(waiting)
-            rest = [one for one in self.unacknowledged if one not in waiting]
-            self.unacknowledged = [*rest, made]
-        made.handed = True
-        return made
-
-    def _net(self, waiting: list[Captured]) -> Captured:
-        """What several captures amount to."""
-        first = State(self.source)
-        first.sections, first.trees = dict(waiting[0].before), self.trees
-        at = time.time_ns() // 1000
-        operations = [operation._replace(at_us=at) for operation in operations_between(first, self)]
-        held = {tree.root: tree for tree in self.sections.values() if isinstance(tree, Tree)}
-
-        def at_hand(root: bytes) -> Tree | None:
-            return held.get(root) or self.trees.get(root)
-
-        nodes, fresh = named_nodes([(one.code, (), one.args) for one in operations], at_hand, self.fetch)
-        chunks = {key: chunk for one in waiting for key, chunk in one.chunks.items()}
-        return Captured(self.digests(), operations, nodes, chunks, fresh, waiting[0].before)
-
-    def differs(self, under_way: Collection[Captured] = ()) -> bool:
-        """Whether something waits to be written that is not on its way."""
-        for one in self.unacknowledged:
-            if one not in under_way:
-                before = [(name, tree if isinstance(tree, bytes) else tree.root) for name, tree in one.before.items()]
-                return before != self.digests()
-        return False
-
-    def written(self, captured: Captured, *, sealed: bool) -> None:
-        """The store has a capture; ``sealed``: and all nodes of the state."""
-        for node in captured.fresh:
-            node.stored = True
-        self.unacknowledged = [one for one in self.unacknowledged if one is not captured]
-        if sealed:
-            for tree in self.sections.values():
-                if isinstance(tree, Tree):
-                    self.let_go(tree)
-
-    def let_go(self, tree: Tree) -> None:
-        """Forget bytes that the store has."""
-        if not isinstance(self.source, Nothing):
-            tree.let_go()
-
-    def unstored_bytes(self) -> int:
-        """About how much ``seal`` would have to write."""
-        return sum([tree.unstored_bytes() for tree in self.sections.values() if isinstance(tree, Tree)])
-
-    def seal(self, captured: Captured) -> dict[bytes, tuple[bytes, int]]:
-        """Add all nodes of the state that the store lacks to the newest capture.
-
-        Gives where each item sits: its encoding -> node and offset, for values that can move there.
-        """
-        places: dict[bytes, tuple[bytes, int]] = {}
-        for name, section in list(self.sections.items()):
-            if isinstance(section, bytes) and self.source.base.get(name) == section:
-                continue  # it is stored as it is
-            for node, raw, items in self.section(name).unstored(self.fetch):
-                captured.nodes.setdefault(node.digest, raw)
-                captured.fresh.append(node)
-                offset = 2
-                paired = raw[:1] == DICT
-                for item in items:
-                    skip = len(key_of(item)) if paired else 0
-                    places[item[skip:]] = node.digest, offset + skip
-                    offset += len(item)
-        return places
 
 
 class Entry:
@@ -398,7 +250,7 @@ class Capture:
 
     def _astray(self, node: Any, at: Any, child: Any) -> Any:
         """A child that has another home, or none: an interrupt or C code put it here. What is here is what is saved."""
-        if child._up is None or not self.doc.is_home(child):
+        if child._up is None or not self.doc.is_attached(child):
             child._up, child._at = node, at
             return child
         copy = self.doc.intake.copied(child, node, at)
@@ -522,27 +374,6 @@ class Capture:
         packed = bulk(data, self.chunks)
         self.cut.append((value, packed))
         return packed
-
-
-def named_nodes(
-    operations: list[Relative], at_hand: Callable[[bytes], Tree | None], fetch: Fetch
-) -> tuple[dict[bytes, bytes], list[Stored]]:
-    """The nodes that operations name and the store may lack: they go into the commit."""
-    nodes: dict[bytes, bytes] = {}
-    fresh: list[Stored] = []
-    checked: set[bytes] = set()
-    for code, _, args in operations:
-        for data in values_of(code, args):
-            if not names_tree(data):
-                continue
-            for root in roots_in(data):
-                tree = at_hand(root)
-                if tree is not None and root not in checked:
-                    checked.add(root)
-                    for node, raw, _ in tree.unstored(fetch):
-                        nodes[node.digest] = raw
-                        fresh.append(node)
-    return nodes, fresh
 
 
 def lacking(node: Any, found: list[tuple[Tree, Leaf]]) -> None:

@@ -19,18 +19,18 @@ from ormsgpack import Ext, packb
 from holdfast.codec import limits
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT, LIST, VALUE, leaf_items
-from holdfast.codec.capture import Capture, Captured, Told, appended_items, lacking, named_nodes
+from holdfast.codec.capture import Capture, appended_items, lacking
 from holdfast.codec.containers import wrap
 from holdfast.codec.detached import Originals
 from holdfast.codec.dicts import LazyDict, TrackedDict
-from holdfast.codec.diff import Relative
 from holdfast.codec.intake import Intake, attached
 from holdfast.codec.lists import LazyList, TrackedList
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import FLAT, RAW, TEXT, Node, Section
 from holdfast.codec.operations import Operation
-from holdfast.codec.replay import Source, State, in_order, named, section_operations
+from holdfast.codec.replay import Source, State, changes, digests, in_order, named
 from holdfast.codec.sets import TrackedSet
+from holdfast.codec.told import Captured, Saved, Told, captured
 from holdfast.codec.tree import Leaf, Tree, leaf_contents
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, is_immutable
@@ -43,12 +43,13 @@ MISSING = GONE
 _BULK_KNOWN = 64
 
 
-class Document(MutableMapping[str, Any]):
+class Document(MutableMapping[str, Any], Saved):
     """A mapping of sections. Each loads when it is first touched."""
 
     __slots__ = (
-        "_guard",
         "bulk",
+        "capturing",
+        "guard",
         "inert",
         "intake",
         "lock",
@@ -56,8 +57,10 @@ class Document(MutableMapping[str, Any]):
         "paranoid",
         "readonly",
         "registry",
+        "reordered",
         "sections",
         "told",
+        "unfinished",
         "watches",
     )
 
@@ -72,22 +75,16 @@ class Document(MutableMapping[str, Any]):
     ) -> None:
         self.lock = threading.RLock()
         self.registry, self.readonly, self.inert, self.paranoid = registry, readonly, inert, paranoid
-        self._guard: Callable[[], None] | None = None
+        self.guard: Callable[[], None] | None = None  # called before every change; raises when there must be none
+        self.capturing: FrameType | None = None  # the capture that is under way
+        self.unfinished: Capture | None = None  # one that was cut short
+        self.reordered = True  # whether sections may have come, gone or changed places
         self.told = Told(source)
         self.sections: dict[str, Section] = {name: Section(name, dirty=False) for name in self.told.sections}
         self.bulk = _Bulk()
         self.watches = Watches(registry)
         self.originals = Originals(registry)
         self.intake = Intake(self)
-
-    @property
-    def guard(self) -> Callable[[], None] | None:
-        """Called before every change; raises when the handle is not usable."""
-        return self._guard
-
-    @guard.setter
-    def guard(self, check: Callable[[], None] | None) -> None:
-        self._guard = check
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
@@ -147,7 +144,7 @@ class Document(MutableMapping[str, Any]):
                 for name, value in incoming.items()
                 if name not in stands
             ]
-            self.told.reordered = True
+            self.reordered = True
             for section, _ in leaving:
                 section.dirty = True  # before anything moves
             taken = self.intake.take_sections(wanted, leaving)
@@ -168,7 +165,7 @@ class Document(MutableMapping[str, Any]):
             if name not in self.sections:
                 raise KeyError(name)
             self.intake.changes += 1
-            self.told.reordered = True
+            self.reordered = True
             section = self.sections[name]
             self.sections = {key: one for key, one in self.sections.items() if key != name}
             self.intake.detach(section, (section.value,))
@@ -261,7 +258,7 @@ class Document(MutableMapping[str, Any]):
 
     def check_writable(self) -> None:
         """Called before every change, with the lock held."""
-        if self.told.capturing is not None and self._is_busy():
+        if self.capturing is not None and self._is_busy():
             raise StoreBusy(
                 "the state is being saved, and was changed in the middle of that, as by a signal handler",
                 hint="Let the handler set a flag, and change the state between two steps.",
@@ -271,17 +268,17 @@ class Document(MutableMapping[str, Any]):
                 "this state is read-only",
                 hint="A past state cannot change. Use agent.rollback(...) or agent.branch(...) to go on from it.",
             )
-        if self._guard is not None:
-            self._guard()
+        if self.guard is not None:
+            self.guard()
 
     def _is_busy(self) -> bool:
         """Whether this thread is in the middle of a capture. An interrupt may have left a note of one that is over."""
         frame: FrameType | None = sys._getframe()
         while frame is not None:
-            if frame is self.told.capturing:
+            if frame is self.capturing:
                 return True
             frame = frame.f_back
-        self.told.capturing = None
+        self.capturing = None
         return False
 
     # -- the way out ------------------------------------------------------------------------------------------
@@ -344,7 +341,7 @@ class Document(MutableMapping[str, Any]):
     def encoding(self, node: Any) -> bytes:
         """How a tracked container stands in its parent, as of now: written out, or as the name of its tree."""
         with self.lock:
-            if self.is_home(node):
+            if self.is_attached(node):
                 self.settle()
                 if node._told is not None and node._marks is None:
                     return named(node._told, self.told)
@@ -434,10 +431,6 @@ class Document(MutableMapping[str, Any]):
     # -- capturing --------------------------------------------------------------------------------------------
 
     def capture(self, under_way: Collection[Captured] = ()) -> Captured:
-        """Everything that is not written or on its way, and the digests of the state as it is now.
-
-        ``under_way`` are captures that are being written: what is in them does not go with this one.
-        """
         with self.lock:
             return self.told.waiting(under_way, self._grown() or self.settle())
 
@@ -447,32 +440,32 @@ class Document(MutableMapping[str, Any]):
         It waits to be written until ``capture`` takes it along.
         """
         with self.lock:
-            if self.told.capturing is not None and self._is_busy():
+            if self.capturing is not None and self._is_busy():
                 raise StoreBusy(
                     "a checkpoint was asked for in the middle of another one, as by a signal handler",
                     hint="Let the handler set a flag, and take the checkpoint between two steps.",
                 )
-            told, watches = self.told, self.watches
-            if told.unfinished is not None:
+            watches = self.watches
+            if self.unfinished is not None:
                 self._recover()
-            plan = told.unfinished = Capture(self)
+            plan = self.unfinished = Capture(self)
             try:
-                told.capturing = sys._getframe()
+                self.capturing = sys._getframe()
                 self.intake.changes += 1
                 if watches.known:
                     watches.before()
                 with collector_paused:
-                    captured = self._finish(plan, *self._work(plan))
+                    found = self._finish(plan, *self._work(plan))
                 if watches.known:
                     watches.after()
                     watches.prune(self.is_attached)
                 if self.paranoid:
                     self._recompute()
             finally:
-                told.capturing = None
-            told.unfinished = None
+                self.capturing = None
+            self.unfinished = None
             self.originals.check(self.is_attached)
-            return captured
+            return found
 
     def _grown(self) -> Captured | None:
         """The most frequent capture by far, in a hurry: items came at the end of one list. None for any other.
@@ -480,7 +473,7 @@ class Document(MutableMapping[str, Any]):
         It does what the rest of this class does, in an order in which an interrupt leaves nothing but doubts.
         """
         told, before, changes, dirty = self.told, self.told.sections, self.intake.changes, None
-        if told.reordered or told.capturing is not None or told.unfinished is not None or self.watches.known:
+        if self.reordered or self.capturing is not None or self.unfinished is not None or self.watches.known:
             return None
         for section in self.sections.values():
             if section.dirty:
@@ -501,40 +494,30 @@ class Document(MutableMapping[str, Any]):
             return None
         truth: dict[str, Tree | bytes] = {**before, dirty.name: new}
         operation = Operation(time.time_ns() // 1000, op.SPLICE, [dirty.name], (tree.count, 0, items))
-        captured = Captured(_digests(truth), [operation], before=before)
+        found = Captured(digests(truth), [operation], before=before)
         if self.intake.changes != changes or told.sections is not before:
             return None  # a signal handler changed or saved something meanwhile
         self.intake.changes = changes + 1
-        told.unacknowledged, told.sections = [*told.unacknowledged, captured], truth  # no call since the question
+        told.unacknowledged, told.sections = [*told.unacknowledged, found], truth  # no call since the question
         node._told, node._marks, dirty.dirty = new, None, False  # type: ignore[attr-defined]
         self.originals.check(self.is_attached)
-        return captured
+        return found
 
-    def _work(self, plan: Capture) -> tuple[list[Relative], dict[str, Tree | bytes], list[Section]]:
-        """Operations, what is told after them, and the sections that were looked at."""
+    def _work(self, plan: Capture) -> tuple[dict[str, Tree | bytes], list[Section]]:
+        """What is told after this capture, and the sections that were looked at."""
         before, sections = self.told.sections, self.sections
-        ops: list[Relative] = []
         dirty = [section for section in sections.values() if section.dirty]
         truth = before
-        if self.told.reordered:
-            kept, ops = in_order(list(before), list(sections))
+        if self.reordered:
+            kept, _ = in_order(list(before), list(sections))
             truth = {name: before[name] if name in kept else b"" for name in sections}
             dirty = [section for section in sections.values() if section.dirty or section.name not in kept]
         elif dirty:
             truth = before.copy()
         for section in dirty:
-            name = section.name
-            was = truth[name]
-            now = self._section(plan, section, before.get(name))
-            truth[name] = now
-            if type(was) is Tree and was.kind == now.kind:
-                if was.root != now.root:
-                    plan.trees[now.root] = now
-                    ops += section_operations(name, was, now, plan.differ, self.told)
-            elif was != now.root:
-                plan.trees[now.root] = now
-                ops.append((op.SET, (name,), (named(now, self.told),)))
-        return ops, truth, dirty
+            truth[section.name] = now = self._section(plan, section, before.get(section.name))
+            plan.trees[now.root] = now
+        return truth, dirty
 
     def _section(self, plan: Capture, section: Section, was: Tree | bytes | None) -> Tree:
         """What a section is now."""
@@ -544,26 +527,21 @@ class Document(MutableMapping[str, Any]):
         if not isinstance(value, Node):
             return plan.section(value)
         if value._up is not section:
-            if value._up is not None and self.is_home(value):  # an interrupt left it in two places
+            if value._up is not None and self.is_attached(value):  # an interrupt left it in two places
                 value = section.value = self.intake.copied(value, section, None)
             value._up = section
         told = was if isinstance(was, Tree) and was.kind == value._kind else None
         return plan.node(value, told)
 
-    def _finish(
-        self, plan: Capture, ops: list[Relative], truth: dict[str, Tree | bytes], dirty: list[Section]
-    ) -> Captured:
+    def _finish(self, plan: Capture, truth: dict[str, Tree | bytes], dirty: list[Section]) -> Captured:
         """The capture is complete: what it worked out becomes the truth."""
         told = self.told
-        sections = _digests(truth)
-        if not ops and truth is told.sections:
+        if truth is told.sections:
             plan.complete = True
-            return Captured(sections)
-        nodes, fresh = named_nodes(ops, plan.at_hand, plan.fetch)
-        at = time.time_ns() // 1000
-        operations = [Operation(at, code, list(path), args) for code, path, args in ops]
-        captured = Captured(sections, operations, nodes, plan.chunks, fresh, told.sections)
-        waiting = told.added(captured) if operations else told.unacknowledged
+            return Captured(told.digests())
+        ops = changes(told.sections, truth, plan.differ, told)
+        found = captured(told.sections, truth, ops, plan.chunks, plan.at_hand, plan.fetch)
+        waiting = told.added(found) if ops else told.unacknowledged
         for entry in plan.planned.values():
             entry.node._told = entry.after if entry.inline is None else None
             told.trees.add(entry.after)
@@ -571,25 +549,25 @@ class Document(MutableMapping[str, Any]):
             self.bulk.keep(value, packed)
         for section in dirty:
             section.dirty = False
-        told.reordered = False
+        self.reordered = False
         plan.complete = True
         told.unacknowledged, told.sections = waiting, truth  # no call in between: an interrupt cannot part them
-        return captured
+        return found
 
     def _recover(self) -> None:
         """A capture was cut short: as if it had not been. Everything that it looked at is in doubt."""
-        plan = self.told.unfinished
+        plan = self.unfinished
         if plan is None:
             return
         if not plan.complete:
             for section in self.sections.values():
                 section.dirty = section.dirty or section.value is not GONE
-            self.told.reordered = True
+            self.reordered = True
             for entry in plan.planned.values():
                 entry.node._told = entry.before
             for entry in plan.planned.values():
                 entry.node._mark_all()
-        self.told.unfinished = None
+        self.unfinished = None
 
     def lacking(self) -> list[tuple[Tree, Leaf]]:
         """Told bytes that were let go and that the next capture will compare with, as far as marks say."""
@@ -621,11 +599,6 @@ class Document(MutableMapping[str, Any]):
                 if isinstance(section.value, Node):
                     doubted(section.value)
 
-    def written(self, captured: Captured, *, sealed: bool = False) -> None:
-        """The store has a capture. Until somebody says so, the next one carries it along."""
-        with self.lock:
-            self.told.written(captured, sealed=sealed)
-
     def forget_changes(self) -> None:
         """What led here is in the history already: nothing is to be written for it."""
         with self.lock:
@@ -636,7 +609,7 @@ class Document(MutableMapping[str, Any]):
     def changed(self) -> bool:
         """Whether a checkpoint would have something to write."""
         with self.lock:
-            if self.told.capturing is not None and self._is_busy():
+            if self.capturing is not None and self._is_busy():
                 return True
             self.settle()
             return self.told.differs()
@@ -650,21 +623,8 @@ class Document(MutableMapping[str, Any]):
         """Section digests of the live state."""
         return self.settle().sections
 
-    def unstored_bytes(self) -> int:
-        """About how much ``seal`` would have to write."""
-        with self.lock:
-            return self.told.unstored_bytes()
-
-    def seal(self, captured: Captured) -> dict[bytes, tuple[bytes, int]]:
-        """Add all nodes of the state that the store lacks to the newest capture. Gives where each item sits."""
-        with self.lock:
-            return self.told.seal(captured)
-
-    def is_home(self, node: Any) -> bool:
-        """Whether the containers above a node hold it, and are in the state."""
-        return attached(node, self.sections)
-
     def is_attached(self, holder: Any) -> bool:
+        """Whether the containers above a container, or section, hold it, and are in the state."""
         return attached(holder, self.sections)
 
     def _recompute(self) -> None:
@@ -701,10 +661,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, Document):
         return value.plain(value)
     return value._doc.plain(value) if isinstance(value, Node) else value
-
-
-def _digests(sections: dict[str, Tree | bytes]) -> list[tuple[str, bytes]]:
-    return [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
 
 
 def _packed(code: int, payload: bytes) -> bytes:

@@ -8,8 +8,7 @@ What always holds: a section that was read has the digest that its checkpoint re
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 from weakref import WeakSet
 
@@ -33,6 +32,10 @@ from holdfast.errors import CorruptValue, Damaged, UnknownType, format_path
 CHUNK_BYTES = 8 * 1024 * 1024
 # More places than this that differ in one section are not worth an operation each.
 OPERATIONS_MAX = 4_096
+
+
+Sections = Mapping[str, Tree | bytes]
+"""By name, each section's tree, or its digest where nobody has read it yet."""
 
 
 class Source(Protocol):
@@ -111,7 +114,7 @@ class State:
 
     def digests(self) -> list[tuple[str, bytes]]:
         """Section digests, in order."""
-        return [(name, tree if type(tree) is bytes else tree.root) for name, tree in self.sections.items()]  # type: ignore[union-attr]
+        return digests(self.sections)
 
     def fetch(self, digests: list[bytes]) -> dict[bytes, bytes]:
         return self.source.nodes(digests)
@@ -215,7 +218,7 @@ class State:
 
     def differences(self, other: State) -> list[Operation]:
         """Operations that turn this state into another of the same store."""
-        return operations_between(self, other)
+        return [Operation(0, code, list(path), args) for code, path, args in differences(self, other)]
 
     def unstored(self) -> dict[bytes, bytes]:
         """All nodes of the state that the store lacks."""
@@ -341,8 +344,8 @@ def bulk(data: bytes, chunks: dict[bytes, bytes]) -> bytes:
     return packb(Ext(limits.BULK, packb([digest_of("holdfast.value", data), len(data), digests])))
 
 
-def operations_between(old: State, new: State) -> list[Operation]:
-    """Operations that turn one state into another. What both have is not read."""
+def differences(old: State, new: State) -> list[Relative]:
+    """Operations that turn one state into another of the same store. What both have is not read."""
 
     def at_hand(root: bytes) -> Tree:
         return old.trees.get(root) or new.tree(root)
@@ -350,23 +353,31 @@ def operations_between(old: State, new: State) -> list[Operation]:
     def fetch(digests: list[bytes]) -> dict[bytes, bytes]:
         return new.fetch(digests)
 
-    differ = Differ(at_hand, fetch)
-    kept, ops = in_order(list(old.sections), list(new.sections))
-    for name, now in new.sections.items():
-        if name not in kept:
-            ops.append((op.SET, (name,), (named(new.section(name), new),)))
-            continue
-        was = old.sections[name]
-        if _digest(was) == _digest(now):
-            continue
-        before, after = old.section(name), new.section(name)
-        if before.kind != after.kind:
-            ops.append((op.SET, (name,), (named(after, new),)))
-        else:
-            ops += section_operations(name, before, after, differ, new)
+    for name, digest in new.digests():
+        was = old.sections.get(name)
+        if was is None or _digest(was) != digest:
+            new.section(name)
+            if was is not None:
+                old.section(name)
+    ops = changes(old.sections, new.sections, Differ(at_hand, fetch), new)
     for tree in [*new.trees, *[one for one in new.sections.values() if isinstance(one, Tree)]]:
         old.trees.add(tree)  # operations may name it, and the store may lack it
-    return [Operation(0, code, list(path), args) for code, path, args in ops]
+    return ops
+
+
+def changes(before: Sections, after: Sections, differ: Differ, state: State) -> list[Relative]:
+    """Operations that turn sections into others: what differs, where both are read, otherwise the whole section."""
+    kept, ops = in_order(list(before), list(after))
+    for name, now in after.items():
+        was = before[name] if name in kept else b""
+        if was is now or _digest(was) == _digest(now):
+            continue
+        tree = now if isinstance(now, Tree) else state.section(name)
+        if isinstance(was, Tree) and was.kind == tree.kind:
+            ops += section_operations(name, was, tree, differ, state)
+        else:
+            ops.append((op.SET, (name,), (named(tree, state),)))
+    return ops
 
 
 def section_operations(name: str, old: Tree, new: Tree, differ: Differ, state: State) -> list[Relative]:
@@ -392,6 +403,11 @@ def named(tree: Tree, state: State) -> bytes:
         if len(data) <= blocks.INLINE_MAX_BYTES:
             return data
     return contents.big(tree.root)
+
+
+def digests(sections: Sections) -> list[tuple[str, bytes]]:
+    """Section digests, in order."""
+    return [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
 
 
 def _digest(tree: Tree | bytes) -> bytes:
@@ -434,7 +450,7 @@ class _Sections:
             raise _Unfit
         name = path[0]
         if len(path) == 1 and code == op.SET:
-            self.sections[name] = self._content(args[0])
+            self.sections[name] = self.content(args[0]) or self.state.settle(build(VALUE, [args[0]]))
             return
         if name not in self.sections:
             raise _Unfit
@@ -444,103 +460,159 @@ class _Sections:
         draft = self.sections[name]
         if not isinstance(draft, _Draft):
             tree = self.state.load(name, draft)[0] if isinstance(draft, bytes) else draft
-            draft = self.sections[name] = _Large(self, tree)
+            draft = self.sections[name] = _Draft(self, tree)
         last = len(path) - 1 if code in (op.SET, op.DELETE) else len(path)
         for part in path[1:last]:
             draft = draft.child(part)
         draft.change(code, path[-1], args)
 
-    def _content(self, data: bytes) -> Tree:
-        """A section from how it stands in an operation."""
+    def content(self, data: bytes) -> Tree | None:
+        """The tree of a container, from how it stands in an operation or in its parent; None for anything else."""
         root = root_of(data)
         if root is not None:
             return self.state.tree(root)
         inner = open_inline(data)
-        tree = build(VALUE, [data]) if inner is None else build(inner.kind, inner.pairs)
-        return self.state.settle(tree)
+        return self.state.settle(build(inner.kind, inner.pairs)) if inner is not None else None
 
     def finish(self) -> dict[str, Tree]:
         """The sections after all operations."""
         for name, section in self.sections.items():
-            if isinstance(section, _Large):
+            if isinstance(section, _Draft):
                 self.sections[name] = section.flush()
         return self.sections  # type: ignore[return-value]
 
-    def open(self, data: bytes) -> _Draft:
-        root = root_of(data)
-        if root is not None:
-            return _Large(self, self.state.tree(root))
-        inner = open_inline(data)
-        if inner is None:
-            raise _Unfit
-        return _Small(self, inner)
-
 
 class _Draft:
-    """A container that is being changed."""
+    """A container that is being changed; one that is written out in its parent is a small tree meanwhile.
 
-    kind: bytes
+    What is set, and what comes at the end, is gathered until something else comes.
+    """
 
-    def __init__(self, sections: _Sections) -> None:
-        self.sections = sections
-
-    def child(self, part: Any) -> _Draft:
-        """The container at a key or index, to be changed."""
-        raise NotImplementedError
-
-    def close(self) -> bytes:
-        """How it stands in its parent afterwards."""
-        raise NotImplementedError
-
-    def put(self, part: Any, data: bytes) -> None:
-        raise NotImplementedError
-
-    def drop(self, part: Any) -> None:
-        raise NotImplementedError
-
-    def items(self) -> list[bytes]:
-        """All items as a tree holds them."""
-        raise NotImplementedError
-
-    def become(self, start: int, stop: int, items: list[bytes]) -> None:
-        """Let items give way to others."""
-        raise NotImplementedError
+    def __init__(self, sections: _Sections, tree: Tree) -> None:
+        if tree.kind == VALUE:
+            raise _Unfit
+        self.sections, self.kind, self.tree = sections, tree.kind, tree
+        self._edits: dict[int, bytes | _Draft] = {}  # by index: an item, or a dict's value
+        self._tail: dict[bytes, bytes | _Draft] | list[bytes | _Draft] = {} if tree.kind == DICT else []
 
     def size(self) -> int:
-        raise NotImplementedError
+        return self.tree.count + len(self._tail)
+
+    # -- operations -------------------------------------------------------------------------------------------
 
     def change(self, code: int, part: Any, args: tuple[Any, ...]) -> None:
         """Do an operation here; ``part`` is the last of its path."""
         if code == op.SET and self.kind != SET:
-            self.put(part, args[0])
+            self._put(part, args[0])
         elif code == op.DELETE and self.kind == DICT:
-            self.drop(part)
+            self._drop(part)
         elif code == op.CLEAR:
-            self.become(0, self.size(), [])
+            self._splice(0, self.size(), [])
         elif code == op.SPLICE and self.kind == LIST:
             start, count, values = args
             if type(start) is not int or type(count) is not int or not 0 <= start <= start + count <= self.size():
                 raise _Unfit
-            self.become(start, start + count, values)
+            self._splice(start, start + count, values)
         elif code == op.ARRANGE and self.kind == LIST:
-            self.become(0, self.size(), _arrange(self.items(), args[0]))
+            items = self.flush().all(self.sections.state.fetch)
+            self._splice(0, len(items), _arrange(items, args[0]))
         elif code in (op.ADD, op.REMOVE) and self.kind == SET:
-            self._alter(code, args[0])
+            gone, come = (args[0], []) if code == op.REMOVE else ([], args[0])
+            hunks = set_hunks(self.tree, gone, come, self.sections.state.fetch)
+            if hunks is None:
+                raise _Unfit
+            self._apply(hunks)
         else:
             raise _Unfit
 
-    def _alter(self, code: int, values: list[bytes]) -> None:
-        items = self.items()
-        for data in values:
-            at = bisect_left(items, data)
-            there = items[at : at + 1] == [data]
-            if code == op.REMOVE:
-                if not there:
-                    raise _Unfit
-                del items[at]
-            elif not there:
-                items.insert(at, data)
-        self.become(0, self.size(), items)
+    def child(self, part: Any) -> _Draft:
+        """The container at a key or index, to be changed."""
+        holder, at = self._slot(part)
+        if holder is None:
+            raise _Unfit
+        if holder is self._edits and at not in self._edits:
+            (item,) = self.tree.part(at, at + 1, self.sections.state.fetch)
+            holder[at] = item[len(key_of(item)) :] if self.kind == DICT else item
+        if type(holder[at]) is bytes:
+            tree = self.sections.content(holder[at])
+            if tree is None:
+                raise _Unfit
+            holder[at] = _Draft(self.sections, tree)
+        return holder[at]  # type: ignore[no-any-return]
+
+    def _slot(self, part: Any) -> tuple[Any, Any]:
+        """Where the item at a key or index is, or is to be, gathered; (None, key) when a dict lacks the key."""
+        count = self.tree.count
+        if self.kind == DICT:
+            key = key_bytes(part)
+            if key in self._tail:
+                return self._tail, key
+            at = self.tree.place(key, self.sections.state.fetch)
+            return (self._edits, at) if at >= 0 else (None, key)
+        if self.kind != LIST or type(part) is not int or not 0 <= part < self.size():
+            raise _Unfit
+        return (self._edits, part) if part < count else (self._tail, part - count)
+
+    def _put(self, part: Any, data: bytes) -> None:
+        holder, at = self._slot(part)
+        if holder is None:
+            holder = self._tail
+        holder[at] = data
+
+    def _drop(self, part: Any) -> None:
+        holder, at = self._slot(part)
+        if holder is None:
+            raise _Unfit
+        if holder is self._tail:
+            del holder[at]
+            return
+        self._edits.pop(at, None)
+        self._splice(at, at + 1, [])
+
+    def _splice(self, start: int, stop: int, items: list[bytes]) -> None:
+        """Let items give way to others."""
+        if start == stop == self.size() and isinstance(self._tail, list):
+            self._tail += items
+            return
+        old = self.flush().part(start, stop, self.sections.state.fetch)
+        if old or items:
+            self._apply([Hunk(start, stop, items, old)])
+
+    # -- the tree ---------------------------------------------------------------------------------------------
+
+    def flush(self) -> Tree:
+        """Apply what was gathered."""
+        hunks: list[Hunk] = []
+        for at in sorted(self._edits):
+            data, (old,) = _closed(self._edits[at]), self.tree.part(at, at + 1, self.sections.state.fetch)
+            if self.kind == DICT:
+                data = key_of(old) + data
+            if data != old:
+                hunks.append(Hunk(at, at + 1, [data], [old]))
+        if isinstance(self._tail, dict):
+            new = [key + _closed(item) for key, item in self._tail.items()]
+        else:
+            new = list(map(_closed, self._tail))
+        if new:
+            hunks.append(Hunk(self.tree.count, self.tree.count, new))
+        self._edits = {}
+        self._tail = {} if self.kind == DICT else []
+        return self._apply(hunks)
+
+    def _apply(self, hunks: list[Hunk]) -> Tree:
+        state = self.sections.state
+        self.tree = state.settle(self.tree.apply(hunks, state.fetch))
+        return self.tree
+
+    def close(self) -> bytes:
+        """How it stands in its parent afterwards."""
+        tree = self.flush()
+        self.sections.made.append(tree)
+        return named(tree, self.sections.state)
+
+
+def _closed(item: bytes | _Draft) -> bytes:
+    return item if type(item) is bytes else item.close()  # type: ignore[union-attr]
 
 
 def _arrange(items: list[bytes], pieces: list[Any]) -> list[bytes]:
@@ -559,179 +631,3 @@ def _arrange(items: list[bytes], pieces: list[Any]) -> list[bytes]:
         used.update(places)
         made += [items[at] for at in places]
     return made
-
-
-class _Small(_Draft):
-    """A container that is written out in its parent."""
-
-    def __init__(self, sections: _Sections, inner: Opened) -> None:
-        super().__init__(sections)
-        self.kind = inner.kind
-        self._list: list[Any] = []
-        self._dict: dict[bytes, Any] = {}
-        if inner.keys is None:
-            self._list = inner.items
-        else:
-            self._dict = dict(zip(inner.keys, inner.items, strict=True))
-
-    def size(self) -> int:
-        return len(self._dict) if self.kind == DICT else len(self._list)
-
-    def child(self, part: Any) -> _Draft:
-        holder, at = self._place(part)
-        if type(holder[at]) is bytes:
-            holder[at] = self.sections.open(holder[at])
-        return holder[at]  # type: ignore[no-any-return]
-
-    def _place(self, part: Any) -> tuple[Any, Any]:
-        if self.kind == DICT:
-            key = key_bytes(part)
-            if key in self._dict:
-                return self._dict, key
-        elif self.kind == LIST and type(part) is int and 0 <= part < len(self._list):
-            return self._list, part
-        raise _Unfit
-
-    def put(self, part: Any, data: bytes) -> None:
-        if self.kind == DICT:
-            self._dict[key_bytes(part)] = data
-        else:
-            holder, at = self._place(part)
-            holder[at] = data
-
-    def drop(self, part: Any) -> None:
-        holder, at = self._place(part)
-        del holder[at]
-
-    def items(self) -> list[bytes]:
-        if self.kind == DICT:
-            return [key + _closed(item) for key, item in self._dict.items()]
-        return list(map(_closed, self._list))
-
-    def become(self, start: int, stop: int, items: list[bytes]) -> None:
-        if self.kind == DICT:
-            self._dict.clear()
-        else:
-            self._list[start:stop] = items
-
-    def close(self) -> bytes:
-        keys, values = (list(self._dict), list(self._dict.values())) if self.kind == DICT else (None, self._list)
-        data = contents.close(self.kind, list(map(_closed, values)), keys)
-        if len(data) <= blocks.INLINE_MAX_BYTES:
-            return data
-        tree = self.sections.state.settle(build(self.kind, self.items()))
-        self.sections.made.append(tree)
-        return contents.big(tree.root)
-
-
-def _closed(item: bytes | _Draft) -> bytes:
-    return item if type(item) is bytes else item.close()  # type: ignore[union-attr]
-
-
-class _Large(_Draft):
-    """A container with a tree. What is set, and what comes at the end, is gathered until something else comes."""
-
-    def __init__(self, sections: _Sections, tree: Tree) -> None:
-        super().__init__(sections)
-        if tree.kind == VALUE:
-            raise _Unfit
-        self.kind = tree.kind
-        self.tree = tree
-        self._edits: dict[int, bytes | _Draft] = {}  # by index: an item, or a dict's value
-        self._tail: dict[bytes, bytes | _Draft] | list[bytes | _Draft] = {} if tree.kind == DICT else []
-
-    def size(self) -> int:
-        return self.tree.count + len(self._tail)
-
-    def flush(self) -> Tree:
-        """Apply what was gathered."""
-        tree, fetch = self.tree, self.sections.state.fetch
-        hunks: list[Hunk] = []
-        for at in sorted(self._edits):
-            data, (old,) = _closed(self._edits[at]), tree.part(at, at + 1, fetch)
-            if self.kind == DICT:
-                data = key_of(old) + data
-            if data != old:
-                hunks.append(Hunk(at, at + 1, [data], [old]))
-        if self._tail:
-            end = tree.count
-            if isinstance(self._tail, dict):
-                new = [key + _closed(item) for key, item in self._tail.items()]
-            else:
-                new = list(map(_closed, self._tail))
-            hunks.append(Hunk(end, end, new))
-        self._edits = {}
-        self._tail = {} if self.kind == DICT else []
-        self.tree = self.sections.state.settle(tree.apply(hunks, fetch))
-        return self.tree
-
-    def _slot(self, part: Any) -> tuple[Any, Any]:
-        """Where the item at a key or index is, or is to be, gathered; (None, key) when a dict lacks the key."""
-        count = self.tree.count
-        if self.kind == DICT:
-            key = key_bytes(part)
-            if key in self._tail:
-                return self._tail, key
-            at = self.tree.place(key, self.sections.state.fetch)
-            return (self._edits, at) if at >= 0 else (None, key)
-        if self.kind != LIST or type(part) is not int or not 0 <= part < self.size():
-            raise _Unfit
-        return (self._edits, part) if part < count else (self._tail, part - count)
-
-    def child(self, part: Any) -> _Draft:
-        holder, at = self._slot(part)
-        if holder is None:
-            raise _Unfit
-        if holder is self._edits and at not in self._edits:
-            (item,) = self.tree.part(at, at + 1, self.sections.state.fetch)
-            holder[at] = item[len(key_of(item)) :] if self.kind == DICT else item
-        if type(holder[at]) is bytes:
-            holder[at] = self.sections.open(holder[at])
-        return holder[at]  # type: ignore[no-any-return]
-
-    def put(self, part: Any, data: bytes) -> None:
-        holder, at = self._slot(part)
-        if holder is None:
-            holder = self._tail
-        holder[at] = data
-
-    def drop(self, part: Any) -> None:
-        holder, at = self._slot(part)
-        if holder is None:
-            raise _Unfit
-        if holder is self._tail:
-            del holder[at]
-            return
-        self._edits.pop(at, None)
-        self.flush()
-        self.become(at, at + 1, [])
-
-    def items(self) -> list[bytes]:
-        return self.flush().all(self.sections.state.fetch)
-
-    def become(self, start: int, stop: int, items: list[bytes]) -> None:
-        if start == stop == self.size() and isinstance(self._tail, list):
-            self._tail += items
-            return
-        tree, fetch = self.flush(), self.sections.state.fetch
-        old = tree.part(start, stop, fetch)
-        if not old and not items:
-            return
-        self.tree = self.sections.state.settle(tree.apply([Hunk(start, stop, items, old)], fetch))
-
-    def _alter(self, code: int, values: list[bytes]) -> None:
-        state, tree = self.sections.state, self.flush()
-        gone, come = (values, []) if code == op.REMOVE else ([], values)
-        hunks = set_hunks(tree, gone, come, state.fetch)
-        if hunks is None:
-            raise _Unfit
-        self.tree = state.settle(tree.apply(hunks, state.fetch))
-
-    def close(self) -> bytes:
-        tree = self.flush()
-        if tree.within(blocks.INLINE_MAX_BYTES):
-            data = contents.close(*opened(tree.kind, tree.all(self.sections.state.fetch)))
-            if len(data) <= blocks.INLINE_MAX_BYTES:
-                return data
-        self.sections.made.append(tree)
-        return contents.big(tree.root)

@@ -7,17 +7,16 @@ not in the new one is stale afterwards; whatever interrupts, the next capture fi
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from holdfast.codec.blocks import LIST, SET, VALUE
-from holdfast.codec.capture import Captured, named_nodes
 from holdfast.codec.containers import make_stale
 from holdfast.codec.contents import Opened, key_of, open_inline, opened, root_of
 from holdfast.codec.diff import item_hunks, tree_hunks
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import FLAT, RAW, Node, Section
-from holdfast.codec.replay import State, operations_between
+from holdfast.codec.replay import State, differences
+from holdfast.codec.told import Captured, captured
 from holdfast.codec.tree import Hunk, Tree
 
 
@@ -25,7 +24,7 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
     """Make a document another state of its store; the caller has the lock."""
     doc.settle()  # what is told is what is live, from here on
     before = doc.told.sections
-    operations = operations_between(doc.told, wanted) if record else []
+    ops = differences(doc.told, wanted) if record else []
     turning = _Turning(doc, wanted)
     digests = wanted.digests()
     sections: dict[str, Section] = {}
@@ -41,25 +40,20 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
         if was is None or _root(was) != digest:
             turning.section(section, hunks)
     gone = [section for name, section in doc.sections.items() if name not in sections]
-    captured = None
-    if record:
-        at = time.time_ns() // 1000
-        relative = [(one.code, tuple(one.path), one.args) for one in operations]
-        nodes, fresh = named_nodes(relative, turning.at_hand, wanted.fetch)
-        done = [one._replace(at_us=at) for one in operations]
-        captured = Captured(digests, done, nodes, {}, fresh, before)
     told = doc.told
     truth: dict[str, Tree | bytes] = {}
     for name, _ in digests:
         was, now = before.get(name), wanted.sections[name]
         truth[name] = was if was is not None and isinstance(was, Tree) and was.root == _root(now) else now
     waiting: list[Captured] = []
-    if captured is not None:
-        waiting = told.added(captured) if captured.operations else told.unacknowledged
+    if record:
+        waiting = told.unacknowledged
+        if ops:
+            waiting = told.added(captured(before, wanted.sections, ops, {}, turning.at_hand, wanted.fetch))
     for node, new in turning.turned:
         node._told, node._marks = new, None
     doc.sections = sections
-    told.reordered = True
+    doc.reordered = True
     told.source, told.unacknowledged, told.sections = wanted.source, waiting, truth
     for section in sections.values():
         section.dirty = False
