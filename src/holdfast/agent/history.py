@@ -200,10 +200,10 @@ class Live(Document):
         super().__init__(registry, source, readonly=readonly, inert=inert)
         self.explain = explain
 
-    def _load(self, section: Section) -> None:
+    def load(self, section: Section) -> None:
         while True:
             try:
-                super()._load(section)
+                super().load(section)
                 return
             except Damaged as error:
                 source = self.told.source

@@ -24,8 +24,8 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.journal import Entry, Journal, Position
 from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import LEAF_MAX_BYTES, digest_of
-from holdfast.codec.told import Captured, Saved
 from holdfast.codec.operations import encode_operations, operations_size
+from holdfast.codec.told import Captured, Saved
 from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError, StoreBusy, StoreClosed
 from holdfast.store import sealing

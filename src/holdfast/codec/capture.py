@@ -14,13 +14,13 @@ from ormsgpack import Ext, Fragment, packb
 
 from holdfast.codec import blocks, contents, limits
 from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE
-from holdfast.codec.containers import wrap
+from holdfast.codec.containers import TrackedSet, wrap
 from holdfast.codec.contents import key_of, names_tree, opened
 from holdfast.codec.diff import Differ, item_hunks
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import FLAT, RAW, Node, Section
-from holdfast.codec.replay import bulk
-from holdfast.codec.sets import TrackedSet
+from holdfast.codec.replay import bulk, changes, in_order
+from holdfast.codec.told import Captured, captured
 from holdfast.codec.tree import Hunk, Leaf, Tree, anchor, build, set_hunks
 from holdfast.codec.values import encode, is_immutable
 from holdfast.codec.wire import OPTION, array_of, is_utf8
@@ -55,6 +55,69 @@ class Capture:
     def at_hand(self, root: bytes) -> Tree | None:
         """A tree by its root, if it is at hand: what is not is not looked into, but set whole."""
         return self.trees.get(root) or self.doc.told.trees.get(root)
+
+    # -- the whole state --------------------------------------------------------------------------------------
+
+    def found(self) -> Captured:
+        """Work out what differs, and make it the truth."""
+        doc, told = self.doc, self.doc.told
+        before, sections = told.sections, doc.sections
+        dirty = [section for section in sections.values() if section.dirty]
+        if not dirty and not doc.reordered:
+            self.complete = True
+            return Captured(told.digests())
+        truth = before.copy()
+        if doc.reordered:
+            kept, _ = in_order(list(before), list(sections))
+            truth = {name: before[name] if name in kept else b"" for name in sections}
+            dirty = [section for section in sections.values() if section.dirty or section.name not in kept]
+        for section in dirty:
+            truth[section.name] = now = self._section(section, before.get(section.name))
+            self.trees[now.root] = now
+        ops = changes(before, truth, self.differ, told)
+        made = captured(before, truth, ops, self.chunks, self.at_hand, self.fetch)
+        waiting = told.added(made) if ops else told.unacknowledged
+        for entry in self.planned.values():
+            entry.node._told = entry.after if entry.inline is None else None
+            told.trees.add(entry.after)
+        for value, packed in self.cut:
+            doc.bulk.keep(value, packed)
+        for section in dirty:
+            section.dirty = False
+        doc.reordered = False
+        told.unacknowledged, told.sections = waiting, truth  # no call in between: an interrupt cannot part them
+        self.complete = True
+        return made
+
+    def recover(self) -> None:
+        """It was cut short: as if it had not been. Everything that it looked at is in doubt."""
+        if not self.complete:
+            for section in self.doc.sections.values():
+                section.dirty = section.dirty or section.value is not GONE
+            self.doc.reordered = True
+            for entry in self.planned.values():
+                entry.node._told = entry.before
+            for entry in self.planned.values():
+                entry.node._mark_all()
+        self.doc.unfinished = None
+
+    def _section(self, section: Section, was: Tree | bytes | None) -> Tree:
+        """What a section is now."""
+        doc = self.doc
+        if section.value is GONE:
+            doc.load(section)
+        value = section.value
+        if not isinstance(value, Node):
+            data = self._packed(value)
+            if type(value) in FLAT and len(data) >= BULK_MIN_BYTES:
+                data = self._bulk(value, data)
+            return build(VALUE, [data])
+        if value._up is not section:
+            if value._up is not None and doc.is_attached(value):  # an interrupt left it in two places
+                value = section.value = doc.intake.copied(value, section, None)
+            value._up = section
+        told = was if isinstance(was, Tree) and was.kind == value._kind else None
+        return self.node(value, told)
 
     # -- containers with a tree -------------------------------------------------------------------------------
 
@@ -296,13 +359,6 @@ class Capture:
             if len(data) <= blocks.INLINE_MAX_BYTES:
                 entry.inline = data
         return contents.big(tree.root) if entry.inline is None else entry.inline
-
-    def section(self, value: Any) -> Tree:
-        """A section that is no container."""
-        data = self._packed(value)
-        if type(value) in FLAT and len(data) >= BULK_MIN_BYTES:
-            data = self._bulk(value, data)
-        return build(VALUE, [data])
 
     # -- bytes ------------------------------------------------------------------------------------------------
 

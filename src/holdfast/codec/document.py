@@ -18,25 +18,22 @@ from ormsgpack import Ext, packb
 
 from holdfast.codec import limits
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, VALUE, leaf_items
+from holdfast.codec.blocks import LIST
 from holdfast.codec.capture import Capture, appended_items, lacking
-from holdfast.codec.containers import wrap
+from holdfast.codec.containers import live, wrap
 from holdfast.codec.detached import Originals
-from holdfast.codec.dicts import LazyDict, TrackedDict
+from holdfast.codec.dicts import TrackedDict
 from holdfast.codec.intake import Intake, attached
-from holdfast.codec.lists import LazyList, TrackedList
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import FLAT, RAW, TEXT, Node, Section
 from holdfast.codec.operations import Operation
-from holdfast.codec.replay import Source, State, changes, digests, in_order, named
-from holdfast.codec.sets import TrackedSet
-from holdfast.codec.told import Captured, Saved, Told, captured
+from holdfast.codec.replay import Source, State, digests, in_order, named
+from holdfast.codec.told import Captured, Saved, Told
 from holdfast.codec.tree import Leaf, Tree, leaf_contents
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, is_immutable
 from holdfast.codec.watches import Watches
-from holdfast.codec.wire import collector_paused
-from holdfast.errors import CorruptValue, ReadOnly, StoreBusy, Unencodable, Untracked
+from holdfast.errors import ReadOnly, StoreBusy, Unencodable, Untracked
 
 MISSING = GONE
 # Bulk values that are remembered to be in chunks.
@@ -103,7 +100,7 @@ class Document(MutableMapping[str, Any], Saved):
             raise KeyError(name)
         value = section.value
         if value is GONE:
-            self._load(section)
+            self.load(section)
             value = section.value
         if type(value) not in FLAT and not isinstance(value, Node) and not self.readonly:
             with self.lock:
@@ -352,70 +349,22 @@ class Document(MutableMapping[str, Any], Saved):
         """A section's content without handing it out."""
         section = self.sections[name]
         if section.value is GONE:
-            self._load(section)
+            self.load(section)
         return section.value
 
     # -- loading ----------------------------------------------------------------------------------------------
 
-    def _load(self, section: Section) -> None:
+    def load(self, section: Section) -> None:
+        """Read a section that nobody has touched yet."""
         with self.lock:
             if section.value is not GONE:
                 return
             tree = self.told.sections[section.name]
             raw = None
             if type(tree) is bytes:
-                tree, raw = self._read(section.name, tree)
+                tree, raw = self.told.load(section.name, tree)
                 self.told.sections[section.name] = tree
-            section.value = self.live(tree, raw, section)  # type: ignore[arg-type]
-
-    def _read(self, name: str, digest: bytes) -> tuple[Tree, list[bytes] | None]:
-        """What is stored of a section."""
-        return self.told.load(name, digest)
-
-    def live(self, tree: Tree, raw: Sequence[bytes] | None, up: Any) -> Any:
-        """Live containers for a tree, their children raw. ``raw`` are its leaves where somebody has just read them."""
-        parts: list[Any] = []
-        per = 2 if tree.kind == DICT else 1
-        if raw is None:
-            tree.warm([(0, tree.count)], self.told.fetch)
-        with collector_paused:
-            for number, leaf in enumerate(tree.leaves):
-                payload: Any
-                if raw is not None:
-                    _, payload = leaf_items(memoryview(raw[number]))
-                else:
-                    payload = b"".join(tree.items_of(leaf, self.told.fetch))
-                parts += self._parts(payload, leaf.count * per)
-        self.told.let_go(tree)
-        if tree.kind == VALUE:
-            value = parts[0]
-            return wrap(value, self, up) if type(value) in RAW else value
-        node: Any
-        if tree.kind == LIST:
-            node = TrackedList(parts) if FLAT.issuperset(map(type, parts)) else LazyList(parts)
-        elif tree.kind == DICT:
-            content = dict(zip(parts[::2], parts[1::2], strict=True))
-            if len(content) != tree.count:
-                raise CorruptValue("a stored dict has one key twice")
-            node = TrackedDict(content) if FLAT.issuperset(map(type, parts[1::2])) else LazyDict(content)
-        else:
-            node = TrackedSet(parts)
-            if len(node) != tree.count:
-                raise CorruptValue("a stored set has one item twice")
-        node._init(self, up)
-        node._told = tree
-        if node._lazy:
-            for key, child in node._pairs():
-                if isinstance(child, Node):
-                    child._up, child._at = node, key
-        return node
-
-    def _parts(self, payload: Any, count: int) -> list[Any]:
-        """The decoded parts of a leaf: an array header in front makes one value of them."""
-        parts = self.decode(b"".join((b"\xdd", count.to_bytes(4, "big"), payload)))
-        if type(parts) is not list:
-            raise CorruptValue("a leaf does not hold items")
-        return parts
+            section.value = live(self, tree, raw, section)  # type: ignore[arg-type]
 
     def decode(self, data: bytes) -> Any:
         """What the state holds for an encoding, raw."""
@@ -423,7 +372,7 @@ class Document(MutableMapping[str, Any], Saved):
 
     def _read_big(self, code: int, payload: bytes) -> Any:
         if code == limits.BIG:
-            return self.live(self.told.tree(bytes(payload)), None, None)
+            return live(self, self.told.tree(bytes(payload)), None, None)
         value = decode(self.told.bulk(bytes(payload)), self.registry, inert=self.inert, owned=True)
         self.bulk.keep(value, _packed(code, payload))
         return value
@@ -447,15 +396,14 @@ class Document(MutableMapping[str, Any], Saved):
                 )
             watches = self.watches
             if self.unfinished is not None:
-                self._recover()
-            plan = self.unfinished = Capture(self)
+                self.unfinished.recover()
+            capture = self.unfinished = Capture(self)
             try:
                 self.capturing = sys._getframe()
                 self.intake.changes += 1
                 if watches.known:
                     watches.before()
-                with collector_paused:
-                    found = self._finish(plan, *self._work(plan))
+                found = capture.found()
                 if watches.known:
                     watches.after()
                     watches.prune(self.is_attached)
@@ -502,72 +450,6 @@ class Document(MutableMapping[str, Any], Saved):
         node._told, node._marks, dirty.dirty = new, None, False  # type: ignore[attr-defined]
         self.originals.check(self.is_attached)
         return found
-
-    def _work(self, plan: Capture) -> tuple[dict[str, Tree | bytes], list[Section]]:
-        """What is told after this capture, and the sections that were looked at."""
-        before, sections = self.told.sections, self.sections
-        dirty = [section for section in sections.values() if section.dirty]
-        truth = before
-        if self.reordered:
-            kept, _ = in_order(list(before), list(sections))
-            truth = {name: before[name] if name in kept else b"" for name in sections}
-            dirty = [section for section in sections.values() if section.dirty or section.name not in kept]
-        elif dirty:
-            truth = before.copy()
-        for section in dirty:
-            truth[section.name] = now = self._section(plan, section, before.get(section.name))
-            plan.trees[now.root] = now
-        return truth, dirty
-
-    def _section(self, plan: Capture, section: Section, was: Tree | bytes | None) -> Tree:
-        """What a section is now."""
-        if section.value is GONE:
-            self._load(section)
-        value = section.value
-        if not isinstance(value, Node):
-            return plan.section(value)
-        if value._up is not section:
-            if value._up is not None and self.is_attached(value):  # an interrupt left it in two places
-                value = section.value = self.intake.copied(value, section, None)
-            value._up = section
-        told = was if isinstance(was, Tree) and was.kind == value._kind else None
-        return plan.node(value, told)
-
-    def _finish(self, plan: Capture, truth: dict[str, Tree | bytes], dirty: list[Section]) -> Captured:
-        """The capture is complete: what it worked out becomes the truth."""
-        told = self.told
-        if truth is told.sections:
-            plan.complete = True
-            return Captured(told.digests())
-        ops = changes(told.sections, truth, plan.differ, told)
-        found = captured(told.sections, truth, ops, plan.chunks, plan.at_hand, plan.fetch)
-        waiting = told.added(found) if ops else told.unacknowledged
-        for entry in plan.planned.values():
-            entry.node._told = entry.after if entry.inline is None else None
-            told.trees.add(entry.after)
-        for value, packed in plan.cut:
-            self.bulk.keep(value, packed)
-        for section in dirty:
-            section.dirty = False
-        self.reordered = False
-        plan.complete = True
-        told.unacknowledged, told.sections = waiting, truth  # no call in between: an interrupt cannot part them
-        return found
-
-    def _recover(self) -> None:
-        """A capture was cut short: as if it had not been. Everything that it looked at is in doubt."""
-        plan = self.unfinished
-        if plan is None:
-            return
-        if not plan.complete:
-            for section in self.sections.values():
-                section.dirty = section.dirty or section.value is not GONE
-            self.reordered = True
-            for entry in plan.planned.values():
-                entry.node._told = entry.before
-            for entry in plan.planned.values():
-                entry.node._mark_all()
-        self.unfinished = None
 
     def lacking(self) -> list[tuple[Tree, Leaf]]:
         """Told bytes that were let go and that the next capture will compare with, as far as marks say."""
@@ -634,7 +516,7 @@ class Document(MutableMapping[str, Any], Saved):
                 continue
             fresh = Document(self.registry, inert=self.inert)
             fresh.told = self.told
-            told = fresh.live(self.told.section(name), None, None)
+            told = live(fresh, self.told.section(name), None, None)
             if encode(told, self.registry) != encode(section.value, self.registry):
                 raise Untracked(
                     f"section {name!r} has a change that was never recorded",
