@@ -14,8 +14,8 @@ import pytest
 
 import holdfast
 from holdfast.codec import capture as capturing
-from holdfast.codec import detached, encoder
-from holdfast.codec.node import Node
+from holdfast.codec import encoder, intake
+from holdfast.codec.tracked import Node
 from holdfast.errors import DetachedChange, Unencodable
 
 
@@ -157,9 +157,9 @@ def test_originals_cost_a_checkpoint_a_millisecond_at_most(agent, monkeypatch):
     for one in originals:
         agent.state["l"].append(one)
     clock = iter(range(10**9))
-    monkeypatch.setattr(detached.time, "monotonic", lambda: next(clock) * detached.BUDGET_S)
+    monkeypatch.setattr(intake.time, "monotonic", lambda: next(clock) * intake.BUDGET_S)
     looked = []
-    monkeypatch.setattr(detached.Originals, "_same", counted(detached.Originals._same, looked))
+    monkeypatch.setattr(intake.Originals, "_same", counted(intake.Originals._same, looked))
     agent.checkpoint()
     assert len(looked) <= 2
     monkeypatch.undo()

@@ -24,12 +24,10 @@ from typing import Any
 
 import pydantic
 
-from holdfast.codec import node as node_module
 from holdfast.codec.document import Document
 from holdfast.codec.limits import Bytes as OwnBytes
-from holdfast.codec.marks import GONE
-from holdfast.codec.node import Node
-from holdfast.codec.replay import State
+from holdfast.codec.state import State
+from holdfast.codec.tracked import FLAT, GONE, Node
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import DetachedChange, HoldfastError
@@ -256,7 +254,7 @@ class World:
             elif isinstance(value, list):
                 items = enumerate(list.__iter__(value))
             for key, item in items:
-                if type(item) not in node_module.FLAT:
+                if type(item) not in FLAT:
                     found = walk(item, [*path, key])
                     if found is not None:
                         return found

@@ -14,13 +14,14 @@ from collections import deque
 import numpy as np
 import pytest
 
-from holdfast.codec import detached, operations
+from holdfast.codec import intake, operations
 from holdfast.codec.document import Document, plain
 from holdfast.codec.limits import MAX_DEPTH
-from holdfast.codec.node import Node
+from holdfast.codec.tracked import Node
+from holdfast.codec.tree import Tree
 from holdfast.errors import Damaged, DetachedChange, Stale, Unencodable, Untracked
 from tests.codec.kinds import Fixed, Model, Note
-from tests.codec.memory import TYPES, Memory
+from tests.codec.memory import TYPES, Memory, same
 
 
 @pytest.fixture
@@ -583,11 +584,11 @@ def test_originals_that_nobody_holds_are_let_go(state):
         state["l"].append({"n": [number]})
     state.capture()
     assert not state.originals._known
-    originals = [[number] for number in range(detached.ORIGINALS_MAX + 10)]
+    originals = [[number] for number in range(intake.ORIGINALS_MAX + 10)]
     state["many"] = []
     for original in originals:
         state["many"].append(original)
-    assert len(state.originals._known) <= detached.ORIGINALS_MAX
+    assert len(state.originals._known) <= intake.ORIGINALS_MAX
 
 
 # -- what is behind the document's back ----------------------------------------------------------------------
@@ -860,3 +861,56 @@ def test_a_list_that_c_code_made_longer_is_saved_whole_and_loads_again(state, me
     assert loaded["top"] == state["top"]
     assert sorted(loaded["top"]) == [1, 3, 5, 7, 9]
     assert loaded["plan"] == state["plan"]
+
+
+@pytest.mark.parametrize("handler", ["appends", "edits", "saves", "appends and saves"])
+def test_a_handler_that_runs_while_an_append_is_saved_loses_nothing(handler, state, memory, monkeypatch):
+    state["log"] = [{"n": number, "text": "x" * 200} for number in range(100)]
+    memory.commit(state, seal=True)
+    grown = Tree.grown
+    calls = []
+
+    def interrupted(tree, items):
+        found = grown(tree, items)
+        if not calls:
+            calls.append(found)
+            if "appends" in handler:
+                state["log"].append({"n": 101})
+            if "edits" in handler:
+                state["log"][5]["n"] = "edited"
+            if "saves" in handler:
+                memory.commit(state, seal=False)
+        return found
+
+    for number in (99.5, 100):
+        state["log"].append({"n": number})
+        memory.commit(state, seal=False)
+        monkeypatch.setattr(Tree, "grown", interrupted)
+    monkeypatch.undo()
+    assert calls
+    assert [item["n"] for item in state["log"][-2:]] == ([100, 101] if "appends" in handler else [99.5, 100])
+    memory.commit(state, seal=False)
+    assert same(plain(memory.head.load()), plain(state))
+    assert not state.changed
+
+
+def test_sorting_saves_what_is_there_also_after_c_code_and_edits(state, memory):
+    state["rows"] = [{"n": number, "pad": "x" * 300} for number in range(200)]
+    rows = state["rows"]
+    for row in rows:
+        assert row["pad"]
+    memory.commit(state, seal=True)
+    for number in (7, 70, 170):
+        # C code exchanges two rows past the methods; the lengths fit, and only the hints of the two do not.
+        one, other = list.__getitem__(rows, number), list.__getitem__(rows, number + 1)
+        list.__setitem__(rows, number, other)
+        list.__setitem__(rows, number + 1, one)
+        rows.reverse()
+        rows[3]["n"] = -number
+        memory.commit(state, seal=number == 70)
+        assert same(plain(memory.head.load()), plain(state))
+        rows.sort(key=lambda row: -row["n"])
+        rows.append({"n": number})
+        rows.sort(key=lambda row: row["n"])
+        memory.commit(state, seal=False)
+        assert same(plain(memory.head.load()), plain(state))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.codec import capture, replay
-from holdfast.codec.document import Document
-from holdfast.codec.marks import DictMarks
+from holdfast.codec import capture, state
+from holdfast.codec.capture import Capture
 from holdfast.codec.proofs import Run
 from holdfast.codec.told import Told
+from holdfast.codec.tracked import DictMarks, Section
 from holdfast.codec.watches import Watches
 from tests.codec import fuzz
 
@@ -33,7 +33,7 @@ def no_away(self):
 
 
 def no_recovery(self):
-    self.told.unfinished = None
+    self.doc.unfinished = None
 
 
 def only_newest(self, under_way, newest):
@@ -46,8 +46,8 @@ def always(*_args):
 
 
 MUTANTS = {
-    "trees do not hold what their items name": [(capture, "anchor", unclosed), (replay, "anchor", unclosed)],
-    "a capture that was cut short is not made up for": [(Document, "_recover", no_recovery)],
+    "trees do not hold what their items name": [(capture, "anchor", unclosed), (state, "anchor", unclosed)],
+    "a capture that was cut short is not made up for": [(Capture, "recover", no_recovery)],
     "what changed in an instance is not looked at": [(Run, "unchanged", always)],
     "an instance sleeps although somebody holds it": [
         (Run, "unheld", always),
@@ -57,7 +57,7 @@ MUTANTS = {
     "what nobody acknowledged is dropped": [(Told, "waiting", only_newest)],
     "values that are read are not watched": [(Watches, "out", lambda *_: None), (Watches, "out_all", lambda *_: None)],
     "changes in children are not told upwards": [
-        (fuzz.node_module.Section, "_kid", lambda *_: None),
+        (Section, "_kid", lambda *_: None),
     ],
 }
 

@@ -12,7 +12,7 @@ import pytest
 
 from holdfast.codec.containers import LazyDict, LazyList, TrackedDict, TrackedList, TrackedSet
 from holdfast.codec.document import Document, plain
-from holdfast.codec.node import Node
+from holdfast.codec.tracked import Node
 from holdfast.errors import ReadOnly, Unencodable
 from tests.codec.memory import TYPES, Memory
 

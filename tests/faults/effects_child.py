@@ -41,7 +41,7 @@ START, END = "as it begins", "at the end of the run"
 
 # What a life would otherwise import by itself: ten times the rest of its work.
 WARM = (
-    "concurrent.futures.thread", "encodings.idna", "holdfast.agent.recovery", "holdfast.codec.turning",
+    "concurrent.futures.thread", "encodings.idna", "holdfast.agent.recovery", "holdfast.codec.rollback",
     "holdfast.run.companions", "holdfast.run.replanning", "holdfast.run.store", "holdfast.store.embedded",
     "holdfast.store.forks", "holdfast.store.forgetting",
 )  # fmt: skip

@@ -26,7 +26,7 @@ from holdfast.agent.watchers import WATCHERS
 from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document
-from holdfast.codec.replay import State
+from holdfast.codec.state import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
 from holdfast.store import sealing

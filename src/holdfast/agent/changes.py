@@ -16,7 +16,7 @@ from holdfast.codec import operations as op
 from holdfast.codec.contents import key_bytes
 from holdfast.codec.document import MISSING, Document
 from holdfast.codec.operations import Operation
-from holdfast.codec.replay import Reader, State
+from holdfast.codec.state import Reader, State
 from holdfast.codec.values import encode
 from holdfast.errors import format_path
 

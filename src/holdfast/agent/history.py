@@ -13,9 +13,9 @@ from holdfast.agent.manifest import Manifest
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.diff import values_of
 from holdfast.codec.document import Document
-from holdfast.codec.node import Section
 from holdfast.codec.operations import Operation, decode_operations, needed, raw_operations, resolved
-from holdfast.codec.replay import Reader, State
+from holdfast.codec.state import Reader, State
+from holdfast.codec.tracked import Section
 from holdfast.codec.types import Registry
 from holdfast.errors import Damaged, Forgotten
 from holdfast.store.bodies import body_of

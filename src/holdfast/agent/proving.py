@@ -15,7 +15,7 @@ from ormsgpack import packb
 from holdfast.agent import history
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.parcels import Point
-from holdfast.codec.replay import State
+from holdfast.codec.state import State
 from holdfast.codec.values import decode
 from holdfast.errors import CorruptValue, Damaged
 from holdfast.store.catalog import CheckpointRow, States

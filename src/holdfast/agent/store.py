@@ -28,7 +28,7 @@ from holdfast.agent.names import check_name, check_new, name_key
 from holdfast.agent.revision import find
 from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
-from holdfast.codec.replay import Reader, State
+from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import encode
 from holdfast.errors import (

@@ -19,7 +19,7 @@ from holdfast.agent import history
 from holdfast.agent.ledgers import Ledgers
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
-from holdfast.codec.replay import State
+from holdfast.codec.state import State
 from holdfast.codec.values import decode
 from holdfast.errors import ColdPlaceMissing, Damaged, HoldfastError, Rekeying
 from holdfast.store.bodies import body_of

@@ -17,11 +17,11 @@ from holdfast.codec.blocks import DICT, LIST, SET, VALUE
 from holdfast.codec.contents import open_inline
 from holdfast.codec.diff import Differ, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
-from holdfast.codec.node import Node
 from holdfast.codec.operations import Operation
 from holdfast.codec.proofs import Run, identical, run_of
-from holdfast.codec.replay import Reader, Source, State, changes
+from holdfast.codec.state import Reader, Source, State, changes
 from holdfast.codec.told import Captured, Saved, Told, captured
+from holdfast.codec.tracked import Node
 from holdfast.codec.tree import Hunk, Tree, anchor, build
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode

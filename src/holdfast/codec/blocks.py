@@ -1,16 +1,24 @@
-"""Content-defined nodes: how a section's items become a tree of digests.
+"""Content-defined nodes: how the items of a container become leaves, index nodes and digests.
 
-Owns the rule of format.md section 2 (where a node ends, what its digest covers) and a tree that keeps the
-digests current at the cost of what changed. Knows nothing of tracked containers, Python types or storage:
-it sees item encodings as bytes. What always holds: equal items give equal nodes, however they were reached.
+Owns the rule of format.md section 2: where a node ends, what its digest covers, how an item names another tree. Knows
+nothing of tracked containers, Python types or storage: it sees item encodings as bytes. What always holds: equal items
+give equal nodes, however they were reached.
 """
 
 from __future__ import annotations
 
-from typing import TypeVar
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
 
 from blake3 import blake3
+
+from holdfast.codec import limits
+
+if TYPE_CHECKING:
+    from holdfast.codec.tree import Tree
 
 # A container whose own encoding is at most this long is written inside its parent. Typical messages
 # (a few kilobytes) stay inline, so that one node holds several of them and compresses well.
@@ -35,6 +43,14 @@ NODE_TAG = b"holdfast.node\0"
 # Joining tag and data is quicker than two calls as long as the copy is small.
 _JOINED_MAX_BYTES = 16_384
 Raw = TypeVar("Raw", bytes, memoryview)
+BIG_HEAD = bytes((0xC7, DIGEST_BYTES, limits.BIG))
+"""How the name of a tree begins: extension 40 with 32 bytes."""
+# First bytes of the name of a tree that turn out to be something else, before all three bytes are looked for.
+_PATIENCE = 16
+# A leaf that is shorter is hashed from its beginning when it grows: that is quicker than keeping a hasher for it.
+SMALL_BYTES = 4096
+# Where items are no longer than this, a leaf may end because of their number.
+_TINY_BYTES = 16
 
 
 def digest_of(tag: str, data: bytes | memoryview) -> bytes:
@@ -96,3 +112,218 @@ def index_closes(length: int, digest: bytes) -> bool:
     return length >= INDEX_MAX_ENTRIES or (
         length >= INDEX_MIN_ENTRIES and int.from_bytes(digest[:4], "big") < INDEX_CUT_BELOW
     )
+
+
+# -- names -----------------------------------------------------------------------------------------------------------
+
+
+def big(root: bytes) -> bytes:
+    """How a container with a tree of its own stands in its parent."""
+    return BIG_HEAD + root
+
+
+def root_of(data: bytes) -> bytes | None:
+    """The root of the tree, when an encoding is the name of one."""
+    return data[3:] if len(data) == 3 + DIGEST_BYTES and data.startswith(BIG_HEAD) else None
+
+
+def names_tree(data: bytes) -> bool:
+    """Whether an encoding may name a tree.
+
+    Looking for one byte is twenty times as fast as looking for three, and this one is rare.
+    """
+    at = -1
+    for _ in range(_PATIENCE):
+        at = data.find(0xC7, at + 1)
+        if at < 0:
+            return False
+        if data.startswith(BIG_HEAD, at):
+            return True
+    return data.find(BIG_HEAD, at) >= 0
+
+
+def roots_in(data: bytes) -> Iterator[bytes]:
+    """The roots of all trees that an encoding names. Other bytes may look like one."""
+    at = data.find(BIG_HEAD)
+    while at >= 0:
+        yield data[at + len(BIG_HEAD) : at + len(BIG_HEAD) + DIGEST_BYTES]
+        at = data.find(BIG_HEAD, at + 1)
+
+
+# -- leaves ----------------------------------------------------------------------------------------------------------
+
+
+class Leaf:
+    """A run of items. ``items`` is None when they were let go: then the store has them.
+
+    The items of an open leaf, the last one, are a list that only grows; ``count`` says how many are this leaf's own.
+    """
+
+    __slots__ = ("closed", "count", "digest", "entry", "first", "hasher", "inner", "items", "names", "size", "stored")
+
+    def __init__(self, items: list[bytes] | None, count: int, size: int, *, closed: bool) -> None:
+        self.items, self.count, self.size, self.closed = items, count, size, closed
+        self.digest = self.entry = b""
+        self.first = b""  # of a set: the first item, by which leaves are searched
+        self.stored = False
+        self.hasher: blake3 | None = None  # over the items so far, of a leaf that is open
+        self.names = True  # whether an item may name another tree
+        self.inner: Sequence[Tree] | None = None  # the trees that its items name; None until somebody has looked
+
+    def finish(self, hasher: blake3) -> None:
+        """The hasher has seen all items."""
+        end = hasher if self.closed else hasher.copy()
+        end.update(self.count.to_bytes(COUNT_BYTES, "big"))
+        self.named(end.digest())
+        self.hasher = None if self.closed else hasher
+
+    def named(self, digest: bytes) -> None:
+        self.digest = digest
+        self.entry = digest + self.count.to_bytes(8, "big")
+
+
+class Index:
+    """An index node over ``span`` children. ``running``: a hasher over the first of them, how many, and their items."""
+
+    __slots__ = ("count", "digest", "entry", "running", "span", "stored")
+
+    def __init__(self, digest: bytes, span: int, count: int) -> None:
+        self.digest, self.span, self.count = digest, span, count
+        self.entry = digest + count.to_bytes(8, "big")
+        self.stored = False
+        self.running: tuple[blake3, int, int] | None = None
+
+
+Node = Leaf | Index
+
+
+def make_leaf(kind: bytes, items: list[bytes], *, closed: bool, joined: bytes | None = None) -> Leaf:
+    """A leaf from its items; ``joined`` are these one after another, where somebody has joined them already."""
+    payload = b"".join(items) if joined is None else joined
+    leaf = Leaf(items, len(items), len(payload), closed=closed)
+    leaf.names = names_tree(payload)
+    if kind == SET and items:
+        leaf.first = items[0]
+    if closed or len(payload) < SMALL_BYTES:  # hashed at once; one that is small is hashed again when it grows
+        count = len(items).to_bytes(COUNT_BYTES, "big")
+        leaf.named(blake3(b"".join((NODE_TAG, kind, b"\0", payload, count))).digest())
+    else:
+        hasher = blake3(NODE_TAG + kind + b"\0")
+        hasher.update(payload)
+        leaf.finish(hasher)
+    return leaf
+
+
+def cut(kind: bytes, items: list[bytes]) -> tuple[list[Leaf], int]:
+    """Whole leaves from the left, and how many items they took; the rest is not enough for one."""
+    made: list[Leaf] = []
+    sizes: list[int] = []
+    at = base = 0
+    while at < len(items):
+        if len(items) - at >= LEAF_MAX_ITEMS and len(items[at]) <= _TINY_BYTES:
+            some = items[at : at + LEAF_MAX_ITEMS]
+            joined = b"".join(some)
+            if len(joined) < LEAF_MIN_BYTES:
+                made.append(make_leaf(kind, some, closed=True, joined=joined))  # tiny ones: their number decides
+                at, base = at + len(some), base + len(joined)
+                continue
+        if not sizes:
+            sizes = list(accumulate(map(len, items)))
+        # The first item that may be a leaf's last one, and the first that has to be (``closes``).
+        least = bisect_left(sizes, base + LEAF_MIN_BYTES, at)
+        most = min(bisect_left(sizes, base + LEAF_MAX_BYTES, at), at + LEAF_MAX_ITEMS - 1)
+        end = first_cut(items, least, most) if least < most else most
+        if end >= len(items):
+            break
+        made.append(make_leaf(kind, items[at : end + 1], closed=True))
+        at, base = end + 1, sizes[end]
+    return made, at
+
+
+# -- index nodes --------------------------------------------------------------------------------------------------
+
+
+def index_node(kind: bytes, level: int, children: Sequence[Node]) -> bytes:
+    """A whole index node: kind, level, the entries of its children."""
+    return b"".join((kind, bytes((level,)), *[child.entry for child in children]))
+
+
+def index_over(kind: bytes, leaves: Sequence[Any], old: Tree | None, first: int, behind: int) -> list[list[Index]]:
+    """Index levels over leaves, of which ``first`` at the front and ``behind`` at the end are those of ``old``."""
+    levels: list[list[Index]] = []
+    children = leaves
+    before: Sequence[Any] = old.leaves if old is not None else ()
+    while len(children) > 1:
+        level = len(levels) + 1
+        above = old.levels[level - 1] if old is not None and level <= len(old.levels) else []
+        made, first, behind = _regroup(kind, level, children, above, len(before), first, behind)
+        levels.append(made)
+        children, before = made, above
+    return levels
+
+
+def _regroup(
+    kind: bytes, level: int, children: Sequence[Any], old: list[Index], covered: int, first: int, behind: int
+) -> tuple[list[Index], int, int]:
+    """Cut children into index nodes; with them, how many at the front and at the end are old ones."""
+    kept, run = len(old), covered if old else 0
+    while kept and run > first:  # the nodes all of whose children are old ...
+        kept -= 1
+        run -= old[kept].span
+    if kept and kept == len(old) and not index_closes(old[-1].span, children[run - 1].digest):
+        kept -= 1  # ... and that the rule ended
+        run -= old[kept].span
+    size = len(children)
+    if (
+        kept == len(old) - 1
+        and first >= size - 1
+        and run < size
+        and not (size - run > 1 and index_closes(size - run - 1, children[-2].digest))
+    ):
+        return [*old[:kept], _grown_index(kind, level, children, run, old[kept])], kept, 0
+    made = old[:kept]
+    borders: dict[int, int] = {}  # where an old node begins, all of whose children are old
+    end, position = size, len(old)
+    while position > kept and end - old[position - 1].span >= size - behind:
+        position -= 1
+        end -= old[position].span
+        borders[end] = position
+    for at in range(run, size):
+        closed = index_closes(at + 1 - run, children[at].digest)
+        if closed or at + 1 == size:
+            part = children[run : at + 1]
+            count = sum([child.count for child in part])
+            made.append(Index(node_digest(index_node(kind, level, part)), len(part), count))
+            run = at + 1
+            if closed and run in borders:
+                made += old[borders[run] :]
+                return made, kept, len(old) - borders[run]
+    return made, kept, 0
+
+
+def _grown_index(kind: bytes, level: int, children: Sequence[Any], run: int, old: Index) -> Index:
+    """The last node, of which only the last child is another one, or new."""
+    before, last = len(children) - 1 - run, children[-1]
+    hasher, fed, count = old.running or (blake3(NODE_TAG + kind + bytes((level,))), 0, 0)
+    if fed > before:
+        hasher, fed, count = blake3(NODE_TAG + kind + bytes((level,))), 0, 0
+    if fed < before:
+        hasher = hasher.copy()
+        for child in children[run + fed : -1]:
+            hasher.update(child.entry)
+            count += child.count
+    end = hasher.copy()
+    end.update(last.entry)
+    made = Index(end.digest(), before + 1, count + last.count)
+    made.running = hasher, before, count
+    return made
+
+
+def regrown(old: Index, last: Node) -> Index:
+    """The last node, of which only the last child is another one."""
+    hasher, before, count = running = old.running or (blake3(), 0, 0)
+    end = hasher.copy()
+    end.update(last.entry)
+    made = Index(end.digest(), before + 1, count + last.count)
+    made.running = running
+    return made

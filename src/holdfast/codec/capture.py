@@ -13,15 +13,14 @@ from typing import Any
 from ormsgpack import Ext, Fragment, packb
 
 from holdfast.codec import blocks, contents, limits
-from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE
+from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE, Leaf, big, names_tree
 from holdfast.codec.containers import TrackedSet, wrap
-from holdfast.codec.contents import key_of, names_tree, opened
+from holdfast.codec.contents import key_of, opened
 from holdfast.codec.diff import Differ, item_hunks
-from holdfast.codec.marks import GONE
-from holdfast.codec.node import FLAT, RAW, Node, Section
-from holdfast.codec.replay import bulk, changes, in_order
+from holdfast.codec.state import bulk, changes, in_order
 from holdfast.codec.told import Captured, captured
-from holdfast.codec.tree import Hunk, Leaf, Tree, anchor, build, set_hunks
+from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
+from holdfast.codec.tree import Hunk, Tree, anchor, build, set_hunks
 from holdfast.codec.values import encode, is_immutable
 from holdfast.codec.wire import OPTION, array_of, is_utf8
 from holdfast.errors import Unencodable
@@ -348,7 +347,7 @@ class Capture:
         entry = self.planned[id(node)] = Entry(node)
         node._marks = None
         entry.after = tree = self._settled(build(node._kind, items))
-        return contents.big(tree.root)
+        return big(tree.root)
 
     def _named(self, node: Any) -> bytes:
         """How a container with a tree stands in its parent: by its root, unless it has become small."""
@@ -358,7 +357,7 @@ class Capture:
             data = contents.close(*opened(tree.kind, tree.all(self.fetch)))
             if len(data) <= blocks.INLINE_MAX_BYTES:
                 entry.inline = data
-        return contents.big(tree.root) if entry.inline is None else entry.inline
+        return big(tree.root) if entry.inline is None else entry.inline
 
     # -- bytes ------------------------------------------------------------------------------------------------
 

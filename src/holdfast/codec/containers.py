@@ -14,8 +14,7 @@ from holdfast.codec.blocks import DICT, LIST, SET, VALUE, leaf_items
 from holdfast.codec.dicts import GuardedDict, LazyDict, OpenDict, TrackedDict, wrap_dict
 from holdfast.codec.limits import UNWRAP
 from holdfast.codec.lists import GuardedList, LazyList, TrackedList
-from holdfast.codec.marks import GONE, SetMarks
-from holdfast.codec.node import FLAT, RAW, SLOTS, Node, change, locked
+from holdfast.codec.tracked import FLAT, GONE, RAW, SLOTS, Node, SetMarks, change, locked
 from holdfast.codec.wire import collector_paused
 from holdfast.errors import CorruptValue, Stale
 

@@ -1,18 +1,17 @@
 """Containers as bytes: opened into the encodings of their items, and closed again.
 
-Owns what a list, dict or set looks like as MessagePack, and how an encoding names a tree. Everything here is a function
-of bytes: no class, no registry and no storage. What always holds: closing what was opened gives the same bytes.
+Owns what a list, dict or set looks like as MessagePack. Everything here is a function of bytes: no class, no registry
+and no storage. What always holds: closing what was opened gives the same bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ormsgpack import packb
 
-from holdfast.codec import limits
-from holdfast.codec.blocks import DICT, DIGEST_BYTES, LIST, SET
+from holdfast.codec import blocks, limits
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, big
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.codec.wire import (
@@ -27,11 +26,9 @@ from holdfast.codec.wire import (
     split,
 )
 
-BIG_HEAD = bytes((0xC7, DIGEST_BYTES, limits.BIG))
-"""How the name of a tree begins: extension 40 with 32 bytes."""
+if TYPE_CHECKING:
+    from holdfast.codec.tree import Fetch, Tree
 
-# First bytes of the name of a tree that turn out to be something else, before all three bytes are looked for.
-_PATIENCE = 16
 _SCALARS = frozenset({type(None), bool, int, float, str, bytes})
 _NO_TYPES = Registry()
 
@@ -100,37 +97,15 @@ def close(kind: bytes, items: list[bytes], keys: list[bytes] | None = None) -> b
     return extension_of(limits.DICT, array_of([part for pair in zip(names, items, strict=True) for part in pair]))
 
 
-def big(root: bytes) -> bytes:
-    """How a container with a tree of its own stands in its parent."""
-    return BIG_HEAD + root
-
-
-def root_of(data: bytes) -> bytes | None:
-    """The root of the tree, when an encoding is the name of one."""
-    return data[3:] if len(data) == 3 + DIGEST_BYTES and data.startswith(BIG_HEAD) else None
-
-
-def names_tree(data: bytes) -> bool:
-    """Whether an encoding may name a tree.
-
-    Looking for one byte is twenty times as fast as looking for three, and this one is rare.
-    """
-    at = -1
-    for _ in range(_PATIENCE):
-        at = data.find(0xC7, at + 1)
-        if at < 0:
-            return False
-        if data.startswith(BIG_HEAD, at):
-            return True
-    return data.find(BIG_HEAD, at) >= 0
-
-
-def roots_in(data: bytes) -> Iterator[bytes]:
-    """The roots of all trees that an encoding names. Other bytes may look like one."""
-    at = data.find(BIG_HEAD)
-    while at >= 0:
-        yield data[at + len(BIG_HEAD) : at + len(BIG_HEAD) + DIGEST_BYTES]
-        at = data.find(BIG_HEAD, at + 1)
+def named(tree: Tree, fetch: Fetch) -> bytes:
+    """How a container with a tree stands in its parent, or in an operation: by its root, unless it is small."""
+    if tree.kind == VALUE:
+        return tree.part(0, 1, fetch)[0]
+    if tree.within(blocks.INLINE_MAX_BYTES):
+        data = close(*opened(tree.kind, tree.all(fetch)))
+        if len(data) <= blocks.INLINE_MAX_BYTES:
+            return data
+    return big(tree.root)
 
 
 # -- keys ---------------------------------------------------------------------------------------------------------

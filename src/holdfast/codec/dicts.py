@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any
 
 from holdfast.codec.blocks import DICT
-from holdfast.codec.marks import GONE, DictMarks
-from holdfast.codec.node import FLAT, SLOTS, WRAP_ALL_MAX, Node, change, locked, reading
+from holdfast.codec.tracked import FLAT, GONE, SLOTS, WRAP_ALL_MAX, DictMarks, Node, change, locked, reading
 
 
 class TrackedDict(dict[Any, Any], Node):

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE
-from holdfast.codec.contents import Opened, key_of, open_inline, opened, part_of, root_of
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, root_of
+from holdfast.codec.contents import Opened, key_of, open_inline, opened, part_of
 from holdfast.codec.tree import Fetch, Hunk, Tree
 
 Relative = tuple[int, tuple[Any, ...], tuple[Any, ...]]

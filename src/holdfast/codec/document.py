@@ -18,18 +18,17 @@ from ormsgpack import Ext, packb
 
 from holdfast.codec import limits
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import LIST
+from holdfast.codec.blocks import LIST, Leaf
 from holdfast.codec.capture import Capture, appended_items, lacking
 from holdfast.codec.containers import live, wrap
-from holdfast.codec.detached import Originals
+from holdfast.codec.contents import named
 from holdfast.codec.dicts import TrackedDict
-from holdfast.codec.intake import Intake, attached
-from holdfast.codec.marks import GONE
-from holdfast.codec.node import FLAT, RAW, TEXT, Node, Section
+from holdfast.codec.intake import Intake, Originals, attached
 from holdfast.codec.operations import Operation
-from holdfast.codec.replay import Source, State, digests, in_order, named
+from holdfast.codec.state import Source, State, digests, in_order
 from holdfast.codec.told import Captured, Saved, Told
-from holdfast.codec.tree import Leaf, Tree, leaf_contents
+from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
+from holdfast.codec.tree import Tree, leaf_contents
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode, is_immutable
 from holdfast.codec.watches import Watches
@@ -341,7 +340,7 @@ class Document(MutableMapping[str, Any], Saved):
             if self.is_attached(node):
                 self.settle()
                 if node._told is not None and node._marks is None:
-                    return named(node._told, self.told)
+                    return named(node._told, self.told.fetch)
             held: list[Tree] = []
             return self.told.fold(encode(node, self.registry), held, {})
 
@@ -532,7 +531,7 @@ class Document(MutableMapping[str, Any], Saved):
         ``record``: it is a change like any other, to be written with the next checkpoint. Otherwise the history stands
         there already, and nothing is to be written.
         """
-        from holdfast.codec.turning import turn
+        from holdfast.codec.rollback import turn
 
         with self.lock:
             turn(self, wanted, record=record)

@@ -14,8 +14,7 @@ from typing import Any, SupportsIndex
 
 from holdfast.codec.blocks import LIST
 from holdfast.codec.dicts import wrap_dict
-from holdfast.codec.marks import GONE, ListMarks
-from holdfast.codec.node import FLAT, SLOTS, WRAP_ALL_MAX, Node, change, locked, reading
+from holdfast.codec.tracked import FLAT, GONE, SLOTS, WRAP_ALL_MAX, ListMarks, Node, change, locked, reading
 
 # A child that is not where it was is looked for so near first.
 _NEAR = 32

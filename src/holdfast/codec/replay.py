@@ -1,434 +1,30 @@
-"""A state as bytes: read from what is stored, and changed by operations.
+"""Doing operations again, on bytes: whatever classes the program knows.
 
-Owns the one way in which operations are done again: on encodings, whatever classes the program knows. A document rests
-on such a state, and whoever walks through history (verify, transfer, the mutation log, undo) needs nothing else.
-What always holds: a section that was read has the digest that its checkpoint recorded; operations that do not fit raise
-``Damaged`` and change nothing.
+Owns the one way in which operations are done. Whoever walks through history (loading, verify, transfer, the mutation
+log, undo) needs no other. What always holds: operations that do not fit raise ``Damaged`` and change nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
-from weakref import WeakSet
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
-from ormsgpack import Ext, packb
-
-from holdfast.codec import blocks, contents, limits
 from holdfast.codec import operations as op
-from holdfast.codec.blocks import DICT, LIST, SET, VALUE, digest_of
-from holdfast.codec.contents import Opened, key_bytes, key_of, open_inline, opened, root_of
-from holdfast.codec.diff import Differ, Relative, item_hunks, keeping, too_dear, under
-from holdfast.codec.marks import GONE
-from holdfast.codec.node import FLAT
+from holdfast.codec.blocks import DICT, LIST, SET, VALUE, root_of
+from holdfast.codec.contents import key_bytes, key_of, named, open_inline
 from holdfast.codec.operations import Operation
-from holdfast.codec.tree import Hunk, Tree, anchor, build, read, set_hunks
-from holdfast.codec.types import Registry
-from holdfast.codec.values import decode, decode_items
-from holdfast.codec.wire import collector_paused
-from holdfast.errors import CorruptValue, Damaged, UnknownType, format_path
-
-# Bulk values are cut into chunks of this size (format.md, section 5).
-CHUNK_BYTES = 8 * 1024 * 1024
-# More places than this that differ in one section are not worth an operation each.
-OPERATIONS_MAX = 4_096
-
-
-Sections = Mapping[str, Tree | bytes]
-"""By name, each section's tree, or its digest where nobody has read it yet."""
-
-
-class Source(Protocol):
-    """Where a state's sections come from."""
-
-    base: dict[str, bytes]  # section digests of the sealed state below
-    sections: list[tuple[str, bytes]]  # section digests of the state itself, in order
-
-    def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
-        """Verified raw nodes."""
-
-    def bulk(self, digests: list[bytes]) -> bytes:
-        """The joined content of verified chunks."""
-
-    def operations(self, section: str) -> list[Operation]:
-        """What happened to a section between the base and the state, in order."""
-
-    def again(self) -> bool:
-        """After something could not be read: whether the same state is stored in another way since, and can be now."""
-
-
-class Nothing:
-    """The source of the empty state, of which nothing is stored."""
-
-    def __init__(self) -> None:
-        self.base: dict[str, bytes] = {}
-        self.sections: list[tuple[str, bytes]] = []
-
-    def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
-        if digests:
-            raise Damaged(f"node {digests[0].hex()[:16]} is missing", what=(f"node {digests[0].hex()[:16]}",))
-        return {}
-
-    def bulk(self, digests: list[bytes]) -> bytes:
-        if digests:
-            raise Damaged(f"chunk {digests[0].hex()[:16]} is missing", what=(f"chunk {digests[0].hex()[:16]}",))
-        return b""
-
-    def operations(self, section: str) -> list[Operation]:  # noqa: ARG002 - there are none
-        return []
-
-    def again(self) -> bool:
-        return False
-
-
-class Trees:
-    """Trees by their roots, as long as somebody holds them. Equal ones are all known: each may outlive the others."""
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, WeakSet[Tree]] = {}
-
-    def get(self, root: bytes) -> Tree | None:
-        found = self._known.get(root)
-        if found is not None:
-            for tree in found:
-                return tree
-            self._known.pop(root, None)
-        return None
-
-    def add(self, tree: Tree) -> Tree:
-        self._known.setdefault(tree.root, WeakSet()).add(tree)
-        return tree
-
-    def __iter__(self) -> Iterator[Tree]:
-        return iter([tree for found in list(self._known.values()) for tree in found])
-
-
-class State:
-    """Sections as trees of bytes. One that nobody has read yet is its digest."""
-
-    def __init__(self, source: Source | None = None) -> None:
-        self.source: Source = source if source is not None else Nothing()
-        self.sections: dict[str, Tree | bytes] = dict(self.source.sections)
-        # Trees inside items, by their roots. Those that the store lacks are held by the leaves that name them.
-        self.trees = Trees()
-
-    def digests(self) -> list[tuple[str, bytes]]:
-        """Section digests, in order."""
-        return digests(self.sections)
-
-    def fetch(self, digests: list[bytes]) -> dict[bytes, bytes]:
-        return self.source.nodes(digests)
-
-    def chunks(self, digests: list[bytes]) -> bytes:
-        """The joined content of chunks."""
-        return self.source.bulk(digests)
-
-    def bulk(self, payload: bytes) -> bytes:
-        """The encoding of a bulk value, by what stands in its place."""
-        parts = decode(payload)
-        if type(parts) is not list or len(parts) != 3 or type(parts[2]) is not list:
-            raise CorruptValue("a bulk value is a digest, a length and chunks")
-        digest, length, digests = parts
-        data = self.chunks(digests)
-        if len(data) != length or digest_of("holdfast.value", data) != digest:
-            raise CorruptValue("a bulk value is not what was written", what=("a bulk value",))
-        return data
-
-    def tree(self, root: bytes) -> Tree:
-        """A tree inside an item."""
-        tree = self.trees.get(root)
-        if tree is None:
-            tree = self.trees.add(read(root, self.fetch)[0])
-        return tree
-
-    def section(self, name: str) -> Tree:
-        """A section's tree, read and proven if need be. Raises KeyError."""
-        tree = self.sections[name]
-        if type(tree) is bytes:
-            tree = self.sections[name] = self.load(name, tree)[0]
-        return tree  # type: ignore[return-value]
-
-    def load(self, name: str, digest: bytes) -> tuple[Tree, list[bytes] | None]:
-        """A section as it is stored: its tree and, where nothing happened since it was sealed, its raw leaves."""
-        while True:
-            try:
-                return self._load(name, digest)
-            except Damaged:
-                if not self.source.again():
-                    raise
-
-    def _load(self, name: str, digest: bytes) -> tuple[Tree, list[bytes] | None]:
-        base = self.source.base.get(name)
-        raw = None
-        draft = _Sections(self)
-        if base is not None:
-            tree, raw = read(base, self.fetch)
-            if base == digest:
-                return tree, raw
-            draft.sections[name] = tree
-        draft.do(self.source.operations(name))
-        made = draft.finish().get(name)
-        if made is None or made.root != digest:
-            raise Damaged(
-                f"section {name!r} does not have the digest that its checkpoint recorded",
-                what=(f"section {name}",),
-                hint="Run `holdfast verify` to see what is damaged.",
-            )
-        return made, None
-
-    def do(self, operations: Iterable[Operation]) -> None:
-        """Do operations, all or none."""
-        draft = _Sections(self)
-        for name, tree in self.sections.items():
-            draft.sections[name] = tree
-        draft.do(operations)
-        self.sections = draft.finish()  # type: ignore[assignment]
-
-    def at(self, path: Sequence[Any]) -> bytes | Tree | None:
-        """What stands at a path: an encoding, or the tree of a large container. None when it leads nowhere."""
-        if path[0] not in self.sections:
-            return None
-        found: bytes | Tree = self.section(path[0])
-        for part in path[1:]:
-            if isinstance(found, Tree):
-                at = self._index(found, part)
-                if at < 0:
-                    return None
-                (item,) = found.part(at, at + 1, self.fetch)
-                found = item[len(key_of(item)) :] if found.kind == DICT else item
-            else:
-                inner = open_inline(found)
-                if inner is None:
-                    return None
-                at = _position(inner, part)
-                if at < 0:
-                    return None
-                found = inner.items[at]
-            root = root_of(found)
-            if root is not None:
-                found = self.tree(root)
-        if isinstance(found, Tree) and found.kind == VALUE:
-            return found.part(0, 1, self.fetch)[0]
-        return found
-
-    def _index(self, tree: Tree, part: Any) -> int:
-        if tree.kind == DICT:
-            return tree.place(key_bytes(part), self.fetch)
-        return part if tree.kind == LIST and type(part) is int and 0 <= part < tree.count else -1
-
-    def differences(self, other: State) -> list[Operation]:
-        """Operations that turn this state into another of the same store."""
-        return [Operation(0, code, list(path), args) for code, path, args in differences(self, other)]
-
-    def unstored(self) -> dict[bytes, bytes]:
-        """All nodes of the state that the store lacks."""
-        found: dict[bytes, bytes] = {}
-        for name, section in list(self.sections.items()):
-            if not isinstance(section, bytes) or self.source.base.get(name) != section:
-                found.update((node.digest, raw) for node, raw, _ in self.section(name).unstored(self.fetch))
-        return found
-
-    def fold(self, data: bytes, made: list[Tree], chunks: dict[bytes, bytes], old: bytes = b"") -> bytes:
-        """How a whole encoding stands in a container: parts that are too long get trees, or chunks, of their own.
-
-        The trees are added to ``made``: whoever calls holds them until the leaves that name them are there. ``old`` is
-        what stood there before: the new tree shares nodes with that one's.
-        """
-        if len(data) <= blocks.INLINE_MAX_BYTES:
-            return data
-        inner = open_inline(data)
-        if inner is None:
-            return bulk(data, chunks) if len(data) >= blocks.BULK_MIN_BYTES else data
-        items = self._folded(inner, made, chunks)
-        short = contents.close(inner.kind, items, inner.keys)
-        if len(short) <= blocks.INLINE_MAX_BYTES:
-            return short
-        pairs = inner._replace(items=items).pairs
-        root = root_of(old) if old else None
-        was = self.tree(root) if root is not None else None
-        if was is not None and was.kind == inner.kind:
-            tree = was.apply(item_hunks(inner.kind, was.all(self.fetch), pairs), self.fetch)
-        else:
-            tree = build(inner.kind, pairs)
-        made.append(self.settle(tree))
-        return contents.big(tree.root)
-
-    def _folded(self, inner: Opened, made: list[Tree], chunks: dict[bytes, bytes]) -> list[bytes]:
-        """Items, or values of a dict. The items of a set are never split, nor in chunks."""
-        return inner.items if inner.kind == SET else [self.fold(item, made, chunks) for item in inner.items]
-
-    def section_of(self, data: bytes, chunks: dict[bytes, bytes]) -> Tree:
-        """The tree that a whole encoding has as a section."""
-        made: list[Tree] = []
-        inner = open_inline(data)
-        if inner is None:
-            return self.settle(build(VALUE, [self.fold(data, made, chunks)]))
-        items = self._folded(inner, made, chunks)
-        return self.settle(build(inner.kind, inner._replace(items=items).pairs))
-
-    def settle(self, tree: Tree) -> Tree:
-        """Close a tree that was just made, and know it by its root."""
-        anchor(tree.fresh, self.trees.get)
-        tree.fresh = ()
-        return self.trees.add(tree)
-
-
-class Reader:
-    """Python values of a state: plain ones, each decoded when it is asked for.
-
-    ``inert``: instances of classes that are not known are records; None: only where such a class is met.
-    """
-
-    def __init__(self, state: State, registry: Registry, *, inert: bool | None = False) -> None:
-        self._state, self._registry, self._inert = state, registry, inert
-
-    def value(self, data: bytes) -> Any:
-        """The value of an encoding."""
-        try:
-            return decode(data, self._registry, inert=bool(self._inert), big=self._big)
-        except UnknownType:
-            if self._inert is not None:
-                raise
-        return decode(data, self._registry, inert=True, big=self._big)
-
-    def values(self, items: Sequence[bytes]) -> list[Any]:
-        """The values of encodings."""
-        try:
-            return decode_items(list(items), self._registry, inert=bool(self._inert), big=self._big)
-        except UnknownType:
-            if self._inert is not None:
-                raise
-        return list(map(self.value, items))
-
-    def content(self, tree: Tree) -> Any:
-        """The value of a tree."""
-        items = tree.all(self._state.fetch)
-        if tree.kind == VALUE:
-            return self.value(items[0])
-        with collector_paused:
-            if tree.kind == DICT:
-                parts = self.value(b"".join((b"\xdd", (2 * len(items)).to_bytes(4, "big"), *items)))
-                return dict(zip(parts[::2], parts[1::2], strict=True))
-            found = self.values(items)
-        return found if tree.kind == LIST else set(found)
-
-    def everything(self) -> dict[str, Any]:
-        """The whole state. Every node and every value in it is read."""
-        return {name: self.content(self._state.section(name)) for name in self._state.sections}
-
-    def at(self, path: Sequence[Any]) -> Any:
-        """The value at a path; GONE when it leads nowhere."""
-        found = self._state.at(path)
-        if found is None:
-            return GONE
-        return self.content(found) if isinstance(found, Tree) else self.value(found)
-
-    def key(self, part: Any) -> Any:
-        """A key of a path, as whoever has this registry reads it."""
-        return part if type(part) in FLAT else self.value(key_bytes(part))
-
-    def _big(self, code: int, payload: bytes) -> Any:
-        if code == limits.BIG:
-            return self.content(self._state.tree(bytes(payload)))
-        return self.value(self._state.bulk(bytes(payload)))
-
-
-def bulk(data: bytes, chunks: dict[bytes, bytes]) -> bytes:
-    """A long encoding that cannot be split goes into chunks."""
-    view = memoryview(data)
-    digests = []
-    for start in range(0, len(data), CHUNK_BYTES):
-        chunk = bytes(view[start : start + CHUNK_BYTES])
-        digests.append(digest_of("holdfast.chunk", chunk))
-        chunks[digests[-1]] = chunk
-    return packb(Ext(limits.BULK, packb([digest_of("holdfast.value", data), len(data), digests])))
-
-
-def differences(old: State, new: State) -> list[Relative]:
-    """Operations that turn one state into another of the same store. What both have is not read."""
-
-    def at_hand(root: bytes) -> Tree:
-        return old.trees.get(root) or new.tree(root)
-
-    def fetch(digests: list[bytes]) -> dict[bytes, bytes]:
-        return new.fetch(digests)
-
-    for name, digest in new.digests():
-        was = old.sections.get(name)
-        if was is None or _digest(was) != digest:
-            new.section(name)
-            if was is not None:
-                old.section(name)
-    ops = changes(old.sections, new.sections, Differ(at_hand, fetch), new)
-    for tree in [*new.trees, *[one for one in new.sections.values() if isinstance(one, Tree)]]:
-        old.trees.add(tree)  # operations may name it, and the store may lack it
-    return ops
-
-
-def changes(before: Sections, after: Sections, differ: Differ, state: State) -> list[Relative]:
-    """Operations that turn sections into others: what differs, where both are read, otherwise the whole section."""
-    kept, ops = in_order(list(before), list(after))
-    for name, now in after.items():
-        was = before[name] if name in kept else b""
-        if was is now or _digest(was) == _digest(now):
-            continue
-        tree = now if isinstance(now, Tree) else state.section(name)
-        if isinstance(was, Tree) and was.kind == tree.kind:
-            ops += section_operations(name, was, tree, differ, state)
-        else:
-            ops.append((op.SET, (name,), (named(tree, state),)))
-    return ops
-
-
-def section_operations(name: str, old: Tree, new: Tree, differ: Differ, state: State) -> list[Relative]:
-    """Operations for a section that differs: what differs, unless that is more than the whole."""
-    ops = differ.trees(old, new)
-    if len(ops) > OPERATIONS_MAX or (len(ops) > 1 and too_dear(ops, sum([leaf.size for leaf in new.leaves]))):
-        return [(op.SET, (name,), (named(new, state),))]
-    return under((name,), ops)
-
-
-def in_order(before: list[str], after: list[str]) -> tuple[set[str], list[Relative]]:
-    """Which sections stay where they are; those that do not go first, and come back at the end, as in a dict."""
-    kept = set(after[: keeping(before, after)])
-    return kept, [(op.DELETE, (name,), ()) for name in before if name not in kept]
-
-
-def named(tree: Tree, state: State) -> bytes:
-    """How a section's content stands in an operation."""
-    if tree.kind == VALUE:
-        return tree.part(0, 1, state.fetch)[0]
-    if tree.within(blocks.INLINE_MAX_BYTES):
-        data = contents.close(*opened(tree.kind, tree.all(state.fetch)))
-        if len(data) <= blocks.INLINE_MAX_BYTES:
-            return data
-    return contents.big(tree.root)
-
-
-def digests(sections: Sections) -> list[tuple[str, bytes]]:
-    """Section digests, in order."""
-    return [(name, one if type(one) is bytes else one.root) for name, one in sections.items()]  # type: ignore[union-attr]
-
-
-def _digest(tree: Tree | bytes) -> bytes:
-    return tree if type(tree) is bytes else tree.root  # type: ignore[union-attr]
-
-
-def _position(inner: Opened, part: Any) -> int:
-    if inner.kind == DICT and inner.keys is not None:
-        key = key_bytes(part)
-        return inner.keys.index(key) if key in inner.keys else -1
-    return part if inner.kind == LIST and type(part) is int and 0 <= part < len(inner.items) else -1
-
-
-# -- operations ---------------------------------------------------------------------------------------------------
+from holdfast.codec.tree import Hunk, Tree, build, set_hunks
+from holdfast.errors import Damaged, format_path
+
+if TYPE_CHECKING:
+    from holdfast.codec.state import State
 
 
 class _Unfit(Exception):
     """An operation does not fit what it is to be done on."""
 
 
-class _Sections:
+class Replay:
     """The sections of a state while operations are done on them. The state itself stays as it is."""
 
     def __init__(self, state: State) -> None:
@@ -488,7 +84,7 @@ class _Draft:
     What is set, and what comes at the end, is gathered until something else comes.
     """
 
-    def __init__(self, sections: _Sections, tree: Tree) -> None:
+    def __init__(self, sections: Replay, tree: Tree) -> None:
         if tree.kind == VALUE:
             raise _Unfit
         self.sections, self.kind, self.tree = sections, tree.kind, tree
@@ -608,7 +204,7 @@ class _Draft:
         """How it stands in its parent afterwards."""
         tree = self.flush()
         self.sections.made.append(tree)
-        return named(tree, self.sections.state)
+        return named(tree, self.sections.state.fetch)
 
 
 def _closed(item: bytes | _Draft) -> bytes:

@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Callable, Collection
 
-from holdfast.codec.blocks import DICT
-from holdfast.codec.contents import key_of, names_tree, roots_in
+from holdfast.codec.blocks import DICT, Node, names_tree, roots_in
+from holdfast.codec.contents import key_of
 from holdfast.codec.diff import Relative, values_of
 from holdfast.codec.operations import Operation
-from holdfast.codec.replay import Nothing, Sections, Source, State, differences, digests
-from holdfast.codec.tree import Fetch, Node, Tree
+from holdfast.codec.state import Nothing, Sections, Source, State, differences, digests
+from holdfast.codec.tree import Fetch, Tree
 
 
 class Captured:

@@ -24,23 +24,27 @@ from holdfast.codec.blocks import (
     LIST,
     NODE_TAG,
     SET,
+    SMALL_BYTES,
     VALUE,
+    Index,
+    Leaf,
+    Node,
     closes,
+    cut,
     first_cut,
-    index_closes,
-    node_digest,
+    index_node,
+    index_over,
+    make_leaf,
+    names_tree,
+    regrown,
+    roots_in,
 )
-from holdfast.codec.contents import key_of, names_tree, roots_in
+from holdfast.codec.contents import key_of
 from holdfast.codec.wire import split
 from holdfast.errors import CorruptValue
 
 Fetch = Callable[[list[bytes]], dict[bytes, bytes]]
 """Gives raw nodes by their digests, each proven against its digest."""
-
-# A leaf that is shorter is hashed from its beginning when it grows: that is quicker than keeping a hasher for it.
-_SMALL_BYTES = 4096
-# Where items are no longer than this, a leaf may end because of their number.
-_TINY_BYTES = 16
 
 
 class Hunk(NamedTuple):
@@ -50,50 +54,6 @@ class Hunk(NamedTuple):
     stop: int
     items: list[bytes]
     old: Sequence[bytes] = ()
-
-
-class Leaf:
-    """A run of items. ``items`` is None when they were let go: then the store has them.
-
-    The items of an open leaf, the last one, are a list that only grows; ``count`` says how many are this leaf's own.
-    """
-
-    __slots__ = ("closed", "count", "digest", "entry", "first", "hasher", "inner", "items", "names", "size", "stored")
-
-    def __init__(self, items: list[bytes] | None, count: int, size: int, *, closed: bool) -> None:
-        self.items, self.count, self.size, self.closed = items, count, size, closed
-        self.digest = self.entry = b""
-        self.first = b""  # of a set: the first item, by which leaves are searched
-        self.stored = False
-        self.hasher: blake3 | None = None  # over the items so far, of a leaf that is open
-        self.names = True  # whether an item may name another tree
-        self.inner: Sequence[Tree] | None = None  # the trees that its items name; None until somebody has looked
-
-    def finish(self, hasher: blake3) -> None:
-        """The hasher has seen all items."""
-        end = hasher if self.closed else hasher.copy()
-        end.update(self.count.to_bytes(COUNT_BYTES, "big"))
-        self.named(end.digest())
-        self.hasher = None if self.closed else hasher
-
-    def named(self, digest: bytes) -> None:
-        self.digest = digest
-        self.entry = digest + self.count.to_bytes(8, "big")
-
-
-class Index:
-    """An index node over ``span`` children. ``running``: a hasher over the first of them, how many, and their items."""
-
-    __slots__ = ("count", "digest", "entry", "running", "span", "stored")
-
-    def __init__(self, digest: bytes, span: int, count: int) -> None:
-        self.digest, self.span, self.count = digest, span, count
-        self.entry = digest + count.to_bytes(8, "big")
-        self.stored = False
-        self.running: tuple[blake3, int, int] | None = None
-
-
-Node = Leaf | Index
 
 
 class Tree:
@@ -309,7 +269,7 @@ class Tree:
         child: Node = leaf
         tops: list[Index] = []
         for index in self.tops:
-            child = _regrown(index, child)
+            child = regrown(index, child)
             tops.append(child)
         tree.tops, tree.root = tops, child.digest
         return tree
@@ -362,7 +322,7 @@ class Tree:
         before: list[bytes] = last.items  # type: ignore[assignment] # whoever calls has looked
         if len(before) != last.count:  # a capture failed after it had grown
             before = before[: last.count]
-        if last.hasher is None and size < _SMALL_BYTES:
+        if last.hasher is None and size < SMALL_BYTES:
             return make_leaf(self.kind, before + items, closed=closed)
         hasher, last.hasher = last.hasher, None  # should this one have to grow again, it is made again
         if hasher is None:
@@ -463,7 +423,7 @@ class Tree:
             at = 0
             for index in level:
                 if not index.stored:
-                    yield index, _raw(self.kind, number, children[at : at + index.span]), ()
+                    yield index, index_node(self.kind, number, children[at : at + index.span]), ()
                 at += index.span
             children = level
 
@@ -525,23 +485,6 @@ def set_hunks(tree: Tree, gone: Sequence[bytes], come: Sequence[bytes], fetch: F
     return [changes[place] for place in sorted(changes)]
 
 
-def make_leaf(kind: bytes, items: list[bytes], *, closed: bool, joined: bytes | None = None) -> Leaf:
-    """A leaf from its items; ``joined`` are these one after another, where somebody has joined them already."""
-    payload = b"".join(items) if joined is None else joined
-    leaf = Leaf(items, len(items), len(payload), closed=closed)
-    leaf.names = names_tree(payload)
-    if kind == SET and items:
-        leaf.first = items[0]
-    if closed or len(payload) < _SMALL_BYTES:  # hashed at once; one that is small is hashed again when it grows
-        count = len(items).to_bytes(COUNT_BYTES, "big")
-        leaf.named(blake3(b"".join((NODE_TAG, kind, b"\0", payload, count))).digest())
-    else:
-        hasher = blake3(NODE_TAG + kind + b"\0")
-        hasher.update(payload)
-        leaf.finish(hasher)
-    return leaf
-
-
 def anchor(leaves: Sequence[Leaf], lookup: Callable[[bytes], Tree | None]) -> None:
     """Let new leaves hold the trees that they name; ``lookup`` gives those that the store may lack."""
     for leaf in leaves:
@@ -551,32 +494,6 @@ def anchor(leaves: Sequence[Leaf], lookup: Callable[[bytes], Tree | None]) -> No
                 roots = {root for item in leaf.items[: leaf.count] for root in roots_in(item)}
                 inner = [tree for tree in map(lookup, roots) if tree is not None]
             leaf.inner = inner
-
-
-def cut(kind: bytes, items: list[bytes]) -> tuple[list[Leaf], int]:
-    """Whole leaves from the left, and how many items they took; the rest is not enough for one."""
-    made: list[Leaf] = []
-    sizes: list[int] = []
-    at = base = 0
-    while at < len(items):
-        if len(items) - at >= blocks.LEAF_MAX_ITEMS and len(items[at]) <= _TINY_BYTES:
-            some = items[at : at + blocks.LEAF_MAX_ITEMS]
-            joined = b"".join(some)
-            if len(joined) < blocks.LEAF_MIN_BYTES:
-                made.append(make_leaf(kind, some, closed=True, joined=joined))  # tiny ones: their number decides
-                at, base = at + len(some), base + len(joined)
-                continue
-        if not sizes:
-            sizes = list(accumulate(map(len, items)))
-        # The first item that may be a leaf's last one, and the first that has to be (``closes``).
-        least = bisect_left(sizes, base + blocks.LEAF_MIN_BYTES, at)
-        most = min(bisect_left(sizes, base + blocks.LEAF_MAX_BYTES, at), at + blocks.LEAF_MAX_ITEMS - 1)
-        end = first_cut(items, least, most) if least < most else most
-        if end >= len(items):
-            break
-        made.append(make_leaf(kind, items[at : end + 1], closed=True))
-        at, base = end + 1, sizes[end]
-    return made, at
 
 
 def build(kind: bytes, items: list[bytes]) -> Tree:
@@ -638,90 +555,3 @@ def _expect_node(node: bytes, kind: bytes, level: int) -> None:
         or (level and (len(node) - 2) % ENTRY_BYTES)
     ):
         raise CorruptValue("a node is not what the node above it says")
-
-
-# -- index nodes --------------------------------------------------------------------------------------------------
-
-
-def _raw(kind: bytes, level: int, children: Sequence[Node]) -> bytes:
-    return b"".join((kind, bytes((level,)), *[child.entry for child in children]))
-
-
-def index_over(kind: bytes, leaves: Sequence[Any], old: Tree | None, first: int, behind: int) -> list[list[Index]]:
-    """Index levels over leaves, of which ``first`` at the front and ``behind`` at the end are those of ``old``."""
-    levels: list[list[Index]] = []
-    children = leaves
-    before: Sequence[Any] = old.leaves if old is not None else ()
-    while len(children) > 1:
-        level = len(levels) + 1
-        above = old.levels[level - 1] if old is not None and level <= len(old.levels) else []
-        made, first, behind = _regroup(kind, level, children, above, len(before), first, behind)
-        levels.append(made)
-        children, before = made, above
-    return levels
-
-
-def _regroup(
-    kind: bytes, level: int, children: Sequence[Any], old: list[Index], covered: int, first: int, behind: int
-) -> tuple[list[Index], int, int]:
-    """Cut children into index nodes; with them, how many at the front and at the end are old ones."""
-    kept, run = len(old), covered if old else 0
-    while kept and run > first:  # the nodes all of whose children are old ...
-        kept -= 1
-        run -= old[kept].span
-    if kept and kept == len(old) and not index_closes(old[-1].span, children[run - 1].digest):
-        kept -= 1  # ... and that the rule ended
-        run -= old[kept].span
-    size = len(children)
-    if (
-        kept == len(old) - 1
-        and first >= size - 1
-        and run < size
-        and not (size - run > 1 and index_closes(size - run - 1, children[-2].digest))
-    ):
-        return [*old[:kept], _grown_index(kind, level, children, run, old[kept])], kept, 0
-    made = old[:kept]
-    borders: dict[int, int] = {}  # where an old node begins, all of whose children are old
-    end, position = size, len(old)
-    while position > kept and end - old[position - 1].span >= size - behind:
-        position -= 1
-        end -= old[position].span
-        borders[end] = position
-    for at in range(run, size):
-        closed = index_closes(at + 1 - run, children[at].digest)
-        if closed or at + 1 == size:
-            part = children[run : at + 1]
-            made.append(Index(node_digest(_raw(kind, level, part)), len(part), sum([child.count for child in part])))
-            run = at + 1
-            if closed and run in borders:
-                made += old[borders[run] :]
-                return made, kept, len(old) - borders[run]
-    return made, kept, 0
-
-
-def _grown_index(kind: bytes, level: int, children: Sequence[Any], run: int, old: Index) -> Index:
-    """The last node, of which only the last child is another one, or new."""
-    before, last = len(children) - 1 - run, children[-1]
-    hasher, fed, count = old.running or (blake3(NODE_TAG + kind + bytes((level,))), 0, 0)
-    if fed > before:
-        hasher, fed, count = blake3(NODE_TAG + kind + bytes((level,))), 0, 0
-    if fed < before:
-        hasher = hasher.copy()
-        for child in children[run + fed : -1]:
-            hasher.update(child.entry)
-            count += child.count
-    end = hasher.copy()
-    end.update(last.entry)
-    made = Index(end.digest(), before + 1, count + last.count)
-    made.running = hasher, before, count
-    return made
-
-
-def _regrown(old: Index, last: Node) -> Index:
-    """The last node, of which only the last child is another one."""
-    hasher, before, count = running = old.running or (blake3(), 0, 0)
-    end = hasher.copy()
-    end.update(last.entry)
-    made = Index(end.digest(), before + 1, count + last.count)
-    made.running = running
-    return made

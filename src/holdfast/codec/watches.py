@@ -14,9 +14,8 @@ from collections.abc import Callable
 from sys import getrefcount
 from typing import Any
 
-from holdfast.codec.marks import GONE
-from holdfast.codec.node import Section
 from holdfast.codec.proofs import RUN_ITEMS, Run, can_change, run_of
+from holdfast.codec.tracked import GONE, Section
 from holdfast.codec.types import Registry
 
 # Iterators of one container that are known without looking whether they are still in use.

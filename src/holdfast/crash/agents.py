@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from holdfast.codec.marks import GONE
+from holdfast.codec.tracked import GONE
 from holdfast.crash import exceptions, kinds, shapes
 from holdfast.crash.dumpfile import append
 from holdfast.crash.limits import MAX_CHAIN, MAX_NAME

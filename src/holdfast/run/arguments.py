@@ -11,12 +11,11 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
-from holdfast.codec.blocks import INLINE_MAX_BYTES, digest_of
+from holdfast.codec.blocks import BIG_HEAD, INLINE_MAX_BYTES, digest_of
 from holdfast.codec.containers import TrackedSet
-from holdfast.codec.contents import BIG_HEAD
-from holdfast.codec.node import Node
 from holdfast.codec.operations import Operation
-from holdfast.codec.replay import Reader, State
+from holdfast.codec.state import Reader, State
+from holdfast.codec.tracked import Node
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Unencodable

@@ -18,7 +18,7 @@ import threading
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from holdfast.codec.node import Node
+from holdfast.codec.tracked import Node
 from holdfast.errors import BadName, BadOption, Unencodable, UnknownSecret
 
 log = logging.getLogger("holdfast.run")

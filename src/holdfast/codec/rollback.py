@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.codec.blocks import LIST, SET, VALUE
+from holdfast.codec.blocks import LIST, SET, VALUE, root_of
 from holdfast.codec.containers import make_stale
-from holdfast.codec.contents import Opened, key_of, open_inline, opened, root_of
+from holdfast.codec.contents import Opened, key_of, open_inline, opened
 from holdfast.codec.diff import item_hunks, tree_hunks
-from holdfast.codec.marks import GONE
-from holdfast.codec.node import FLAT, RAW, Node, Section
-from holdfast.codec.replay import State, differences
+from holdfast.codec.state import State, differences
 from holdfast.codec.told import Captured, captured
+from holdfast.codec.tracked import FLAT, GONE, RAW, Node, Section
 from holdfast.codec.tree import Hunk, Tree
 
 
