@@ -17,9 +17,10 @@ import pytest
 from holdfast.codec import intake, operations
 from holdfast.codec.document import Document, plain
 from holdfast.codec.limits import MAX_DEPTH
+from holdfast.codec.told import Told
 from holdfast.codec.tracked import Node
 from holdfast.codec.tree import Tree
-from holdfast.errors import Damaged, DetachedChange, Stale, Unencodable, Untracked
+from holdfast.errors import Damaged, DetachedChange, Stale, StoreBusy, Unencodable, Untracked
 from tests.codec.kinds import Fixed, Model, Note
 from tests.codec.memory import TYPES, Memory, same
 
@@ -890,6 +891,37 @@ def test_a_handler_that_runs_while_an_append_is_saved_loses_nothing(handler, sta
     assert calls
     assert [item["n"] for item in state["log"][-2:]] == ([100, 101] if "appends" in handler else [99.5, 100])
     memory.commit(state, seal=False)
+    assert same(plain(memory.head.load()), plain(state))
+    assert not state.changed
+
+
+@pytest.mark.parametrize("part", ["_net", "added"])
+def test_a_handler_that_asks_for_changes_while_they_are_gathered_loses_nothing(part, state, memory, monkeypatch):
+    state["log"] = [{"n": number, "text": "x" * 200} for number in range(100)]
+    memory.commit(state, seal=True)
+    work = getattr(Told, part)
+    calls = []
+
+    def interrupted(told, *args):
+        found = work(told, *args)
+        if not calls:
+            calls.append(part)
+            state["log"].append({"n": "handler"})
+            assert state.changed
+        return found
+
+    state["log"].append({"n": 100})
+    assert state.changed
+    state["log"].append({"n": 101})
+    monkeypatch.setattr(Told, part, interrupted)
+    try:
+        memory.commit(state, seal=False)
+    except StoreBusy:
+        state["log"].append({"n": "handler"})  # it was told to come back
+    monkeypatch.undo()
+    assert calls
+    memory.commit(state, seal=False)
+    assert [item["n"] for item in state["log"][-3:]] == [100, 101, "handler"]
     assert same(plain(memory.head.load()), plain(state))
     assert not state.changed
 

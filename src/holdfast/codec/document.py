@@ -534,7 +534,12 @@ class Document(MutableMapping[str, Any], Saved):
         from holdfast.codec.rollback import turn
 
         with self.lock:
-            turn(self, wanted, record=record)
+            self.settle()  # what is told is what is live, from here on
+            try:
+                self.capturing = sys._getframe()
+                turn(self, wanted, record=record)
+            finally:
+                self.capturing = None
 
 
 def plain(value: Any) -> Any:

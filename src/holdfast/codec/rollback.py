@@ -20,8 +20,7 @@ from holdfast.codec.tree import Hunk, Tree
 
 
 def turn(doc: Any, wanted: State, *, record: bool) -> None:
-    """Make a document another state of its store; the caller has the lock."""
-    doc.settle()  # what is told is what is live, from here on
+    """Make a document, of which everything is told, another state of its store; the caller has the lock."""
     before = doc.told.sections
     ops = differences(doc.told, wanted) if record else []
     turning = _Turning(doc, wanted)

@@ -67,16 +67,25 @@ class Told(State):
 
     def waiting(self, under_way: Collection[Captured], newest: Captured) -> Captured:
         """All that waits to be written, as one capture. ``under_way`` are captures that are being written."""
-        waiting = [one for one in self.unacknowledged if one not in under_way] if under_way else self.unacknowledged
-        if not waiting:
-            return newest
-        made = waiting[0]
-        if len(waiting) > 1 or not made.operations:
-            made = self._net(waiting)
-            rest = [one for one in self.unacknowledged if one not in waiting]
-            self.unacknowledged = [*rest, made]
-        made.handed = True
-        return made
+        while True:
+            known, sections = self.unacknowledged, self.sections
+            waiting = [one for one in known if one not in under_way] if under_way else known
+            if not waiting:
+                return newest
+            made = waiting[0]
+            if len(waiting) > 1 or not made.operations:
+                made = self._net(waiting)
+                rest = [one for one in known if one not in waiting]
+                made.handed = True
+                if self.unacknowledged is known and self.sections is sections:
+                    self.unacknowledged = [*rest, made]
+                    return made
+            else:
+                made.handed = True
+                if self.unacknowledged is known:
+                    return made
+                made.handed = False
+            # A signal handler changed the state meanwhile, and asked whether it has changed.
 
     def _net(self, waiting: list[Captured]) -> Captured:
         """What several captures amount to."""
@@ -102,7 +111,12 @@ class Told(State):
         """The store has a capture; ``sealed``: and all nodes of the state."""
         for node in captured.fresh:
             node.stored = True
-        self.unacknowledged = [one for one in self.unacknowledged if one is not captured]
+        while True:
+            known = self.unacknowledged
+            rest = [one for one in known if one is not captured]
+            if self.unacknowledged is known:  # otherwise a signal handler was quicker
+                self.unacknowledged = rest
+                break
         if sealed:
             for tree in self.sections.values():
                 if isinstance(tree, Tree):
