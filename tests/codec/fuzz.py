@@ -30,7 +30,7 @@ from holdfast.codec.state import State
 from holdfast.codec.tracked import FLAT, GONE, Node
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
-from holdfast.errors import DetachedChange, HoldfastError
+from holdfast.errors import DetachedChange, HoldfastError, StoreBusy
 from tests.codec.memory import Memory, Revision
 
 TYPES = Registry()
@@ -846,10 +846,66 @@ class World:
                 self.memory.head = self.doc.told.source if isinstance(self.doc.told.source, Revision) else head
         return hits
 
+    def meddled(self):
+        """A signal handler changes the state and looks at it, wherever one can run: nothing is lost or unreadable."""
+        doc = self.doc
+        rows = [{"n": number, "t": "x" * self.choose(200)} for number in range(self.pick((3, 40)))]
+        doc.update({"rows": rows, "table": dict.fromkeys(map(str, range(40)), 1), "names": {"a", "b"}, "handled": []})
+        if self.choose(3):
+            self.memory.commit(doc, seal=self.choose(2) == 0)
+        handled, done, flags = doc["handled"], [], []
+        count = self.choose(self.pick((40, 120, 500)))
+
+        def handler():
+            try:
+                if self.choose(2):
+                    handled.append({"n": count})
+                    done.append({"n": count})
+                if self.choose(3) == 0:
+                    doc["flag"] = len(done)
+                    flags.append(len(done))
+                self.pick((lambda: None, lambda: doc.changed, doc.digests, lambda: doc["rows"][0]))()
+            except StoreBusy:
+                pass
+
+        def profile(frame, event, arg):
+            nonlocal count
+            # Where the interpreter looks for signals: when a function begins, and after a call into C.
+            if event in ("call", "c_return") and "/src/holdfast/codec/" in frame.f_code.co_filename:
+                count -= 1
+                if count == 0:
+                    sys.setprofile(None)
+                    handler()
+
+        work = (
+            lambda: doc["rows"].append({"n": 99}),
+            lambda: doc["rows"].sort(key=lambda row: -row["n"]),
+            lambda: doc["rows"][1].update(t="edited"),
+            lambda: doc.setdefault("table", {}).update(new=[1], other=2),
+            lambda: doc["names"].add("c"),
+            lambda: doc.update(rows=[{"n": 1}] * 2, extra={"a": [1]}),
+            lambda: doc.pop("table", None),
+            lambda: doc.changed,
+        )
+        todo = [self.pick(work), lambda: self.memory.commit(doc, seal=self.choose(3) == 0)]
+        if self.choose(2):
+            todo = [self.pick(work), lambda: doc.changed, *todo]
+        sys.setprofile(profile)
+        try:
+            for one in todo:
+                one()
+        finally:
+            sys.setprofile(None)
+        assert list(map(dict, doc["handled"])) == done, "a handler's change is gone"
+        assert not flags or doc["flag"] == flags[-1], "a section that a handler set is gone"
+        self.model = mirror(doc)
+        self.handles, self.held = [], []
+        self.checkpoint()
+
     STEPS = (
         ("change", 30), ("alias", 4), ("mutate", 6), ("refuse", 1), ("checkpoint", 6), ("reload", 2), ("rollback", 2),
         ("undo", 1), ("differ", 1), ("look_back", 1), ("unseen", 1), ("interrupted", 3), ("let_go", 2), ("ask", 1),
-        ("failed_write", 1), ("in_flight", 1),
+        ("failed_write", 1), ("in_flight", 1), ("meddled", 2),
     )  # fmt: skip
 
     def check(self):

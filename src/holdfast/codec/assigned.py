@@ -169,7 +169,7 @@ class Assigned(Saved):
 
     def capture(self, under_way: Collection[Captured] = ()) -> Captured:
         with self.lock:
-            return self.told.waiting(under_way, Captured(self.told.digests()))
+            return self.told.waiting(under_way, Captured(self.told.sections))
 
 
 class Still:

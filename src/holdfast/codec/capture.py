@@ -64,7 +64,7 @@ class Capture:
         dirty = [section for section in sections.values() if section.dirty]
         if not dirty and not doc.reordered:
             self.complete = True
-            return Captured(told.digests())
+            return Captured(before)
         truth = before.copy()
         if doc.reordered:
             kept, _ = in_order(list(before), list(sections))

@@ -51,7 +51,7 @@ class TrackedSet(set[Any], Node):
         for item in added:
             intake.check_item(item, self)
         marks = self._marks
-        if marks is not True:
+        if marks is not None and marks is not True:
             for item in removed:
                 marks.items[item] = GONE
             for item in added:

@@ -31,7 +31,7 @@ class TrackedDict(dict[Any, Any], Node):
         flat = type(value) in FLAT
         taken, data = (value, None) if flat else intake.take(value, self, key, leaving)
         marks = self._marks
-        if marks is not True:
+        if marks is not None and marks is not True:
             marks.keys.setdefault(key, False)
             if data is not None:
                 marks.given[key] = data
@@ -52,7 +52,7 @@ class TrackedDict(dict[Any, Any], Node):
         leaving = [dict.__getitem__(self, key) for key in pairs if key in self]
         taken, datas = intake.take_all(list(pairs.values()), self, pairs, leaving)
         marks = self._marks
-        if marks is not True:
+        if marks is not None and marks is not True:
             for key, data in zip(pairs, datas, strict=True):
                 marks.keys.setdefault(key, False)
                 if data is None:
@@ -67,7 +67,7 @@ class TrackedDict(dict[Any, Any], Node):
     def _drop(self, intake: Any, key: Any) -> None:
         leaving = dict.__getitem__(self, key)
         marks = self._marks
-        if marks is not True:
+        if marks is not None and marks is not True:
             marks.keys[key] = True
             marks.given.pop(key, None)
         dict.__delitem__(self, key)

@@ -25,7 +25,7 @@ from holdfast.codec.contents import named
 from holdfast.codec.dicts import TrackedDict
 from holdfast.codec.intake import Intake, Originals, attached
 from holdfast.codec.operations import Operation
-from holdfast.codec.state import Source, State, digests, in_order
+from holdfast.codec.state import Source, State, in_order
 from holdfast.codec.told import Captured, Saved, Told
 from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
 from holdfast.codec.tree import Tree, leaf_contents
@@ -144,16 +144,28 @@ class Document(MutableMapping[str, Any], Saved):
             for section, _ in leaving:
                 section.dirty = True  # before anything moves
             taken = self.intake.take_sections(wanted, leaving)
-            sections = {name: section for name, section in known.items() if name not in gone}
-            for section, _ in wanted:
-                sections[section.name] = section
             for (section, _), value in zip(wanted, taken, strict=True):
                 section.value = value
-            self.sections = sections
+            sections = self._rearrange(gone, [section for section, _ in wanted])
             now = {id(section.value) for section in sections.values()}
             for section, value in leaving:
                 if id(value) not in now:
                     self.intake.detach(section, (value,))
+
+    def _rearrange(self, gone: Collection[str], come: Sequence[Section]) -> dict[str, Section]:
+        """Let sections go and others come, by one assignment."""
+        while True:
+            known = self.sections
+            sections = {name: section for name, section in known.items() if name not in gone}
+            sections.update([(section.name, section) for section in come])
+            if self.sections is known:  # otherwise a signal handler was quicker
+                _put_sections(self, sections)
+                break
+        # Again, because a signal handler may have looked for changes in the middle of this one.
+        self.reordered = True
+        for section in come:
+            section.dirty = True
+        return sections
 
     def __delitem__(self, name: str) -> None:
         with self.lock:
@@ -163,7 +175,7 @@ class Document(MutableMapping[str, Any], Saved):
             self.intake.changes += 1
             self.reordered = True
             section = self.sections[name]
-            self.sections = {key: one for key, one in self.sections.items() if key != name}
+            self._rearrange((name,), ())
             self.intake.detach(section, (section.value,))
 
     def replace(self, value: Any) -> None:
@@ -441,7 +453,7 @@ class Document(MutableMapping[str, Any], Saved):
             return None
         truth: dict[str, Tree | bytes] = {**before, dirty.name: new}
         operation = Operation(time.time_ns() // 1000, op.SPLICE, [dirty.name], (tree.count, 0, items))
-        found = Captured(digests(truth), [operation], before=before)
+        found = Captured(truth, [operation], before=before)
         if self.intake.changes != changes or told.sections is not before:
             return None  # a signal handler changed or saved something meanwhile
         self.intake.changes = changes + 1
@@ -540,6 +552,9 @@ class Document(MutableMapping[str, Any], Saved):
                 turn(self, wanted, record=record)
             finally:
                 self.capturing = None
+
+
+_put_sections = Document.__dict__["sections"].__set__  # an assignment would call ``__setattr__``, where handlers run
 
 
 def plain(value: Any) -> Any:

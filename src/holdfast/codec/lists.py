@@ -20,6 +20,10 @@ from holdfast.codec.tracked import FLAT, GONE, SLOTS, WRAP_ALL_MAX, ListMarks, N
 _NEAR = 32
 
 
+_Carried = tuple[int, list[Any], dict[int, int]]
+"""How many changes there were, the items, and by the ids of children where they were told to be."""
+
+
 def _rare(name: str) -> Any:
     """A mutator that is done on a plain copy; what it made of it becomes the content."""
     method = getattr(list, name)
@@ -27,9 +31,10 @@ def _rare(name: str) -> Any:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         with self._doc.lock:
             self._touch()
-            plain, changes = list.copy(self), self._doc.intake.changes
+            before = list.copy(self)
+            plain = before.copy()
             found = method(plain, *args, **kwargs)
-            if self._doc.intake.changes != changes and name == "sort":
+            if name == "sort" and (len(self) != len(before) or _alike(self, before) != len(before)):
                 raise ValueError("list modified during sort")
             self._become(plain)
             return self if found is plain else found
@@ -50,52 +55,55 @@ class TrackedList(list[Any], Node):
     def append(self, intake: Any, value: Any) -> None:
         taken, data = (value, None) if type(value) in FLAT else intake.take(value, self, len(self))
         marks = self._marks
-        if marks is not True:
+        if marks is not None and marks is not True:
             marks.appended(len(self), data)
         list.append(self, taken)
 
     @change
-    def _splice(self, intake: Any, start: int, stop: int, incoming: list[Any]) -> None:
+    def _splice(self, intake: Any, start: int, stop: int, incoming: list[Any], carried: _Carried | None = None) -> None:
         leaving = list.__getitem__(self, slice(start, stop))
         taken, datas = intake.take_all(incoming, self, range(start, start + len(incoming)), leaving)
-        marks = self._marks
-        if marks is not True:
-            marks.spliced(len(self), start, stop - start, datas)
+        self._mark_splice(intake, start, stop, datas, carried)
         list.__setitem__(self, slice(start, stop), taken)
         intake.left(leaving, taken)
 
-    def _become(self, items: list[Any]) -> None:
-        """Be these items; those at the front and at the end that are the very same objects are not touched."""
-        self._doc.check_writable()
-        old, marks = list.copy(self), self._mark()
-        if marks is not True and marks.empty and len(old) == self._told.count:  # type: ignore[union-attr]
-            # So far all is as it was told. C code may have moved a child past the methods: then its hint is another.
-            marks.held = old
-            marks.carried = {
-                id(child): at for at, child in enumerate(old) if isinstance(child, Node) and child._at == at
-            }
-        start = _alike(old, items)
-        end = _alike(old[: start - 1 if start else None : -1], items[: start - 1 if start else None : -1])
-        stop = len(old) - end
-        incoming = items[start : len(items) - end]
-        here = set(map(id, incoming))
-        if len(here) == len(incoming) == stop - start and here.issuperset(map(id, old[start:stop])):
-            self._permute(start, incoming)
-        else:
-            self._splice(start, stop, incoming)
-
     @change
-    def _permute(self, intake: Any, start: int, items: list[Any]) -> None:  # noqa: ARG002 - nothing is taken in
+    def _permute(self, intake: Any, start: int, items: list[Any], carried: _Carried | None) -> None:
         """Be the same items from ``start`` on, in another order."""
-        marks = self._marks
-        if marks is not True:
-            marks.spliced(len(self), start, len(items), [None] * len(items))
+        self._mark_splice(intake, start, start + len(items), [None] * len(items), carried)
         list.__setitem__(self, slice(start, start + len(items)), items)
         for at, child in enumerate(items, start):
             if isinstance(child, Node):
                 child._at = at
             elif type(child) not in FLAT:
                 self._moved_to(child, at)
+
+    def _mark_splice(
+        self, intake: Any, start: int, stop: int, datas: list[bytes | None], carried: _Carried | None
+    ) -> None:
+        marks = self._marks
+        if marks is None or marks is True:
+            return
+        if carried is not None and marks.empty and intake.changes == carried[0] + 1:  # nothing happened in between
+            _, marks.held, marks.carried = carried
+        marks.spliced(len(self), start, stop - start, datas)
+
+    def _become(self, items: list[Any]) -> None:
+        """Be these items; those at the front and at the end that are the very same objects are not touched."""
+        old, told, marks, carried = list.copy(self), self._told, self._marks, None
+        if told is not None and (marks is None or marks.empty) and len(old) == told.count:
+            # So far all is as it was told. C code may have moved a child past the methods: then its hint is another.
+            places = {id(child): at for at, child in enumerate(old) if isinstance(child, Node) and child._at == at}
+            carried = self._doc.intake.changes, old, places
+        start = _alike(old, items)
+        end = _alike(old[: start - 1 if start else None : -1], items[: start - 1 if start else None : -1])
+        stop = len(old) - end
+        incoming = items[start : len(items) - end]
+        here = set(map(id, incoming))
+        if len(here) == len(incoming) == stop - start and here.issuperset(map(id, old[start:stop])):
+            self._permute(start, incoming, carried)
+        else:
+            self._splice(start, stop, incoming, carried)
 
     def extend(self, values: Iterable[Any]) -> None:
         incoming = list(values)
@@ -300,5 +308,5 @@ class GuardedList(LazyList):
 
 def _alike(one: list[Any], other: list[Any]) -> int:
     """How many items at the front are the very same objects."""
-    same = list(map(is_, one, other))
+    same = list(map(is_, list.__iter__(one), list.__iter__(other)))
     return same.index(False) if False in same else len(same)

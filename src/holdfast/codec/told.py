@@ -22,18 +22,19 @@ from holdfast.codec.tree import Fetch, Tree
 class Captured:
     """What one checkpoint has to write."""
 
-    __slots__ = ("before", "chunks", "fresh", "handed", "nodes", "operations", "sections")
+    __slots__ = ("after", "before", "chunks", "fresh", "handed", "nodes", "operations", "sections")
 
     def __init__(
         self,
-        sections: list[tuple[str, bytes]],
+        after: Sections,
         operations: list[Operation] | None = None,
         nodes: dict[bytes, bytes] | None = None,
         chunks: dict[bytes, bytes] | None = None,
         fresh: list[Node] | None = None,
         before: Sections | None = None,
     ) -> None:
-        self.sections = sections
+        self.after = after
+        self.sections = digests(after)
         self.operations = operations if operations is not None else []
         self.nodes = nodes if nodes is not None else {}
         self.chunks = chunks if chunks is not None else {}
@@ -63,7 +64,7 @@ class Told(State):
             return [*waiting, captured]
         last = waiting[-1]
         chunks = {**last.chunks, **captured.chunks}
-        return [*waiting[:-1], Captured(captured.sections, None, None, chunks, None, last.before)]
+        return [*waiting[:-1], Captured(captured.after, None, None, chunks, None, last.before)]
 
     def waiting(self, under_way: Collection[Captured], newest: Captured) -> Captured:
         """All that waits to be written, as one capture. ``under_way`` are captures that are being written."""
@@ -118,7 +119,7 @@ class Told(State):
                 self.unacknowledged = rest
                 break
         if sealed:
-            for tree in self.sections.values():
+            for tree in captured.after.values():
                 if isinstance(tree, Tree):
                     self.let_go(tree)
 
@@ -132,15 +133,21 @@ class Told(State):
         return sum([tree.unstored_bytes() for tree in self.sections.values() if isinstance(tree, Tree)])
 
     def seal(self, captured: Captured) -> dict[bytes, tuple[bytes, int]]:
-        """Add all nodes of the state that the store lacks to the newest capture.
+        """Add all nodes of its state that the store lacks to the newest capture.
 
         Gives where each item sits: its encoding -> node and offset, for values that can move there.
         """
         places: dict[bytes, tuple[bytes, int]] = {}
-        for name, section in list(self.sections.items()):
-            if isinstance(section, bytes) and self.source.base.get(name) == section:
+        for name, section in captured.after.items():
+            if isinstance(section, Tree):
+                tree = section
+            elif self.source.base.get(name) == section:
                 continue  # it is stored as it is
-            for node, raw, items in self.section(name).unstored(self.fetch):
+            elif self.sections.get(name) == section:
+                tree = self.section(name)
+            else:
+                tree = self.load(name, section)[0]
+            for node, raw, items in tree.unstored(self.fetch):
                 captured.nodes.setdefault(node.digest, raw)
                 captured.fresh.append(node)
                 offset = 2
@@ -194,7 +201,7 @@ def captured(
     nodes, fresh = _named_nodes(ops, at_hand, fetch)
     at = time.time_ns() // 1000
     operations = [Operation(at, code, list(path), args) for code, path, args in ops]
-    return Captured(digests(after), operations, nodes, chunks, fresh, before)
+    return Captured(after, operations, nodes, chunks, fresh, before)
 
 
 def _named_nodes(

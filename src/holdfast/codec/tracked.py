@@ -243,6 +243,15 @@ class Node:
             marks.all = True
         self._marks = marks
 
+    def _insist(self) -> None:
+        """Everything in it may differ, and all containers above hear of it, whatever their marks say."""
+        node: Any = self
+        while isinstance(node, Node):
+            node._doubt()
+            node = node._up
+        if node is not None:
+            node._kid(self)
+
     def _touch(self) -> None:
         """Somebody reads all of it."""
 
@@ -272,7 +281,8 @@ class Node:
 def change(method: Any) -> Any:
     """Make a method a change: with the lock, and with the whole container in doubt until it is complete.
 
-    The method is called with the document's intake as its first argument; it marks what it changes.
+    The method is called with the document's intake as its first argument; it marks what it changes. If it finds no
+    marks, a signal handler looked for changes in the middle of this one: then everything is marked in the end.
     """
 
     def call(self: Any, *args: Any) -> Any:
@@ -296,7 +306,7 @@ def change(method: Any) -> Any:
                     raise
                 marks.all = before
             if intake.changes != number:  # a signal handler changed or saved something in the middle of this
-                self._mark_all()
+                self._insist()
             return result
 
     call.__name__, call.__qualname__, call.__doc__ = method.__name__, method.__qualname__, method.__doc__
