@@ -92,54 +92,45 @@ class Intake:
         self, values: Sequence[Any], holder: Any, places: Iterable[Any], leaving: Sequence[Any]
     ) -> tuple[list[Any], list[bytes | None]]:
         """As ``take``, of several values, all or none."""
-        out = [node for node in leaving if isinstance(node, Node) and node._up is holder]
-        change = _Change(holder, leaving)
+        return self._take_each(values, [holder] * len(values), places, [(holder, item) for item in leaving], holder)
+
+    def take_sections(self, pairs: list[tuple[Section, Any]], leaving: list[tuple[Section, Any]]) -> list[Any]:
+        """What sections hold for values, all or none. ``leaving``: what sections lose by the same change."""
+        sections = [section for section, _ in pairs]
+        return self._take_each([value for _, value in pairs], sections, [None] * len(pairs), leaving, None)[0]
+
+    def _take_each(
+        self,
+        values: Sequence[Any],
+        holders: Sequence[Any],
+        places: Iterable[Any],
+        leaving: Sequence[tuple[Any, Any]],
+        where: Any,
+    ) -> tuple[list[Any], list[bytes | None]]:
+        """What is held for values, each by its holder and at its place; ``where`` is the container that changes."""
+        out = [(node, up) for up, node in leaving if isinstance(node, Node) and node._up is up]
+        change = _Change(where, [item for _, item in leaving])
         taken: list[Any] = []
         datas: list[bytes | None] = []
+        holder: Any = None
+        at: Any = None
         try:
-            for node in out:
+            for node, _ in out:
                 node._up = None
-            for value, at in zip(values, places, strict=True):
-                if type(value) in FLAT:
-                    taken.append(value)
-                    datas.append(None)
-                    continue
-                one, data = self._take(value, holder, at, change)
+            for value, holder, at in zip(values, holders, places, strict=True):
+                one, data = (value, None) if type(value) in FLAT else self._take(value, holder, at, change)
                 taken.append(one)
                 datas.append(data)
         except BaseException as error:
             for node, up, was in reversed(change.moved):
                 node._up, node._at = up, was
-            for node in out:
-                node._up = holder
+            for node, up in out:
+                node._up = up
             if isinstance(error, Unencodable):
                 self.refusal = error
-                path = holder._path() if isinstance(holder, Node) else ()
-                raise error.within(*path, at) from None
+                raise error.within(*((*holder._path(), at) if isinstance(holder, Node) else (holder.name,))) from None
             raise
         return taken, datas
-
-    def take_sections(self, pairs: list[tuple[Section, Any]], leaving: list[tuple[Section, Any]]) -> list[Any]:
-        """What sections hold for values, all or none. ``leaving``: what sections lose by the same change."""
-        out = [(node, section) for section, node in leaving if isinstance(node, Node) and node._up is section]
-        change = _Change(None, [value for _, value in leaving])
-        taken: list[Any] = []
-        name = ""
-        try:
-            for node, _ in out:
-                node._up = None
-            for section, value in pairs:
-                name = section.name
-                taken.append(value if type(value) in FLAT else self._take(value, section, None, change)[0])
-        except BaseException as error:
-            for node, up, at in reversed(change.moved):
-                node._up, node._at = up, at
-            for node, section in out:
-                node._up = section
-            if isinstance(error, Unencodable):
-                raise error.within(name) from None
-            raise
-        return taken
 
     def left(self, leaving: Iterable[Any], taken: Sequence[Any]) -> None:
         """After a change for which values were taken: instances that did not come back left the state."""
@@ -243,9 +234,9 @@ class Intake:
                 else:
                     self._reclaim(child)
 
-    def copied(self, node: Any, holder: Any, at: Any) -> Any:
-        """Another container with the same content: nothing that can change is in both."""
-        made = self.decode(encode(node, self.registry))
+    def copied(self, value: Any, holder: Any, at: Any) -> Any:
+        """Another one with the same content: nothing that can change is in both."""
+        made = self.decode(encode(value, self.registry))
         return wrap(made, self._doc, holder, at) if type(made) in RAW else made
 
     def _build(self, value: Any, holder: Any, at: Any, change: _Change) -> Any:
@@ -262,7 +253,7 @@ class Intake:
                 change.kept.add(id(value))
                 self.watches.moved(value, holder, at)
                 return value
-            return self._own(value, holder, at)
+            return self.copied(value, holder, at)
         made: Any = LazyDict() if kind is dict else LazyList()
         made._init(self._doc, holder, at)
         for key, item in list(value.items() if kind is dict else enumerate(value)):
@@ -291,10 +282,6 @@ class Intake:
             inner = value if kind is list else value.values()
             return any(type(item) not in FLAT and self._holds_leaving(item, change) for item in inner)
         return self._leaves(value, change)
-
-    def _own(self, value: Any, holder: Any, at: Any) -> Any:
-        taken = self.decode(encode(value, self.registry))
-        return wrap(taken, self._doc, holder, at) if type(taken) in RAW else taken
 
     # -- keys and items of sets -------------------------------------------------------------------------------
 
