@@ -317,6 +317,8 @@ class World:
         elif what == 4:
             self.keep(node.pop(have))
             value.pop(have)
+            if self.choose(2):  # it comes back, at the end
+                node[have] = value[have] = self.choose(3)
         elif what == 5 and not top:
             (k1, a), (k2, _) = node.popitem(), value.popitem()
             assert k1 == k2
