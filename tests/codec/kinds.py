@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 import pydantic
 
+from holdfast.codec.classes import FIELDS, PYDANTIC, TUPLE, Record, is_immutable, shape_of
 from holdfast.codec.types import Registry
-from holdfast.codec.values import Record, fields_of, is_immutable
 
 T = TypeVar("T")
 
@@ -205,6 +205,19 @@ def registry() -> Registry:
     return found
 
 
+def fields_of(value: Any) -> list[Any] | None:
+    """The instance's field names and values, or None when it is not made of fields."""
+    shape = shape_of(type(value))
+    if shape.form not in {FIELDS, TUPLE, PYDANTIC}:
+        return None
+    if shape.form == PYDANTIC:
+        fields, extra, names, private = shape.take_pydantic(value)
+        parts = [fields, extra or {}, private or {}]
+        return [name for part in parts for name in part] + names + [item for part in parts for item in part.values()]
+    fields = shape.take_tuple(value) if shape.form == TUPLE else shape.take(value)
+    return [*fields, *fields.values()]
+
+
 def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
     """Equal with types, order of dicts, signs of zero, NaN, and with instances shared in the same places of a scope.
 
@@ -220,7 +233,7 @@ def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
         return one is two
     fields = fields_of(one)
     if fields is not None and is_immutable(one):
-        return same(list(fields), list(fields_of(two)))
+        return same(fields, fields_of(two))
     if fields is not None or type(one) in {Record, Celsius}:
         seen = {} if seen is None else seen
         if id(one) in seen or id(two) in seen.values():

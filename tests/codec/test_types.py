@@ -18,8 +18,9 @@ import numpy as np
 import pydantic
 import pytest
 
+from holdfast.codec.classes import Record
 from holdfast.codec.types import REGISTRY, Registry
-from holdfast.codec.values import Record, decode, encode
+from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, CorruptValue, SchemaMismatch, Unencodable, UnknownType
 from tests.codec import kinds
 
@@ -490,16 +491,6 @@ def test_a_default_may_be_any_object_and_is_not_looked_into():
     with pytest.raises(SchemaMismatch, match="never") as caught:
         decode(data, types_with(Failing))
     assert isinstance(caught.value.__cause__.__cause__, RuntimeError)
-
-
-def test_what_was_adapted_is_reported_to_the_call_that_read_it():
-    types = types_with(PersonThree, version=3, migrations={1: split, 2: add_tags})
-    now = encode([PersonThree("a", "b")], types)
-    said: list[int] = []
-    decode(now, types, adapted=lambda: said.append(1))
-    assert not said
-    decode(OLD, types, adapted=lambda: said.append(1))
-    assert said == [1]
 
 
 def test_a_removed_field_of_a_class_that_cannot_hold_it_is_a_schema_mismatch():

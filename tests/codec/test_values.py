@@ -26,19 +26,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from holdfast.codec import limits
-from holdfast.codec.encoder import Writing
+from holdfast.codec.limits import MAX_DEPTH, UNWRAP, Bytes
 from holdfast.codec.types import Registry
-from holdfast.codec.values import (
-    MAX_DEPTH,
-    UNWRAP,
-    Bytes,
-    decode,
-    decode_items,
-    encode,
-    fields_of,
-    is_immutable,
-    is_key,
-)
+from holdfast.codec.values import Writing, decode, decode_items, encode, is_immutable, is_key
 from holdfast.errors import Attribute, Unencodable
 from tests.codec import kinds
 from tests.codec.kinds import same
@@ -191,9 +181,6 @@ def test_attributes_beyond_the_declared_ones_come_back():
     note = kinds.Note("a")
     note.extra = (1,)
     assert there_and_back(note).extra == (1,)
-    child = kinds.LooseChild(1, 2)
-    child.extra = [3]
-    assert there_and_back(child).extra == [3]
 
 
 def test_no_code_of_the_class_runs_on_either_way():
@@ -491,12 +478,12 @@ def test_subclassed_keys_are_refused():
 def test_lists_and_dicts_that_contain_themselves_are_refused():
     value: dict[str, Any] = {"a": []}
     value["a"].append({"b": value})
-    with pytest.raises(Unencodable, match="contains itself") as caught:
+    with pytest.raises(Unencodable, match="contain itself") as caught:
         encode(value)
-    assert caught.value.path == ("a", 0, "b")
+    assert caught.value.path == ("a", 0, "b") * 4
     inner: list[Any] = []
     inner.append((inner,))
-    with pytest.raises(Unencodable, match="contains itself"):
+    with pytest.raises(Unencodable, match="contain itself"):
         encode(inner)
 
 
@@ -539,11 +526,12 @@ def test_the_limit_does_not_depend_on_how_deep_the_caller_is(wrap):
     assert deeper(free - 40) == data
 
 
-def test_a_container_with_attributes_of_its_own_is_refused():
-    counter = collections.Counter()
-    counter.extra = 1
+@pytest.mark.parametrize("value", [collections.Counter(), kinds.LooseChild(1, 2)], ids=named())
+def test_a_container_with_attributes_of_its_own_is_refused(value):
+    there_and_back(value)
+    value.extra = 1
     with pytest.raises(Unencodable, match="extra"):
-        encode(counter)
+        encode(value, TYPES)
 
 
 def test_an_unset_field_is_refused():
@@ -575,7 +563,7 @@ def test_padding_does_not_show():
     assert encode(one) == encode(two)
 
 
-# --- immutability and fields ------------------------------------------------------------------------------------
+# --- immutability -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -618,22 +606,6 @@ def test_an_immutable_cycle_does_not_hang():
     point = kinds.Point(1)
     object.__setattr__(point, "x", (point,))
     assert not is_immutable(point)
-
-
-def test_fields_show_every_assignment():
-    note = kinds.Note("a")
-    before = fields_of(note)
-    assert all(a is b for a, b in zip(before, fields_of(note), strict=True))
-    note.text = "b"
-    assert fields_of(note) != before
-    model = kinds.Model(name="a")
-    before = fields_of(model)
-    model._private = 5
-    assert fields_of(model) != before
-    assert fields_of([]) is None
-    assert fields_of("a") is None
-    assert fields_of(kinds.Pair(1, 2)) == ("left", "right", 1, 2)
-    assert fields_of(kinds.Slotted(1, 2, 3)) == ("_SlottedBase__secret", "a", "b", 2, 1, 3)
 
 
 # --- properties -------------------------------------------------------------------------------------------------

@@ -21,10 +21,10 @@ from langgraph.types import Interrupt, Send
 
 from holdfast import errors
 from holdfast.codec import limits
-from holdfast.codec.classes import fields_of
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
 from holdfast.contrib.langgraph.types import MAX_ERROR_CHARS, allow, registry_for
+from tests.codec.kinds import fields_of
 from tests.contrib import langgraph_values as kinds
 from tests.contrib.langgraph_values import ERRORS, EXACT, INEXACT, REFUSED, TYPES, VALUES
 

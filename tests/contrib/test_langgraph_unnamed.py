@@ -22,8 +22,9 @@ from langgraph.types import Send
 
 from holdfast.agent.manifest import Manifest
 from holdfast.codec import limits
+from holdfast.codec.classes import Record
 from holdfast.codec.types import REGISTRY
-from holdfast.codec.values import Record, decode, encode
+from holdfast.codec.values import decode, encode
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.contrib.langgraph.tuples import Reader
 from holdfast.contrib.langgraph.types import classes_of, registry_for

@@ -17,7 +17,7 @@ import msgspec
 from ormsgpack import unpackb
 
 from holdfast.codec import atoms, limits
-from holdfast.codec.classes import ITEMS, Record, is_key
+from holdfast.codec.classes import ITEMS, Record, is_key, spoils_key
 from holdfast.codec.instances import read_enum, read_instance, read_reference, unknown_type
 from holdfast.codec.limits import ALONE, MAX_DEPTH, MAX_VALUE_BYTES, SCOPES, SURE_KEYS, Bytes
 from holdfast.codec.types import FACTORIES, REGISTRY
@@ -27,7 +27,7 @@ from holdfast.errors import SchemaMismatch, UnknownType
 if TYPE_CHECKING:
     from holdfast.codec.types import Registry
 
-    Reader = Callable[["Reading", memoryview], Any]
+    Big = Callable[[int, bytes], Any]
 
 SAFE_RECURSION = 5000
 """Above this recursion limit the interpreter no longer protects the C stack; nesting is then checked beforehand."""
@@ -44,8 +44,7 @@ class Reading:
         self.registry = REGISTRY
         self.inert = False
         self.owned = False
-        self.big: Callable[[int, bytes], Any] | None = None
-        self.adapted: Callable[[], None] | None = None
+        self.big: Big | None = None
         self.depth = 0
         # Instances of the open scope in the order of their bytes.
         self.instances: list[Any] | None = None
@@ -53,17 +52,9 @@ class Reading:
         self._extended = False
         self._shallow: list[Any] = []
 
-    def value(
-        self,
-        data: bytes | memoryview,
-        registry: Registry,
-        inert: bool,
-        owned: bool,
-        big: Callable[[int, bytes], Any] | None,
-        adapted: Callable[[], None] | None,
-    ) -> Any:
+    def value(self, data: bytes | memoryview, registry: Registry, inert: bool, owned: bool, big: Big | None) -> Any:
         """One whole value; see decode()."""
-        self.registry, self.inert, self.owned, self.big, self.adapted = registry, inert, owned, big, adapted
+        self.registry, self.inert, self.owned, self.big = registry, inert, owned, big
         size = len(data)
         if size > SAFE_RECURSION:
             if size > MAX_VALUE_BYTES:
@@ -83,7 +74,7 @@ class Reading:
                 self.check_depth()
             else:
                 check_plain_depth(result)
-        self.big = self.adapted = None  # what they lead to must not live as long as this
+        self.big = None  # what it leads to must not live as long as this
         return result
 
     def content(self, raw: msgspec.Raw | memoryview) -> Any:
@@ -125,11 +116,6 @@ class Reading:
         if len(items) < skip or (len(items) - skip) % 2:
             raise corrupt("a key without a value")
         return items
-
-    def adapt(self) -> None:
-        """Stored content was changed on its way into a value."""
-        if self.adapted is not None:
-            self.adapted()
 
     def _extension(self, code: int, data: memoryview) -> Any:
         """The library's hook."""
@@ -188,10 +174,6 @@ def _check_nesting(data: bytes | memoryview) -> None:
         raise corrupt(str(error)) from error
 
 
-def _read_tuple(reading: Reading, data: memoryview) -> tuple[Any, ...]:
-    return tuple(reading.items(data))
-
-
 def _read_deque(reading: Reading, data: memoryview) -> collections.deque[Any]:
     items = reading.items(data)
     if not items:
@@ -202,14 +184,6 @@ def _read_deque(reading: Reading, data: memoryview) -> collections.deque[Any]:
     return collections.deque(items, limit)
 
 
-def _read_set(reading: Reading, data: memoryview) -> Any:
-    return _keyed(reading, set, reading.items(data))
-
-
-def _read_frozenset(reading: Reading, data: memoryview) -> Any:
-    return _keyed(reading, frozenset, reading.items(data))
-
-
 def _read_dict(reading: Reading, data: memoryview) -> Any:
     items = reading.pairs(data)
     keys = items[::2]
@@ -218,14 +192,9 @@ def _read_dict(reading: Reading, data: memoryview) -> Any:
     return _keyed(reading, dict, keys, items[1::2])
 
 
-def _read_ordered_dict(reading: Reading, data: memoryview) -> Any:
+def _read_mapping(reading: Reading, data: memoryview, make: Callable[[Any], Any]) -> Any:
     items = reading.pairs(data)
-    return _keyed(reading, collections.OrderedDict, items[::2], items[1::2])
-
-
-def _read_counter(reading: Reading, data: memoryview) -> Any:
-    items = reading.pairs(data)
-    return collections.Counter(_keyed(reading, dict, items[::2], items[1::2]))
+    return make(_keyed(reading, dict, items[::2], items[1::2]))
 
 
 def _read_defaultdict(reading: Reading, data: memoryview) -> Any:
@@ -255,7 +224,7 @@ def _keyed(reading: Reading, make: Callable[[Any], Any], keys: list[Any], items:
                 raise _no_key(reading, key)
     try:
         made = make(keys if items is None else zip(keys, items, strict=True))
-    except TypeError as error:
+    except (TypeError, ValueError) as error:  # of what has no hash; NumPy has both
         if not is_ours(error):
             raise
         raise _no_key(reading, next((key for key in keys if type(key).__hash__ is None), None)) from error
@@ -265,8 +234,7 @@ def _keyed(reading: Reading, make: Callable[[Any], Any], keys: list[Any], items:
 
 
 def _no_key(reading: Reading, key: Any) -> Exception:
-    while type(key) is tuple or type(key) is frozenset:
-        key = next((part for part in key if not is_key(part)), None)
+    key = spoils_key(key)
     registration = reading.registry.by_type(type(key))
     if registration is None:
         return corrupt(f"a {type(key).__name__} as a key or set item")
@@ -292,15 +260,15 @@ def _read_numpy(code: int, data: memoryview) -> Any:
     return arrays.read(code, parts)
 
 
-_READERS: dict[int, Reader] = {
+_READERS: dict[int, Callable[[Reading, memoryview], Any]] = {
     limits.DICT: _read_dict,
-    limits.TUPLE: _read_tuple,
-    limits.SET: _read_set,
-    limits.FROZENSET: _read_frozenset,
+    limits.TUPLE: lambda reading, data: tuple(reading.items(data)),
+    limits.SET: lambda reading, data: _keyed(reading, set, reading.items(data)),
+    limits.FROZENSET: lambda reading, data: _keyed(reading, frozenset, reading.items(data)),
     limits.INSTANCE: read_instance,
     limits.ENUM: read_enum,
     limits.DEQUE: _read_deque,
-    limits.ORDERED_DICT: _read_ordered_dict,
-    limits.COUNTER: _read_counter,
+    limits.ORDERED_DICT: lambda reading, data: _read_mapping(reading, data, collections.OrderedDict),
+    limits.COUNTER: lambda reading, data: _read_mapping(reading, data, collections.Counter),
     limits.DEFAULTDICT: _read_defaultdict,
 }

@@ -370,34 +370,27 @@ class _Place(Shape):
         self._told: set[str] = set()
         self._by_program = by_program
 
-    def put(self, value: Any, fields: dict[str, Any]) -> bool:
-        return super().put(value, fields if self.has_dict else self._only(fields, self._setters))
+    def put(self, value: Any, fields: dict[str, Any]) -> None:
+        super().put(value, fields if self.has_dict else self._only(fields, self._setters))
 
     def make_tuple(self, fields: dict[str, Any]) -> Any:
-        return super().make_tuple(fields if self.has_dict else self._only(fields, self.names))
+        return super().make_tuple(self._only(fields, self.names))
 
-    def put_pydantic(
-        self,
-        value: Any,
-        fields: dict[str, Any],
-        extra: dict[str, Any] | None,
-        names: set[str],
-        private: dict[str, Any] | None,
-    ) -> bool:
+    def put_pydantic(self, value: Any, fields: Any, extra: Any, names: Any, private: Any) -> None:
         cls: Any = self.cls
         if cls.model_config.get("extra") != "allow" and not fields.keys() <= self._nameset:
             names = {name for name in names if name in self._nameset or name not in fields}
             fields = self._only(fields, self._nameset)
-        return super().put_pydantic(value, fields, extra, names, private)
+        super().put_pydantic(value, fields, extra, names, private)
 
-    def _put_default(self, value: Any, name: str) -> bool:
+    def _put_default(self, value: Any, name: str) -> None:
         if not self._by_program and _factory(self.cls, name) not in _HARMLESS:
             raise SchemaMismatch(
                 f"{self.cls.__qualname__} has a field {name!r} that was not saved, whose default a function makes",
                 type_name=default_name(self.cls),
                 hint=f"Name the class: HoldfastSaver(..., types=[{self.cls.__qualname__}]).",
             )
-        return super()._put_default(value, name)
+        super()._put_default(value, name)
 
     def _only(self, fields: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
         gone = [name for name in fields if name not in known]
