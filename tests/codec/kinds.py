@@ -227,7 +227,7 @@ def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
         return False
     if isinstance(one, np.ndarray | np.generic):
         same_type = one.dtype == two.dtype and one.dtype.str == two.dtype.str
-        # Bytes, because of NaN; a second look, because a long double has bytes that carry nothing.
+        # Bytes, because of NaN; a second look, because padding carries nothing.
         return same_type and one.shape == two.shape and (one.tobytes() == two.tobytes() or np.array_equal(one, two))
     if isinstance(one, enum.Enum):
         return one is two

@@ -1,7 +1,8 @@
 """Values without parts of their own that MessagePack does not know: numbers, dates, time zones, paths, ids.
 
-Owns both directions of each. Must not know containers or instances.
-Holds always: what is read is in the one form that would be written; a payload that is none raises CorruptValue.
+Owns both directions of each; integers and texts at the edge of what MessagePack knows are among them. Must not know
+containers or instances. Holds always: a payload that is no such value, or is in another form than it would be written
+in, raises CorruptValue.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from ormsgpack import Ext
 
 from holdfast.codec import limits, refusals
 from holdfast.codec.limits import MAX_INT_BYTES, Bytes
-from holdfast.codec.wire import NotPlain, corrupt, int_extension, int_length, is_ours, is_utf8, pack, str_extension
-from holdfast.errors import UnknownType
+from holdfast.codec.wire import NotPlain, corrupt, is_ours, is_utf8, pack
+from holdfast.errors import Unencodable, UnknownType
 
 _NATIVE_MIN, _NATIVE_MAX = -(2**63), 2**64 - 1
 
@@ -31,12 +32,18 @@ _CHEAP_GCD_BITS = 2**16
 
 def lower_str(text: str) -> Any:
     """A text as MessagePack can carry it. The packing library refuses lone surrogates without saying where."""
-    return text if is_utf8(text) else str_extension(text)
+    return text if is_utf8(text) else Ext(limits.STR, text.encode("utf-8", "surrogatepass"))
 
 
 def lower_int(value: int) -> Any:
-    """An integer as MessagePack can carry it."""
-    return value if _NATIVE_MIN <= value <= _NATIVE_MAX else int_extension(value)
+    """An integer as MessagePack can carry it; outside the native range the shortest two's complement."""
+    if _NATIVE_MIN <= value <= _NATIVE_MAX:
+        return value
+    length = ((value if value >= 0 else ~value).bit_length() + 8) // 8
+    if length > MAX_INT_BYTES:
+        text = f"an integer of {length:,} bytes; the limit is {MAX_INT_BYTES:,}"
+        raise Unencodable(text, hint="Save it as bytes or text.")
+    return Ext(limits.INT, value.to_bytes(length, "big", signed=True))
 
 
 _LOWER: dict[type, Callable[[Any], Any]] = {str: lower_str, int: lower_int}
@@ -136,19 +143,13 @@ def write(value: Any) -> Ext | None:
 
 
 def _read_part(code: int, data: memoryview) -> Any:
-    if code == limits.INT:
-        return _read_int(data)
-    if code == limits.STR:
-        return _read_str(data)
+    if code in _LOWERED:
+        return read(code, data)
     raise corrupt(f"an extension of the code {code} inside one that has only numbers and texts")
 
 
-_decode_parts = msgspec.msgpack.Decoder(list, ext_hook=_read_part).decode
-
-
-def parts_of(data: bytes | memoryview) -> list[Any]:
-    """The numbers and texts of an atom that is written as an array."""
-    return _decode_parts(data)
+parts_of: Callable[[bytes | memoryview], list[Any]] = msgspec.msgpack.Decoder(list, ext_hook=_read_part).decode
+"""The numbers and texts of an atom that is written as an array."""
 
 
 def _numbers(parts: list[Any], count: int) -> list[Any]:
@@ -161,34 +162,13 @@ def _numbers(parts: list[Any], count: int) -> list[Any]:
 def _read_int(data: memoryview) -> int:
     if len(data) > MAX_INT_BYTES:
         raise corrupt(f"an integer of {len(data):,} bytes; the limit is {MAX_INT_BYTES:,}")
-    value = int.from_bytes(data, "big", signed=True)
-    if _NATIVE_MIN <= value <= _NATIVE_MAX or int_length(value) != len(data):
-        raise corrupt("an integer that is not in its shortest form")
-    return value
-
-
-def _read_str(data: memoryview) -> str:
-    text = bytes(data).decode("utf-8", "surrogatepass")
-    if is_utf8(text):
-        raise corrupt("text without lone surrogates in the extension for such text")
-    return text
-
-
-def _read_complex(data: memoryview) -> complex:
-    real, imaginary = parts_of(data)
-    if type(real) is not float or type(imaginary) is not float:
-        raise corrupt("a complex number is two floats")
-    return complex(real, imaginary)
+    return int.from_bytes(data, "big", signed=True)
 
 
 def _read_decimal(data: memoryview) -> Any:
     from decimal import Decimal
 
-    text = bytes(data).decode("ascii")
-    value = Decimal(text)
-    if str(value) != text:
-        raise corrupt("a decimal that is not in its usual form")
-    return value
+    return Decimal(bytes(data).decode("ascii"))
 
 
 def _read_fraction(data: memoryview) -> Any:
@@ -203,13 +183,6 @@ def _read_fraction(data: memoryview) -> Any:
     for name, part in (("_numerator", numerator), ("_denominator", denominator)):
         object.__setattr__(value, name, part)
     return value
-
-
-def _read_range(data: memoryview) -> range:
-    parts = parts_of(data)
-    if len(parts) != 3 or not all(type(part) is int or type(part) is bool for part in parts):
-        raise corrupt("a range is three whole numbers")
-    return range(*parts)
 
 
 def _read_uuid(data: memoryview) -> Any:
@@ -240,22 +213,10 @@ def _read_datetime(data: memoryview) -> dt.datetime:
     return dt.datetime(year, month, day, hour, minute, second, microsecond, tzinfo=_zone(zone), fold=fold)
 
 
-def _read_date(data: memoryview) -> dt.date:
-    return dt.date(*_numbers(parts_of(data), 3))
-
-
 def _read_time(data: memoryview) -> dt.time:
     *numbers, zone = parts_of(data)
     hour, minute, second, microsecond, fold = _numbers(numbers, 5)
     return dt.time(hour, minute, second, microsecond, tzinfo=_zone(zone), fold=fold)
-
-
-def _read_timedelta(data: memoryview) -> dt.timedelta:
-    parts = _numbers(parts_of(data), 3)
-    value = dt.timedelta(*parts)
-    if [value.days, value.seconds, value.microseconds] != parts:
-        raise corrupt("a timedelta that is not in its usual form")
-    return value
 
 
 def _read_tzinfo(data: memoryview) -> dt.tzinfo:
@@ -300,28 +261,36 @@ def _named_zone(key: str) -> dt.tzinfo:
 
 _READERS: dict[int, Callable[[memoryview], Any]] = {
     limits.INT: _read_int,
-    limits.STR: _read_str,
-    limits.COMPLEX: _read_complex,
+    limits.STR: lambda data: bytes(data).decode("utf-8", "surrogatepass"),
+    limits.COMPLEX: lambda data: complex(*parts_of(data)),
     limits.DECIMAL: _read_decimal,
     limits.FRACTION: _read_fraction,
     limits.DATETIME: _read_datetime,
-    limits.DATE: _read_date,
+    limits.DATE: lambda data: dt.date(*_numbers(parts_of(data), 3)),
     limits.TIME: _read_time,
-    limits.TIMEDELTA: _read_timedelta,
+    limits.TIMEDELTA: lambda data: dt.timedelta(*parts_of(data)),
     limits.TZINFO: _read_tzinfo,
     limits.UUID: _read_uuid,
     limits.PATH: _read_path,
-    limits.RANGE: _read_range,
+    limits.RANGE: lambda data: range(*parts_of(data)),
 }
 CODES = frozenset(_READERS)
+_LOWERED = frozenset({limits.INT, limits.STR})
+_ONE_FORM = _LOWERED | {limits.COMPLEX, limits.DECIMAL, limits.TIMEDELTA, limits.RANGE}
+"""Several payloads would give the same value of these; only the one that is written counts."""
 
 
 def read(code: int, data: memoryview) -> Any:
     """The value of one of these extensions. Raises CorruptValue, or UnknownType for what this system lacks."""
     try:
-        return _READERS[code](data)
+        value = _READERS[code](data)
     except (ValueError, ArithmeticError, TypeError) as error:
         # Constructors say in these ways that there is no such number, date or text.
         if not is_ours(error):
             raise
         raise corrupt(f"{type(error).__name__}: {error}") from error
+    if code in _ONE_FORM:
+        again = _LOWER[type(value)](value) if code in _LOWERED else write(value)
+        if pack(again) != pack(Ext(code, bytes(data))):
+            raise corrupt(f"a {type(value).__name__} that is not in its usual form")
+    return value

@@ -454,8 +454,8 @@ class Record:
 
     ``form`` is the stored form of an instance (``fields``, ``pydantic``, ``value``), or says what else it is:
     ``enum``, or ``items`` for a built-in that cannot be made here, whose stored parts are then the data (a time zone or
-    an array without its library, a defaultdict of an unknown factory). ``code`` is its extension, ``payload`` what that
-    holds. Records are equal when their bytes are, and can be keys and set items.
+    an array without its library). ``code`` is its extension, ``payload`` what that holds. Records are equal when their
+    bytes are, and can be keys and set items.
     """
 
     __slots__ = ("code", "data", "form", "payload", "type_name", "version")

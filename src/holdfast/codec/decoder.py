@@ -18,7 +18,7 @@ from ormsgpack import unpackb
 
 from holdfast.codec import atoms, limits
 from holdfast.codec.classes import ITEMS, Record, is_key, spoils_key
-from holdfast.codec.instances import read_enum, read_instance, read_reference, unknown_type
+from holdfast.codec.instances import read_enum, read_instance, read_reference
 from holdfast.codec.limits import ALONE, MAX_DEPTH, MAX_VALUE_BYTES, SCOPES, SURE_KEYS, Bytes
 from holdfast.codec.types import FACTORIES, REGISTRY
 from holdfast.codec.wire import check_depth, check_plain_depth, corrupt, is_ours, is_utf8, nested_too_deep
@@ -200,20 +200,10 @@ def _read_mapping(reading: Reading, data: memoryview, make: Callable[[Any], Any]
 def _read_defaultdict(reading: Reading, data: memoryview) -> Any:
     items = reading.pairs(data, 1)
     name = items[0]
-    values = _keyed(reading, dict, items[1::2], items[2::2])
-    if name is None:
-        return collections.defaultdict(None, values)
-    if type(name) is not str:
-        raise corrupt("the name of a factory is text")
-    factory = FACTORIES.get(name)
-    if factory is None:
-        registration = reading.registry.by_name(name)
-        if registration is None:
-            if reading.inert:
-                return Record(limits.DEFAULTDICT, bytes(data), "defaultdict", 1, ITEMS, [name, values])
-            raise unknown_type(name, reading.registry)
-        factory = registration.cls
-    return collections.defaultdict(factory, values)
+    if name is not None and (type(name) is not str or name not in FACTORIES):
+        raise corrupt(f"a defaultdict of the factory {name!r:.80}")
+    factory = None if name is None else FACTORIES[name]
+    return collections.defaultdict(factory, _keyed(reading, dict, items[1::2], items[2::2]))
 
 
 def _keyed(reading: Reading, make: Callable[[Any], Any], keys: list[Any], items: list[Any] | None = None) -> Any:

@@ -119,8 +119,6 @@ def write_enum(writing: Writing, value: Any, depth: int, registration: Registrat
 def write_record(writing: Writing, value: Record, depth: int) -> Ext:
     """What stands for an instance or a member of an unknown class, as it was read."""
     data = value.data
-    if value.code == limits.DEFAULTDICT:
-        return writing.mapping(limits.DEFAULTDICT, data[1], depth, data[0])
     if value.code != limits.INSTANCE:
         return Ext(value.code, value.payload)  # nothing in there has to do with what is around it
     if depth >= MAX_DEPTH:

@@ -40,7 +40,7 @@ T = TypeVar("T", bound=type)
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, tuple, frozenset)} | {
     kind.__name__: kind for kind in (int, float, str, bool, bytes, bytearray, complex)
 }
-"""What a defaultdict may call by these names; any other factory must be a registered class."""
+"""What a defaultdict may call, by these names: nothing that a program wrote is called because data names it."""
 
 
 @dataclass(slots=True, eq=False)

@@ -266,13 +266,7 @@ def _write_set(writing: Writing, value: set[Any] | frozenset[Any], depth: int) -
 
 def _write_defaultdict(writing: Writing, value: collections.defaultdict[Any, Any], depth: int) -> Ext:
     factory: Any = value.default_factory
-    name = None
-    if isinstance(factory, type):
-        if FACTORIES.get(factory.__name__) is factory:
-            name = factory.__name__
-        else:
-            registration = writing.registry.by_type(factory)
-            name = None if registration is None else registration.name
+    name = next((name for name, known in FACTORIES.items() if known is factory), None)
     if factory is not None and name is None:
         raise refusals.factory(factory)
     return writing.mapping(limits.DEFAULTDICT, value, depth, name)
