@@ -25,8 +25,8 @@ from typing import Any
 import pydantic
 
 from holdfast.codec import node as node_module
+from holdfast.codec.atoms import Bytes as OwnBytes
 from holdfast.codec.document import Document
-from holdfast.codec.limits import Bytes as OwnBytes
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import Node
 from holdfast.codec.replay import State

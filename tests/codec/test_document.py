@@ -16,8 +16,8 @@ import pytest
 
 from holdfast.codec import detached, operations
 from holdfast.codec.document import Document, plain
-from holdfast.codec.limits import MAX_DEPTH
 from holdfast.codec.node import Node
+from holdfast.codec.wire import MAX_DEPTH
 from holdfast.errors import Damaged, DetachedChange, Stale, Unencodable, Untracked
 from tests.codec.kinds import Fixed, Model, Note
 from tests.codec.memory import TYPES, Memory

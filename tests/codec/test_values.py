@@ -25,10 +25,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from holdfast.codec import limits
-from holdfast.codec.limits import MAX_DEPTH, UNWRAP, Bytes
+from holdfast.codec import wire
+from holdfast.codec.atoms import Bytes
 from holdfast.codec.types import Registry
-from holdfast.codec.values import Writing, decode, decode_items, encode, is_immutable, is_key
+from holdfast.codec.values import UNWRAP, Writing, decode, decode_items, encode, is_immutable, is_key
+from holdfast.codec.wire import MAX_DEPTH
 from holdfast.errors import Attribute, Unencodable
 from tests.codec import kinds
 from tests.codec.kinds import same
@@ -252,13 +253,13 @@ def test_containers_of_other_modules_are_unwrapped():
         pass
 
     UNWRAP[Tracked] = dict.copy
-    UNWRAP[Parted] = lambda _: ormsgpack.Ext(limits.BIG, bytes(32))
+    UNWRAP[Parted] = lambda _: ormsgpack.Ext(wire.BIG, bytes(32))
     try:
         value = Tracked(a=Tracked(b=(1,)), c=Parted([1]))
         data = encode(value)
         assert decode(data, big=lambda code, payload: (code, payload)) == {
             "a": {"b": (1,)},
-            "c": (limits.BIG, bytes(32)),
+            "c": (wire.BIG, bytes(32)),
         }
         with pytest.raises(Unencodable) as caught:
             encode(Tracked(a=[Tracked(b=print)]))
@@ -303,9 +304,9 @@ def test_models_that_share_inside_come_back_so_when_many_are_decoded():
 
 
 def test_many_encodings_may_name_what_is_stored_elsewhere_and_give_owned_bytes():
-    encodings = [ormsgpack.packb(ormsgpack.Ext(limits.BIG, bytes(32))), encode(bytearray(b"x"))]
+    encodings = [ormsgpack.packb(ormsgpack.Ext(wire.BIG, bytes(32))), encode(bytearray(b"x"))]
     big, owned = decode_items(encodings, big=lambda code, payload: (code, payload), owned=True)
-    assert big == (limits.BIG, bytes(32))
+    assert big == (wire.BIG, bytes(32))
     assert type(owned) is Bytes
 
 

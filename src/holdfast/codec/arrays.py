@@ -16,10 +16,12 @@ import numpy as np
 from numpy.lib import format as npy
 from ormsgpack import Ext, packb
 
-from holdfast.codec import limits
-from holdfast.codec.limits import MAX_EMPTY_ITEMS, MAX_VALUE_BYTES
-from holdfast.codec.wire import NotPlain, corrupt, is_ours, pack
+from holdfast.codec import wire
+from holdfast.codec.wire import MAX_VALUE_BYTES, NotPlain, corrupt, is_ours, pack
 from holdfast.errors import CorruptValue, Unencodable
+
+_MAX_EMPTY_ITEMS = 2**20
+"""Items of a NumPy dtype without bytes cost nothing to declare, so their number needs a limit of its own."""
 
 _SIMPLE = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c(?:8|16)|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,10}[A-Za-z]{1,2}\])?)")
 
@@ -29,15 +31,15 @@ def write(value: Any) -> Ext:
     # Text and bytes scalars lose trailing zeros on every way through NumPy (str() included), so they are read
     # as the Python objects that they also are.
     if isinstance(value, np.str_):
-        return Ext(limits.SCALAR, packb([f"<U{len(value)}", utf_32_le_encode(value, "surrogatepass")[0]]))
+        return Ext(wire.SCALAR, packb([f"<U{len(value)}", utf_32_le_encode(value, "surrogatepass")[0]]))
     if isinstance(value, np.bytes_):
-        return Ext(limits.SCALAR, packb([f"|S{len(value)}", bytes.__getitem__(value, slice(None))]))
+        return Ext(wire.SCALAR, packb([f"|S{len(value)}", bytes.__getitem__(value, slice(None))]))
     descr = _packed(value.dtype)
     if not isinstance(value, np.ndarray):
-        return Ext(limits.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
-    if value.dtype.itemsize == 0 and value.size > MAX_EMPTY_ITEMS:
+        return Ext(wire.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
+    if value.dtype.itemsize == 0 and value.size > _MAX_EMPTY_ITEMS:
         raise Unencodable("an array of very many items that have no content", hint="Save its shape.")
-    return Ext(limits.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
+    return Ext(wire.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
 
 
 def _packed(dtype: np.dtype[Any]) -> bytes:
@@ -113,7 +115,7 @@ def _field(field: Any) -> tuple[Any, ...]:
 def read(code: int, parts: list[Any]) -> Any:
     """The array or scalar of a payload."""
     try:
-        return _read_array(*parts) if code == limits.ARRAY else _read_scalar(*parts)
+        return _read_array(*parts) if code == wire.ARRAY else _read_scalar(*parts)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         # NumPy says in these ways that there is no such dtype or text.
         if not is_ours(error, "numpy"):
@@ -128,7 +130,7 @@ def _read_array(descr: Any, shape: Any, data: Any) -> Any:
     if type(data) is not bytes or len(data) > MAX_VALUE_BYTES:
         raise corrupt("the content of an array")
     count = prod(shape)
-    if count * dtype.itemsize != len(data) or (dtype.itemsize == 0 and count > MAX_EMPTY_ITEMS):
+    if count * dtype.itemsize != len(data) or (dtype.itemsize == 0 and count > _MAX_EMPTY_ITEMS):
         raise corrupt(f"an array of {len(data):,} bytes whose shape and dtype say otherwise")
     return np.ndarray(tuple(shape), dtype, buffer=data)
 

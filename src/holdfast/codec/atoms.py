@@ -16,10 +16,12 @@ from typing import Any
 import msgspec
 from ormsgpack import Ext
 
-from holdfast.codec import limits, refusals
-from holdfast.codec.limits import MAX_INT_BYTES, Bytes
+from holdfast.codec import refusals, wire
 from holdfast.codec.wire import NotPlain, corrupt, is_ours, is_utf8, pack
 from holdfast.errors import Unencodable, UnknownType
+
+MAX_INT_BYTES = 2**20
+"""One integer. Arithmetic on more takes minutes, so a hostile store could stop a program with a single number."""
 
 _NATIVE_MIN, _NATIVE_MAX = -(2**63), 2**64 - 1
 
@@ -27,12 +29,21 @@ _CHEAP_GCD_BITS = 2**16
 """Fractions are checked for lowest terms up to this size; beyond, the check would take longer than the reading."""
 
 
+class Bytes(bytearray):
+    """A bytearray that a document owns.
+
+    The packing library writes an exact bytearray as bytes without asking; a subclass reaches the codec.
+    """
+
+    __slots__ = ()
+
+
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
 def lower_str(text: str) -> Any:
     """A text as MessagePack can carry it. The packing library refuses lone surrogates without saying where."""
-    return text if is_utf8(text) else Ext(limits.STR, text.encode("utf-8", "surrogatepass"))
+    return text if is_utf8(text) else Ext(wire.STR, text.encode("utf-8", "surrogatepass"))
 
 
 def lower_int(value: int) -> Any:
@@ -43,7 +54,7 @@ def lower_int(value: int) -> Any:
     if length > MAX_INT_BYTES:
         text = f"an integer of {length:,} bytes; the limit is {MAX_INT_BYTES:,}"
         raise Unencodable(text, hint="Save it as bytes or text.")
-    return Ext(limits.INT, value.to_bytes(length, "big", signed=True))
+    return Ext(wire.INT, value.to_bytes(length, "big", signed=True))
 
 
 _LOWER: dict[type, Callable[[Any], Any]] = {str: lower_str, int: lower_int}
@@ -81,24 +92,24 @@ Parts = Callable[[Any], "list[Any] | bytes"]
 
 # Type -> its code, and what gives the parts of a value: a list of numbers and texts, or the payload itself.
 _WRITTEN: dict[type, tuple[int, Parts]] = {
-    bytearray: (limits.BYTEARRAY, bytes),
-    Bytes: (limits.BYTEARRAY, bytes),
-    complex: (limits.COMPLEX, lambda value: [value.real, value.imag]),
-    range: (limits.RANGE, lambda value: [value.start, value.stop, value.step]),
-    dt.datetime: (limits.DATETIME, _datetime_parts),
-    dt.date: (limits.DATE, lambda value: [value.year, value.month, value.day]),
-    dt.time: (limits.TIME, _time_parts),
-    dt.timedelta: (limits.TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
-    dt.timezone: (limits.TZINFO, lambda value: [_zone_parts(value)]),
+    bytearray: (wire.BYTEARRAY, bytes),
+    Bytes: (wire.BYTEARRAY, bytes),
+    complex: (wire.COMPLEX, lambda value: [value.real, value.imag]),
+    range: (wire.RANGE, lambda value: [value.start, value.stop, value.step]),
+    dt.datetime: (wire.DATETIME, _datetime_parts),
+    dt.date: (wire.DATE, lambda value: [value.year, value.month, value.day]),
+    dt.time: (wire.TIME, _time_parts),
+    dt.timedelta: (wire.TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
+    dt.timezone: (wire.TZINFO, lambda value: [_zone_parts(value)]),
 }
 
-_PATH: tuple[int, Parts] = (limits.PATH, lambda value: [_FLAVOURS[type(value).__name__], str(value)])
+_PATH: tuple[int, Parts] = (wire.PATH, lambda value: [_FLAVOURS[type(value).__name__], str(value)])
 
 # Found by name once their module is there, so that importing the codec does not import them.
 _LAZY: dict[tuple[str, str], tuple[int, Parts]] = {
-    ("decimal", "Decimal"): (limits.DECIMAL, lambda value: str(value).encode("ascii")),
-    ("fractions", "Fraction"): (limits.FRACTION, lambda value: [value.numerator, value.denominator]),
-    ("uuid", "UUID"): (limits.UUID, lambda value: value.bytes),
+    ("decimal", "Decimal"): (wire.DECIMAL, lambda value: str(value).encode("ascii")),
+    ("fractions", "Fraction"): (wire.FRACTION, lambda value: [value.numerator, value.denominator]),
+    ("uuid", "UUID"): (wire.UUID, lambda value: value.bytes),
     ("zoneinfo", "ZoneInfo"): _WRITTEN[dt.timezone],
     **{(module, name): _PATH for module in ("pathlib", "pathlib._local") for name in _FLAVOURS},
 }
@@ -260,23 +271,23 @@ def _named_zone(key: str) -> dt.tzinfo:
 
 
 _READERS: dict[int, Callable[[memoryview], Any]] = {
-    limits.INT: _read_int,
-    limits.STR: lambda data: bytes(data).decode("utf-8", "surrogatepass"),
-    limits.COMPLEX: lambda data: complex(*parts_of(data)),
-    limits.DECIMAL: _read_decimal,
-    limits.FRACTION: _read_fraction,
-    limits.DATETIME: _read_datetime,
-    limits.DATE: lambda data: dt.date(*_numbers(parts_of(data), 3)),
-    limits.TIME: _read_time,
-    limits.TIMEDELTA: lambda data: dt.timedelta(*parts_of(data)),
-    limits.TZINFO: _read_tzinfo,
-    limits.UUID: _read_uuid,
-    limits.PATH: _read_path,
-    limits.RANGE: lambda data: range(*parts_of(data)),
+    wire.INT: _read_int,
+    wire.STR: lambda data: bytes(data).decode("utf-8", "surrogatepass"),
+    wire.COMPLEX: lambda data: complex(*parts_of(data)),
+    wire.DECIMAL: _read_decimal,
+    wire.FRACTION: _read_fraction,
+    wire.DATETIME: _read_datetime,
+    wire.DATE: lambda data: dt.date(*_numbers(parts_of(data), 3)),
+    wire.TIME: _read_time,
+    wire.TIMEDELTA: lambda data: dt.timedelta(*parts_of(data)),
+    wire.TZINFO: _read_tzinfo,
+    wire.UUID: _read_uuid,
+    wire.PATH: _read_path,
+    wire.RANGE: lambda data: range(*parts_of(data)),
 }
 CODES = frozenset(_READERS)
-_LOWERED = frozenset({limits.INT, limits.STR})
-_ONE_FORM = _LOWERED | {limits.COMPLEX, limits.DECIMAL, limits.TIMEDELTA, limits.RANGE}
+_LOWERED = frozenset({wire.INT, wire.STR})
+_ONE_FORM = _LOWERED | {wire.COMPLEX, wire.DECIMAL, wire.TIMEDELTA, wire.RANGE}
 """Several payloads would give the same value of these; only the one that is written counts."""
 
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from holdfast.codec import atoms
-from holdfast.codec.limits import MAX_DEPTH, SCALARS, SURE_KEYS
-from holdfast.codec.wire import is_ours
+from holdfast.codec.wire import MAX_DEPTH, SCALARS, SURE_KEYS, TEXT, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +34,6 @@ _HEAP_TYPE = 1 << 9
 _TYPING_LEFTOVER = "__orig_class__"
 # attrs keeps a hash there. String hashes differ between processes, so the saved one would be wrong.
 ATTRS_HASH = "_attrs_cached_hash"
-_TEXT = frozenset({str})
 
 
 class NoField(LookupError):
@@ -136,7 +134,7 @@ class Shape:
         if ATTRS_HASH in rest:
             rest[ATTRS_HASH] = None
         ordered = {name: rest.pop(name) for name in names if name in rest}
-        for name in sorted(rest) if _TEXT.issuperset(map(type, rest)) else rest:
+        for name in sorted(rest) if TEXT.issuperset(map(type, rest)) else rest:
             ordered[name] = rest[name]
         return ordered
 
@@ -225,7 +223,7 @@ class Shape:
         ):
             return False
         if type(names) is not set:
-            if type(names) is not list or not _TEXT.issuperset(map(type, names)):
+            if type(names) is not list or not TEXT.issuperset(map(type, names)):
                 return False
             names = set(names)
         (_, put_names), (_, put_extra), (_, put_private) = self._model_setters

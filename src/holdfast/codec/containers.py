@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.codec.dicts import GuardedDict, LazyDict, OpenDict, TrackedDict, wrap_dict
-from holdfast.codec.limits import UNWRAP
 from holdfast.codec.lists import GuardedList, LazyList, TrackedList
 from holdfast.codec.node import FLAT, Node
 from holdfast.codec.sets import TrackedSet
+from holdfast.codec.values import UNWRAP
 from holdfast.errors import Stale
 
 LIVE = (TrackedDict, LazyDict, GuardedDict, OpenDict, TrackedList, LazyList, GuardedList, TrackedSet)

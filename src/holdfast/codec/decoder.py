@@ -16,12 +16,23 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ormsgpack import unpackb
 
-from holdfast.codec import atoms, limits
+from holdfast.codec import atoms, wire
 from holdfast.codec.classes import ITEMS, Record, is_key, spoils_key
 from holdfast.codec.instances import read_enum, read_instance, read_reference
-from holdfast.codec.limits import ALONE, MAX_DEPTH, MAX_VALUE_BYTES, SCOPES, SURE_KEYS, Bytes
 from holdfast.codec.types import FACTORIES, REGISTRY
-from holdfast.codec.wire import check_depth, check_plain_depth, corrupt, is_ours, is_utf8, nested_too_deep
+from holdfast.codec.wire import (
+    MAX_DEPTH,
+    MAX_VALUE_BYTES,
+    SURE_KEYS,
+    TEXT,
+    check_depth,
+    check_plain_depth,
+    corrupt,
+    is_ours,
+    is_utf8,
+    nested_too_deep,
+    raws,
+)
 from holdfast.errors import SchemaMismatch, UnknownType
 
 if TYPE_CHECKING:
@@ -32,8 +43,13 @@ if TYPE_CHECKING:
 SAFE_RECURSION = 5000
 """Above this recursion limit the interpreter no longer protects the C stack; nesting is then checked beforehand."""
 
-_TEXT: frozenset[type] = frozenset({str})
-_INSTANCE_BYTE = bytes([limits.INSTANCE])
+_SCOPES = frozenset({wire.TUPLE, wire.INSTANCE, wire.DEQUE, wire.ORDERED_DICT, wire.COUNTER, wire.DEFAULTDICT})
+"""Extensions that open a scope, inside which instances are numbered, unless one is open already."""
+
+_ALONE = frozenset({wire.SET, wire.FROZENSET, wire.ENUM})
+"""Extensions whose content has nothing to do with the scope around them."""
+
+_INSTANCE_BYTE = bytes([wire.INSTANCE])
 
 
 class Reading:
@@ -109,7 +125,7 @@ class Reading:
         else:
             # Keys have nothing to do with the scope that their values are in.
             scope, items = self.instances, []
-            for index, raw in enumerate(_raws(data)):
+            for index, raw in enumerate(raws(data)):
                 self.instances = scope if (index - skip) % 2 else None
                 items.append(self.content(raw))
             self.instances = scope
@@ -127,9 +143,9 @@ class Reading:
         if self.depth > MAX_DEPTH:
             raise nested_too_deep()
         outer = self.instances
-        if code in ALONE:
+        if code in _ALONE:
             self.instances = None
-        elif outer is None and code in SCOPES:
+        elif outer is None and code in _SCOPES:
             self.instances = []
         value = read(self, data)
         self.instances = outer
@@ -137,20 +153,20 @@ class Reading:
         return value
 
     def _atom(self, code: int, data: memoryview) -> Any:
-        if code == limits.REFERENCE:
+        if code == wire.REFERENCE:
             return read_reference(self, data)
-        if code == limits.BYTEARRAY:
-            return Bytes(data) if self.owned else bytearray(data)
+        if code == wire.BYTEARRAY:
+            return atoms.Bytes(data) if self.owned else bytearray(data)
         try:
             if code in atoms.CODES:
                 return atoms.read(code, data)
-            if code in {limits.ARRAY, limits.SCALAR}:
+            if code in {wire.ARRAY, wire.SCALAR}:
                 return _read_numpy(code, data)
         except UnknownType as error:
             if not self.inert:
                 raise
             return Record(code, bytes(data), error.type_name, 1, ITEMS, atoms.parts_of(data))
-        if code not in {limits.BIG, limits.BULK}:
+        if code not in {wire.BIG, wire.BULK}:
             raise corrupt(f"an extension of the unknown code {code}")
         if self.big is None:
             raise corrupt("a part that is stored elsewhere, inside a value that must be complete")
@@ -159,8 +175,6 @@ class Reading:
 
 _PAYLOAD_DEPTH = MAX_DEPTH + 2
 """Instances keep their fields in a map, models in an array of maps, which are not levels of their own."""
-
-_raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def _check_nesting(data: bytes | memoryview) -> None:
@@ -187,7 +201,7 @@ def _read_deque(reading: Reading, data: memoryview) -> collections.deque[Any]:
 def _read_dict(reading: Reading, data: memoryview) -> Any:
     items = reading.pairs(data)
     keys = items[::2]
-    if _TEXT.issuperset(map(type, keys)) and all(map(is_utf8, keys)):
+    if TEXT.issuperset(map(type, keys)) and all(map(is_utf8, keys)):
         raise corrupt("a dict with plain keys in the extension for other keys")
     return _keyed(reading, dict, keys, items[1::2])
 
@@ -251,14 +265,14 @@ def _read_numpy(code: int, data: memoryview) -> Any:
 
 
 _READERS: dict[int, Callable[[Reading, memoryview], Any]] = {
-    limits.DICT: _read_dict,
-    limits.TUPLE: lambda reading, data: tuple(reading.items(data)),
-    limits.SET: lambda reading, data: _keyed(reading, set, reading.items(data)),
-    limits.FROZENSET: lambda reading, data: _keyed(reading, frozenset, reading.items(data)),
-    limits.INSTANCE: read_instance,
-    limits.ENUM: read_enum,
-    limits.DEQUE: _read_deque,
-    limits.ORDERED_DICT: lambda reading, data: _read_mapping(reading, data, collections.OrderedDict),
-    limits.COUNTER: lambda reading, data: _read_mapping(reading, data, collections.Counter),
-    limits.DEFAULTDICT: _read_defaultdict,
+    wire.DICT: _read_dict,
+    wire.TUPLE: lambda reading, data: tuple(reading.items(data)),
+    wire.SET: lambda reading, data: _keyed(reading, set, reading.items(data)),
+    wire.FROZENSET: lambda reading, data: _keyed(reading, frozenset, reading.items(data)),
+    wire.INSTANCE: read_instance,
+    wire.ENUM: read_enum,
+    wire.DEQUE: _read_deque,
+    wire.ORDERED_DICT: lambda reading, data: _read_mapping(reading, data, collections.OrderedDict),
+    wire.COUNTER: lambda reading, data: _read_mapping(reading, data, collections.Counter),
+    wire.DEFAULTDICT: _read_defaultdict,
 }

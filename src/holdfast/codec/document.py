@@ -16,8 +16,8 @@ from typing import Any, Self, SupportsIndex
 
 from ormsgpack import Ext, packb
 
-from holdfast.codec import limits
 from holdfast.codec import operations as op
+from holdfast.codec import wire
 from holdfast.codec.blocks import DICT, LIST, VALUE, leaf_items
 from holdfast.codec.capture import Capture, Captured, Told, appended_items, lacking, named_nodes
 from holdfast.codec.containers import wrap
@@ -381,7 +381,7 @@ class Document(MutableMapping[str, Any]):
         per = 2 if tree.kind == DICT else 1
         if raw is None:
             tree.warm([(0, tree.count)], self.told.fetch)
-        with collector_paused:
+        with collector_paused():
             for number, leaf in enumerate(tree.leaves):
                 payload: Any
                 if raw is not None:
@@ -425,7 +425,7 @@ class Document(MutableMapping[str, Any]):
         return decode(data, self.registry, inert=self.inert, owned=True, big=self._read_big)
 
     def _read_big(self, code: int, payload: bytes) -> Any:
-        if code == limits.BIG:
+        if code == wire.BIG:
             return self.live(self.told.tree(bytes(payload)), None, None)
         value = decode(self.told.bulk(bytes(payload)), self.registry, inert=self.inert, owned=True)
         self.bulk.keep(value, _packed(code, payload))

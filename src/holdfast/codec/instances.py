@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ormsgpack import Ext, packb
 
-from holdfast.codec import limits, refusals
+from holdfast.codec import refusals, wire
 from holdfast.codec.classes import ENUM, FIELDS, PYDANTIC, TUPLE, VALUE, NoField, Record
-from holdfast.codec.limits import MAX_DEPTH, SCALARS
-from holdfast.codec.wire import SIZED_EXTENSIONS, check_plain_depth, corrupt, is_ours, pack
+from holdfast.codec.wire import MAX_DEPTH, SCALARS, SIZED_EXTENSIONS, TEXT, check_plain_depth, corrupt, is_ours, pack
 from holdfast.errors import SchemaMismatch, Unencodable, UnknownType
 
 if TYPE_CHECKING:
@@ -25,8 +24,6 @@ if TYPE_CHECKING:
     from holdfast.codec.decoder import Reading
     from holdfast.codec.types import Registration, Registry
     from holdfast.codec.values import Writing
-
-_TEXT = frozenset({str})
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -67,7 +64,7 @@ def write_instance(writing: Writing, value: Any, depth: int, registration: Regis
     if whole:
         writing.unmade.discard(id(value))
     writing.numbers = outer
-    return Ext(limits.INSTANCE, pack([registration.name, registration.version, form, data]))
+    return Ext(wire.INSTANCE, pack([registration.name, registration.version, form, data]))
 
 
 def _number(writing: Writing, value: Any) -> Ext | None:
@@ -82,7 +79,7 @@ def _number(writing: Writing, value: Any) -> Ext | None:
         return None
     if id(value) in writing.unmade:
         raise refusals.closed_cycle(value)
-    return Ext(limits.REFERENCE, packb(number))
+    return Ext(wire.REFERENCE, packb(number))
 
 
 def _saved(writing: Writing, registration: Registration, value: Any) -> Any:
@@ -113,13 +110,13 @@ def write_enum(writing: Writing, value: Any, depth: int, registration: Registrat
             raise
         content = None  # a named member is found by its name; its value may be a function or the like
     label = None if name is None else writing.lower(name, depth)
-    return Ext(limits.ENUM, pack([registration.name, registration.version, label, content]))
+    return Ext(wire.ENUM, pack([registration.name, registration.version, label, content]))
 
 
 def write_record(writing: Writing, value: Record, depth: int) -> Ext:
     """What stands for an instance or a member of an unknown class, as it was read."""
     data = value.data
-    if value.code != limits.INSTANCE:
+    if value.code != wire.INSTANCE:
         return Ext(value.code, value.payload)  # nothing in there has to do with what is around it
     if depth >= MAX_DEPTH:
         raise refusals.too_deep()
@@ -132,7 +129,7 @@ def write_record(writing: Writing, value: Record, depth: int) -> Ext:
     else:
         data = writing.lower(data, depth + 1 if value.form == VALUE else depth)
     writing.numbers = outer
-    return Ext(limits.INSTANCE, pack([value.type_name, value.version, value.form, data]))
+    return Ext(wire.INSTANCE, pack([value.type_name, value.version, value.form, data]))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -172,7 +169,7 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
     if registration is None or (reading.inert and version != registration.version):
         if not reading.inert:
             raise unknown_type(name, reading.registry)
-        record = Record(limits.INSTANCE, bytes(data), name, version, form)
+        record = Record(wire.INSTANCE, bytes(data), name, version, form)
         instances.append(record)
         record.data = reading.content(raw)
         return record
@@ -206,7 +203,7 @@ def read_enum(reading: Reading, data: memoryview) -> Any:
     registration = reading.registry.by_name(type_name)
     if registration is None or (reading.inert and version != registration.version):
         if reading.inert:
-            return Record(limits.ENUM, bytes(data), type_name, version, ENUM, [name, content])
+            return Record(wire.ENUM, bytes(data), type_name, version, ENUM, [name, content])
         raise unknown_type(type_name, reading.registry)
     if registration.save is not None or registration.shape.form != ENUM:
         raise _mismatch(registration, "was saved as an enum member, but is no enum now")
@@ -343,7 +340,7 @@ def _parts(form: str, content: Any) -> tuple[dict[str, Any], dict[str, Any] | No
             _is_field_map(fields)
             and (extra is None or _is_field_map(extra))
             and type(names) is list
-            and _TEXT.issuperset(map(type, names))
+            and TEXT.issuperset(map(type, names))
             and (private is None or _is_field_map(private))
         ):
             return fields, extra, names, private
@@ -351,7 +348,7 @@ def _parts(form: str, content: Any) -> tuple[dict[str, Any], dict[str, Any] | No
 
 
 def _is_field_map(part: Any) -> bool:
-    return type(part) is dict and _TEXT.issuperset(map(type, part))
+    return type(part) is dict and TEXT.issuperset(map(type, part))
 
 
 # --- many models at once ----------------------------------------------------------------------------------------
@@ -391,7 +388,7 @@ def read_models(encodings: list[bytes], registry: Registry) -> dict[int, Any]:
             continue
         try:
             extension = _decode_extension(data)
-            if extension.code != limits.INSTANCE:
+            if extension.code != wire.INSTANCE:
                 continue
             name, version, form, (fields, extra, names, _) = _decode_model(extension.data)
         except _Extended:

@@ -15,12 +15,11 @@ from ormsgpack import packb
 from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.codec.containers import wrap
 from holdfast.codec.dicts import LazyDict, TrackedDict
-from holdfast.codec.limits import MAX_DEPTH, SCALARS
 from holdfast.codec.lists import LazyList
 from holdfast.codec.marks import GONE
 from holdfast.codec.node import FLAT, RAW, TEXT, Node, Section
 from holdfast.codec.values import encode, is_immutable, is_key
-from holdfast.codec.wire import OPTION
+from holdfast.codec.wire import MAX_DEPTH, OPTION, SCALARS
 from holdfast.errors import HoldfastError, Unencodable
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
-from holdfast.codec.limits import MAX_DEPTH, SCALARS
+from holdfast.codec.wire import MAX_DEPTH, SCALARS
 from holdfast.errors import Unencodable
 
 _BUILTINS = (bool, int, float, complex, str, bytearray, bytes, list, dict, tuple, set, frozenset)

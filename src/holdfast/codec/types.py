@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from holdfast.codec.classes import BUILT_IN, OPAQUE, Shape, is_data_class, shape_of
-from holdfast.codec.limits import MAX_NAME_CHARS
 from holdfast.errors import BadName, BadOption
 
 if TYPE_CHECKING:
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T", bound=type)
+
+MAX_NAME_CHARS = 1000
+"""Longest name of a type. Names come back out of stored data, so they are bounded like everything else."""
 
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, tuple, frozenset)} | {
     kind.__name__: kind for kind in (int, float, str, bool, bytes, bytearray, complex)

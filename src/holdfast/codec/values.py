@@ -16,15 +16,19 @@ from typing import Any
 
 from ormsgpack import Ext
 
-from holdfast.codec import atoms, limits, refusals
+from holdfast.codec import atoms, refusals, wire
 from holdfast.codec.classes import ENUM, Record, is_immutable, is_key, spoils_key
 from holdfast.codec.decoder import SAFE_RECURSION, Reading
 from holdfast.codec.instances import read_models, write_enum, write_instance, write_record
-from holdfast.codec.limits import MAX_DEPTH, MAX_VALUE_BYTES, SCALARS, SURE_KEYS, UNWRAP
 from holdfast.codec.types import FACTORIES, REGISTRY, Registry
 from holdfast.codec.wire import (
     FLAT_TUPLE,
+    MAX_DEPTH,
+    MAX_VALUE_BYTES,
     OPTION,
+    SCALARS,
+    SURE_KEYS,
+    TEXT,
     NotPlain,
     array_of,
     is_ours,
@@ -43,7 +47,8 @@ _BATCH_ITEMS = 100
 _SHOWN_PARTS = 12
 """Of the path of what is nested too deep: enough to see how a container contains itself."""
 
-_TEXT: frozenset[type] = frozenset({str})
+UNWRAP: dict[type, Callable[[Any], Any]] = {}
+"""Container subclasses of other modules -> a function that gives the plain container, or a ready extension."""
 
 # Readings that are free. A list's pop and append are atomic, so threads can share it; code that a reading calls
 # and that decodes in turn takes another one.
@@ -150,10 +155,10 @@ class Writing:
     def attributes(self, fields: dict[Any, Any], depth: int) -> Any:
         """The fields of an instance, which stands at that depth."""
         if self.plain is not SCALARS:  # packing refuses odd names too, without saying which
-            if not _TEXT.issuperset(map(type, fields)):
+            if not TEXT.issuperset(map(type, fields)):
                 raise Unencodable("an attribute whose name is not a plain text")
             if not all(map(is_utf8, fields)):
-                return self.pairs(limits.DICT, fields, depth)
+                return self.pairs(wire.DICT, fields, depth)
         return _write_parts(self, fields, depth, Attribute)
 
     def sequence(self, code: int, values: Iterable[Any], depth: int, *first: Any) -> Ext:
@@ -211,10 +216,10 @@ def _write_parts(writing: Writing, whole: Any, depth: int, label: Callable[[Any]
     parts: Any
     if type(whole) is list:
         parts = enumerate(whole)
-    elif label is not None or (_TEXT.issuperset(map(type, whole)) and (plain is SCALARS or all(map(is_utf8, whole)))):
+    elif label is not None or (TEXT.issuperset(map(type, whole)) and (plain is SCALARS or all(map(is_utf8, whole)))):
         parts = whole.items()
     else:
-        return writing.pairs(limits.DICT, whole, depth)
+        return writing.pairs(wire.DICT, whole, depth)
     # Agents keep lists of flat dicts, and messages some that are small or empty: no call for each of these.
     flat, bare = (dict, list) if plain is SCALARS and depth + 1 < MAX_DEPTH else (None, None)
     out: Any = None
@@ -246,8 +251,8 @@ def _write_parts(writing: Writing, whole: Any, depth: int, label: Callable[[Any]
 
 def _write_tuple(writing: Writing, value: tuple[Any, ...], depth: int) -> Ext:
     if depth < MAX_DEPTH and writing.plain.issuperset(map(type, value)):
-        return Ext(limits.TUPLE, pack(value, FLAT_TUPLE))
-    return writing.sequence(limits.TUPLE, value, depth)
+        return Ext(wire.TUPLE, pack(value, FLAT_TUPLE))
+    return writing.sequence(wire.TUPLE, value, depth)
 
 
 def _write_set(writing: Writing, value: set[Any] | frozenset[Any], depth: int) -> Ext:
@@ -261,7 +266,7 @@ def _write_set(writing: Writing, value: set[Any] | frozenset[Any], depth: int) -
     except Unencodable as error:
         error.within(refusals.label(item))
         raise
-    return Ext(limits.SET if type(value) is set else limits.FROZENSET, array_of(sorted(encodings)))
+    return Ext(wire.SET if type(value) is set else wire.FROZENSET, array_of(sorted(encodings)))
 
 
 def _write_defaultdict(writing: Writing, value: collections.defaultdict[Any, Any], depth: int) -> Ext:
@@ -269,7 +274,7 @@ def _write_defaultdict(writing: Writing, value: collections.defaultdict[Any, Any
     name = next((name for name, known in FACTORIES.items() if known is factory), None)
     if factory is not None and name is None:
         raise refusals.factory(factory)
-    return writing.mapping(limits.DEFAULTDICT, value, depth, name)
+    return writing.mapping(wire.DEFAULTDICT, value, depth, name)
 
 
 def _write_other(writing: Writing, value: Any, depth: int) -> Any:
@@ -304,9 +309,9 @@ _WRITERS: dict[type, Callable[[Writing, Any, int], Any]] = {
     set: _write_set,
     frozenset: _write_set,
     Record: write_record,
-    collections.deque: lambda writing, value, depth: writing.sequence(limits.DEQUE, value, depth, value.maxlen),
-    collections.OrderedDict: lambda writing, value, depth: writing.mapping(limits.ORDERED_DICT, value, depth),
-    collections.Counter: lambda writing, value, depth: writing.mapping(limits.COUNTER, value, depth),
+    collections.deque: lambda writing, value, depth: writing.sequence(wire.DEQUE, value, depth, value.maxlen),
+    collections.OrderedDict: lambda writing, value, depth: writing.mapping(wire.ORDERED_DICT, value, depth),
+    collections.Counter: lambda writing, value, depth: writing.mapping(wire.COUNTER, value, depth),
     collections.defaultdict: _write_defaultdict,
 }
 

@@ -19,8 +19,7 @@ from types import FunctionType, GetSetDescriptorType, ModuleType
 from typing import Any, Protocol, get_args, get_type_hints, is_typeddict
 
 from holdfast.codec.classes import ENUM, FIELDS, Shape, is_data_class, shape_of
-from holdfast.codec.limits import MAX_NAME_CHARS
-from holdfast.codec.types import FACTORIES, Registration, Registry, default_name
+from holdfast.codec.types import FACTORIES, MAX_NAME_CHARS, Registration, Registry, default_name
 from holdfast.errors import BadOption, SchemaMismatch, UnknownType
 
 log = logging.getLogger("holdfast.contrib.langgraph")
