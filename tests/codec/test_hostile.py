@@ -151,6 +151,7 @@ NOTE = Ext(wire.INSTANCE, packb(["tests.codec.kinds.Note", 1, "fields", {"text":
         packb(Ext(wire.TUPLE, packb([NOTE, Ext(wire.SET, packb([Ext(wire.REFERENCE, packb(0))]))]))),
         nested_extension(21, 200),
         packb(Ext(wire.REFERENCE, packb(0))), packb(Ext(wire.TUPLE, packb([Ext(wire.REFERENCE, packb(0))]))),
+        packb(Ext(wire.SET, packb([Ext(wire.SCALAR, packb(["<m8", bytes(8)]))]))),
         packb(Ext(wire.BIG, bytes(32))), packb(Ext(99, b"")), b"\xc7\x00\xfb", b"\xd6\xfb" + bytes(4),
     ],
     ids=lambda data: f"{data[:9].hex()}-{len(data)}-{crc32(data):08x}",

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from ormsgpack import Ext
 
-from holdfast.codec import refusals, wire
+from holdfast.codec import wire
 from holdfast.codec.wire import NotPlain, corrupt, is_ours, is_utf8, pack
 from holdfast.errors import Unencodable, UnknownType
 
@@ -69,7 +69,10 @@ def _zone_parts(zone: Any) -> Any:
     zoneinfo = sys.modules.get("zoneinfo")
     if zoneinfo is not None and type(zone) is zoneinfo.ZoneInfo and zone.key is not None:
         return zone.key
-    raise refusals.zone(zone)
+    raise Unencodable(
+        f"a time zone of type {type(zone).__module__}.{type(zone).__qualname__}",
+        hint="Use zoneinfo.ZoneInfo(name) or datetime.timezone, such as when.astimezone(ZoneInfo('Europe/Lisbon')).",
+    )
 
 
 def _datetime_parts(value: dt.datetime) -> list[Any]:

@@ -62,8 +62,8 @@ class Shape:
         ordered += sorted(set(slots).difference(ordered))
         self._getters: tuple[tuple[str, Any], ...] = tuple((name, slots[name].__get__) for name in ordered)
         self._setters: dict[str, Any] = {name: slots[name].__set__ for name in ordered}
-        self._model_setters = _model_setters(cls) if self.form == PYDANTIC else ()
-        self._holds_all = self.form == PYDANTIC and all(put is not None for _, put in self._model_setters)
+        beside = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+        self._model_setters = [_model_setter(cls, name) for name in beside if self.form == PYDANTIC]
         self.has_dict = bool(getattr(cls, "__dictoffset__", 0))
         self.skip = _skipped(cls)
 
@@ -202,11 +202,8 @@ class Shape:
         """The reverse of take_pydantic."""
         if not fields.keys() <= self._nameset or (extra and not self._nameset.isdisjoint(extra)):
             fields, extra = self._redeclared(fields, extra or {})
-        for (name, put), part in zip(self._model_setters, (names, extra, private), strict=True):
-            if put is not None:
-                put(value, part)
-            elif part is not None:
-                raise NoField(name)  # a root model has neither; the class says so with a constant
+        for put, part in zip(self._model_setters, (names, extra, private), strict=True):
+            put(value, part)
         # A copy, because defaults, which may be anything, are no part of what was read and is still to be checked.
         _set_attribute(value, "__dict__", fields.copy())
         self._put_defaults(value, fields)
@@ -218,7 +215,6 @@ class Shape:
             or private is not None
             or type(fields) is not dict
             or fields.keys() != self._nameset
-            or not self._holds_all
             or (extra is not None and type(extra) is not dict)
         ):
             return False
@@ -226,7 +222,7 @@ class Shape:
             if type(names) is not list or not TEXT.issuperset(map(type, names)):
                 return False
             names = set(names)
-        (_, put_names), (_, put_extra), (_, put_private) = self._model_setters
+        put_names, put_extra, put_private = self._model_setters
         put_names(value, names)
         put_extra(value, extra)
         put_private(value, None)
@@ -307,13 +303,17 @@ def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     return found
 
 
-def _model_setters(cls: type) -> tuple[tuple[str, Any], ...]:
-    """How a pydantic model's parts beside its fields are set, or None where the class has no place for them."""
-    found: list[tuple[str, Any]] = []
-    for name in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
-        slot = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
-        found.append((name, slot.__set__ if type(slot) is MemberDescriptorType else None))
-    return tuple(found)
+def _model_setter(cls: type, name: str) -> Callable[[Any, Any], None]:
+    """How one of a pydantic model's parts beside its fields is set."""
+    slot = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    if type(slot) is MemberDescriptorType:
+        return slot.__set__
+
+    def nowhere(_value: Any, part: Any) -> None:
+        if part is not None:
+            raise NoField(name)  # a root model has neither extra nor private; the class says so with a constant
+
+    return nowhere
 
 
 def _skipped(cls: type) -> tuple[str, ...]:

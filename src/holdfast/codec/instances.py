@@ -21,9 +21,8 @@ from holdfast.errors import SchemaMismatch, Unencodable, UnknownType
 
 if TYPE_CHECKING:
     from holdfast.codec.classes import Shape
-    from holdfast.codec.decoder import Reading
     from holdfast.codec.types import Registration, Registry
-    from holdfast.codec.values import Writing
+    from holdfast.codec.values import Reading, Writing
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -59,7 +58,10 @@ def write_instance(writing: Writing, value: Any, depth: int, registration: Regis
         fields = shape.take_tuple(value) if whole else shape.take(value)
         absent = shape.missing(fields)
         if absent is not None:
-            raise refusals.unset_field(value, absent)
+            raise Unencodable(
+                f"the field {absent!r} of this {type(value).__qualname__} is not set",
+                hint="Set it (None is a value), or declare it with init=False.",
+            )
         data = writing.attributes(fields, depth)
     if whole:
         writing.unmade.discard(id(value))
@@ -78,7 +80,10 @@ def _number(writing: Writing, value: Any) -> Ext | None:
         numbers[id(value)] = len(numbers)
         return None
     if id(value) in writing.unmade:
-        raise refusals.closed_cycle(value)
+        raise Unencodable(
+            f"a {type(value).__qualname__} that contains itself, but is built only when its content is complete",
+            hint="Register the class without save= and load=, or refer to the outer object by a key.",
+        )
     return Ext(wire.REFERENCE, packb(number))
 
 

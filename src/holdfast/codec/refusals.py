@@ -51,13 +51,6 @@ def too_deep() -> Unencodable:
     )
 
 
-def closed_cycle(value: Any) -> Unencodable:
-    return Unencodable(
-        f"a {type(value).__qualname__} that contains itself, but is built only when its content is complete",
-        hint="Register the class without save= and load=, or refer to the outer object by a key.",
-    )
-
-
 def no_key(value: Any, *, immutable: bool) -> Unencodable:
     """The refusal of a dict key or set item."""
     if immutable:
@@ -71,33 +64,11 @@ def no_key(value: Any, *, immutable: bool) -> Unencodable:
     )
 
 
-def unset_field(value: Any, name: str) -> Unencodable:
-    return Unencodable(
-        f"the field {name!r} of this {type(value).__qualname__} is not set",
-        hint="Set it (None is a value), or declare it with init=False.",
-    )
-
-
 def extra_attributes(value: Any, attributes: dict[str, Any]) -> Unencodable:
     names = ", ".join(sorted(map(str, attributes)))
     return Unencodable(
         f"this {type(value).__name__} has attributes of its own ({names}), which would be lost",
         hint="Put them into a registered class that holds the container.",
-    )
-
-
-def factory(value: Any) -> Unencodable:
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    return Unencodable(
-        f"a defaultdict whose factory is {name!s}",
-        hint="Use a built-in type (list, dict, set, int, ...) as its factory, or save dict(...).",
-    )
-
-
-def zone(value: Any) -> Unencodable:
-    return Unencodable(
-        f"a time zone of type {_qualified(type(value))}",
-        hint="Use zoneinfo.ZoneInfo(name) or datetime.timezone, such as when.astimezone(ZoneInfo('Europe/Lisbon')).",
     )
 
 

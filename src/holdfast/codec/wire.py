@@ -231,21 +231,12 @@ def check_plain_depth(value: Any, left: int = MAX_DEPTH) -> None:
 
 def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
     """Refuse lists and dicts that are nested too deep. What stands in them and is neither is not looked into."""
-    level = [value]
+    level = [value] if type(value) is list or type(value) is dict else []
     while level:
-        inner: list[Any] = []
-        for container in level:
-            kind = type(container)
-            if kind is list:
-                inner += [item for item in container if type(item) is list or type(item) is dict]
-            elif kind is dict:
-                inner += [item for item in container.values() if type(item) is list or type(item) is dict]
-            else:
-                return  # only the outermost can be something else
         left -= 1
         if left < 0:
             raise nested_too_deep()
-        level = inner
+        level = [item for item in gc.get_referents(*level) if type(item) is list or type(item) is dict]
 
 
 def on_fresh_stack(function: Callable[[], T]) -> T:
