@@ -146,8 +146,6 @@ class Registry:
         if not isinstance(cls, type):
             raise BadOption(f"register takes a class, not {cls!r}")
         steps = dict(migrations or {})
-        if save is None and load is None:
-            save, load = self.conversion(cls)
         _check(cls, version, steps, save, load)
         registration = Registration(cls, _checked_name(cls, name), version, steps, save, load)
         self._add(registration)
@@ -207,14 +205,6 @@ class Registry:
                     self.register(kind)
         return clear
 
-    def conversion(self, cls: type) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:  # noqa: ARG002
-        """What saves and loads a class that is registered without ``save`` and ``load``; None for its attributes."""
-        return None, None
-
-    def wants(self, cls: type) -> bool:
-        """Whether ``register_module`` takes this class."""
-        return is_data_class(cls)
-
     def register_module(self, module: ModuleType | str) -> list[type]:
         """Register every data class that the module and its submodules define; returns them.
 
@@ -224,15 +214,11 @@ class Registry:
 
         if isinstance(module, str):
             module = import_module(module)
-        found: list[type] = []
-        for part in _modules(module):
-            for cls in _defined_in(part):
-                if not self.wants(cls):
-                    continue
-                known = self.by_type(cls)
-                if known is None or known.cls is not cls:
-                    self.register(cls)
-                found.append(cls)
+        found = [cls for part in _modules(module) for cls in _defined_in(part) if is_data_class(cls)]
+        for cls in found:
+            known = self.by_type(cls)
+            if known is None or known.cls is not cls:
+                self.register(cls)
         return found
 
 
@@ -304,9 +290,7 @@ def _field_types(cls: type) -> Iterator[type | None]:
     for name in shape_of(cls).names:
         base = next((base for base in cls.__mro__ if name in _annotations(base)), None)
         if base is None:
-            attribute = getattr(getattr(cls, "__attrs_attrs__", None), name, None)
-            yield from _classes_in(getattr(attribute, "type", None), set())
-            continue
+            continue  # declared without an annotation
         stand_in = SimpleNamespace(__annotations__={name: _annotations(base)[name]})
         parameters = {parameter.__name__: parameter for parameter in getattr(base, "__type_params__", ())}
         local = {base.__name__: base, cls.__name__: cls, **vars(base), **parameters}

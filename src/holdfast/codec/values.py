@@ -368,10 +368,10 @@ def decode_items(
         models = {} if inert or sys.getrecursionlimit() > _SAFE_RECURSION else instances.read_models(some, registry)
         rest = [data for index, data in enumerate(some) if index not in models]
         others = decode(wire.array_of(rest), registry, inert=inert, owned=owned, big=big) if rest else []
-        if models:
+        if models and rest:
             remaining = iter(others)
             others = [models[index] if index in models else next(remaining) for index in range(len(some))]
-        made += others
+        made += others if rest else models.values()
     return made
 
 
