@@ -8,10 +8,14 @@ in, raises CorruptValue.
 from __future__ import annotations
 
 import datetime as dt
+import pathlib
 import sys
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from math import gcd
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from ormsgpack import Ext
@@ -84,11 +88,11 @@ def _time_parts(value: dt.time) -> list[Any]:
     return [value.hour, value.minute, value.second, value.microsecond, value.fold, _zone_parts(value.tzinfo)]
 
 
-_FLAVOURS = {
-    "PosixPath": "posix",
-    "WindowsPath": "windows",
-    "PurePosixPath": "pure-posix",
-    "PureWindowsPath": "pure-windows",
+_FLAVOURS: dict[type, str] = {
+    pathlib.PosixPath: "posix",
+    pathlib.WindowsPath: "windows",
+    pathlib.PurePosixPath: "pure-posix",
+    pathlib.PureWindowsPath: "pure-windows",
 }
 
 Parts = Callable[[Any], "list[Any] | bytes"]
@@ -104,33 +108,20 @@ _WRITTEN: dict[type, tuple[int, Parts]] = {
     dt.time: (wire.TIME, _time_parts),
     dt.timedelta: (wire.TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
     dt.timezone: (wire.TZINFO, lambda value: [_zone_parts(value)]),
+    Decimal: (wire.DECIMAL, lambda value: str(value).encode("ascii")),
+    Fraction: (wire.FRACTION, lambda value: [value.numerator, value.denominator]),
+    UUID: (wire.UUID, lambda value: value.bytes),
+    **dict.fromkeys(_FLAVOURS, (wire.PATH, lambda value: [_FLAVOURS[type(value)], str(value)])),
 }
-
-_PATH: tuple[int, Parts] = (wire.PATH, lambda value: [_FLAVOURS[type(value).__name__], str(value)])
-
-# Found by name once their module is there, so that importing the codec does not import them.
-_LAZY: dict[tuple[str, str], tuple[int, Parts]] = {
-    ("decimal", "Decimal"): (wire.DECIMAL, lambda value: str(value).encode("ascii")),
-    ("fractions", "Fraction"): (wire.FRACTION, lambda value: [value.numerator, value.denominator]),
-    ("uuid", "UUID"): (wire.UUID, lambda value: value.bytes),
-    ("zoneinfo", "ZoneInfo"): _WRITTEN[dt.timezone],
-    **{(module, name): _PATH for module in ("pathlib", "pathlib._local") for name in _FLAVOURS},
-}
+NAMES = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in _WRITTEN) | {"zoneinfo.ZoneInfo"}
+"""Classes that are written here. Their attributes are nobody's business."""
 
 
 def _written(kind: type) -> tuple[int, Parts] | None:
     found = _WRITTEN.get(kind)
-    if found is None:
-        module = kind.__module__
-        found = _LAZY.get((module, kind.__name__)) if type(module) is str else None
-        if found is None or getattr(sys.modules.get(module), kind.__name__, None) is not kind:
-            return None
-        _WRITTEN[kind] = found
+    if found is None and kind is getattr(sys.modules.get("zoneinfo"), "ZoneInfo", None):
+        found = _WRITTEN[dt.timezone]
     return found
-
-
-NAMES = frozenset(f"{module}.{name}" for module, name in _LAZY) | {f"datetime.{kind.__name__}" for kind in _WRITTEN}
-"""Classes that are written here and have attributes or a module of their own, which are nobody's business."""
 
 
 def is_atom(kind: type) -> bool:
@@ -179,15 +170,7 @@ def _read_int(data: memoryview) -> int:
     return int.from_bytes(data, "big", signed=True)
 
 
-def _read_decimal(data: memoryview) -> Any:
-    from decimal import Decimal
-
-    return Decimal(bytes(data).decode("ascii"))
-
-
 def _read_fraction(data: memoryview) -> Any:
-    from fractions import Fraction
-
     numerator, denominator = _numbers(parts_of(data), 2)
     small = numerator.bit_length() <= _CHEAP_GCD_BITS and denominator.bit_length() <= _CHEAP_GCD_BITS
     if denominator < 1 or (small and gcd(numerator, denominator) != 1):
@@ -199,26 +182,21 @@ def _read_fraction(data: memoryview) -> Any:
     return value
 
 
-def _read_uuid(data: memoryview) -> Any:
-    from uuid import UUID
-
+def _read_uuid(data: memoryview) -> UUID:
     if len(data) != 16:
         raise corrupt("a UUID has 16 bytes")
     return UUID(bytes=bytes(data))
 
 
 def _read_path(data: memoryview) -> Any:
-    import pathlib
-
     flavour, text = parts_of(data)
-    name = next((name for name, known in _FLAVOURS.items() if known == flavour), None)
-    if name is None or type(text) is not str:
+    kind = next((kind for kind, known in _FLAVOURS.items() if known == flavour), None)
+    if kind is None or type(text) is not str:
         raise corrupt("a path is its flavour and its text")
-    if not name.startswith("Pure") and name != type(pathlib.Path()).__name__:
-        raise UnknownType(
-            f"A pathlib.{name} cannot be made on this system", type_name=f"pathlib.{name}", hint="Save pure paths."
-        )
-    return getattr(pathlib, name)(text)
+    if issubclass(kind, pathlib.Path) and kind is not type(pathlib.Path()):
+        name = f"pathlib.{kind.__name__}"
+        raise UnknownType(f"A {name} cannot be made on this system", type_name=name, hint="Save pure paths.")
+    return kind(text)
 
 
 def _read_datetime(data: memoryview) -> dt.datetime:
@@ -277,7 +255,7 @@ _READERS: dict[int, Callable[[memoryview], Any]] = {
     wire.INT: _read_int,
     wire.STR: lambda data: bytes(data).decode("utf-8", "surrogatepass"),
     wire.COMPLEX: lambda data: complex(*parts_of(data)),
-    wire.DECIMAL: _read_decimal,
+    wire.DECIMAL: lambda data: Decimal(bytes(data).decode("ascii")),
     wire.FRACTION: _read_fraction,
     wire.DATETIME: _read_datetime,
     wire.DATE: lambda data: dt.date(*_numbers(parts_of(data), 3)),
