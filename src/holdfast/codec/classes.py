@@ -8,8 +8,11 @@ Holds always: no ``__init__``, property, validator or ``__setattr__`` runs; opti
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import sys
+from enum import Enum
+from functools import cached_property
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -69,8 +72,7 @@ class Shape:
 
     def _form(self) -> str:
         cls = self.cls
-        enum = sys.modules.get("enum")
-        if enum is not None and issubclass(cls, enum.Enum):
+        if issubclass(cls, Enum):
             return ENUM
         if _is_namedtuple(cls):
             return TUPLE
@@ -104,7 +106,7 @@ class Shape:
             fields, default = cls.__attrs_attrs__, _attrs_default
             frozen = getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
         elif self.form == FIELDS and hasattr(cls, "__dataclass_fields__"):
-            fields, default = sys.modules["dataclasses"].fields(cls), _dataclass_default
+            fields, default = dataclasses.fields(cls), _dataclass_default
             # A plain subclass of a frozen dataclass can set attributes of its own.
             frozen = "__dataclass_params__" in vars(cls) and cls.__dataclass_params__.frozen
         else:
@@ -318,11 +320,8 @@ def _model_setter(cls: type, name: str) -> Callable[[Any, Any], None]:
 
 def _skipped(cls: type) -> tuple[str, ...]:
     """Entries of ``__dict__`` that are not state: cached properties are worked out again when asked for."""
-    cached = getattr(sys.modules.get("functools"), "cached_property", None)
-    names = {_TYPING_LEFTOVER}
-    for base in cls.__mro__:
-        names.update(name for name, attribute in vars(base).items() if cached and isinstance(attribute, cached))
-    return tuple(names)
+    attributes = [pair for base in cls.__mro__ for pair in vars(base).items()]
+    return (_TYPING_LEFTOVER, *(name for name, attribute in attributes if isinstance(attribute, cached_property)))
 
 
 def _no_default(name: str, value: Any) -> Any:  # noqa: ARG001
@@ -331,12 +330,11 @@ def _no_default(name: str, value: Any) -> Any:  # noqa: ARG001
 
 def _dataclass_default(name: str, value: Any) -> Any:
     field = type(value).__dataclass_fields__[name]
-    missing = sys.modules["dataclasses"].MISSING
-    if field.default is not missing:
+    if field.default is not dataclasses.MISSING:
         # __init__ leaves a field alone that is none of its parameters: the class itself has the default.
         by_class = not field.init and getattr(type(value), name, None) is field.default
         return _ABSENT if by_class else field.default
-    return field.default_factory() if field.default_factory is not missing else _ABSENT
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else _ABSENT
 
 
 def _attrs_default(name: str, value: Any) -> Any:

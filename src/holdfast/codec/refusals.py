@@ -6,6 +6,7 @@ Must not know how values are walked. Holds always: no code of the refused value 
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from typing import Any
 
 from holdfast.codec.wire import MAX_DEPTH, SCALARS
@@ -79,12 +80,11 @@ def unknown(value: Any, option: str) -> Unencodable:
     register = f"Decorate the class with @holdfast.register, or pass {option}."
     package = kind.__module__.partition(".")[0]
     numpy = sys.modules.get("numpy")
-    enum = sys.modules.get("enum")
     if isinstance(value, type):
         return Unencodable(f"the class {_qualified(value)} itself", hint="Save its name, or an instance of it.")
     if isinstance(value, BaseException):
         return Unencodable(f"the exception {name}", hint="Save its text, or register the class with save= and load=.")
-    if enum is not None and isinstance(value, enum.Enum):
+    if isinstance(value, Enum):
         return Unencodable(f"the enum {name} is not registered", hint=register)
     if kind.__name__ in _KNOWN and (package in _PYTHON or package in _PROCESS):
         what, hint = _KNOWN[kind.__name__]
