@@ -280,13 +280,7 @@ def is_data_class(cls: type) -> bool:
 
 
 def _is_namedtuple(cls: type) -> bool:
-    fields = getattr(cls, "_fields", None)
-    return (
-        issubclass(cls, tuple)
-        and type(fields) is tuple
-        and all(type(name) is str for name in fields)
-        and hasattr(cls, "_make")
-    )
+    return issubclass(cls, tuple) and type(getattr(cls, "_fields", None)) is tuple and hasattr(cls, "_make")
 
 
 def _is_old_model(cls: type) -> bool:

@@ -179,15 +179,16 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
         record.data = reading.content(raw)
         return record
     shape = registration.shape
+    now = VALUE if registration.save is not None else FIELDS if shape.form == TUPLE else shape.form
+    if now == ENUM or (form != now and version == registration.version):
+        raise _mismatch(registration, f"was saved in the form {form!r:.80}, but has the form {now!r} now")
     value: Any
-    if registration.save is not None or shape.form == TUPLE:
+    if now == VALUE or shape.form == TUPLE:
         instances.append(_UNMADE)
         content = reading.content(raw)
         reading.check_depth()  # the class's own functions are about to get it
-        value = instances[number] = _built(registration, version, form, content)
+        value = instances[number] = _built(registration, _migrated(registration, version, content))
         return value
-    if shape.form == ENUM:
-        raise _mismatch(registration, "was saved as an instance, but is an enum now")
     value = object.__new__(shape.cls)
     instances.append(value)
     content = reading.content(raw)
@@ -276,23 +277,17 @@ def _failed(registration: Registration, function: str, error: Exception) -> Sche
     return SchemaMismatch(text, type_name=registration.name)
 
 
-def _built(registration: Registration, version: int, form: str, content: Any) -> Any:
+def _built(registration: Registration, content: Any) -> Any:
     """An instance that can only be made when all of its content is there: by ``load``, or a named tuple."""
-    content = _migrated(registration, version, content)
-    as_stored = version == registration.version
     if registration.load is not None:
-        if form != VALUE and as_stored:
-            raise _mismatch(registration, f"was saved in the form {form!r:.80}, but has a load function now")
         try:
             return registration.load(content)
         except RecursionError:
             raise
         except Exception as error:
             raise _failed(registration, "load function", error) from error
-    if not _is_field_map(content) or (form != FIELDS and as_stored):
-        raise _mismatch(registration, f"was saved in the form {form!r:.80}, but is a named tuple now")
     try:
-        return registration.shape.make_tuple(content)
+        return registration.shape.make_tuple(_field_map(registration, content))
     except NoField as error:
         raise _other_fields(registration, error) from error
 
@@ -302,8 +297,6 @@ def _fill(registration: Registration, version: int, form: str, value: Any, conte
     shape = registration.shape
     extra = private = None
     if version == registration.version:
-        if form != shape.form:
-            raise _mismatch(registration, f"was saved in the form {form!r:.80}, but has the form {shape.form!r} now")
         fields, extra, names, private = _parts(form, content)
     elif form == VALUE:
         # The class had a save function then; its migration makes the field map of what that returned.
@@ -331,7 +324,7 @@ def _other_fields(registration: Registration, error: NoField) -> SchemaMismatch:
 
 def _field_map(registration: Registration, found: Any) -> dict[str, Any]:
     if not _is_field_map(found):
-        raise _mismatch(registration, "has a migration that did not return a field map")
+        raise _mismatch(registration, "has no field map, or a migration that did not return one")
     return dict(found)  # the instance may keep it, and a migration may return the same one twice
 
 
