@@ -55,15 +55,7 @@ class Registration:
     migrations: dict[int, Callable[[Any], Any]]
     save: Callable[[Any], Any] | None
     load: Callable[[Any], Any] | None
-    _shape: Shape | None = None
-
-    @property
-    def shape(self) -> Shape:
-        """How instances are taken apart; worked out on first use, because a module may bring hundreds of classes."""
-        shape = self._shape
-        if shape is None:
-            shape = self._shape = shape_of(self.cls)
-        return shape
+    shape: Shape
 
 
 class Registry:
@@ -146,8 +138,9 @@ class Registry:
         if not isinstance(cls, type):
             raise BadOption(f"register takes a class, not {cls!r}")
         steps = dict(migrations or {})
-        _check(cls, version, steps, save, load)
-        registration = Registration(cls, _checked_name(cls, name), version, steps, save, load)
+        name = default_name(cls) if name is None else name
+        registration = Registration(cls, name, version, steps, save, load, shape_of(cls))
+        _check(registration)
         self._add(registration)
         if save is None:
             self._fresh[cls] = 0
@@ -244,41 +237,29 @@ def _origin(cls: type) -> tuple[str, str]:
     return module, cls.__qualname__
 
 
-def _checked_name(cls: type, name: object) -> str:
-    if name is None:
-        name = default_name(cls)
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise BadName(f"A type's name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.80}")
-    if name in FACTORIES or name in BUILT_IN:
-        raise BadName(f"{name!r} is the name of a built-in type", hint="Give the class another name.")
-    return name
-
-
-def _check(
-    cls: type,
-    version: int,
-    migrations: dict[int, Callable[[Any], Any]],
-    save: Callable[[Any], Any] | None,
-    load: Callable[[Any], Any] | None,
-) -> None:
+def _check(made: Registration) -> None:
+    cls, version = made.cls, made.version
+    name: object = made.name  # whatever the program gave
     if cls in FACTORIES.values() or f"{cls.__module__}.{cls.__qualname__}" in BUILT_IN:
         raise BadOption(f"{cls.__qualname__} is saved without being registered")
     if type(version) is not int or not 1 <= version < 2**31:
         raise BadOption(f"A schema version is a whole number from 1, not {version!r}")
-    for step, function in migrations.items():
+    for step, function in made.migrations.items():
         if type(step) is not int or not 1 <= step < version or not callable(function):
             raise BadOption(
                 f"A migration is a function under the version it starts from, 1 to {version - 1}, not {step!r}"
             )
-    if (save is None) != (load is None):
+    if (made.save is None) != (made.load is None):
         raise BadOption("Give both save and load, or neither")
-    if save is None:
-        shape = shape_of(cls)
-        if shape.form == OPAQUE:
-            raise BadOption(
-                f"{cls.__qualname__} cannot be saved by its attributes: {shape.reason}",
-                hint="Register it with save= (instance to a plain value) and load= (plain value to instance).",
-            )
+    if made.save is None and made.shape.form == OPAQUE:
+        raise BadOption(
+            f"{cls.__qualname__} cannot be saved by its attributes: {made.shape.reason}",
+            hint="Register it with save= (instance to a plain value) and load= (plain value to instance).",
+        )
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise BadName(f"A type's name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.80}")
+    if name in FACTORIES or name in BUILT_IN:
+        raise BadName(f"{name!r} is the name of a built-in type", hint="Give the class another name.")
 
 
 _MAX_TRIES = 100

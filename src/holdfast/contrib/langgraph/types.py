@@ -13,6 +13,7 @@ import sys
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import EnumType
 from importlib import import_module
 from types import FunctionType, GetSetDescriptorType, ModuleType
@@ -162,7 +163,7 @@ class _Types(Registry):
         cls = _loaded(name)
         if cls is None or _danger(cls):
             return None
-        return _as_it_is_now(Registration(cls, name, 1, {}, None, None), by_program=False)
+        return _as_it_is_now(Registration(cls, name, 1, {}, None, None, shape_of(cls)), by_program=False)
 
 
 def named(registry: Registry, name: str) -> Registration | None:
@@ -351,9 +352,7 @@ def _as_it_is_now(registration: Registration, *, by_program: bool) -> Registrati
     """The registration for reading what was saved when the class had other fields."""
     if registration.save is not None or registration.shape.form == ENUM:
         return registration
-    made = Registration(registration.cls, registration.name, registration.version, registration.migrations, None, None)
-    made._shape = _Place(registration.cls, by_program=by_program)
-    return made
+    return replace(registration, shape=_Place(registration.cls, by_program=by_program))
 
 
 class _Place(Shape):
