@@ -54,11 +54,15 @@ def lower_int(value: int) -> Any:
     """An integer as MessagePack can carry it; outside the native range the shortest two's complement."""
     if _NATIVE_MIN <= value <= _NATIVE_MAX:
         return value
-    length = ((value if value >= 0 else ~value).bit_length() + 8) // 8
+    length = _int_length(value)
     if length > MAX_INT_BYTES:
         text = f"an integer of {length:,} bytes; the limit is {MAX_INT_BYTES:,}"
         raise Unencodable(text, hint="Save it as bytes or text.")
     return Ext(wire.INT, value.to_bytes(length, "big", signed=True))
+
+
+def _int_length(value: int) -> int:
+    return ((value if value >= 0 else ~value).bit_length() + 8) // 8
 
 
 _LOWER: dict[type, Callable[[Any], Any]] = {str: lower_str, int: lower_int}
@@ -135,20 +139,23 @@ def write(value: Any) -> Ext | None:
     if found is None:
         return None
     code, parts_of_value = found
-    parts = parts_of_value(value)
+    return Ext(code, _payload(parts_of_value(value)))
+
+
+def _payload(parts: list[Any] | bytes) -> bytes:
     if type(parts) is bytes:
-        return Ext(code, parts)
+        return parts
     try:
-        return Ext(code, pack(parts))
+        return pack(parts)
     except NotPlain:
-        return Ext(code, pack([_LOWER[type(part)](part) if type(part) in _LOWER else part for part in parts]))
+        return pack([_LOWER[type(part)](part) if type(part) in _LOWER else part for part in parts])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
 def _read_part(code: int, data: memoryview) -> Any:
-    if code in _LOWERED:
+    if code in {wire.INT, wire.STR}:
         return read(code, data)
     raise corrupt(f"an extension of the code {code} inside one that has only numbers and texts")
 
@@ -167,7 +174,17 @@ def _numbers(parts: list[Any], count: int) -> list[Any]:
 def _read_int(data: memoryview) -> int:
     if len(data) > MAX_INT_BYTES:
         raise corrupt(f"an integer of {len(data):,} bytes; the limit is {MAX_INT_BYTES:,}")
-    return int.from_bytes(data, "big", signed=True)
+    value = int.from_bytes(data, "big", signed=True)
+    if _NATIVE_MIN <= value <= _NATIVE_MAX or _int_length(value) != len(data):
+        raise corrupt("an integer that is not in its shortest form")
+    return value
+
+
+def _read_str(data: memoryview) -> str:
+    text = bytes(data).decode("utf-8", "surrogatepass")
+    if is_utf8(text):
+        raise corrupt("text without lone surrogates in the extension for such text")
+    return text
 
 
 def _read_fraction(data: memoryview) -> Any:
@@ -253,7 +270,7 @@ def _named_zone(key: str) -> dt.tzinfo:
 
 _READERS: dict[int, Callable[[memoryview], Any]] = {
     wire.INT: _read_int,
-    wire.STR: lambda data: bytes(data).decode("utf-8", "surrogatepass"),
+    wire.STR: _read_str,
     wire.COMPLEX: lambda data: complex(*parts_of(data)),
     wire.DECIMAL: lambda data: Decimal(bytes(data).decode("ascii")),
     wire.FRACTION: _read_fraction,
@@ -267,8 +284,7 @@ _READERS: dict[int, Callable[[memoryview], Any]] = {
     wire.RANGE: lambda data: range(*parts_of(data)),
 }
 CODES = frozenset(_READERS)
-_LOWERED = frozenset({wire.INT, wire.STR})
-_ONE_FORM = _LOWERED | {wire.COMPLEX, wire.DECIMAL, wire.TIMEDELTA, wire.RANGE}
+_ONE_FORM = frozenset({wire.COMPLEX, wire.DECIMAL, wire.TIMEDELTA, wire.RANGE})
 """Several payloads would give the same value of these; only the one that is written counts."""
 
 
@@ -281,8 +297,6 @@ def read(code: int, data: memoryview) -> Any:
         if not is_ours(error):
             raise
         raise corrupt(f"{type(error).__name__}: {error}") from error
-    if code in _ONE_FORM:
-        again = _LOWER[type(value)](value) if code in _LOWERED else write(value)
-        if pack(again) != pack(Ext(code, bytes(data))):
-            raise corrupt(f"a {type(value).__name__} that is not in its usual form")
+    if code in _ONE_FORM and _payload(_WRITTEN[type(value)][1](value)) != data:
+        raise corrupt(f"a {type(value).__name__} that is not in its usual form")
     return value

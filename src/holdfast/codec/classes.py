@@ -68,6 +68,8 @@ class Shape:
         beside = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
         self._model_setters = [_model_setter(cls, name) for name in beside if self.form == PYDANTIC]
         self.has_dict = bool(getattr(cls, "__dictoffset__", 0))
+        # What is found in this order needs nothing more.
+        self._usual = self.names if self.has_dict or ATTRS_HASH in slots else tuple(ordered)
         self.skip = _skipped(cls)
 
     def _form(self) -> str:
@@ -129,13 +131,12 @@ class Shape:
                     if not is_ours(error):
                         raise
             fields.update(own)
-        names = self.names
-        if tuple(fields) == names:
+        if tuple(fields) == self._usual:
             return fields
         rest = {name: item for name, item in fields.items() if name not in self.skip}
         if ATTRS_HASH in rest:
             rest[ATTRS_HASH] = None
-        ordered = {name: rest.pop(name) for name in names if name in rest}
+        ordered = {name: rest.pop(name) for name in self.names if name in rest}
         for name in sorted(rest) if TEXT.issuperset(map(type, rest)) else rest:
             ordered[name] = rest[name]
         return ordered

@@ -142,6 +142,7 @@ def write_record(writing: Writing, value: Record, depth: int) -> Ext:
 _head = msgspec.msgpack.Decoder(tuple[str, int, str, msgspec.Raw]).decode
 _number_of = msgspec.msgpack.Decoder(int).decode
 _UNMADE = object()
+_LABELS = (str, type(None))
 
 
 def unknown_type(name: str, registry: Registry) -> UnknownType:
@@ -203,7 +204,7 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
 def read_enum(reading: Reading, data: memoryview) -> Any:
     """An enum member from its payload."""
     parts = reading.items(data)
-    if [type(part) for part in parts[:2]] != [str, int] or len(parts) != 4 or type(parts[2]) not in (str, type(None)):
+    if len(parts) != 4 or type(parts[0]) is not str or type(parts[1]) is not int or type(parts[2]) not in _LABELS:
         raise corrupt("an enum member is type name, version, member name and value")
     type_name, version, name, content = parts
     registration = reading.registry.by_name(type_name)
