@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.codec import capture as capturing
-from holdfast.codec import encoder, intake
+from holdfast.codec import intake, values
 from holdfast.codec.tracked import Node
 from holdfast.errors import DetachedChange, Unencodable
 
@@ -91,7 +91,7 @@ def test_appending_an_instance_encodes_that_one_alone(agent, monkeypatch, read):
         agent.state["messages"].append(Message("more"))
         agent.checkpoint()
     encoded = []
-    monkeypatch.setattr(encoder.Writing, "lower", counted(encoder.Writing.lower, encoded))
+    monkeypatch.setattr(values.Writing, "lower", counted(values.Writing.lower, encoded))
     agent.state["messages"].append(Message("last"))
     agent.checkpoint()
     assert len(encoded) < 100

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from holdfast import Record
 from holdfast.cli.path import follow, parse
 from holdfast.cli.values import FULL, Limits, Tree, as_json, text_of
-from holdfast.codec import limits
+from holdfast.codec import wire
 from holdfast.errors import BadOption, format_path
 
 
 def record(name, fields):
     """An instance of a class that is not known here."""
-    return Record(limits.INSTANCE, b"", name, 1, "fields", fields)
+    return Record(wire.INSTANCE, b"", name, 1, "fields", fields)
 
 
 ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=20)

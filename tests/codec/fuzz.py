@@ -24,8 +24,8 @@ from typing import Any
 
 import pydantic
 
+from holdfast.codec.atoms import Bytes as OwnBytes
 from holdfast.codec.document import Document
-from holdfast.codec.limits import Bytes as OwnBytes
 from holdfast.codec.state import State
 from holdfast.codec.tracked import FLAT, GONE, Node
 from holdfast.codec.types import Registry

@@ -13,8 +13,8 @@ import attrs
 import numpy as np
 import pydantic
 
+from holdfast.codec.classes import FIELDS, PYDANTIC, TUPLE, Record, is_immutable, shape_of
 from holdfast.codec.types import Registry
-from holdfast.codec.values import Record, fields_of, is_immutable
 
 T = TypeVar("T")
 
@@ -205,6 +205,19 @@ def registry() -> Registry:
     return found
 
 
+def fields_of(value: Any) -> list[Any] | None:
+    """The instance's field names and values, or None when it is not made of fields."""
+    shape = shape_of(type(value))
+    if shape.form not in {FIELDS, TUPLE, PYDANTIC}:
+        return None
+    if shape.form == PYDANTIC:
+        fields, extra, names, private = shape.take_pydantic(value)
+        parts = [fields, extra or {}, private or {}]
+        return [name for part in parts for name in part] + names + [item for part in parts for item in part.values()]
+    fields = shape.take_tuple(value) if shape.form == TUPLE else shape.take(value)
+    return [*fields, *fields.values()]
+
+
 def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
     """Equal with types, order of dicts, signs of zero, NaN, and with instances shared in the same places of a scope.
 
@@ -214,13 +227,13 @@ def same(one: Any, two: Any, seen: dict[int, int] | None = None) -> bool:
         return False
     if isinstance(one, np.ndarray | np.generic):
         same_type = one.dtype == two.dtype and one.dtype.str == two.dtype.str
-        # Bytes, because of NaN; a second look, because a long double has bytes that carry nothing.
+        # Bytes, because of NaN; a second look, because padding carries nothing.
         return same_type and one.shape == two.shape and (one.tobytes() == two.tobytes() or np.array_equal(one, two))
     if isinstance(one, enum.Enum):
         return one is two
     fields = fields_of(one)
     if fields is not None and is_immutable(one):
-        return same(list(fields), list(fields_of(two)))
+        return same(fields, fields_of(two))
     if fields is not None or type(one) in {Record, Celsius}:
         seen = {} if seen is None else seen
         if id(one) in seen or id(two) in seen.values():

@@ -16,10 +16,10 @@ import pytest
 
 from holdfast.codec import intake, operations
 from holdfast.codec.document import Document, plain
-from holdfast.codec.limits import MAX_DEPTH
 from holdfast.codec.told import Told
 from holdfast.codec.tracked import Node
 from holdfast.codec.tree import Tree
+from holdfast.codec.wire import MAX_DEPTH
 from holdfast.errors import Damaged, DetachedChange, Stale, StoreBusy, Unencodable, Untracked
 from tests.codec.kinds import Fixed, Model, Note
 from tests.codec.memory import TYPES, Memory, same

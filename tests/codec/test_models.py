@@ -11,9 +11,9 @@ from ormsgpack import packb
 
 from holdfast.codec.assigned import Assigned
 from holdfast.codec.instances import read_models
-from holdfast.codec.limits import MAX_DEPTH
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, decode_items, encode
+from holdfast.codec.wire import MAX_DEPTH
 from holdfast.errors import CorruptValue, UnknownType
 from tests.codec.kinds import Extra, Items, Model, Note
 

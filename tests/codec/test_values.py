@@ -25,20 +25,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from holdfast.codec import limits
-from holdfast.codec.encoder import Writing
+from holdfast.codec import wire
+from holdfast.codec.atoms import Bytes
 from holdfast.codec.types import Registry
-from holdfast.codec.values import (
-    MAX_DEPTH,
-    UNWRAP,
-    Bytes,
-    decode,
-    decode_items,
-    encode,
-    fields_of,
-    is_immutable,
-    is_key,
-)
+from holdfast.codec.values import UNWRAP, Writing, decode, decode_items, encode, is_immutable, is_key
+from holdfast.codec.wire import MAX_DEPTH
 from holdfast.errors import Attribute, Unencodable
 from tests.codec import kinds
 from tests.codec.kinds import same
@@ -86,7 +77,6 @@ VALUES = [
     pathlib.PureWindowsPath("C:\\x"), pathlib.Path("bad\udc80name"), range(0), range(5, 2**70, -3), range(True),
     collections.deque(), collections.deque([1, (2,)], 5), collections.OrderedDict([(1, 2), ("a", [3])]),
     collections.Counter("abca"), collections.defaultdict(list, {1: [2]}), collections.defaultdict(None, {"a": 1}),
-    collections.defaultdict(kinds.Plain),
 ]  # fmt: skip
 
 INSTANCES = [
@@ -111,11 +101,11 @@ ARRAYS = [
     np.array([1, 2], "m8[25s]"), np.array([b"abc"], "V3"), np.array([(1, 2.5)], [("a", "i4"), ("b", ">f8")]),
     np.array([(1, [[1, 2]], ((3, "x"),))], [("a", "u1"), ("b", "i2", (1, 2)), ("c", [("d", [("e", "f4"),
     ("f", "U3")])])]),
-    np.zeros(2, np.dtype([("a", "i1"), ("b", "i8")], align=True)), np.array([1.5], np.longdouble), np.array([], "U5"),
+    np.zeros(2, np.dtype([("a", "i1"), ("b", "i8")], align=True)), np.array([], "U5"),
     np.array(["x"], [(("title", "name"), "U1")]), np.datetime64("NaT"), np.asfortranarray(np.ones((2, 3))),
     np.float64(1.5), np.float16(0.1), np.int8(-1), np.uint64(2**64 - 1), np.bool_(True), np.complex64(1j),
     np.str_("a\0"), np.str_(""), np.bytes_(b"a\0"), np.datetime64("2024-01-01T00:00", "m"), np.timedelta64(5, "h"),
-    np.void(b"abc"), np.array([(1, 2)], "i4,i4")[0], np.longdouble("1.1"), np.str_("\ud800"),
+    np.void(b"abc"), np.array([(1, 2)], "i4,i4")[0], np.str_("\ud800"),
 ]  # fmt: skip
 
 
@@ -191,9 +181,6 @@ def test_attributes_beyond_the_declared_ones_come_back():
     note = kinds.Note("a")
     note.extra = (1,)
     assert there_and_back(note).extra == (1,)
-    child = kinds.LooseChild(1, 2)
-    child.extra = [3]
-    assert there_and_back(child).extra == [3]
 
 
 def test_no_code_of_the_class_runs_on_either_way():
@@ -266,13 +253,13 @@ def test_containers_of_other_modules_are_unwrapped():
         pass
 
     UNWRAP[Tracked] = dict.copy
-    UNWRAP[Parted] = lambda _: ormsgpack.Ext(limits.BIG, bytes(32))
+    UNWRAP[Parted] = lambda _: ormsgpack.Ext(wire.BIG, bytes(32))
     try:
         value = Tracked(a=Tracked(b=(1,)), c=Parted([1]))
         data = encode(value)
         assert decode(data, big=lambda code, payload: (code, payload)) == {
             "a": {"b": (1,)},
-            "c": (limits.BIG, bytes(32)),
+            "c": (wire.BIG, bytes(32)),
         }
         with pytest.raises(Unencodable) as caught:
             encode(Tracked(a=[Tracked(b=print)]))
@@ -317,9 +304,9 @@ def test_models_that_share_inside_come_back_so_when_many_are_decoded():
 
 
 def test_many_encodings_may_name_what_is_stored_elsewhere_and_give_owned_bytes():
-    encodings = [ormsgpack.packb(ormsgpack.Ext(limits.BIG, bytes(32))), encode(bytearray(b"x"))]
+    encodings = [ormsgpack.packb(ormsgpack.Ext(wire.BIG, bytes(32))), encode(bytearray(b"x"))]
     big, owned = decode_items(encodings, big=lambda code, payload: (code, payload), owned=True)
-    assert big == (limits.BIG, bytes(32))
+    assert big == (wire.BIG, bytes(32))
     assert type(owned) is Bytes
 
 
@@ -430,8 +417,9 @@ class Unprintable:
         (type("Many", (list,), {})(), "list(...)"), (type("Map", (dict,), {})(), "dict(...)"),
         (collections.defaultdict(lambda: 0), "factory"), (np.array([object()]), "objects"),
         (np.arange(2).view(np.recarray), "asarray"),
-        (np.ma.masked_array([1]), "asarray"), (np.rec.array([(1,)])[0], "dtype"), (2 ** (8 * 2**20), "integer"),
-        (dt.datetime(2024, 1, 1, tzinfo=type("Z", (dt.tzinfo,), {})()), "ZoneInfo"), (..., "Ellipsis"),
+        (np.ma.masked_array([1]), "asarray"), (np.rec.array([(1,)])[0], "dtype"), (np.longdouble("1.1"), "dtype"),
+        (np.zeros(1, [("\ud800", "i4")]), "dtype"), (2 ** (8 * 2**20), "integer"),
+        (dt.datetime(2024, 1, 1, tzinfo=type("Z", (dt.tzinfo,), {})()), "ZoneInfo"), (..., "ellipsis"),
         (type("Stamp", (dt.datetime,), {})(2024, 1, 1), "register"),
     ],
     ids=named(),
@@ -491,12 +479,12 @@ def test_subclassed_keys_are_refused():
 def test_lists_and_dicts_that_contain_themselves_are_refused():
     value: dict[str, Any] = {"a": []}
     value["a"].append({"b": value})
-    with pytest.raises(Unencodable, match="contains itself") as caught:
+    with pytest.raises(Unencodable, match="contain itself") as caught:
         encode(value)
-    assert caught.value.path == ("a", 0, "b")
+    assert caught.value.path == ("a", 0, "b") * 4
     inner: list[Any] = []
     inner.append((inner,))
-    with pytest.raises(Unencodable, match="contains itself"):
+    with pytest.raises(Unencodable, match="contain itself"):
         encode(inner)
 
 
@@ -539,11 +527,12 @@ def test_the_limit_does_not_depend_on_how_deep_the_caller_is(wrap):
     assert deeper(free - 40) == data
 
 
-def test_a_container_with_attributes_of_its_own_is_refused():
-    counter = collections.Counter()
-    counter.extra = 1
+@pytest.mark.parametrize("value", [collections.Counter(), kinds.LooseChild(1, 2)], ids=named())
+def test_a_container_with_attributes_of_its_own_is_refused(value):
+    there_and_back(value)
+    value.extra = 1
     with pytest.raises(Unencodable, match="extra"):
-        encode(counter)
+        encode(value, TYPES)
 
 
 def test_an_unset_field_is_refused():
@@ -564,7 +553,7 @@ def test_arrays_come_back_read_only_and_cannot_be_made_writable():
 
 
 def test_padding_does_not_show():
-    dtype = np.dtype([("a", "i1"), ("b", "i8"), ("c", [("d", "i1"), ("e", "g")])], align=True)
+    dtype = np.dtype([("a", "i1"), ("b", "i8"), ("c", [("d", "i1"), ("e", "f8")])], align=True)
     one, two = np.zeros(2, dtype), np.zeros(2, dtype)
     two.view(np.uint8)[:] = 255
     for name in ("a", "b"):
@@ -575,7 +564,7 @@ def test_padding_does_not_show():
     assert encode(one) == encode(two)
 
 
-# --- immutability and fields ------------------------------------------------------------------------------------
+# --- immutability -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -618,22 +607,6 @@ def test_an_immutable_cycle_does_not_hang():
     point = kinds.Point(1)
     object.__setattr__(point, "x", (point,))
     assert not is_immutable(point)
-
-
-def test_fields_show_every_assignment():
-    note = kinds.Note("a")
-    before = fields_of(note)
-    assert all(a is b for a, b in zip(before, fields_of(note), strict=True))
-    note.text = "b"
-    assert fields_of(note) != before
-    model = kinds.Model(name="a")
-    before = fields_of(model)
-    model._private = 5
-    assert fields_of(model) != before
-    assert fields_of([]) is None
-    assert fields_of("a") is None
-    assert fields_of(kinds.Pair(1, 2)) == ("left", "right", 1, 2)
-    assert fields_of(kinds.Slotted(1, 2, 3)) == ("_SlottedBase__secret", "a", "b", 2, 1, 3)
 
 
 # --- properties -------------------------------------------------------------------------------------------------

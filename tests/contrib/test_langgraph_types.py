@@ -20,11 +20,11 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.types import Interrupt, Send
 
 from holdfast import errors
-from holdfast.codec import limits
-from holdfast.codec.classes import fields_of
+from holdfast.codec import wire
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import decode, encode
 from holdfast.contrib.langgraph.types import MAX_ERROR_CHARS, allow, registry_for
+from tests.codec.kinds import fields_of
 from tests.contrib import langgraph_values as kinds
 from tests.contrib.langgraph_values import ERRORS, EXACT, INEXACT, REFUSED, TYPES, VALUES
 
@@ -214,7 +214,7 @@ def _extension(data: bytes) -> tuple[int, bytes]:
     return found.code, bytes(found.data)
 
 
-def _instance(name: str, version: int, form: str, content: Any, code: int = limits.INSTANCE) -> bytes:
+def _instance(name: str, version: int, form: str, content: Any, code: int = wire.INSTANCE) -> bytes:
     return ormsgpack.packb(ormsgpack.Ext(code, ormsgpack.packb([name, version, form, content])))
 
 

@@ -21,9 +21,10 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 
 from holdfast.agent.manifest import Manifest
-from holdfast.codec import limits
+from holdfast.codec import wire
+from holdfast.codec.classes import Record
 from holdfast.codec.types import REGISTRY
-from holdfast.codec.values import Record, decode, encode
+from holdfast.codec.values import decode, encode
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.contrib.langgraph.tuples import Reader
 from holdfast.contrib.langgraph.types import classes_of, registry_for
@@ -47,7 +48,7 @@ def nothing_ran():
     assert RAN == []
 
 
-def instance(name: str, form: str, content: Any, code: int = limits.INSTANCE) -> bytes:
+def instance(name: str, form: str, content: Any, code: int = wire.INSTANCE) -> bytes:
     return ormsgpack.packb(ormsgpack.Ext(code, ormsgpack.packb([name, 1, form, content])))
 
 
@@ -412,7 +413,7 @@ def test_a_class_whose_code_could_run_is_not_taken_because_data_names_it(name):
         with pytest.raises(UnknownType):
             decode(instance(f"{__name__}.{name}", form, content), registry)
     with pytest.raises(UnknownType):
-        decode(instance(f"{__name__}.{name}", None, 1, limits.ENUM), registry)
+        decode(instance(f"{__name__}.{name}", None, 1, wire.ENUM), registry)
     assert set(sys.modules) == loaded
 
 
@@ -437,7 +438,7 @@ def test_a_module_that_answers_for_names_it_does_not_have_is_not_asked():
 
 def test_an_enum_asks_nobody_for_a_member_that_it_does_not_have():
     with pytest.raises(UnknownType):
-        decode(instance(f"{__name__}.Missing", None, 7, limits.ENUM), registry_for(REGISTRY))
+        decode(instance(f"{__name__}.Missing", None, 7, wire.ENUM), registry_for(REGISTRY))
 
 
 @pytest.mark.parametrize("cls", [Late, LateAttrs, LateModel])

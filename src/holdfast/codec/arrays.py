@@ -1,8 +1,8 @@
 """NumPy arrays and scalars. Loaded only once NumPy is there, or stored data needs it.
 
-Owns dtypes in the format: every dtype without objects, in any byte order, structured ones included.
-Holds always: an array comes back read-only over bytes that nothing else can write; bytes that carry no value
-(padding) are zero, so equal arrays give equal bytes.
+Owns dtypes in the format: every dtype in any byte order, structured ones included, but for objects and the long double,
+whose bytes mean something else on another processor. Holds always: an array comes back read-only over bytes that
+nothing else can write; bytes that carry no value (padding) are zero, so equal arrays give equal bytes.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ import numpy as np
 from numpy.lib import format as npy
 from ormsgpack import Ext, packb
 
-from holdfast.codec import limits, refusals
-from holdfast.codec.atoms import lower_str
-from holdfast.codec.limits import MAX_EMPTY_ITEMS, MAX_VALUE_BYTES
-from holdfast.codec.wire import corrupt, is_ours
-from holdfast.errors import CorruptValue
+from holdfast.codec import wire
+from holdfast.codec.wire import MAX_VALUE_BYTES, NotPlain, corrupt, is_ours, pack
+from holdfast.errors import CorruptValue, Unencodable
 
-_SIMPLE = re.compile(
-    r"[<>|](?:b1|[iu][1248]|f(?:2|4|8|12|16)|c(?:8|16|24|32)|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,10}[A-Za-z]{1,2}\])?)"
-)
+_MAX_EMPTY_ITEMS = 2**20
+"""Items of a NumPy dtype without bytes cost nothing to declare, so their number needs a limit of its own."""
 
-_X87 = np.finfo(np.longdouble).nmant == 63
-_X87_BYTES = 10
+_SIMPLE = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c(?:8|16)|[SUV][0-9]{1,10}|[mM]8(?:\[[0-9]{0,10}[A-Za-z]{1,2}\])?)")
 
 
 def write(value: Any) -> Ext:
@@ -35,47 +31,39 @@ def write(value: Any) -> Ext:
     # Text and bytes scalars lose trailing zeros on every way through NumPy (str() included), so they are read
     # as the Python objects that they also are.
     if isinstance(value, np.str_):
-        return _scalar(f"<U{len(value)}", utf_32_le_encode(value, "surrogatepass")[0])
+        return Ext(wire.SCALAR, packb([f"<U{len(value)}", utf_32_le_encode(value, "surrogatepass")[0]]))
     if isinstance(value, np.bytes_):
-        return _scalar(f"|S{len(value)}", bytes.__getitem__(value, slice(None)))
-    descr = packb(_lowered(_descr(value.dtype)))
+        return Ext(wire.SCALAR, packb([f"|S{len(value)}", bytes.__getitem__(value, slice(None))]))
+    descr = _packed(value.dtype)
     if not isinstance(value, np.ndarray):
-        return Ext(limits.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
-    if value.dtype.itemsize == 0 and value.size > MAX_EMPTY_ITEMS:
-        raise refusals.array("an array of very many items that have no content", "Save its shape.")
-    return Ext(limits.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
+        return Ext(wire.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
+    if value.dtype.itemsize == 0 and value.size > _MAX_EMPTY_ITEMS:
+        raise Unencodable("an array of very many items that have no content", hint="Save its shape.")
+    return Ext(wire.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
 
 
-def _scalar(dtype: str, data: bytes) -> Ext:
-    return Ext(limits.SCALAR, packb([dtype, data]))
-
-
-def _descr(dtype: np.dtype[Any]) -> Any:
+def _packed(dtype: np.dtype[Any]) -> bytes:
     """The dtype as the format writes it, after making sure that it comes back as the same dtype."""
     if dtype.hasobject:
-        raise refusals.array("an array of Python objects", "Save it as a list (array.tolist()), or give it a dtype.")
+        text = "an array of Python objects"
+        raise Unencodable(text, hint="Save it as a list (array.tolist()), or give it a dtype.")
+    same = None
+    packed = b""
     try:
         descr = _as_lists(dtype.str if dtype.names is None else npy.dtype_to_descr(dtype))
+        packed = pack(descr)
         same = _dtype(descr)
-    except CorruptValue:
-        same = None
+    except (CorruptValue, NotPlain):
+        pass
     except (ValueError, TypeError) as error:
         if not is_ours(error, "numpy"):
             raise
-        same = None
     if same is None or same != dtype or same.type is not dtype.type or dtype.metadata:
-        raise refusals.array(
+        raise Unencodable(
             f"an array of the dtype {dtype}, which has no portable description",
-            "Convert it to a standard dtype with astype(...), or save the fields one by one.",
+            hint="Convert it to a standard dtype with astype(...), or save the fields one by one.",
         )
-    return descr
-
-
-def _lowered(descr: Any) -> Any:
-    """The description as MessagePack can carry it: a field's name may be any text."""
-    if type(descr) is list:
-        return list(map(_lowered, descr))
-    return lower_str(descr) if type(descr) is str else descr
+    return packed
 
 
 def _as_lists(descr: Any) -> Any:
@@ -83,38 +71,20 @@ def _as_lists(descr: Any) -> Any:
 
 
 def _clean(array: Any) -> Any:
-    """The array, or a copy whose padding is zero where it has padding."""
-    if not _has_padding(array.dtype):
+    """The array, or a copy whose padding is zero where it may have some."""
+    if array.dtype.names is None:
         return array
     out = np.zeros(array.shape, array.dtype)
     _copy(out, array)
     return out
 
 
-def _has_padding(dtype: np.dtype[Any]) -> bool:
-    if dtype.subdtype is not None:
-        return _has_padding(dtype.subdtype[0])
-    if dtype.names is None:
-        return _X87 and dtype.char in "gG"
-    parts = [dtype[name] for name in dtype.names]
-    return sum(part.itemsize for part in parts) != dtype.itemsize or any(map(_has_padding, parts))
-
-
 def _copy(out: Any, array: Any) -> None:
-    if array.dtype.names is not None:
+    if array.dtype.names is None:
+        out[...] = array
+    else:
         for name in array.dtype.names:
             _copy(out[name], array[name])
-    elif _X87 and array.dtype.char in "gG":
-        clean = np.array(array, order="C", copy=True)
-        width = np.dtype(np.longdouble).itemsize
-        raw = clean.reshape(-1).view(np.uint8).reshape(-1, width)
-        if clean.dtype.isnative:
-            raw[:, _X87_BYTES:] = 0
-        else:
-            raw[:, : width - _X87_BYTES] = 0
-        out[...] = clean
-    else:
-        out[...] = array
 
 
 def _dtype(descr: Any) -> np.dtype[Any]:
@@ -145,7 +115,7 @@ def _field(field: Any) -> tuple[Any, ...]:
 def read(code: int, parts: list[Any]) -> Any:
     """The array or scalar of a payload."""
     try:
-        return _read_array(*parts) if code == limits.ARRAY else _read_scalar(*parts)
+        return _read_array(*parts) if code == wire.ARRAY else _read_scalar(*parts)
     except (ValueError, TypeError, LookupError, ArithmeticError) as error:
         # NumPy says in these ways that there is no such dtype or text.
         if not is_ours(error, "numpy"):
@@ -160,7 +130,7 @@ def _read_array(descr: Any, shape: Any, data: Any) -> Any:
     if type(data) is not bytes or len(data) > MAX_VALUE_BYTES:
         raise corrupt("the content of an array")
     count = prod(shape)
-    if count * dtype.itemsize != len(data) or (dtype.itemsize == 0 and count > MAX_EMPTY_ITEMS):
+    if count * dtype.itemsize != len(data) or (dtype.itemsize == 0 and count > _MAX_EMPTY_ITEMS):
         raise corrupt(f"an array of {len(data):,} bytes whose shape and dtype say otherwise")
     return np.ndarray(tuple(shape), dtype, buffer=data)
 

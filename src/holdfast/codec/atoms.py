@@ -1,24 +1,31 @@
 """Values without parts of their own that MessagePack does not know: numbers, dates, time zones, paths, ids.
 
-Owns both directions of each. Must not know containers or instances.
-Holds always: what is read is in the one form that would be written; a payload that is none raises CorruptValue.
+Owns both directions of each; integers and texts at the edge of what MessagePack knows are among them. Must not know
+containers or instances. Holds always: a payload that is no such value, or is in another form than it would be written
+in, raises CorruptValue.
 """
 
 from __future__ import annotations
 
 import datetime as dt
+import pathlib
 import sys
 from collections.abc import Callable
+from decimal import Decimal
+from fractions import Fraction
 from math import gcd
 from typing import Any
+from uuid import UUID
 
 import msgspec
 from ormsgpack import Ext
 
-from holdfast.codec import limits, refusals
-from holdfast.codec.limits import MAX_INT_BYTES, Bytes
-from holdfast.codec.wire import NotPlain, corrupt, int_extension, int_length, is_ours, is_utf8, pack, str_extension
-from holdfast.errors import UnknownType
+from holdfast.codec import wire
+from holdfast.codec.wire import NotPlain, corrupt, is_ours, is_utf8, pack
+from holdfast.errors import Unencodable, UnknownType
+
+MAX_INT_BYTES = 2**20
+"""One integer. Arithmetic on more takes minutes, so a hostile store could stop a program with a single number."""
 
 _NATIVE_MIN, _NATIVE_MAX = -(2**63), 2**64 - 1
 
@@ -26,17 +33,36 @@ _CHEAP_GCD_BITS = 2**16
 """Fractions are checked for lowest terms up to this size; beyond, the check would take longer than the reading."""
 
 
+class Bytes(bytearray):
+    """A bytearray that a document owns.
+
+    The packing library writes an exact bytearray as bytes without asking; a subclass reaches the codec.
+    """
+
+    __slots__ = ()
+
+
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
 def lower_str(text: str) -> Any:
     """A text as MessagePack can carry it. The packing library refuses lone surrogates without saying where."""
-    return text if is_utf8(text) else str_extension(text)
+    return text if is_utf8(text) else Ext(wire.STR, text.encode("utf-8", "surrogatepass"))
 
 
 def lower_int(value: int) -> Any:
-    """An integer as MessagePack can carry it."""
-    return value if _NATIVE_MIN <= value <= _NATIVE_MAX else int_extension(value)
+    """An integer as MessagePack can carry it; outside the native range the shortest two's complement."""
+    if _NATIVE_MIN <= value <= _NATIVE_MAX:
+        return value
+    length = _int_length(value)
+    if length > MAX_INT_BYTES:
+        text = f"an integer of {length:,} bytes; the limit is {MAX_INT_BYTES:,}"
+        raise Unencodable(text, hint="Save it as bytes or text.")
+    return Ext(wire.INT, value.to_bytes(length, "big", signed=True))
+
+
+def _int_length(value: int) -> int:
+    return ((value if value >= 0 else ~value).bit_length() + 8) // 8
 
 
 _LOWER: dict[type, Callable[[Any], Any]] = {str: lower_str, int: lower_int}
@@ -51,7 +77,10 @@ def _zone_parts(zone: Any) -> Any:
     zoneinfo = sys.modules.get("zoneinfo")
     if zoneinfo is not None and type(zone) is zoneinfo.ZoneInfo and zone.key is not None:
         return zone.key
-    raise refusals.zone(zone)
+    raise Unencodable(
+        f"a time zone of type {type(zone).__module__}.{type(zone).__qualname__}",
+        hint="Use zoneinfo.ZoneInfo(name) or datetime.timezone, such as when.astimezone(ZoneInfo('Europe/Lisbon')).",
+    )
 
 
 def _datetime_parts(value: dt.datetime) -> list[Any]:
@@ -63,53 +92,40 @@ def _time_parts(value: dt.time) -> list[Any]:
     return [value.hour, value.minute, value.second, value.microsecond, value.fold, _zone_parts(value.tzinfo)]
 
 
-_FLAVOURS = {
-    "PosixPath": "posix",
-    "WindowsPath": "windows",
-    "PurePosixPath": "pure-posix",
-    "PureWindowsPath": "pure-windows",
+_FLAVOURS: dict[type, str] = {
+    pathlib.PosixPath: "posix",
+    pathlib.WindowsPath: "windows",
+    pathlib.PurePosixPath: "pure-posix",
+    pathlib.PureWindowsPath: "pure-windows",
 }
 
 Parts = Callable[[Any], "list[Any] | bytes"]
 
 # Type -> its code, and what gives the parts of a value: a list of numbers and texts, or the payload itself.
 _WRITTEN: dict[type, tuple[int, Parts]] = {
-    bytearray: (limits.BYTEARRAY, bytes),
-    Bytes: (limits.BYTEARRAY, bytes),
-    complex: (limits.COMPLEX, lambda value: [value.real, value.imag]),
-    range: (limits.RANGE, lambda value: [value.start, value.stop, value.step]),
-    dt.datetime: (limits.DATETIME, _datetime_parts),
-    dt.date: (limits.DATE, lambda value: [value.year, value.month, value.day]),
-    dt.time: (limits.TIME, _time_parts),
-    dt.timedelta: (limits.TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
-    dt.timezone: (limits.TZINFO, lambda value: [_zone_parts(value)]),
+    bytearray: (wire.BYTEARRAY, bytes),
+    Bytes: (wire.BYTEARRAY, bytes),
+    complex: (wire.COMPLEX, lambda value: [value.real, value.imag]),
+    range: (wire.RANGE, lambda value: [value.start, value.stop, value.step]),
+    dt.datetime: (wire.DATETIME, _datetime_parts),
+    dt.date: (wire.DATE, lambda value: [value.year, value.month, value.day]),
+    dt.time: (wire.TIME, _time_parts),
+    dt.timedelta: (wire.TIMEDELTA, lambda value: [value.days, value.seconds, value.microseconds]),
+    dt.timezone: (wire.TZINFO, lambda value: [_zone_parts(value)]),
+    Decimal: (wire.DECIMAL, lambda value: str(value).encode("ascii")),
+    Fraction: (wire.FRACTION, lambda value: [value.numerator, value.denominator]),
+    UUID: (wire.UUID, lambda value: value.bytes),
+    **dict.fromkeys(_FLAVOURS, (wire.PATH, lambda value: [_FLAVOURS[type(value)], str(value)])),
 }
-
-_PATH: tuple[int, Parts] = (limits.PATH, lambda value: [_FLAVOURS[type(value).__name__], str(value)])
-
-# Found by name once their module is there, so that importing the codec does not import them.
-_LAZY: dict[tuple[str, str], tuple[int, Parts]] = {
-    ("decimal", "Decimal"): (limits.DECIMAL, lambda value: str(value).encode("ascii")),
-    ("fractions", "Fraction"): (limits.FRACTION, lambda value: [value.numerator, value.denominator]),
-    ("uuid", "UUID"): (limits.UUID, lambda value: value.bytes),
-    ("zoneinfo", "ZoneInfo"): _WRITTEN[dt.timezone],
-    **{(module, name): _PATH for module in ("pathlib", "pathlib._local") for name in _FLAVOURS},
-}
+NAMES = frozenset(f"{kind.__module__}.{kind.__qualname__}" for kind in _WRITTEN) | {"zoneinfo.ZoneInfo"}
+"""Classes that are written here. Their attributes are nobody's business."""
 
 
 def _written(kind: type) -> tuple[int, Parts] | None:
     found = _WRITTEN.get(kind)
-    if found is None:
-        module = kind.__module__
-        found = _LAZY.get((module, kind.__name__)) if type(module) is str else None
-        if found is None or getattr(sys.modules.get(module), kind.__name__, None) is not kind:
-            return None
-        _WRITTEN[kind] = found
+    if found is None and kind is getattr(sys.modules.get("zoneinfo"), "ZoneInfo", None):
+        found = _WRITTEN[dt.timezone]
     return found
-
-
-NAMES = frozenset(f"{module}.{name}" for module, name in _LAZY) | {f"datetime.{kind.__name__}" for kind in _WRITTEN}
-"""Classes that are written here and have attributes or a module of their own, which are nobody's business."""
 
 
 def is_atom(kind: type) -> bool:
@@ -123,32 +139,29 @@ def write(value: Any) -> Ext | None:
     if found is None:
         return None
     code, parts_of_value = found
-    parts = parts_of_value(value)
+    return Ext(code, _payload(parts_of_value(value)))
+
+
+def _payload(parts: list[Any] | bytes) -> bytes:
     if type(parts) is bytes:
-        return Ext(code, parts)
+        return parts
     try:
-        return Ext(code, pack(parts))
+        return pack(parts)
     except NotPlain:
-        return Ext(code, pack([_LOWER[type(part)](part) if type(part) in _LOWER else part for part in parts]))
+        return pack([_LOWER[type(part)](part) if type(part) in _LOWER else part for part in parts])
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
 
 
 def _read_part(code: int, data: memoryview) -> Any:
-    if code == limits.INT:
-        return _read_int(data)
-    if code == limits.STR:
-        return _read_str(data)
+    if code in {wire.INT, wire.STR}:
+        return read(code, data)
     raise corrupt(f"an extension of the code {code} inside one that has only numbers and texts")
 
 
-_decode_parts = msgspec.msgpack.Decoder(list, ext_hook=_read_part).decode
-
-
-def parts_of(data: bytes | memoryview) -> list[Any]:
-    """The numbers and texts of an atom that is written as an array."""
-    return _decode_parts(data)
+parts_of: Callable[[bytes | memoryview], list[Any]] = msgspec.msgpack.Decoder(list, ext_hook=_read_part).decode
+"""The numbers and texts of an atom that is written as an array."""
 
 
 def _numbers(parts: list[Any], count: int) -> list[Any]:
@@ -162,7 +175,7 @@ def _read_int(data: memoryview) -> int:
     if len(data) > MAX_INT_BYTES:
         raise corrupt(f"an integer of {len(data):,} bytes; the limit is {MAX_INT_BYTES:,}")
     value = int.from_bytes(data, "big", signed=True)
-    if _NATIVE_MIN <= value <= _NATIVE_MAX or int_length(value) != len(data):
+    if _NATIVE_MIN <= value <= _NATIVE_MAX or _int_length(value) != len(data):
         raise corrupt("an integer that is not in its shortest form")
     return value
 
@@ -174,26 +187,7 @@ def _read_str(data: memoryview) -> str:
     return text
 
 
-def _read_complex(data: memoryview) -> complex:
-    real, imaginary = parts_of(data)
-    if type(real) is not float or type(imaginary) is not float:
-        raise corrupt("a complex number is two floats")
-    return complex(real, imaginary)
-
-
-def _read_decimal(data: memoryview) -> Any:
-    from decimal import Decimal
-
-    text = bytes(data).decode("ascii")
-    value = Decimal(text)
-    if str(value) != text:
-        raise corrupt("a decimal that is not in its usual form")
-    return value
-
-
 def _read_fraction(data: memoryview) -> Any:
-    from fractions import Fraction
-
     numerator, denominator = _numbers(parts_of(data), 2)
     small = numerator.bit_length() <= _CHEAP_GCD_BITS and denominator.bit_length() <= _CHEAP_GCD_BITS
     if denominator < 1 or (small and gcd(numerator, denominator) != 1):
@@ -205,33 +199,21 @@ def _read_fraction(data: memoryview) -> Any:
     return value
 
 
-def _read_range(data: memoryview) -> range:
-    parts = parts_of(data)
-    if len(parts) != 3 or not all(type(part) is int or type(part) is bool for part in parts):
-        raise corrupt("a range is three whole numbers")
-    return range(*parts)
-
-
-def _read_uuid(data: memoryview) -> Any:
-    from uuid import UUID
-
+def _read_uuid(data: memoryview) -> UUID:
     if len(data) != 16:
         raise corrupt("a UUID has 16 bytes")
     return UUID(bytes=bytes(data))
 
 
 def _read_path(data: memoryview) -> Any:
-    import pathlib
-
     flavour, text = parts_of(data)
-    name = next((name for name, known in _FLAVOURS.items() if known == flavour), None)
-    if name is None or type(text) is not str:
+    kind = next((kind for kind, known in _FLAVOURS.items() if known == flavour), None)
+    if kind is None or type(text) is not str:
         raise corrupt("a path is its flavour and its text")
-    if not name.startswith("Pure") and name != type(pathlib.Path()).__name__:
-        raise UnknownType(
-            f"A pathlib.{name} cannot be made on this system", type_name=f"pathlib.{name}", hint="Save pure paths."
-        )
-    return getattr(pathlib, name)(text)
+    if issubclass(kind, pathlib.Path) and kind is not type(pathlib.Path()):
+        name = f"pathlib.{kind.__name__}"
+        raise UnknownType(f"A {name} cannot be made on this system", type_name=name, hint="Save pure paths.")
+    return kind(text)
 
 
 def _read_datetime(data: memoryview) -> dt.datetime:
@@ -240,22 +222,10 @@ def _read_datetime(data: memoryview) -> dt.datetime:
     return dt.datetime(year, month, day, hour, minute, second, microsecond, tzinfo=_zone(zone), fold=fold)
 
 
-def _read_date(data: memoryview) -> dt.date:
-    return dt.date(*_numbers(parts_of(data), 3))
-
-
 def _read_time(data: memoryview) -> dt.time:
     *numbers, zone = parts_of(data)
     hour, minute, second, microsecond, fold = _numbers(numbers, 5)
     return dt.time(hour, minute, second, microsecond, tzinfo=_zone(zone), fold=fold)
-
-
-def _read_timedelta(data: memoryview) -> dt.timedelta:
-    parts = _numbers(parts_of(data), 3)
-    value = dt.timedelta(*parts)
-    if [value.days, value.seconds, value.microseconds] != parts:
-        raise corrupt("a timedelta that is not in its usual form")
-    return value
 
 
 def _read_tzinfo(data: memoryview) -> dt.tzinfo:
@@ -299,29 +269,34 @@ def _named_zone(key: str) -> dt.tzinfo:
 
 
 _READERS: dict[int, Callable[[memoryview], Any]] = {
-    limits.INT: _read_int,
-    limits.STR: _read_str,
-    limits.COMPLEX: _read_complex,
-    limits.DECIMAL: _read_decimal,
-    limits.FRACTION: _read_fraction,
-    limits.DATETIME: _read_datetime,
-    limits.DATE: _read_date,
-    limits.TIME: _read_time,
-    limits.TIMEDELTA: _read_timedelta,
-    limits.TZINFO: _read_tzinfo,
-    limits.UUID: _read_uuid,
-    limits.PATH: _read_path,
-    limits.RANGE: _read_range,
+    wire.INT: _read_int,
+    wire.STR: _read_str,
+    wire.COMPLEX: lambda data: complex(*parts_of(data)),
+    wire.DECIMAL: lambda data: Decimal(bytes(data).decode("ascii")),
+    wire.FRACTION: _read_fraction,
+    wire.DATETIME: _read_datetime,
+    wire.DATE: lambda data: dt.date(*_numbers(parts_of(data), 3)),
+    wire.TIME: _read_time,
+    wire.TIMEDELTA: lambda data: dt.timedelta(*parts_of(data)),
+    wire.TZINFO: _read_tzinfo,
+    wire.UUID: _read_uuid,
+    wire.PATH: _read_path,
+    wire.RANGE: lambda data: range(*parts_of(data)),
 }
 CODES = frozenset(_READERS)
+_ONE_FORM = frozenset({wire.COMPLEX, wire.DECIMAL, wire.TIMEDELTA, wire.RANGE})
+"""Several payloads would give the same value of these; only the one that is written counts."""
 
 
 def read(code: int, data: memoryview) -> Any:
     """The value of one of these extensions. Raises CorruptValue, or UnknownType for what this system lacks."""
     try:
-        return _READERS[code](data)
+        value = _READERS[code](data)
     except (ValueError, ArithmeticError, TypeError) as error:
         # Constructors say in these ways that there is no such number, date or text.
         if not is_ours(error):
             raise
         raise corrupt(f"{type(error).__name__}: {error}") from error
+    if code in _ONE_FORM and _payload(_WRITTEN[type(value)][1](value)) != data:
+        raise corrupt(f"a {type(value).__name__} that is not in its usual form")
+    return value

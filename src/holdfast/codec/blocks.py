@@ -15,7 +15,7 @@ from zlib import crc32
 
 from blake3 import blake3
 
-from holdfast.codec import limits
+from holdfast.codec import wire
 
 if TYPE_CHECKING:
     from holdfast.codec.tree import Tree
@@ -43,7 +43,7 @@ NODE_TAG = b"holdfast.node\0"
 # Joining tag and data is quicker than two calls as long as the copy is small.
 _JOINED_MAX_BYTES = 16_384
 Raw = TypeVar("Raw", bytes, memoryview)
-BIG_HEAD = bytes((0xC7, DIGEST_BYTES, limits.BIG))
+BIG_HEAD = bytes((0xC7, DIGEST_BYTES, wire.BIG))
 """How the name of a tree begins: extension 40 with 32 bytes."""
 # First bytes of the name of a tree that turn out to be something else, before all three bytes are looked for.
 _PATIENCE = 16

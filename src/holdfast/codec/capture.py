@@ -12,7 +12,7 @@ from typing import Any
 
 from ormsgpack import Ext, Fragment, packb
 
-from holdfast.codec import blocks, contents, limits
+from holdfast.codec import blocks, contents, wire
 from holdfast.codec.blocks import BULK_MIN_BYTES, DICT, LIST, SET, VALUE, Leaf, big, names_tree
 from holdfast.codec.containers import TrackedSet, wrap
 from holdfast.codec.contents import key_of, opened
@@ -393,7 +393,7 @@ class Capture:
                 return Fragment(self._named(value))
             value._marks = None
             if isinstance(value, TrackedSet):
-                return Ext(limits.SET, array_of(sorted([self._flat(item) for item in set.__iter__(value)])))
+                return Ext(wire.SET, array_of(sorted([self._flat(item) for item in set.__iter__(value)])))
             return value._peek()
         known = self.doc.bulk.get(value)
         if known is not None:
@@ -418,7 +418,7 @@ class Capture:
             items = [(key, self._packed(item)) for key, item in value.items()]
             if all(type(key) is str and is_utf8(key) for key, _ in items):
                 return packb({key: Fragment(data) for key, data in items})
-            return packb(Ext(limits.DICT, array_of([part for key, data in items for part in (self._flat(key), data)])))
+            return packb(Ext(wire.DICT, array_of([part for key, data in items for part in (self._flat(key), data)])))
         if kind in FLAT:
             return encode(value, self.doc.registry)
         made = self._lowered(value)

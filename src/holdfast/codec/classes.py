@@ -8,15 +8,17 @@ Holds always: no ``__init__``, property, validator or ``__setattr__`` runs; opti
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import sys
+from enum import Enum
+from functools import cached_property
 from types import MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from holdfast.codec import atoms
-from holdfast.codec.limits import MAX_DEPTH
-from holdfast.codec.wire import is_ours
+from holdfast.codec.wire import MAX_DEPTH, SCALARS, SURE_KEYS, TEXT, is_ours
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +37,6 @@ _HEAP_TYPE = 1 << 9
 _TYPING_LEFTOVER = "__orig_class__"
 # attrs keeps a hash there. String hashes differ between processes, so the saved one would be wrong.
 ATTRS_HASH = "_attrs_cached_hash"
-_TEXT = frozenset({str})
 
 
 class NoField(LookupError):
@@ -57,22 +58,23 @@ class Shape:
         self.cls = cls
         self.reason = ""
         self.form = self._form()
-        self.names, self._default, self.frozen = self._declared()
+        self.names, self._optional, self._default, self.frozen = self._declared()
         self._nameset = frozenset(self.names)
         slots = {} if self.form == PYDANTIC else _slots(cls)
         ordered: list[str] = [name for name in self.names if name in slots]
         ordered += sorted(set(slots).difference(ordered))
         self._getters: tuple[tuple[str, Any], ...] = tuple((name, slots[name].__get__) for name in ordered)
         self._setters: dict[str, Any] = {name: slots[name].__set__ for name in ordered}
-        self._model_setters = _model_setters(cls) if self.form == PYDANTIC else ()
-        self._holds_all = self.form == PYDANTIC and all(put is not None for _, put in self._model_setters)
+        beside = ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__")
+        self._model_setters = [_model_setter(cls, name) for name in beside if self.form == PYDANTIC]
         self.has_dict = bool(getattr(cls, "__dictoffset__", 0))
+        # What is found in this order needs nothing more.
+        self._usual = self.names if self.has_dict or ATTRS_HASH in slots else tuple(ordered)
         self.skip = _skipped(cls)
 
     def _form(self) -> str:
         cls = self.cls
-        enum = sys.modules.get("enum")
-        if enum is not None and issubclass(cls, enum.Enum):
+        if issubclass(cls, Enum):
             return ENUM
         if _is_namedtuple(cls):
             return TUPLE
@@ -89,71 +91,59 @@ class Shape:
         model = getattr(sys.modules.get("pydantic.main"), "BaseModel", None)
         return PYDANTIC if model is not None and issubclass(cls, model) else FIELDS
 
-    def _declared(self) -> tuple[tuple[str, ...], Callable[[str, Any], Any], bool]:
-        """Names of the declared fields, where their defaults come from, whether instances are frozen."""
+    def _declared(self) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[str, Any], Any], bool]:
+        """Names of the declared fields, those that may be absent, where defaults come from, whether it is frozen."""
         cls: Any = self.cls
         if self.form == TUPLE:
-            return cls._fields, _no_default, True
+            return cls._fields, (), _no_default, True
         if self.form == PYDANTIC:
+            names = tuple(cls.__pydantic_fields__)
             # Private attributes of a frozen model can be set all the same.
             frozen = bool(cls.model_config.get("frozen")) and not cls.__private_attributes__
-            return tuple(cls.__pydantic_fields__), _pydantic_default, frozen
+            return names, names, _pydantic_default, frozen  # one made without validation may lack any field
         if self.form == FIELDS and _is_old_model(cls):
-            return tuple(cls.__fields__), _old_pydantic_default, False
+            names = tuple(cls.__fields__)
+            return names, names, _old_pydantic_default, False
         if self.form == FIELDS and "__attrs_attrs__" in vars(cls):
+            fields, default = cls.__attrs_attrs__, _attrs_default
             frozen = getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"
-            return tuple(attribute.name for attribute in cls.__attrs_attrs__), _attrs_default, frozen
-        if self.form == FIELDS and hasattr(cls, "__dataclass_fields__"):
+        elif self.form == FIELDS and hasattr(cls, "__dataclass_fields__"):
+            fields, default = dataclasses.fields(cls), _dataclass_default
             # A plain subclass of a frozen dataclass can set attributes of its own.
             frozen = "__dataclass_params__" in vars(cls) and cls.__dataclass_params__.frozen
-            return tuple(field.name for field in sys.modules["dataclasses"].fields(cls)), _dataclass_default, frozen
-        return (), _no_default, False
+        else:
+            return (), (), _no_default, False
+        # A field outside __init__ may be set late or never.
+        late = tuple(field.name for field in fields if not field.init)
+        return tuple(field.name for field in fields), late, default, frozen
 
-    def make(self) -> Any:
-        """An instance without fields."""
-        return object.__new__(self.cls)
+    # -- taking an instance apart -----------------------------------------------------------------------------
 
     def take(self, value: Any) -> dict[str, Any]:
         """The instance's fields: declared ones in their order, then the others by name."""
-        if not self._getters:
-            if not self.has_dict:
-                return {}
-            fields: dict[str, Any] = value.__dict__
-            if tuple(fields) == self.names:
-                return fields
-            fields = fields.copy()
-        else:
-            fields = {}
+        fields: dict[str, Any] = value.__dict__ if self.has_dict else {}
+        if self._getters:
+            own, fields = fields, {}
             for name, get in self._getters:
                 try:
                     fields[name] = get(value)
                 except AttributeError as error:
                     if not is_ours(error):
                         raise
-            if not self.has_dict:
-                if ATTRS_HASH in fields:
-                    fields[ATTRS_HASH] = None
-                return fields
-            fields.update(value.__dict__)
-        for name in self.skip:
-            fields.pop(name, None)
-        if ATTRS_HASH in fields:
-            fields[ATTRS_HASH] = None
-        names = self.names
-        ordered = {name: fields.pop(name) for name in names if name in fields}
-        for name in sorted(fields) if _TEXT.issuperset(map(type, fields)) else list(fields):
-            ordered[name] = fields[name]
+            fields.update(own)
+        if tuple(fields) == self._usual:
+            return fields
+        rest = {name: item for name, item in fields.items() if name not in self.skip}
+        if ATTRS_HASH in rest:
+            rest[ATTRS_HASH] = None
+        ordered = {name: rest.pop(name) for name in self.names if name in rest}
+        for name in sorted(rest) if TEXT.issuperset(map(type, rest)) else rest:
+            ordered[name] = rest[name]
         return ordered
 
     def take_tuple(self, value: Any) -> dict[str, Any]:
-        """A named tuple's items under their names, then attributes that a subclass may have added."""
-        fields = dict(zip(self.names, tuple.__iter__(value), strict=True))
-        if self.has_dict:
-            extra = value.__dict__
-            for name in sorted(extra):
-                if name not in self.skip:
-                    fields[name] = extra[name]
-        return fields
+        """A named tuple's items under their names."""
+        return dict(zip(self.names, tuple.__iter__(value), strict=True))
 
     def take_pydantic(self, value: Any) -> list[Any]:
         """A model's fields, extra fields, names of the fields that were set, and private attributes."""
@@ -170,91 +160,56 @@ class Shape:
         """The first declared field that is neither there nor allowed to be absent."""
         if fields.keys() >= self._nameset:
             return None
-        for name in self.names:
-            if name not in fields and not self._optional(name):
-                return name
-        return None
+        return next((name for name in self.names if name not in fields and name not in self._optional), None)
 
-    def _optional(self, name: str) -> bool:
-        if self._default is _pydantic_default or self._default is _old_pydantic_default:
-            return True  # a model that was made without validation may lack any field
-        # A field outside __init__ may be set late or never.
-        if self._default is _dataclass_default:
-            return not self.cls.__dataclass_fields__[name].init  # type: ignore[attr-defined]
-        if self._default is _attrs_default:
-            return not getattr(self.cls.__attrs_attrs__, name).init  # type: ignore[attr-defined]
-        return False
+    # -- putting one together: NoField names a field that has no place, or neither content nor default ---------
 
-    def put(self, value: Any, fields: dict[str, Any]) -> bool:
-        """Set all fields; absent ones get their default. Returns whether one did; NoField names one without any."""
-        setters = self._setters
-        if not setters:
-            if fields and not self.has_dict:
-                raise NoField(next(iter(fields)))
-            if fields:
-                value.__dict__.update(fields)
-        else:
+    def put(self, value: Any, fields: dict[str, Any]) -> None:
+        """Set all fields of a bare instance; absent ones get their default."""
+        rest = fields
+        if self._setters:
             rest = {}
             for name, item in fields.items():
-                put = setters.get(name)
+                put = self._setters.get(name)
                 if put is not None:
                     put(value, item)
-                elif self.has_dict:
-                    rest[name] = item
                 else:
-                    raise NoField(name)
-            if rest:
-                value.__dict__.update(rest)
-        return self._put_defaults(value, fields)
+                    rest[name] = item
+        if rest:
+            if not self.has_dict:
+                raise NoField(next(iter(rest)))
+            value.__dict__.update(rest)
+        self._put_defaults(value, fields)
 
-    def _put_defaults(self, value: Any, fields: dict[str, Any]) -> bool:
-        """Give declared fields that are not there their default; returns whether there was one."""
-        completed = False
-        for name in self.names:
-            if name not in fields:
-                completed |= self._put_default(value, name)
-        return completed
+    def _put_defaults(self, value: Any, fields: dict[str, Any]) -> None:
+        if not fields.keys() >= self._nameset:
+            for name in self.names:
+                if name not in fields:
+                    self._put_default(value, name)
 
-    def _put_default(self, value: Any, name: str) -> bool:
-        by_class = self._default is _dataclass_default and name not in self._setters and hasattr(self.cls, name)
-        if by_class and self._optional(name):
-            return False  # __init__ leaves such a field alone too: the class itself has the default
+    def _put_default(self, value: Any, name: str) -> None:
         try:
             default = self._default(name, value)
         except Exception as error:
             raise NoField(name) from error  # the class's own function for it has failed
-        if default is _ABSENT:
-            if self._optional(name):
-                return False
-            raise NoField(name)
         put = self._setters.get(name)
-        if put is not None:
+        if default is _ABSENT:
+            if name not in self._optional:
+                raise NoField(name)
+        elif put is not None:
             put(value, default)
         else:
             value.__dict__[name] = default
-        return True
 
-    def put_pydantic(
-        self,
-        value: Any,
-        fields: dict[str, Any],
-        extra: dict[str, Any] | None,
-        names: set[str],
-        private: dict[str, Any] | None,
-    ) -> bool:
-        """The reverse of take_pydantic. The model keeps what it is given; returns whether it had to be adapted."""
-        adapted = False
+    def put_pydantic(self, value: Any, fields: Any, extra: Any, names: Any, private: Any) -> None:
+        """The reverse of take_pydantic."""
         if not fields.keys() <= self._nameset or (extra and not self._nameset.isdisjoint(extra)):
-            before = fields
-            fields, extra = self._redeclared(fields, extra)
-            adapted = fields is not before
-        for (name, put), part in zip(self._model_setters, (names, extra, private), strict=True):
-            if put is not None:
-                put(value, part)
-            elif part is not None:
-                raise NoField(name)  # a root model has neither; the class says so with a constant
+            fields, extra = self._redeclared(fields, extra or {})
+        for put, part in zip(self._model_setters, (names, extra, private), strict=True):
+            put(value, part)
+        # A copy, because defaults, which may be anything, are no part of what was read and is still to be checked.
         _set_attribute(value, "__dict__", fields.copy())
-        return (len(fields) != len(self.names) and self._put_defaults(value, fields)) or adapted
+        self._put_defaults(value, fields)
 
     def put_complete(self, value: Any, fields: Any, extra: Any, names: Any, private: Any) -> bool:
         """As put_pydantic in the common case, all of the fields and nothing else. Returns whether it is that."""
@@ -263,24 +218,21 @@ class Shape:
             or private is not None
             or type(fields) is not dict
             or fields.keys() != self._nameset
-            or not self._holds_all
             or (extra is not None and type(extra) is not dict)
         ):
             return False
         if type(names) is not set:
-            if type(names) is not list or not _TEXT.issuperset(map(type, names)):
+            if type(names) is not list or not TEXT.issuperset(map(type, names)):
                 return False
             names = set(names)
-        (_, put_names), (_, put_extra), (_, put_private) = self._model_setters
+        put_names, put_extra, put_private = self._model_setters
         put_names(value, names)
         put_extra(value, extra)
         put_private(value, None)
         _set_attribute(value, "__dict__", fields)
         return True
 
-    def _redeclared(
-        self, fields: dict[str, Any], extra: dict[str, Any] | None
-    ) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    def _redeclared(self, fields: dict[str, Any], extra: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Fields that the model has stopped declaring, or declares since it was saved: none may be lost.
 
         Libraries change their models without a version; one that allows extra fields can still hold all of them.
@@ -288,27 +240,18 @@ class Shape:
         gone = {name: item for name, item in fields.items() if name not in self._nameset}
         if gone and self.cls.model_config.get("extra") != "allow":  # type: ignore[attr-defined]
             raise NoField(next(iter(gone)))
-        come = {name: item for name, item in (extra or {}).items() if name in self._nameset and name not in fields}
-        if not gone and not come:
-            return fields, extra
-        both = {**fields, **come}
-        kept = {name: item for name, item in (extra or {}).items() if name not in come}
+        both = {**{name: item for name, item in extra.items() if name in self._nameset}, **fields}
+        kept = {name: item for name, item in extra.items() if name not in self._nameset or name in fields}
         return {name: both[name] for name in self.names if name in both}, {**kept, **gone}
 
     def make_tuple(self, fields: dict[str, Any]) -> Any:
-        """A named tuple from its fields; NoField names one that is absent or unknown."""
-        fields = fields.copy()
-        defaults = getattr(self.cls, "_field_defaults", {})
-        for name in self.names:
-            if name not in fields and name not in defaults:
-                raise NoField(name)
-        items = [fields.pop(name) if name in fields else defaults[name] for name in self.names]
-        value: Any = tuple.__new__(self.cls, items)
-        if fields:
-            if not self.has_dict:
-                raise NoField(next(iter(fields)))
-            value.__dict__.update(fields)
-        return value
+        """A named tuple from its fields."""
+        found = {**getattr(self.cls, "_field_defaults", {}), **fields}
+        odd = sorted(self._nameset.symmetric_difference(found))
+        if odd:
+            raise NoField(odd[0])
+        made: Any = tuple.__new__(self.cls, [found[name] for name in self.names])
+        return made
 
 
 _ABSENT = object()
@@ -322,26 +265,6 @@ def shape_of(cls: type) -> Shape:
     if shape is None:
         shape = _SHAPES[cls] = Shape(cls)
     return shape
-
-
-def fields_of(value: Any) -> tuple[Any, ...] | None:
-    """The instance's field names and values, one after another, or None when it is not made of fields.
-
-    Runs no code of the class, so two calls can be compared item by item with ``is`` to see that nothing was assigned.
-    """
-    shape = shape_of(type(value))
-    form = shape.form
-    if form == FIELDS:
-        fields = shape.take(value)
-        return (*fields.keys(), *fields.values())
-    if form == TUPLE:
-        return (*shape.names, *shape.take_tuple(value).values())
-    if form == PYDANTIC:
-        fields, extra, names, private = shape.take_pydantic(value)
-        extra = extra or {}
-        private = private or {}
-        return (*fields, *fields.values(), *extra, *extra.values(), *names, *private, *private.values())
-    return None
 
 
 def is_data_class(cls: type) -> bool:
@@ -358,13 +281,7 @@ def is_data_class(cls: type) -> bool:
 
 
 def _is_namedtuple(cls: type) -> bool:
-    fields = getattr(cls, "_fields", None)
-    return (
-        issubclass(cls, tuple)
-        and type(fields) is tuple
-        and all(type(name) is str for name in fields)
-        and hasattr(cls, "_make")
-    )
+    return issubclass(cls, tuple) and type(getattr(cls, "_fields", None)) is tuple and hasattr(cls, "_make")
 
 
 def _is_old_model(cls: type) -> bool:
@@ -383,22 +300,23 @@ def _slots(cls: type) -> dict[str, MemberDescriptorType]:
     return found
 
 
-def _model_setters(cls: type) -> tuple[tuple[str, Any], ...]:
-    """How a pydantic model's parts beside its fields are set, or None where the class has no place for them."""
-    found: list[tuple[str, Any]] = []
-    for name in ("__pydantic_fields_set__", "__pydantic_extra__", "__pydantic_private__"):
-        slot = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
-        found.append((name, slot.__set__ if type(slot) is MemberDescriptorType else None))
-    return tuple(found)
+def _model_setter(cls: type, name: str) -> Callable[[Any, Any], None]:
+    """How one of a pydantic model's parts beside its fields is set."""
+    slot = next(vars(base)[name] for base in cls.__mro__ if name in vars(base))
+    if type(slot) is MemberDescriptorType:
+        return slot.__set__
+
+    def nowhere(_value: Any, part: Any) -> None:
+        if part is not None:
+            raise NoField(name)  # a root model has neither extra nor private; the class says so with a constant
+
+    return nowhere
 
 
 def _skipped(cls: type) -> tuple[str, ...]:
     """Entries of ``__dict__`` that are not state: cached properties are worked out again when asked for."""
-    cached = getattr(sys.modules.get("functools"), "cached_property", None)
-    names = {_TYPING_LEFTOVER}
-    for base in cls.__mro__:
-        names.update(name for name, attribute in vars(base).items() if cached and isinstance(attribute, cached))
-    return tuple(names)
+    attributes = [pair for base in cls.__mro__ for pair in vars(base).items()]
+    return (_TYPING_LEFTOVER, *(name for name, attribute in attributes if isinstance(attribute, cached_property)))
 
 
 def _no_default(name: str, value: Any) -> Any:  # noqa: ARG001
@@ -407,10 +325,11 @@ def _no_default(name: str, value: Any) -> Any:  # noqa: ARG001
 
 def _dataclass_default(name: str, value: Any) -> Any:
     field = type(value).__dataclass_fields__[name]
-    missing = sys.modules["dataclasses"].MISSING
-    if field.default is not missing:
-        return field.default
-    return field.default_factory() if field.default_factory is not missing else _ABSENT
+    if field.default is not dataclasses.MISSING:
+        # __init__ leaves a field alone that is none of its parameters: the class itself has the default.
+        by_class = not field.init and getattr(type(value), name, None) is field.default
+        return _ABSENT if by_class else field.default
+    return field.default_factory() if field.default_factory is not dataclasses.MISSING else _ABSENT
 
 
 def _attrs_default(name: str, value: Any) -> Any:
@@ -437,11 +356,8 @@ def _old_pydantic_default(name: str, value: Any) -> Any:
 
 # --- whether a value can ever change ----------------------------------------------------------------------------
 
-_FIXED: set[type] = {type(None), bool, int, float, str, bytes, type(Ellipsis), type(NotImplemented)}
-
+_FIXED: set[type] = {*SCALARS}
 _LONELY: tuple[Any, ...] = (None, object.__hash__)  # no hash, or that of identity, which no copy has
-_SURE = frozenset(_FIXED - {float})
-"""Types of which no value can change or be NaN."""
 
 
 def is_immutable(value: Any) -> bool:
@@ -458,6 +374,13 @@ def is_key(value: Any) -> bool:
     No look-up could find NaN again, or an instance that is equal to nothing but itself.
     """
     return _lasts(value, 0, as_key=True)
+
+
+def spoils_key(value: Any) -> Any:
+    """What keeps the value, which is no key, from being one: itself, or a part of a tuple or frozenset."""
+    while type(value) is tuple or type(value) is frozenset:
+        value = next((part for part in value if not is_key(part)), None)
+    return value
 
 
 def _lasts(value: Any, depth: int, *, as_key: bool) -> bool:
@@ -479,10 +402,13 @@ def _lasts(value: Any, depth: int, *, as_key: bool) -> bool:
     if kind is Record:
         return as_key  # it stands for a value that was a key, or for one that cannot be changed without its class
     numpy = sys.modules.get("numpy")
-    if numpy is not None and (isinstance(value, numpy.generic) or kind is numpy.ndarray):
-        if as_key and (kind is numpy.ndarray or not _equals_itself(value)):
-            return False
-        return _immutable_array(numpy, value)
+    if numpy is not None and isinstance(value, numpy.generic):
+        return not isinstance(value, numpy.void) and (not as_key or _equals_itself(value))
+    if numpy is not None and kind is numpy.ndarray:
+        # One that owns its memory can be made writable again; one over bytes, as they are read, cannot.
+        while isinstance(value, numpy.ndarray) and not value.flags.writeable:
+            value = value.base
+        return not as_key and isinstance(value, bytes)
     return _immutable_instance(value, shape_of(kind), depth, as_key=as_key)
 
 
@@ -490,22 +416,6 @@ def _equals_itself(value: Any) -> bool:
     """Whether it is no NaN."""
     is_nan = getattr(value, "is_nan", None)  # one kind of a Decimal's NaN refuses to be compared
     return bool(value == value) if is_nan is None else not is_nan()  # noqa: PLR0124
-
-
-def _immutable_array(numpy: Any, value: Any) -> bool:
-    if isinstance(value, numpy.generic) and not isinstance(value, numpy.void):
-        return True
-    if value.dtype.hasobject:
-        return False
-    while isinstance(value, numpy.ndarray | numpy.void):
-        if value.flags.writeable:
-            return False
-        base = value.base
-        if base is None:
-            # An array that owns its memory can be made writable again; one over bytes cannot.
-            return isinstance(value, numpy.void)
-        value = base
-    return isinstance(value, bytes)
 
 
 def _immutable_instance(value: Any, shape: Shape, depth: int, *, as_key: bool) -> bool:
@@ -522,7 +432,7 @@ def _immutable_instance(value: Any, shape: Shape, depth: int, *, as_key: bool) -
         parts = [*fields.values(), *(extra or {}).values()]
     else:
         parts = shape.take(value).values()
-        if _SURE.issuperset(map(type, parts)):
+        if SURE_KEYS.issuperset(map(type, parts)):
             return True
     return all(_lasts(part, depth + 1, as_key=as_key) for part in parts)
 
@@ -535,8 +445,8 @@ class Record:
 
     ``form`` is the stored form of an instance (``fields``, ``pydantic``, ``value``), or says what else it is:
     ``enum``, or ``items`` for a built-in that cannot be made here, whose stored parts are then the data (a time zone or
-    an array without its library, a defaultdict of an unknown factory). ``code`` is its extension, ``payload`` what that
-    holds. Records are equal when their bytes are, and can be keys and set items.
+    an array without its library). ``code`` is its extension, ``payload`` what that holds. Records are equal when their
+    bytes are, and can be keys and set items.
     """
 
     __slots__ = ("code", "data", "form", "payload", "type_name", "version")
@@ -573,16 +483,15 @@ def _show(value: Any, depth: int) -> str:
     if type(value) is not Record:
         return repr(value)
     name = value.type_name if value.version == 1 else f"{value.type_name}@{value.version}"
+    data = value.data
     if depth > 3:
         return f"<{name} ...>"  # instances may form cycles; their text must end
-    data = value.data
     if value.form == PYDANTIC and type(data) is list and data:
         data = data[0]
-    elif value.form == ENUM and type(data) is list and data and data[0] is not None:
+    elif value.form == ENUM and data[0] is not None:
         return f"<{name}.{data[0]}>"
     if type(data) is dict:
-        inner = ", ".join(f"{key}={_show(item, depth + 1)}" for key, item in data.items())
-        return f"<{name} {inner}>" if inner else f"<{name}>"
-    if type(data) is list:
-        return f"<{name} {', '.join(_show(item, depth + 1) for item in data)}>"
-    return f"<{name} {_show(data, depth + 1)}>"
+        parts = [f"{key}={_show(item, depth + 1)}" for key, item in data.items()]
+    else:
+        parts = [_show(item, depth + 1) for item in (data if type(data) is list else [data])]
+    return f"<{name} {', '.join(parts)}>" if parts else f"<{name}>"

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE, leaf_items
 from holdfast.codec.dicts import GuardedDict, LazyDict, OpenDict, TrackedDict, wrap_dict
-from holdfast.codec.limits import UNWRAP
 from holdfast.codec.lists import GuardedList, LazyList, TrackedList
 from holdfast.codec.tracked import FLAT, GONE, RAW, SLOTS, Node, SetMarks, change, locked
+from holdfast.codec.values import UNWRAP
 from holdfast.codec.wire import collector_paused
 from holdfast.errors import CorruptValue, Stale
 
@@ -129,7 +129,7 @@ def live(doc: Any, tree: Tree, raw: Sequence[bytes] | None, up: Any) -> Any:
     per = 2 if tree.kind == DICT else 1
     if raw is None:
         tree.warm([(0, tree.count)], doc.told.fetch)
-    with collector_paused:
+    with collector_paused():
         for number, leaf in enumerate(tree.leaves):
             payload: Any
             if raw is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ormsgpack import packb
 
-from holdfast.codec import blocks, limits
+from holdfast.codec import blocks, wire
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE, big
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
@@ -77,12 +77,12 @@ def open_inline(data: bytes) -> Opened | None:
     if parts is not None:
         return Opened(DICT, parts[1::2], parts[::2])
     found = opened_extension(data)
-    if found is None or found[0] not in (limits.DICT, limits.SET):
+    if found is None or found[0] not in (wire.DICT, wire.SET):
         return None
     items = array_items(memoryview(data)[found[1] :])
-    if items is None or (found[0] == limits.DICT and len(items) % 2):
+    if items is None or (found[0] == wire.DICT and len(items) % 2):
         raise corrupt("a dict or a set is one array of its items")
-    return Opened(SET, items) if found[0] == limits.SET else Opened(DICT, items[1::2], items[::2])
+    return Opened(SET, items) if found[0] == wire.SET else Opened(DICT, items[1::2], items[::2])
 
 
 def close(kind: bytes, items: list[bytes], keys: list[bytes] | None = None) -> bytes:
@@ -90,11 +90,11 @@ def close(kind: bytes, items: list[bytes], keys: list[bytes] | None = None) -> b
     if kind == LIST:
         return array_of(items)
     if kind == SET:
-        return extension_of(limits.SET, array_of(items))
+        return extension_of(wire.SET, array_of(items))
     names = keys or []
     if all(map(is_text, names)):
         return map_of([key + item for key, item in zip(names, items, strict=True)])
-    return extension_of(limits.DICT, array_of([part for pair in zip(names, items, strict=True) for part in pair]))
+    return extension_of(wire.DICT, array_of([part for pair in zip(names, items, strict=True) for part in pair]))
 
 
 def named(tree: Tree, fetch: Fetch) -> bytes:

@@ -16,8 +16,8 @@ from typing import Any, Self, SupportsIndex
 
 from ormsgpack import Ext, packb
 
-from holdfast.codec import limits
 from holdfast.codec import operations as op
+from holdfast.codec import wire
 from holdfast.codec.blocks import LIST, Leaf
 from holdfast.codec.capture import Capture, appended_items, lacking
 from holdfast.codec.containers import live, wrap
@@ -382,7 +382,7 @@ class Document(MutableMapping[str, Any], Saved):
         return decode(data, self.registry, inert=self.inert, owned=True, big=self._read_big)
 
     def _read_big(self, code: int, payload: bytes) -> Any:
-        if code == limits.BIG:
+        if code == wire.BIG:
             return live(self, self.told.tree(bytes(payload)), None, None)
         value = decode(self.told.bulk(bytes(payload)), self.registry, inert=self.inert, owned=True)
         self.bulk.keep(value, _packed(code, payload))

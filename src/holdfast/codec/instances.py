@@ -1,8 +1,10 @@
-"""Instances of registered classes and enum members, as bytes; records; and the references that close cycles.
+"""Instances of registered classes and enum members, as bytes and back; records; and the references that close cycles.
 
-Owns both directions, and the numbering of instances inside a scope. Must not know other containers.
+Owns both directions, the numbering of instances inside a scope, and the way of stored content into the class that the
+program has today: migrations, defaults, classes that have changed their form. Must not know other containers.
 Holds always: an instance gets its number when its bytes begin, and exists (without fields) before they are read, so
-that what it holds can refer to it.
+that what it holds can refer to it; a class's own functions (a migration, ``load``, a default) that fail raise
+SchemaMismatch, with their exception as its cause.
 """
 
 from __future__ import annotations
@@ -12,21 +14,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from ormsgpack import Ext, packb
 
-from holdfast.codec import limits, migrations, refusals
-from holdfast.codec.classes import ENUM, FIELDS, PYDANTIC, TUPLE, VALUE, Record
-from holdfast.codec.limits import MAX_DEPTH, SCALARS
-from holdfast.codec.wire import SIZED_EXTENSIONS, check_plain_depth, corrupt, is_ours, is_utf8, pack
-from holdfast.errors import Attribute, Unencodable, UnknownType
+from holdfast.codec import refusals, wire
+from holdfast.codec.classes import ENUM, FIELDS, PYDANTIC, TUPLE, VALUE, NoField, Record
+from holdfast.codec.wire import MAX_DEPTH, SCALARS, SIZED_EXTENSIONS, TEXT, check_plain_depth, corrupt, is_ours, pack
+from holdfast.errors import SchemaMismatch, Unencodable, UnknownType
 
 if TYPE_CHECKING:
     from holdfast.codec.classes import Shape
-    from holdfast.codec.decoder import Reading
-    from holdfast.codec.encoder import Writing
     from holdfast.codec.types import Registration, Registry
-
-_TEXT = frozenset({str})
-_PLAIN_CONTAINERS: frozenset[type] = frozenset({dict, list})
-_NONE: frozenset[type] = frozenset()
+    from holdfast.codec.values import Reading, Writing
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -41,35 +37,36 @@ def write_instance(writing: Writing, value: Any, depth: int, registration: Regis
     if reference is not None:
         return reference
     shape = registration.shape
-    data: Any
-    if registration.save is not None:
-        form = VALUE
+    form = VALUE if registration.save is not None else PYDANTIC if shape.form == PYDANTIC else FIELDS
+    whole = form == VALUE or shape.form == TUPLE  # it will be built only when its content is complete
+    if whole:
         writing.unmade.add(id(value))
+    data: Any
+    if form == VALUE:
         data = writing.lower(_saved(writing, registration, value), depth + 1)
-        writing.unmade.discard(id(value))
-    elif shape.form == PYDANTIC:
-        form = PYDANTIC
+    elif form == PYDANTIC:
         fields, extra, names, private = shape.take_pydantic(value)
         data = [
-            _attributes(writing, fields, depth),
-            _attributes(writing, extra, depth) if extra else extra,
+            writing.attributes(fields, depth),
+            writing.attributes(extra, depth) if extra else extra,
             names if writing.plain is SCALARS else [writing.lower(name, depth) for name in names],
-            _attributes(writing, private, depth) if private else private,
+            writing.attributes(private, depth) if private else private,
         ]
     else:
-        form = FIELDS
-        named = shape.form == TUPLE
-        fields = shape.take_tuple(value) if named else shape.take(value)
+        if whole and getattr(value, "__dict__", None):
+            raise refusals.extra_attributes(value, value.__dict__)
+        fields = shape.take_tuple(value) if whole else shape.take(value)
         absent = shape.missing(fields)
         if absent is not None:
-            raise refusals.unset_field(value, absent)
-        if named:
-            writing.unmade.add(id(value))
-        data = _attributes(writing, fields, depth)
-        if named:
-            writing.unmade.discard(id(value))
+            raise Unencodable(
+                f"the field {absent!r} of this {type(value).__qualname__} is not set",
+                hint="Set it (None is a value), or declare it with init=False.",
+            )
+        data = writing.attributes(fields, depth)
+    if whole:
+        writing.unmade.discard(id(value))
     writing.numbers = outer
-    return Ext(limits.INSTANCE, pack([registration.name, registration.version, form, data]))
+    return Ext(wire.INSTANCE, pack([registration.name, registration.version, form, data]))
 
 
 def _number(writing: Writing, value: Any) -> Ext | None:
@@ -83,8 +80,11 @@ def _number(writing: Writing, value: Any) -> Ext | None:
         numbers[id(value)] = len(numbers)
         return None
     if id(value) in writing.unmade:
-        raise refusals.closed_cycle(value)
-    return Ext(limits.REFERENCE, packb(number))
+        raise Unencodable(
+            f"a {type(value).__qualname__} that contains itself, but is built only when its content is complete",
+            hint="Register the class without save= and load=, or refer to the outer object by a key.",
+        )
+    return Ext(wire.REFERENCE, packb(number))
 
 
 def _saved(writing: Writing, registration: Registration, value: Any) -> Any:
@@ -93,47 +93,11 @@ def _saved(writing: Writing, registration: Registration, value: Any) -> Any:
     except RecursionError:
         raise
     except Exception as error:
-        raise refusals.save_failed(registration.name, error) from error
+        text = f"the save function of {registration.name} failed: {type(error).__name__}: {error}"
+        raise Unencodable(text) from error
     # Instances are told apart by id, so what save() made must live as long as the writing.
     writing.keep.append(saved)
     return saved
-
-
-def _attributes(writing: Writing, fields: dict[str, Any], depth: int) -> Any:
-    plain = writing.plain
-    checked = plain is not SCALARS
-    if not checked and plain.issuperset(map(type, fields.values())):
-        return fields
-    # Messages hold several dicts and lists that are small or empty; a call for each would be most of the cost.
-    small = _PLAIN_CONTAINERS if not checked and depth + 1 < MAX_DEPTH else _NONE
-    out: dict[Any, Any] | None = None
-    name: Any = ""
-    try:
-        for name, item in fields.items():
-            if type(name) is not str:
-                raise Unencodable("an attribute whose name is not a plain text")
-            kind = type(item)
-            if kind in plain:
-                continue
-            if kind in small and (
-                not item
-                or (kind is dict and plain.issuperset(map(type, item.values())) and _TEXT.issuperset(map(type, item)))
-            ):
-                continue
-            lowered = writing.lower(item, depth + 1)
-            if lowered is not item:
-                if out is None:
-                    out = fields.copy()
-                out[name] = lowered
-    except Unencodable as error:
-        error.within(Attribute(name))
-        raise
-    if out is None:
-        out = fields
-    if checked and not all(map(is_utf8, out)):
-        names = [writing.lower(name, depth) for name in out]
-        return Ext(limits.DICT, pack([part for pair in zip(names, out.values(), strict=True) for part in pair]))
-    return out
 
 
 def write_enum(writing: Writing, value: Any, depth: int, registration: Registration) -> Ext:
@@ -145,21 +109,19 @@ def write_enum(writing: Writing, value: Any, depth: int, registration: Registrat
     if name is not None and type(value)._member_map_.get(name) is not value:
         name = None  # a combination of flags has a text that is no member's name
     try:
-        content = writing.apart().lower(value._value_, depth + 1)
+        content = writing.lower_apart(value._value_, depth + 1)
     except Unencodable:
         if name is None:
             raise
         content = None  # a named member is found by its name; its value may be a function or the like
     label = None if name is None else writing.lower(name, depth)
-    return Ext(limits.ENUM, pack([registration.name, registration.version, label, content]))
+    return Ext(wire.ENUM, pack([registration.name, registration.version, label, content]))
 
 
 def write_record(writing: Writing, value: Record, depth: int) -> Ext:
     """What stands for an instance or a member of an unknown class, as it was read."""
     data = value.data
-    if value.code == limits.DEFAULTDICT:
-        return writing.mapping(limits.DEFAULTDICT, data[1], depth, data[0])
-    if value.code != limits.INSTANCE:
+    if value.code != wire.INSTANCE:
         return Ext(value.code, value.payload)  # nothing in there has to do with what is around it
     if depth >= MAX_DEPTH:
         raise refusals.too_deep()
@@ -167,14 +129,12 @@ def write_record(writing: Writing, value: Record, depth: int) -> Ext:
     reference = _number(writing, value)
     if reference is not None:
         return reference
-    if value.form == VALUE:
-        data = writing.lower(data, depth + 1)
-    elif value.form == PYDANTIC and type(data) is list:
+    if value.form == PYDANTIC and type(data) is list:
         data = [writing.lower(part, depth) for part in data]
     else:
-        data = writing.lower(data, depth)
+        data = writing.lower(data, depth + 1 if value.form == VALUE else depth)
     writing.numbers = outer
-    return Ext(limits.INSTANCE, pack([value.type_name, value.version, value.form, data]))
+    return Ext(wire.INSTANCE, pack([value.type_name, value.version, value.form, data]))
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -182,6 +142,7 @@ def write_record(writing: Writing, value: Record, depth: int) -> Ext:
 _head = msgspec.msgpack.Decoder(tuple[str, int, str, msgspec.Raw]).decode
 _number_of = msgspec.msgpack.Decoder(int).decode
 _UNMADE = object()
+_LABELS = (str, type(None))
 
 
 def unknown_type(name: str, registry: Registry) -> UnknownType:
@@ -214,22 +175,21 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
     if registration is None or (reading.inert and version != registration.version):
         if not reading.inert:
             raise unknown_type(name, reading.registry)
-        record = Record(limits.INSTANCE, bytes(data), name, version, form)
+        record = Record(wire.INSTANCE, bytes(data), name, version, form)
         instances.append(record)
         record.data = reading.content(raw)
         return record
     shape = registration.shape
+    now = VALUE if registration.save is not None else FIELDS if shape.form == TUPLE else shape.form
+    if now == ENUM or (form != now and version == registration.version):
+        raise _mismatch(registration, f"was saved in the form {form!r:.80}, but has the form {now!r} now")
     value: Any
-    if registration.save is not None or shape.form == TUPLE:
+    if now == VALUE or shape.form == TUPLE:
         instances.append(_UNMADE)
         content = reading.content(raw)
         reading.check_depth()  # the class's own functions are about to get it
-        value = instances[number] = migrations.built(registration, version, form, content)
-        if version != registration.version or (shape.form == TUPLE and content.keys() != set(shape.names)):
-            reading.adapt()
+        value = instances[number] = _built(registration, _migrated(registration, version, content))
         return value
-    if shape.form == ENUM:
-        raise migrations.mismatch(registration, "was saved as an instance, but is an enum now")
     value = object.__new__(shape.cls)
     instances.append(value)
     content = reading.content(raw)
@@ -237,28 +197,157 @@ def read_instance(reading: Reading, data: memoryview) -> Any:
         reading.check_depth()  # the class's own functions are about to get it
     elif form == PYDANTIC and type(content) is list and len(content) == 4 and shape.put_complete(value, *content):
         return value
-    if migrations.fill(registration, version, form, value, content):
-        reading.adapt()
+    _fill(registration, version, form, value, content)
     return value
 
 
 def read_enum(reading: Reading, data: memoryview) -> Any:
     """An enum member from its payload."""
     parts = reading.items(data)
-    if len(parts) != 4:
+    if len(parts) != 4 or type(parts[0]) is not str or type(parts[1]) is not int or type(parts[2]) not in _LABELS:
         raise corrupt("an enum member is type name, version, member name and value")
     type_name, version, name, content = parts
-    if type(type_name) is not str or type(version) is not int or not (name is None or type(name) is str):
-        raise corrupt("an enum member is type name, version, member name and value")
     registration = reading.registry.by_name(type_name)
     if registration is None or (reading.inert and version != registration.version):
         if reading.inert:
-            return Record(limits.ENUM, bytes(data), type_name, version, ENUM, [name, content])
+            return Record(wire.ENUM, bytes(data), type_name, version, ENUM, [name, content])
         raise unknown_type(type_name, reading.registry)
+    if registration.save is not None or registration.shape.form != ENUM:
+        raise _mismatch(registration, "was saved as an enum member, but is no enum now")
     if version != registration.version:
         reading.check_depth()
-        reading.adapt()
-    return migrations.member(registration, version, name, content)
+        found = _migrated(registration, version, {"name": name, "value": content})
+        if type(found) is not dict or not {"name", "value"} <= found.keys():
+            raise _mismatch(registration, "has a migration that did not return name and value")
+        name, content = found["name"], found["value"]
+    return _member(registration, name, content)
+
+
+def _member(registration: Registration, name: str | None, content: Any) -> Any:
+    """An enum's member, by its name or, for a combination of flags, by its value."""
+    cls: Any = registration.cls
+    if name is not None:
+        found = cls._member_map_.get(name)
+        if found is None:
+            raise _mismatch(registration, f"has no member {name!r:.80} now")
+        return found
+    try:
+        return cls(content)
+    except Exception as error:
+        raise _mismatch(registration, f"has no member of the value {content!r:.80} now") from error
+
+
+# --- from what was stored to what the class is now --------------------------------------------------------------
+
+
+def _mismatch(registration: Registration, text: str, hint: str = "") -> SchemaMismatch:
+    """The error for content that this class has no way for."""
+    return SchemaMismatch(
+        f"{registration.name} {text}",
+        type_name=registration.name,
+        hint=hint or "Register the class with a higher version and a migration from the stored one.",
+    )
+
+
+def _migrated(registration: Registration, version: int, data: Any) -> Any:
+    """Data of a stored version, brought to the registered one step by step."""
+    saved = f"was saved with schema version {version};"
+    if version > registration.version or version < 1:
+        raise _mismatch(
+            registration,
+            f"{saved} this program has version {registration.version}",
+            "Run the newer program, or register the newer version of the class.",
+        )
+    for step in range(version, registration.version):
+        function = registration.migrations.get(step)
+        if function is None:
+            raise _mismatch(
+                registration,
+                f"{saved} there is no migration from {step} to {step + 1}",
+                f"Register it with migrations={{{step}: function}}, which takes and returns the field map.",
+            )
+        try:
+            data = function(data)
+        except Exception as error:
+            raise _failed(registration, f"migration from version {step} to {step + 1}", error) from error
+    return data
+
+
+def _failed(registration: Registration, function: str, error: Exception) -> SchemaMismatch:
+    text = f"The {function} of {registration.name} failed: {type(error).__name__}: {error}"
+    return SchemaMismatch(text, type_name=registration.name)
+
+
+def _built(registration: Registration, content: Any) -> Any:
+    """An instance that can only be made when all of its content is there: by ``load``, or a named tuple."""
+    if registration.load is not None:
+        try:
+            return registration.load(content)
+        except RecursionError:
+            raise
+        except Exception as error:
+            raise _failed(registration, "load function", error) from error
+    try:
+        return registration.shape.make_tuple(_field_map(registration, content))
+    except NoField as error:
+        raise _other_fields(registration, error) from error
+
+
+def _fill(registration: Registration, version: int, form: str, value: Any, content: Any) -> None:
+    """Give a bare instance its fields."""
+    shape = registration.shape
+    extra = private = None
+    if version == registration.version:
+        fields, extra, names, private = _parts(form, content)
+    elif form == VALUE:
+        # The class had a save function then; its migration makes the field map of what that returned.
+        fields = _field_map(registration, _migrated(registration, version, content))
+        names = list(fields)
+    else:
+        stored, extra, names, private = _parts(form, content)
+        before = set(stored)
+        fields = _field_map(registration, _migrated(registration, version, stored))
+        names = [name for name in fields if name in names or name not in before]
+    try:
+        if shape.form == PYDANTIC:
+            shape.put_pydantic(value, fields, extra, set(names), private)
+        elif extra or private:
+            raise _mismatch(registration, "was saved with extra or private fields, which it cannot hold now")
+        else:
+            shape.put(value, fields)
+    except NoField as error:
+        raise _other_fields(registration, error) from error
+
+
+def _other_fields(registration: Registration, error: NoField) -> SchemaMismatch:
+    return _mismatch(registration, f"was saved with other fields; see {error.args[0]!r:.80}")
+
+
+def _field_map(registration: Registration, found: Any) -> dict[str, Any]:
+    if not _is_field_map(found):
+        raise _mismatch(registration, "has no field map, or a migration that did not return one")
+    return dict(found)  # the instance may keep it, and a migration may return the same one twice
+
+
+def _parts(form: str, content: Any) -> tuple[dict[str, Any], dict[str, Any] | None, list[str], dict[str, Any] | None]:
+    """Fields, extra fields, names of the fields that were set, private attributes."""
+    if form == FIELDS and _is_field_map(content):
+        return content, None, list(content), None
+    if form == PYDANTIC and type(content) is list and len(content) == 4:
+        fields, extra, names, private = content
+        if (
+            _is_field_map(fields)
+            and (extra is None or _is_field_map(extra))
+            and type(names) is list
+            and TEXT.issuperset(map(type, names))
+            and (private is None or _is_field_map(private))
+        ):
+            return fields, extra, names, private
+    raise corrupt(f"what is stored of an instance does not have the form {form!r:.80}")
+
+
+def _is_field_map(part: Any) -> bool:
+    return type(part) is dict and TEXT.issuperset(map(type, part))
 
 
 # --- many models at once ----------------------------------------------------------------------------------------
@@ -298,7 +387,7 @@ def read_models(encodings: list[bytes], registry: Registry) -> dict[int, Any]:
             continue
         try:
             extension = _decode_extension(data)
-            if extension.code != limits.INSTANCE:
+            if extension.code != wire.INSTANCE:
                 continue
             name, version, form, (fields, extra, names, _) = _decode_model(extension.data)
         except _Extended:

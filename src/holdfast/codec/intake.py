@@ -21,11 +21,10 @@ from ormsgpack import packb
 from holdfast.codec.blocks import INLINE_MAX_BYTES
 from holdfast.codec.containers import wrap
 from holdfast.codec.dicts import LazyDict, TrackedDict
-from holdfast.codec.limits import MAX_DEPTH, SCALARS
 from holdfast.codec.lists import LazyList
 from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
 from holdfast.codec.values import encode, is_immutable, is_key
-from holdfast.codec.wire import OPTION
+from holdfast.codec.wire import MAX_DEPTH, OPTION, SCALARS
 from holdfast.errors import DetachedChange, HoldfastError, Unencodable, format_path
 
 if TYPE_CHECKING:

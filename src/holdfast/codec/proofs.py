@@ -21,8 +21,8 @@ from typing import Any
 from weakref import getweakrefcount
 
 from holdfast.codec.classes import FIELDS, PYDANTIC, is_immutable
-from holdfast.codec.limits import SCALARS
 from holdfast.codec.types import Registry
+from holdfast.codec.wire import SCALARS
 
 RUN_ITEMS = 32
 """Values that are proven together. When one of them has changed, all of them are compared, so a run is short."""

@@ -6,55 +6,36 @@ Must not know how values are walked. Holds always: no code of the refused value 
 from __future__ import annotations
 
 import sys
+from enum import Enum
 from typing import Any
 
-from holdfast.codec.limits import MAX_DEPTH, SCALARS
+from holdfast.codec.wire import MAX_DEPTH, SCALARS
 from holdfast.errors import Unencodable
 
-_BUILTIN_SUBCLASS: tuple[tuple[type, str], ...] = (
-    (bool, "bool"),
-    (int, "int"),
-    (float, "float"),
-    (complex, "complex"),
-    (str, "str"),
-    (bytearray, "bytearray"),
-    (bytes, "bytes"),
-    (list, "list"),
-    (dict, "dict"),
-    (tuple, "tuple"),
-    (set, "set"),
-    (frozenset, "frozenset"),
-)
+_BUILTINS = (bool, int, float, complex, str, bytearray, bytes, list, dict, tuple, set, frozenset)
+
+_AGAIN = "Save its name and look it up again when loading."
 
 _KNOWN: dict[str, tuple[str, str]] = {
-    "function": ("a function", "Save its name and look the function up again when loading."),
-    "builtin_function_or_method": ("a built-in function", "Save its name and look it up again when loading."),
+    "function": ("a function", _AGAIN),
+    "builtin_function_or_method": ("a built-in function", _AGAIN),
     "method": ("a method", "Save the object, and the method's name."),
-    "partial": ("a partial function", "Save its arguments, and the function's name."),
     "module": ("a module", "Save its name."),
     "generator": ("a generator", "Save what it has yielded (list(...)), or where it stands."),
-    "coroutine": ("a coroutine", "Await it and save the result."),
     "async_generator": ("an async generator", "Save what it has yielded, or where it stands."),
-    "memoryview": ("a memoryview", "Save bytes(...) of it."),
-    "mappingproxy": ("a read-only view of a dict", "Save dict(...) of it."),
-    "dict_keys": ("a view of a dict", "Save list(...) of it."),
-    "dict_values": ("a view of a dict", "Save list(...) of it."),
-    "dict_items": ("a view of a dict", "Save list(...) of it."),
-    "array": ("an array of the array module", "Save list(...) of it, or a NumPy array."),
-    "SimpleNamespace": ("a SimpleNamespace", "Save vars(...) of it, or use a registered dataclass."),
-    "frame": ("a frame", "Save a description of it."),
-    "traceback": ("a traceback", "Save its text (traceback.format_exception)."),
-    "code": ("a code object", "Save the source text."),
-    "Pattern": ("a compiled regular expression", "Save its pattern and flags."),
+    "coroutine": ("a coroutine", "Await it and save the result."),
     "Task": ("a running task", "Await it and save the result."),
     "Future": ("a future", "Wait for it and save the result."),
-    "weakref": ("a weak reference", "Save the object itself, or a key to find it by."),
-    "ReferenceType": ("a weak reference", "Save the object itself, or a key to find it by."),
-    "ellipsis": ("an Ellipsis", "Save a text or None in its place."),
-    "NotImplementedType": ("NotImplemented", "Save a text or None in its place."),
 }
 
-_HANDLES = ("lock", "Lock", "RLock", "Condition", "Semaphore", "Event", "Thread", "socket", "Process", "Popen", "Queue")
+_PYTHON = frozenset({"builtins", "functools", "types", "re", "array", "weakref"})
+"""Modules whose classes nobody can decorate."""
+
+_PROCESS = frozenset(
+    {"_io", "io", "tempfile", "_thread", "threading", "multiprocessing", "socket", "ssl", "subprocess"}
+    | {"asyncio", "_asyncio", "concurrent", "queue", "_queue"}
+)
+"""Packages whose objects stand for something that ends with the process."""
 
 
 def label(key: Any) -> Any:
@@ -64,27 +45,10 @@ def label(key: Any) -> Any:
     return f"<{type(key).__name__}>"
 
 
-_TOO_DEEP = f"nested more than {MAX_DEPTH} levels deep"
-
-
 def too_deep() -> Unencodable:
-    return Unencodable(_TOO_DEEP, hint="Does it contain itself? Flatten it, or refer to the inner object by a key.")
-
-
-def is_too_deep(error: Unencodable) -> bool:
-    return error.reason == _TOO_DEEP
-
-
-def contains_itself(error: Unencodable, kind: type) -> None:
-    """It is known by now why there are too many levels."""
-    error.reason = error.message = f"a {kind.__name__} that contains itself"
-    error.hint = "Lists and dicts form a tree; refer to the outer one by a key, or use a registered class."
-
-
-def closed_cycle(value: Any) -> Unencodable:
     return Unencodable(
-        f"a {type(value).__qualname__} that contains itself, but is built only when its content is complete",
-        hint="Register the class without save= and load=, or refer to the outer object by a key.",
+        f"nested more than {MAX_DEPTH} levels deep",
+        hint="Does it contain itself? Flatten it, or refer to the inner object by a key.",
     )
 
 
@@ -101,17 +65,6 @@ def no_key(value: Any, *, immutable: bool) -> Unencodable:
     )
 
 
-def unset_field(value: Any, name: str) -> Unencodable:
-    return Unencodable(
-        f"the field {name!r} of this {type(value).__qualname__} is not set",
-        hint="Set it (None is a value), or declare it with init=False.",
-    )
-
-
-def save_failed(name: str, error: Exception) -> Unencodable:
-    return Unencodable(f"the save function of {name} failed: {type(error).__name__}: {error}")
-
-
 def extra_attributes(value: Any, attributes: dict[str, Any]) -> Unencodable:
     names = ", ".join(sorted(map(str, attributes)))
     return Unencodable(
@@ -120,62 +73,36 @@ def extra_attributes(value: Any, attributes: dict[str, Any]) -> Unencodable:
     )
 
 
-def factory(value: Any) -> Unencodable:
-    name = getattr(value, "__qualname__", type(value).__qualname__)
-    return Unencodable(
-        f"a defaultdict whose factory is {name!s}",
-        hint="Use a built-in type (list, dict, set, int, ...) or a registered class as its factory, or save dict(...).",
-    )
-
-
-def zone(value: Any) -> Unencodable:
-    return Unencodable(
-        f"a time zone of type {_qualified(type(value))}",
-        hint="Use zoneinfo.ZoneInfo(name) or datetime.timezone, such as when.astimezone(ZoneInfo('Europe/Lisbon')).",
-    )
-
-
-def array(reason: str, hint: str) -> Unencodable:
-    return Unencodable(reason, hint=hint)
-
-
 def unknown(value: Any, option: str) -> Unencodable:
     """The refusal of a value whose type nobody knows. ``option`` is what the program can pass to make it known."""
     kind = type(value)
     name = _qualified(kind)
     register = f"Decorate the class with @holdfast.register, or pass {option}."
+    package = kind.__module__.partition(".")[0]
+    numpy = sys.modules.get("numpy")
     if isinstance(value, type):
         return Unencodable(f"the class {_qualified(value)} itself", hint="Save its name, or an instance of it.")
-    if kind.__module__ in {"builtins", "functools", "re", "types", "array", "weakref", "asyncio", "_asyncio"} or (
-        kind.__module__.startswith("concurrent.")
-    ):
-        known = _KNOWN.get(kind.__name__)
-        if known is not None:
-            return Unencodable(f"{known[0]} cannot be saved", hint=known[1])
-    if kind.__module__ in {"_io", "io", "tempfile"}:
-        return Unencodable(f"an open file ({name})", hint="Save its path and position, and open it again when loading.")
-    if kind.__name__ in _HANDLES and kind.__module__.split(".")[0] in {
-        "_thread", "threading", "multiprocessing", "socket", "subprocess", "asyncio", "queue", "_queue",
-    }:  # fmt: skip
-        return Unencodable(
-            f"a {name} belongs to this process", hint="Leave it out, and make a new one when loading (save=, load=)."
-        )
-    enum = sys.modules.get("enum")
-    if enum is not None and isinstance(value, enum.Enum):
-        return Unencodable(f"the enum {name} is not registered", hint=register)
-    for base, text in _BUILTIN_SUBCLASS:
-        if isinstance(value, base):
-            if hasattr(kind, "_fields") and base is tuple:
-                return Unencodable(f"the named tuple {name} is not registered", hint=register)
-            return Unencodable(
-                f"{name} is a subclass of {text}",
-                hint=f"Convert it with {text}(...), or register it with save= and load=.",
-            )
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray):
-        return Unencodable(f"{name} is a subclass of numpy.ndarray", hint="Convert it with numpy.asarray(...).")
     if isinstance(value, BaseException):
         return Unencodable(f"the exception {name}", hint="Save its text, or register the class with save= and load=.")
+    if isinstance(value, Enum):
+        return Unencodable(f"the enum {name} is not registered", hint=register)
+    if kind.__name__ in _KNOWN and (package in _PYTHON or package in _PROCESS):
+        what, hint = _KNOWN[kind.__name__]
+        return Unencodable(f"{what} cannot be saved", hint=hint)
+    if package in _PROCESS:
+        hint = "Leave it out; save what makes a new one when loading, such as a file's path and position."
+        return Unencodable(f"a {name} belongs to this process", hint=hint)
+    base = next((base for base in _BUILTINS if isinstance(value, base)), None)
+    if base is tuple and hasattr(kind, "_fields"):
+        return Unencodable(f"the named tuple {name} is not registered", hint=register)
+    if base is not None:
+        hint = f"Convert it with {base.__name__}(...), or register it with save= and load=."
+        return Unencodable(f"{name} is a subclass of {base.__name__}", hint=hint)
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        return Unencodable(f"{name} is a subclass of numpy.ndarray", hint="Convert it with numpy.asarray(...).")
+    if package in _PYTHON:
+        hint = "Save what it is made of (list(...), bytes(...), a text), or register the class with save= and load=."
+        return Unencodable(f"a {name} cannot be saved", hint=hint)
     return Unencodable(f"the type {name} is not registered", hint=register)
 
 

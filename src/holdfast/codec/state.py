@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from ormsgpack import Ext, packb
 
-from holdfast.codec import blocks, contents, limits
+from holdfast.codec import blocks, contents, wire
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE, big, digest_of, root_of
 from holdfast.codec.contents import Opened, key_bytes, key_of, named, open_inline
@@ -304,7 +304,7 @@ class Reader:
         items = tree.all(self._state.fetch)
         if tree.kind == VALUE:
             return self.value(items[0])
-        with collector_paused:
+        with collector_paused():
             if tree.kind == DICT:
                 parts = self.value(b"".join((b"\xdd", (2 * len(items)).to_bytes(4, "big"), *items)))
                 return dict(zip(parts[::2], parts[1::2], strict=True))
@@ -327,7 +327,7 @@ class Reader:
         return part if type(part) in FLAT else self.value(key_bytes(part))
 
     def _big(self, code: int, payload: bytes) -> Any:
-        if code == limits.BIG:
+        if code == wire.BIG:
             return self.content(self._state.tree(bytes(payload)))
         return self.value(self._state.bulk(bytes(payload)))
 
@@ -340,7 +340,7 @@ def bulk(data: bytes, chunks: dict[bytes, bytes]) -> bytes:
         chunk = bytes(view[start : start + CHUNK_BYTES])
         digests.append(digest_of("holdfast.chunk", chunk))
         chunks[digests[-1]] = chunk
-    return packb(Ext(limits.BULK, packb([digest_of("holdfast.value", data), len(data), digests])))
+    return packb(Ext(wire.BULK, packb([digest_of("holdfast.value", data), len(data), digests])))
 
 
 def differences(old: State, new: State) -> list[Relative]:

@@ -16,7 +16,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, overload
 
 from holdfast.codec.classes import BUILT_IN, OPAQUE, Shape, is_data_class, shape_of
-from holdfast.codec.limits import MAX_NAME_CHARS
 from holdfast.errors import BadName, BadOption
 
 if TYPE_CHECKING:
@@ -37,10 +36,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=type)
 
+MAX_NAME_CHARS = 1000
+"""Longest name of a type. Names come back out of stored data, so they are bounded like everything else."""
+
 FACTORIES: dict[str, type] = {kind.__name__: kind for kind in (list, dict, set, tuple, frozenset)} | {
     kind.__name__: kind for kind in (int, float, str, bool, bytes, bytearray, complex)
 }
-"""What a defaultdict may call by these names; any other factory must be a registered class."""
+"""What a defaultdict may call, by these names: nothing that a program wrote is called because data names it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,15 +55,7 @@ class Registration:
     migrations: dict[int, Callable[[Any], Any]]
     save: Callable[[Any], Any] | None
     load: Callable[[Any], Any] | None
-    _shape: Shape | None = None
-
-    @property
-    def shape(self) -> Shape:
-        """How instances are taken apart; worked out on first use, because a module may bring hundreds of classes."""
-        shape = self._shape
-        if shape is None:
-            shape = self._shape = shape_of(self.cls)
-        return shape
+    shape: Shape
 
 
 class Registry:
@@ -144,10 +138,9 @@ class Registry:
         if not isinstance(cls, type):
             raise BadOption(f"register takes a class, not {cls!r}")
         steps = dict(migrations or {})
-        if save is None and load is None:
-            save, load = self.conversion(cls)
-        _check(cls, version, steps, save, load)
-        registration = Registration(cls, _checked_name(cls, name), version, steps, save, load)
+        name = default_name(cls) if name is None else name
+        registration = Registration(cls, name, version, steps, save, load, shape_of(cls))
+        _check(registration)
         self._add(registration)
         if save is None:
             self._fresh[cls] = 0
@@ -205,14 +198,6 @@ class Registry:
                     self.register(kind)
         return clear
 
-    def conversion(self, cls: type) -> tuple[Callable[[Any], Any] | None, Callable[[Any], Any] | None]:  # noqa: ARG002
-        """What saves and loads a class that is registered without ``save`` and ``load``; None for its attributes."""
-        return None, None
-
-    def wants(self, cls: type) -> bool:
-        """Whether ``register_module`` takes this class."""
-        return is_data_class(cls)
-
     def register_module(self, module: ModuleType | str) -> list[type]:
         """Register every data class that the module and its submodules define; returns them.
 
@@ -222,15 +207,11 @@ class Registry:
 
         if isinstance(module, str):
             module = import_module(module)
-        found: list[type] = []
-        for part in _modules(module):
-            for cls in _defined_in(part):
-                if not self.wants(cls):
-                    continue
-                known = self.by_type(cls)
-                if known is None or known.cls is not cls:
-                    self.register(cls)
-                found.append(cls)
+        found = [cls for part in _modules(module) for cls in _defined_in(part) if is_data_class(cls)]
+        for cls in found:
+            known = self.by_type(cls)
+            if known is None or known.cls is not cls:
+                self.register(cls)
         return found
 
 
@@ -256,41 +237,29 @@ def _origin(cls: type) -> tuple[str, str]:
     return module, cls.__qualname__
 
 
-def _checked_name(cls: type, name: object) -> str:
-    if name is None:
-        name = default_name(cls)
-    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
-        raise BadName(f"A type's name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.80}")
-    if name in FACTORIES or name in BUILT_IN:
-        raise BadName(f"{name!r} is the name of a built-in type", hint="Give the class another name.")
-    return name
-
-
-def _check(
-    cls: type,
-    version: int,
-    migrations: dict[int, Callable[[Any], Any]],
-    save: Callable[[Any], Any] | None,
-    load: Callable[[Any], Any] | None,
-) -> None:
+def _check(made: Registration) -> None:
+    cls, version = made.cls, made.version
+    name: object = made.name  # whatever the program gave
     if cls in FACTORIES.values() or f"{cls.__module__}.{cls.__qualname__}" in BUILT_IN:
         raise BadOption(f"{cls.__qualname__} is saved without being registered")
     if type(version) is not int or not 1 <= version < 2**31:
         raise BadOption(f"A schema version is a whole number from 1, not {version!r}")
-    for step, function in migrations.items():
+    for step, function in made.migrations.items():
         if type(step) is not int or not 1 <= step < version or not callable(function):
             raise BadOption(
                 f"A migration is a function under the version it starts from, 1 to {version - 1}, not {step!r}"
             )
-    if (save is None) != (load is None):
+    if (made.save is None) != (made.load is None):
         raise BadOption("Give both save and load, or neither")
-    if save is None:
-        shape = shape_of(cls)
-        if shape.form == OPAQUE:
-            raise BadOption(
-                f"{cls.__qualname__} cannot be saved by its attributes: {shape.reason}",
-                hint="Register it with save= (instance to a plain value) and load= (plain value to instance).",
-            )
+    if made.save is None and made.shape.form == OPAQUE:
+        raise BadOption(
+            f"{cls.__qualname__} cannot be saved by its attributes: {made.shape.reason}",
+            hint="Register it with save= (instance to a plain value) and load= (plain value to instance).",
+        )
+    if not isinstance(name, str) or not name or len(name) > MAX_NAME_CHARS or not name.isprintable():
+        raise BadName(f"A type's name is 1 to {MAX_NAME_CHARS} printable characters, not {name!r:.80}")
+    if name in FACTORIES or name in BUILT_IN:
+        raise BadName(f"{name!r} is the name of a built-in type", hint="Give the class another name.")
 
 
 _MAX_TRIES = 100
@@ -302,9 +271,7 @@ def _field_types(cls: type) -> Iterator[type | None]:
     for name in shape_of(cls).names:
         base = next((base for base in cls.__mro__ if name in _annotations(base)), None)
         if base is None:
-            attribute = getattr(getattr(cls, "__attrs_attrs__", None), name, None)
-            yield from _classes_in(getattr(attribute, "type", None), set())
-            continue
+            continue  # declared without an annotation
         stand_in = SimpleNamespace(__annotations__={name: _annotations(base)[name]})
         parameters = {parameter.__name__: parameter for parameter in getattr(base, "__type_params__", ())}
         local = {base.__name__: base, cls.__name__: cls, **vars(base), **parameters}

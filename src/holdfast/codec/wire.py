@@ -1,27 +1,70 @@
-"""MessagePack itself: the one place where its headers are written and read.
+"""MessagePack itself: the one place where its headers are written and read, and the numbers of the format.
 
-Owns packing what the codec has made ready, joining and splitting encodings, and the checks that protect the stack.
-Must not know Python types beyond MessagePack's own. Holds always: no Python code runs inside the packing library
-(it would turn whatever that raises into a TypeError); an exception of a signal handler is never taken for an error of
-the data.
+Owns the codes and limits of docs/format.md section 1, packing what the codec has made ready, joining and splitting
+encodings, and the checks that protect the stack. Must not know Python types beyond MessagePack's own.
+Holds always: a code, once released, keeps its meaning; no Python code runs inside the packing library (it would turn
+whatever that raises into a TypeError); an exception of a signal handler is never taken for an error of the data.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
-from threading import Lock, Thread
-from types import TracebackType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from threading import Thread
 from typing import Any, TypeVar
 
 import msgspec
 import ormsgpack
 from ormsgpack import Ext, packb
 
-from holdfast.codec.limits import INT, MAX_DEPTH, MAX_INT_BYTES, STR
-from holdfast.errors import CorruptValue, Unencodable
+from holdfast.errors import CorruptValue
 
 T = TypeVar("T")
+
+DICT = 1
+INT = 2
+STR = 3
+TUPLE = 4
+SET = 5
+FROZENSET = 6
+BYTEARRAY = 7
+COMPLEX = 8
+DECIMAL = 9
+FRACTION = 10
+DATETIME = 11
+DATE = 12
+TIME = 13
+TIMEDELTA = 14
+TZINFO = 15
+UUID = 16
+PATH = 17
+RANGE = 18
+INSTANCE = 20
+ENUM = 21
+REFERENCE = 22
+ARRAY = 24
+SCALAR = 25
+DEQUE = 26
+ORDERED_DICT = 27
+COUNTER = 28
+DEFAULTDICT = 29
+BIG = 40
+BULK = 41
+
+MAX_DEPTH = 100
+"""Containers inside one another. Far above real states, far below what would exhaust the C stack."""
+
+MAX_VALUE_BYTES = 2**31 - 1
+"""One encoded value. Lengths stay within 32 bits signed everywhere; larger data belongs into several values."""
+
+SCALARS: frozenset[type] = frozenset({type(None), bool, int, float, str, bytes})
+"""Types that MessagePack carries as they are (an int or str at the edge of its range excepted)."""
+
+SURE_KEYS = SCALARS - {float}
+"""Scalars that can be dict keys and set items whatever their value; a float may be NaN."""
+
+TEXT: frozenset[type] = frozenset({str})
 
 OPTION = (
     ormsgpack.OPT_PASSTHROUGH_BIG_INT
@@ -79,26 +122,6 @@ def pack(lowered: Any, option: int = OPTION) -> bytes:
         raise NotPlain from None
 
 
-def int_extension(value: int) -> Ext:
-    """An integer outside the native range: two's complement, big-endian, shortest."""
-    length = int_length(value)
-    if length > MAX_INT_BYTES:
-        raise Unencodable(
-            f"an integer of {length:,} bytes; the limit is {MAX_INT_BYTES:,}", hint="Save it as bytes or text."
-        )
-    return Ext(INT, value.to_bytes(length, "big", signed=True))
-
-
-def int_length(value: int) -> int:
-    """How many bytes its two's complement has."""
-    return ((value if value >= 0 else ~value).bit_length() + 8) // 8
-
-
-def str_extension(text: str) -> Ext:
-    """A text with lone surrogates."""
-    return Ext(STR, text.encode("utf-8", "surrogatepass"))
-
-
 def is_utf8(text: str) -> bool:
     """Whether the text has no lone surrogates."""
     try:
@@ -119,8 +142,7 @@ SIZED_EXTENSIONS = frozenset({b"\xc7", b"\xc8", b"\xc9"})
 _ARRAYS = {0xDC: 3, 0xDD: 5}  # first byte -> where the items begin
 _MAPS = {0xDE: 3, 0xDF: 5}
 _LONG_TEXTS = frozenset({0xD9, 0xDA, 0xDB})
-_LONG_BYTES = frozenset({0xC4, 0xC5, 0xC6})
-_raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
+raws = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 
 
 def array_of(encodings: Sequence[bytes]) -> bytes:
@@ -158,14 +180,6 @@ def is_text(data: bytes) -> bool:
     return 0xA0 <= data[0] <= 0xBF or data[0] in _LONG_TEXTS
 
 
-def is_long_scalar(data: bytes) -> bool:
-    """Whether the encoding is a text or bytes in one of the long forms, or a text with lone surrogates."""
-    if data[0] in _LONG_TEXTS or data[0] in _LONG_BYTES:
-        return True
-    found = opened_extension(data)
-    return found is not None and found[0] == STR
-
-
 def array_items(data: bytes | memoryview) -> list[bytes] | None:
     """The encodings of an array's items; None when it is no array."""
     return _items(data, 0x90, _ARRAYS, 1)
@@ -189,7 +203,7 @@ def split(payload: bytes | memoryview, count: int) -> list[bytes]:
     if count >= 2**32:
         raise corrupt(f"{count:,} items in one container")
     try:
-        return list(map(bytes, _raws(b"".join((b"\xdd", count.to_bytes(4, "big"), payload)))))
+        return list(map(bytes, raws(b"".join((b"\xdd", count.to_bytes(4, "big"), payload)))))
     except (msgspec.DecodeError, RecursionError) as error:
         if not is_ours(error):
             raise
@@ -217,21 +231,12 @@ def check_plain_depth(value: Any, left: int = MAX_DEPTH) -> None:
 
 def check_depth(value: Any, left: int = MAX_DEPTH) -> None:
     """Refuse lists and dicts that are nested too deep. What stands in them and is neither is not looked into."""
-    level = [value]
+    level = [value] if type(value) is list or type(value) is dict else []
     while level:
-        inner: list[Any] = []
-        for container in level:
-            kind = type(container)
-            if kind is list:
-                inner += [item for item in container if type(item) is list or type(item) is dict]
-            elif kind is dict:
-                inner += [item for item in container.values() if type(item) is list or type(item) is dict]
-            else:
-                return  # only the outermost can be something else
         left -= 1
         if left < 0:
             raise nested_too_deep()
-        level = inner
+        level = [item for item in gc.get_referents(*level) if type(item) is list or type(item) is dict]
 
 
 def on_fresh_stack(function: Callable[[], T]) -> T:
@@ -256,34 +261,17 @@ def on_fresh_stack(function: Callable[[], T]) -> T:
     return results[0]
 
 
-class _Pause:
-    """Holds the cyclic garbage collector off while many objects are made that are all kept.
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """Hold the cyclic garbage collector off while many objects are made that are all kept.
 
     It looks at everything young each time some hundred containers were made; while a large value is decoded all of it
-    is alive, and looking takes longer than decoding. It is on again afterwards if it was on before, however many
-    threads decode at once.
+    is alive, and looking takes longer than decoding. Of threads that overlap, the first to come switches it on again.
     """
-
-    def __init__(self) -> None:
-        self._lock = Lock()
-        self._users = 0
-        self._was_on = False
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if self._users == 0:
-                self._was_on = gc.isenabled()
-                gc.disable()
-            self._users += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with self._lock:
-            self._users -= 1
-            if self._users == 0 and self._was_on:
-                gc.enable()
-
-
-collector_paused = _Pause()
-"""``with collector_paused:`` around the making of something large."""
+    was_on = gc.isenabled()
+    try:
+        gc.disable()
+        yield
+    finally:
+        if was_on:
+            gc.enable()

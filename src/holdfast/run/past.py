@@ -269,7 +269,7 @@ class Past:
         self.taken: set[bytes | int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
         self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
-        with collector_paused:
+        with collector_paused():
             for entry in records:
                 self._take(entry)
             for number, record in self._entries:

@@ -13,14 +13,14 @@ import sys
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from enum import EnumType
 from importlib import import_module
 from types import FunctionType, GetSetDescriptorType, ModuleType
 from typing import Any, Protocol, get_args, get_type_hints, is_typeddict
 
 from holdfast.codec.classes import ENUM, FIELDS, Shape, is_data_class, shape_of
-from holdfast.codec.limits import MAX_NAME_CHARS
-from holdfast.codec.types import FACTORIES, Registration, Registry, default_name
+from holdfast.codec.types import FACTORIES, MAX_NAME_CHARS, Registration, Registry, default_name
 from holdfast.errors import BadOption, SchemaMismatch, UnknownType
 
 log = logging.getLogger("holdfast.contrib.langgraph")
@@ -163,7 +163,7 @@ class _Types(Registry):
         cls = _loaded(name)
         if cls is None or _danger(cls):
             return None
-        return _as_it_is_now(Registration(cls, name, 1, {}, None, None), by_program=False)
+        return _as_it_is_now(Registration(cls, name, 1, {}, None, None, shape_of(cls)), by_program=False)
 
 
 def named(registry: Registry, name: str) -> Registration | None:
@@ -352,9 +352,7 @@ def _as_it_is_now(registration: Registration, *, by_program: bool) -> Registrati
     """The registration for reading what was saved when the class had other fields."""
     if registration.save is not None or registration.shape.form == ENUM:
         return registration
-    made = Registration(registration.cls, registration.name, registration.version, registration.migrations, None, None)
-    made._shape = _Place(registration.cls, by_program=by_program)
-    return made
+    return replace(registration, shape=_Place(registration.cls, by_program=by_program))
 
 
 class _Place(Shape):
@@ -370,34 +368,27 @@ class _Place(Shape):
         self._told: set[str] = set()
         self._by_program = by_program
 
-    def put(self, value: Any, fields: dict[str, Any]) -> bool:
-        return super().put(value, fields if self.has_dict else self._only(fields, self._setters))
+    def put(self, value: Any, fields: dict[str, Any]) -> None:
+        super().put(value, fields if self.has_dict else self._only(fields, self._setters))
 
     def make_tuple(self, fields: dict[str, Any]) -> Any:
-        return super().make_tuple(fields if self.has_dict else self._only(fields, self.names))
+        return super().make_tuple(self._only(fields, self.names))
 
-    def put_pydantic(
-        self,
-        value: Any,
-        fields: dict[str, Any],
-        extra: dict[str, Any] | None,
-        names: set[str],
-        private: dict[str, Any] | None,
-    ) -> bool:
+    def put_pydantic(self, value: Any, fields: Any, extra: Any, names: Any, private: Any) -> None:
         cls: Any = self.cls
         if cls.model_config.get("extra") != "allow" and not fields.keys() <= self._nameset:
             names = {name for name in names if name in self._nameset or name not in fields}
             fields = self._only(fields, self._nameset)
-        return super().put_pydantic(value, fields, extra, names, private)
+        super().put_pydantic(value, fields, extra, names, private)
 
-    def _put_default(self, value: Any, name: str) -> bool:
+    def _put_default(self, value: Any, name: str) -> None:
         if not self._by_program and _factory(self.cls, name) not in _HARMLESS:
             raise SchemaMismatch(
                 f"{self.cls.__qualname__} has a field {name!r} that was not saved, whose default a function makes",
                 type_name=default_name(self.cls),
                 hint=f"Name the class: HoldfastSaver(..., types=[{self.cls.__qualname__}]).",
             )
-        return super()._put_default(value, name)
+        super()._put_default(value, name)
 
     def _only(self, fields: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
         gone = [name for name in fields if name not in known]
