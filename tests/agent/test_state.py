@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import gc
+import random
 import signal
 import sys
 import threading
@@ -17,7 +18,7 @@ import holdfast
 from holdfast.codec import capture as capturing
 from holdfast.codec import intake, values
 from holdfast.codec.tracked import Node
-from holdfast.errors import DetachedChange, Unencodable
+from holdfast.errors import DetachedChange, StoreBusy, Unencodable
 
 
 @holdfast.register
@@ -238,6 +239,55 @@ def test_an_interrupt_in_the_middle_of_changes_and_checkpoints_loses_nothing(age
     agent.checkpoint("after it all")
     live = holdfast.plain(agent.state)
     assert struck > 10
+    assert agent._store.verify().ok
+    assert read_again(agent) == live
+
+
+def test_a_handler_that_changes_the_state_and_looks_at_it_loses_nothing(agent, rounds):
+    """Real signals, whose handler works with the agent as the program does; only what cannot be done there raises."""
+    state, rng, done = agent.state, random.Random(11), []
+    state.update({"l": [{"n": number, "t": "x" * 100} for number in range(300)], "table": {}, "handled": []})
+    agent.checkpoint()
+
+    def handler(_signal, _frame):
+        try:
+            if rng.random() < 0.7:
+                state["handled"].append(len(done))
+                done.append(len(done))
+            rng.choice((lambda: agent.dirty, lambda: agent.digest, agent.checkpoint, lambda: state.update(flag=1)))()
+        except StoreBusy:
+            pass
+
+    work = (
+        lambda number: state["l"].append({"n": number}),
+        lambda number: state["l"][number % len(state["l"])].update(e=number),
+        lambda number: state["table"].update({f"k{number % 50}": [number]}),
+        lambda number: state["l"].sort(key=lambda row: -row["n"] % (17 + number % 5)),
+        lambda number: state["l"].__delitem__(slice(0, max(0, len(state["l"]) - 300))),
+        lambda number: state.update(extra={"n": number}),
+        lambda _: state.pop("extra", None),
+        lambda _: agent.dirty and agent.checkpoint(),
+        lambda _: agent.checkpoint(),
+    )
+    before = signal.signal(signal.SIGALRM, handler)
+    until = time.monotonic() + rounds(3, 300)
+    number = 0
+    try:
+        while time.monotonic() < until:
+            number += 1
+            signal.setitimer(signal.ITIMER_REAL, 0.00001 + rng.random() * 0.0004)
+            rng.choice(work)(number)
+            if number % 100 == 0:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+                agent.checkpoint()
+                assert list(state["handled"]) == done
+                assert holdfast.plain(agent.at().state) == holdfast.plain(state)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    agent.checkpoint("after it all")
+    live = holdfast.plain(state)
+    assert len(done) > 10
     assert agent._store.verify().ok
     assert read_again(agent) == live
 
