@@ -222,9 +222,9 @@ class _Import:
         if self._is_there():
             self._check_same()
             return False
-        writer = Thread(store, self._saver._registry, self._thread, self._saver._wait_s, arriving=True)
+        writer = Thread(store, self._saver._registry, self._thread, arriving=True)
         with writer.working():
-            writer.ready()
+            self._saver._wait(writer.become_writer)
             if self._is_there():
                 raise Fenced(f"another process has brought thread {self._thread!r} over in between")
             writer.set_arriving(arriving=True)

@@ -3,7 +3,7 @@
 Owns when this process becomes the writer of a thread and when it lets others write: a run is at work from its first
 read to its end, any other call while it lasts, and the last one who leaves gives the lease back. Must not know what is
 written. What always holds: the lease, once asked for, is held while somebody is at work; it is let go at once when
-nobody is, and only when everything is on disk; nothing is locked while another process is waited for.
+nobody is, and only when everything is on disk; nothing here waits for another process.
 
 LangGraph tells a checkpointer what to read and to write, and not that a run is over: by its end, an interrupt, an
 error, or because it was cancelled. But a run reads its thread while its loop is being entered, and the loop has a stack
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
@@ -26,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_core.callbacks import BaseCallbackHandler
 
 from holdfast.errors import AgentBusy, Fenced, HoldfastError
-from holdfast.store.locks import LEASE_POLL_S, Lease
+from holdfast.store.locks import Lease
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -41,10 +40,9 @@ _DEEP = 12
 class Holding(ABC):
     """A thread's lease, as this process has it, or has had it."""
 
-    def __init__(self, store: Store, name: str, wait_s: float, aside: Callable[[Callable[[], None]], object]) -> None:
+    def __init__(self, store: Store, name: str, aside: Callable[[Callable[[], None]], object]) -> None:
         self.store = store
         self.name = name
-        self.wait_s = wait_s
         self.lock = threading.RLock()
         self._aside = aside
         self._batched = store._durability == "batched"
@@ -116,31 +114,15 @@ class Holding(ABC):
                 self._resting = False
                 self.lock.release()
 
-    def ready(self) -> None:
+    def become_writer(self) -> None:
         """Become the thread's writer, and stay it while somebody is at work.
 
-        Raises ``AgentBusy`` if another process is for as long as this one may wait. Nothing is locked while it waits.
+        Raises ``AgentBusy`` if another process is.
         """
-        until: float | None = None
-        while not self.held:
-            try:
-                self.become_writer()
-            except AgentBusy:
-                until = until if until is not None else time.monotonic() + self.wait_s
-                if time.monotonic() >= until:
-                    raise
-                time.sleep(LEASE_POLL_S)
-
-    def as_writer(self, call: Callable[[], object]) -> None:
-        """Do something as the thread's writer, without waiting to become it."""
-        with self.working():
-            self.become_writer()
-            call()
-
-    def become_writer(self) -> None:
-        """As ready(), without waiting."""
+        if self.held:
+            return
         with self.lock:
-            if self.held:
+            if self._leased:
                 return
             try:
                 self._lease = self._again() or self._take()

@@ -52,18 +52,13 @@ def alone(saver: HoldfastSaver, name: str) -> Iterator[Thread | None]:
         yield None
         return
     check_thread(saver, row)
-    thread, user = saver._enter(name)
-    try:
-        thread.ready()
-        with thread.lock:
-            thread.become_writer()  # once more if somebody here has removed the thread meanwhile
-            try:
-                check_thread(saver, thread.row)
-                yield thread
-            finally:
-                thread.forget()
-    finally:
-        thread.leave(user)
+    with saver._at_work(name) as thread, thread.lock:
+        thread.become_writer()
+        try:
+            check_thread(saver, thread.row)
+            yield thread
+        finally:
+            thread.forget()
 
 
 def remove(saver: HoldfastSaver, name: str) -> None:

@@ -164,14 +164,13 @@ class Thread(Holding):
         store: Store,
         registry: Registry,
         name: str,
-        wait_s: float,
         *,
         arriving: bool = False,
         aside: Callable[[Callable[[], None]], object] = lambda work: work(),
         known: Known | None = None,
     ) -> None:
         """``arriving``: whoever writes it brings it over from elsewhere. ``aside`` does what waits for the disk."""
-        super().__init__(store, name, wait_s, aside)
+        super().__init__(store, name, aside)
         self.registry = registry
         self.known = known if known is not None else Known()
         self._arriving = arriving
@@ -266,11 +265,6 @@ class Thread(Holding):
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
-    def standing(self, ns: str, parent: str | None) -> bool:
-        """Whether a child of ``parent`` can be captured without reading or waiting."""
-        space = self._spaces.get(ns)
-        return self.held and space is not None and space.turn == self._turn and space.id == (parent or "")
-
     def state_of(self, ns: str, row: CheckpointRow) -> Still | None:
         """The state of a checkpoint, if this process has it at hand. Waits for nobody."""
         space = self._spaces.get(ns)
@@ -283,24 +277,11 @@ class Thread(Holding):
         finally:
             self.lock.release()
 
-    def begin(self, ns: str) -> Namespace:
+    def begin(self, ns: str) -> None:
         """Become the writer if need be, and have the newest state at hand."""
-        self.ready()
+        self.become_writer()
         with self.lock:
-            return self.space(ns)
-
-    def prepare(self, ns: str, parent: str | None, *, running: bool) -> Namespace:
-        """The namespace with the parent's state. For the thread's writer, as all that follows.
-
-        ``running``: for a run, which has been the writer since it read the parent.
-        """
-        with self.lock:
-            if not self.held:
-                self.become_writer()  # the thread was removed, or taken over
-            space = self.space(ns)
-            if space.id != (parent or ""):
-                self._fork(space, parent, running=running)
-            return space
+            self.space(ns)
 
     def capture(
         self,
@@ -315,10 +296,14 @@ class Thread(Holding):
         """Fix a checkpoint's content, with the writes that wait. ``finish`` takes it to disk.
 
         ``new_versions`` names the channels that LangGraph has changed. Another one is taken from the parent, unseen, if
-        the parent has the version of it that the checkpoint says; None: all are looked at.
+        the parent has the version of it that the checkpoint says; None: all are looked at. ``running``: for a run,
+        which has been the writer since it read the parent.
         """
         with self.lock:
-            space = self.prepare(ns, parent, running=running)
+            self.become_writer()
+            space = self.space(ns)
+            if space.id != (parent or ""):
+                self._fork(space, parent, running=running)
             document = space.document
             values = dict(checkpoint["channel_values"])
             if ABOUT in values:
@@ -438,8 +423,7 @@ class Thread(Holding):
                     self._in_vain = -self._at_once
                     self._at_once = min(2 * self._at_once, _AT_ONCE_MAX)
             try:
-                if not self.held:
-                    self.become_writer()
+                self.become_writer()
                 self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
             except BaseException as error:  # noqa: BLE001 - whoever waits gets it
                 if isinstance(error, Fenced):

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
@@ -34,10 +35,6 @@ if TYPE_CHECKING:
 
 # A state, what LangGraph says about it, and what tasks wrote under it.
 Told = tuple[Still, dict[str, Any], Sequence[EventRow]]
-
-# LangGraph's ids are UUIDs of version 6, which count tenths of a microsecond from 1582 on.
-_VERSION, _ID_CHARACTERS = "6", 36
-_EPOCH_TICKS = 0x01B21DD213814000
 
 # Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
 PAGE = 64
@@ -110,13 +107,6 @@ class Reader:
         readers = [cls(saver, thread, row, branch) for branch in branches]
         return [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
 
-    def newest(self) -> int:
-        """The number of the newest checkpoint, which need not be where the branch stands; 0 where there is none."""
-        head = self.branch.head
-        if len(self.line.streams) > 1:  # with a history that was another thread's before
-            return max((row.n for row in self.line.rows(limit=1)), default=head)
-        return max((n for n, _, _ in self._catalog.links(self.branch.b, after=head)), default=head)
-
     # -- one checkpoint -------------------------------------------------------------------------------------
 
     def find(self, checkpoint_id: str | None) -> CheckpointRow | None:
@@ -151,8 +141,8 @@ class Reader:
             [(task, channel, value) for _, task, channel, value in self.writes(events)],
         )
 
-    def config(self, checkpoint_id: str) -> Any:
-        return {"configurable": {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}}
+    def config(self, checkpoint_id: str) -> RunnableConfig:
+        return config_of(self.thread, self.ns, checkpoint_id)
 
     @_explained
     def writes(
@@ -300,57 +290,17 @@ class Reader:
             return
 
 
-def merged(
-    readers: Sequence[Reader], tuples: Callable[[Reader], Iterator[CheckpointTuple]]
-) -> Iterator[CheckpointTuple]:
-    """What ``tuples`` gives of several namespaces, by their ids, newest first; each is read when it may be next.
-
-    LangGraph's ids begin with the time, and a checkpoint is written after it got its id.
-    """
-    if len(readers) == 1:
-        yield from tuples(readers[0])
-        return
-    waiting = sorted((reader.newest(), at) for at, reader in enumerate(readers))
-    begun: list[tuple[str, CheckpointTuple, Iterator[CheckpointTuple]]] = []
-    bound = ""  # nothing that waits has a larger id
-    while waiting or begun:
-        best = max(range(len(begun)), key=lambda at: begun[at][0], default=None)
-        if best is None or (waiting and not (_timed(begun[best][0]) and begun[best][0] > bound)):
-            stream = tuples(readers[waiting.pop()[1]])
-            bound = _latest_id(readers[waiting[-1][1]], waiting[-1][0]) if waiting else ""
-        else:
-            _, found, stream = begun.pop(best)
-            yield found
-        following = next(stream, None)
-        if following is not None:
-            begun.append((str(following.checkpoint["id"]), following, stream))
-
-
-def _timed(checkpoint_id: str) -> bool:
-    """Whether an id is of LangGraph's making; those of others say nothing about when they were made."""
-    return len(checkpoint_id) == _ID_CHARACTERS and checkpoint_id[14] == _VERSION
-
-
-def _latest_id(reader: Reader, n: int) -> str:
-    """The largest id that LangGraph can have made by the time at which checkpoint ``n`` was written."""
-    if not n:
-        return ""
-    ticks = Manifest.decode(reader._catalog.checkpoint(n).manifest).time_us * 10 + 9 + _EPOCH_TICKS
-    return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-{_VERSION}{ticks & 0xFFF:03x}-ffff-ffffffffffff"
-
-
-def can_be(thread: str) -> bool:
-    """Whether a thread of that id could be in a store at all."""
-    try:
-        check_name(thread, "an agent")
-    except BadName:
-        return False
-    return True
+def config_of(thread: str, ns: str, checkpoint_id: str) -> RunnableConfig:
+    """The config that names a checkpoint."""
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}
 
 
 def agent_of(store: Store, thread: str) -> AgentRow | None:
     """The agent that a thread is; None where there is none, and where there can be none."""
-    return store._catalog.agent(name_key(thread)) if can_be(thread) else None
+    try:
+        return store._catalog.agent(name_key(check_name(thread, "an agent")))
+    except BadName:
+        return None
 
 
 # What the saver adds to LangGraph's own record of a checkpoint.
