@@ -122,16 +122,20 @@ class Reader:
         state = (self._open and self._open.state_of(self.ns, row)) or self.state_at(row).still()
         about = about_of(state)
         key = key_of(self.ns, about["id"])
-        return self._tuple(state, about, self.line.events_named([key]))
+        return self._tuple(state, about, self.line.events_named([key]), returning=True)
 
     def state_at(self, row: CheckpointRow) -> Assigned:
         source = history.Stored(self._catalog, row)
         return Assigned(self._registry, source, self._evidence, inert=False if self._strict else None)
 
     @_explained
-    def _tuple(self, state: Still, about: dict[str, Any], events: Iterable[EventRow]) -> CheckpointTuple:
+    def _tuple(
+        self, state: Still, about: dict[str, Any], events: Iterable[EventRow], *, returning: bool = False
+    ) -> CheckpointTuple:
         checkpoint = {name: value for name, value in about.items() if name not in OURS}
-        checkpoint["channel_values"] = {name: channel_of(state, about, name) for name in channels_in(state, about)}
+        checkpoint["channel_values"] = {
+            name: channel_of(state, about, name, returning=returning) for name in channels_in(state, about)
+        }
         parent = about.get("parent")
         return CheckpointTuple(
             self.config(about["id"]),
@@ -255,9 +259,9 @@ class Reader:
             below = found
             held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
             if held:
-                state = self.state_at(found)
+                state = self.state_at(found).still()
                 about = about_of(state)
-                seeds.update((name, channel_of(state, about, name)) for name in held)
+                seeds.update((name, channel_of(state, about, name, returning=True)) for name in held)
                 missing -= held
                 if not missing:
                     break
@@ -312,11 +316,11 @@ def channels_in(state: Still, about: Mapping[str, Any]) -> list[str]:
     return [*(name for name in state.names if name != ABOUT), *about.get("triggers", ())]
 
 
-def channel_of(state: Assigned | Still, about: Mapping[str, Any], name: str) -> Any:
-    """A channel's value as LangGraph gave it."""
+def channel_of(state: Still, about: Mapping[str, Any], name: str, *, returning: bool = False) -> Any:
+    """A channel's value as LangGraph gave it. ``returning``: a graph goes on with it, and gives it back."""
     if name in about.get("triggers", ()):
         return None
-    value = state.value(name)
+    value = state.value(name, returning=returning)
     return _DeltaSnapshot(value) if name in about.get("wrapped", ()) else value
 
 
