@@ -18,7 +18,7 @@ from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE
 from holdfast.codec.capture import Captured, Told, named_nodes
 from holdfast.codec.contents import open_inline
-from holdfast.codec.diff import Differ, aligned, item_hunks, values_of
+from holdfast.codec.diff import Differ, Relative, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
 from holdfast.codec.node import Node
 from holdfast.codec.operations import Operation
@@ -70,9 +70,7 @@ class Known:
         size = sum([leaf.size for leaf in evidence.tree.leaves])
         gone = []  # let go without the lock: there may be many objects in it
         with self._lock:
-            for root in (before, evidence.tree.root):
-                if root in self._known:
-                    gone.append(self._known.pop(root))
+            gone += [self._known.pop(root) for root in {before, evidence.tree.root} if root in self._known]
             self._known[evidence.tree.root] = evidence, size
             self._size += size - sum([old for _, old in gone])
             while self._size > self._limit and self._known:
@@ -244,6 +242,8 @@ class _Giving:
         self.made: list[Tree] = []  # trees inside items, until leaves hold them
         self.chunks: dict[bytes, bytes] = {}
         self.evidence: list[tuple[Evidence, bytes | None]] = []  # each with the root of what it was before
+        # What leads from one root to another, where that is known.
+        self.ops: dict[tuple[bytes | None, bytes | None], list[Relative]] = {}
 
     def tree(self, value: Any, was: Tree | None) -> Tree:
         """What a section is with this value; ``was`` is what it was, now or some time ago."""
@@ -293,13 +293,16 @@ class _Giving:
         runs = known.runs[:keep]
         last = known.runs[keep] if first == size and keep < len(known.runs) and keep not in unproven else None
         if last is not None and (more := run_of(items[size : (keep + 1) * RUN_ITEMS], self.registry)) is not None:
-            runs.append(last.joined(more))  # it is not full, and what is in it is proven: only new objects are looked at
+            runs.append(last.joined(more))  # one that is not full; what is in it is proven, only new objects are not
         runs += proofs(items, self.registry, len(runs) * RUN_ITEMS)
         for number in unproven:
             if number < keep:
                 runs[number] = run_of(items[number * RUN_ITEMS : (number + 1) * RUN_ITEMS], self.registry)
         hunks = self._hunks(kind, items, keys, was, spans, doubtful)
-        return self._known(self._settled(was.apply(hunks, self.fetch)), items, keys, runs, was)
+        tree = self._settled(was.apply(hunks, self.fetch))
+        if kind == LIST and len(hunks) == 1 and hunks[0].start == size:
+            self.ops[was.root, tree.root] = [(op.SPLICE, (), (size, 0, hunks[0].items))]
+        return self._known(tree, items, keys, runs, was)
 
     def _hunks(
         self,
@@ -316,6 +319,9 @@ class _Giving:
         moves: list[tuple[int, int]] = []  # old places behind which indexes differ by so much
         for start, stop, at, to in spans:
             new = self._encoded(items, keys, range(at, to))
+            if start == stop == was.count and kind == LIST:
+                found.append(Hunk(start, stop, new))
+                continue
             inner = item_hunks(kind, was.part(start, stop, self.fetch), new)
             found += [Hunk(start + one.start, start + one.stop, one.items, one.old) for one in inner]
             shift = to - stop
@@ -352,14 +358,20 @@ class _Giving:
         return self._settled(was.apply(item_hunks(SET, was.all(self.fetch), items), self.fetch))
 
     def _whole(self, value: Any, was: Tree | None) -> Tree:
-        known = self.document.known.get(was.root) if was is not None and was.kind == VALUE else None
-        if was is not None and known is not None and known.items[0] is value and not known.unproven():
-            return was
-        runs = proofs([value], self.registry)
+        before = was if was is not None and was.kind == VALUE else None
+        lasting = type(value) is not tuple  # one of those is hardly ever given twice
+        known = self.document.known.get(before.root) if before is not None and lasting else None
+        if before is not None and known is not None and known.items[0] is value and not known.unproven():
+            return before
+        runs = proofs([value], self.registry) if lasting else []
         data = self.state.fold(encode(value, self.registry), self.made, self.chunks)
-        same = was is not None and was.kind == VALUE and was.part(0, 1, self.fetch) == [data]
-        tree = was if was is not None and same else self._settled(build(VALUE, [data]))
-        return self._known(tree, [value], None, runs, was)
+        if before is not None and before.part(0, 1, self.fetch) == [data]:
+            tree = before
+        else:
+            tree = self._settled(build(VALUE, [data]))
+            if before is not None:
+                self.ops[before.root, tree.root] = [(op.SET, (), (data,))]
+        return self._known(tree, [value], None, runs, was) if lasting else tree
 
     def _settled(self, tree: Tree) -> Tree:
         held = {one.root: one for one in self.made}
@@ -382,6 +394,7 @@ class _Giving:
             return held.get(root) or self.state.trees.get(root)
 
         differ = Differ(at_hand, self.fetch)
+        differ.known.update(self.ops)
         kept, ops = in_order(list(before), list(truth))
         for name, now in truth.items():
             was = before[name] if name in kept else None
