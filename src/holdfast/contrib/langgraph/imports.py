@@ -20,14 +20,13 @@ from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
 from holdfast.agent.line import Line
 from holdfast.agent.names import check_name, name_key
-from holdfast.codec.assigned import Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph.removal import check_thread
 from holdfast.contrib.langgraph.revival import Revival
 from holdfast.contrib.langgraph.sources import Counts, Entry, Source, Write, open_source
 from holdfast.contrib.langgraph.thread import BROUGHT, ROOT, Thread, key_of, writes_event
-from holdfast.contrib.langgraph.tuples import OURS, Reader, agent_of, channel_of, channels_in, placed
+from holdfast.contrib.langgraph.tuples import Reader, agent_of, placed
 from holdfast.errors import (
     AgentBusy,
     BadName,
@@ -41,7 +40,7 @@ from holdfast.errors import (
     ThreadExists,
 )
 from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, Event, EventRow, Progress
+from holdfast.store.catalog import Event, EventRow, Progress
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver
@@ -313,16 +312,20 @@ class _Import:
     def _differences(self, *, exact: bool) -> Iterator[str]:
         """What the store has otherwise than the source, in words. ``exact``: also what only the store has."""
         store = self._saver.store
-        row: AgentRow = store._agent_row(self._thread, arriving=True)
+        line = Line(store, store._agent_row(self._thread, arriving=True))
         for ns in self._source.namespaces(self._thread):
             missing = set(self._source.lineage(self._thread, ns))
             reader = Reader.of(self._saver, self._thread, ns, arriving=exact)
-            for state, about, events in reader.states() if reader is not None else ():
-                name = about["id"]
+            for held in reader.tuples(None, None) if reader is not None else ():
+                name = held.checkpoint["id"]
                 if name in missing:
                     missing.discard(name)
                     entry = self._source.entry(self._thread, ns, name)
-                    different = [*self._different(entry, state, about), *self._unlike(entry.writes, events, exact)]
+                    parent = held.parent_config["configurable"]["checkpoint_id"] if held.parent_config else None
+                    one = self._parts(held.checkpoint, held.metadata, parent)
+                    two = self._parts(entry.checkpoint, entry.metadata, entry.parent)
+                    different = [what for what in {*one, *two} if one.get(what) != two.get(what)]
+                    different += self._unlike(entry.writes, line.events_named([key_of(ns, name)]), exact)
                     yield from (f"{what} of checkpoint {name}" for what in different)
                     self._count.step("verified")
                 elif exact:
@@ -330,24 +333,15 @@ class _Import:
             if missing:
                 yield f"{len(missing)} checkpoints of the source are not there"
             for name, writes in self._source.early(self._thread, ns):
-                found = Line(store, row).events_named([key_of(ns, name)])
+                found = line.events_named([key_of(ns, name)])
                 yield from (f"{what} of checkpoint {name}" for what in self._unlike(writes, found, exact))
 
-    def _different(self, entry: Entry, state: Still, about: Mapping[str, Any]) -> Iterator[str]:
-        registry = self._saver._registry
-        if (about.get("parent") or None) != entry.parent:
-            yield "parent"
-        record = {name: value for name, value in entry.checkpoint.items() if name != "channel_values"}
-        record["metadata"] = entry.metadata
-        for name in {*record, *about} - (OURS - {"metadata"}):
-            if name not in record or name not in about or not same(about[name], record[name], registry):
-                yield name
-        channels = entry.checkpoint["channel_values"]
-        held = set(channels_in(state, about))
-        for name in {*channels, *held}:
-            both = name in channels and name in held
-            if not both or not same(channel_of(state, about, name), channels[name], registry):
-                yield f"channel {name!r}"
+    def _parts(self, checkpoint: Mapping[str, Any], metadata: Any, parent: str | None) -> dict[str, bytes]:
+        """A checkpoint as what it is stored as, part by part: equal in types, content and order, or not."""
+        parts = {**checkpoint, "metadata": dict(metadata), "parent": parent}
+        channels = parts.pop("channel_values")
+        parts |= {f"channel {name!r}": value for name, value in channels.items()}
+        return {what: encode(value, self._saver._registry) for what, value in parts.items()}
 
     def _unlike(self, writes: Sequence[Write], events: Iterable[EventRow], exact: bool) -> Iterator[str]:
         held = placed(events)
@@ -377,8 +371,3 @@ def parents_first(parents: Mapping[str, str | None]) -> list[str]:
             at = parents[at]
         order.update(dict.fromkeys(reversed(line)))
     return list(order)
-
-
-def same(one: Any, other: Any, registry: Registry) -> bool:
-    """Whether two values are the same in type, content and order: whether they are stored as the same bytes."""
-    return encode(one, registry) == encode(other, registry)

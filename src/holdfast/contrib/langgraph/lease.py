@@ -49,21 +49,15 @@ class Holding(ABC):
         self._users: set[object] = set()  # who is at work; only ever changed by steps that cannot be cut
         self._lease: Lease | None = None  # also one that is released: nobody may have had it since
         self._turn = 0  # how often it was taken
-        self._made = 0  # checkpoints
-        self._resting = False  # somebody is about to let it go
 
     @property
     def held(self) -> bool:
-        """Whether this process is the writer, and stays it while whoever asks is at work."""
-        return not self._resting and self._leased
+        """Whether this process is the writer."""
+        return self._lease is not None and self._lease.held
 
     @property
     def idle(self) -> bool:
-        return not self._users and not self._leased
-
-    @property
-    def _leased(self) -> bool:
-        return self._lease is not None and self._lease.held
+        return not self._users and not self.held
 
     def enter(self) -> object:
         """Somebody is at work on the thread, until ``leave`` is called with what this gives: a run, or a call."""
@@ -71,21 +65,16 @@ class Holding(ABC):
         self._users.add(user)
         return user
 
-    def leave(self, user: object) -> None:
-        """The last one who leaves lets other processes write the thread, at once."""
+    def leave(self, user: object, *, lost: bool = False) -> None:
+        """The last one who leaves lets other processes write the thread, at once. ``lost``: from a destructor."""
         self._users.discard(user)
-        if not self._users and self._leased:
-            if self._batched:
-                with suppress(RuntimeError):  # it is being closed, which releases it
-                    self._aside(self._rest)
-            else:
-                self._rest()
-
-    def lost(self, user: object) -> None:
-        """As leave(), from a destructor: it may come at any moment, in any thread, and must wait for nothing."""
-        self._users.discard(user)
+        if self._users or not self.held:
+            return
         if not self._batched:
             self._rest()
+        elif not lost:  # which may come at any moment, in any thread: the next one who leaves does it
+            with suppress(RuntimeError):  # it is being closed, which releases it
+                self._aside(self._rest)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -97,37 +86,27 @@ class Holding(ABC):
 
     def _rest(self) -> None:
         """Release the lease unless somebody is at work. Whoever has the lock is, and comes here when leaving."""
-        while not self._users and self._leased:
-            made = self._made
+        with self.lock:
+            if self._users or not self.held:
+                return
             if self._batched:
                 try:
                     self.store.flush()
                 except HoldfastError:
                     return  # whoever uses the store next is told; what is not on disk must not meet another writer
-            if not self.lock.acquire(blocking=False):
-                return
-            try:
-                self._resting = True  # before looking: who enters later waits for the lock
-                if not self._users and self._made == made:
-                    self.release()
-            finally:
-                self._resting = False
-                self.lock.release()
+            self.release()
 
     def become_writer(self) -> None:
-        """Become the thread's writer, and stay it while somebody is at work.
-
-        Raises ``AgentBusy`` if another process is.
-        """
-        if self.held:
-            return
+        """Become the thread's writer, and stay it while somebody is at work. Raises ``AgentBusy`` if another is."""
         with self.lock:
-            if self._leased:
+            if self.held:
                 return
             try:
                 self._lease = self._again() or self._take()
             except AgentBusy as error:
-                raise self._busy(error) from None
+                waits = "HoldfastSaver(..., wait_s=30) waits until its run has ended. Reading it waits for nobody."
+                busy = error.message.replace("the branch", f"thread {self.name!r}")
+                raise AgentBusy(busy, holder=error.holder, hint=waits) from None
             self._turn += 1
 
     def _again(self) -> Lease | None:
@@ -137,19 +116,6 @@ class Holding(ABC):
     @abstractmethod
     def _take(self) -> Lease:
         """A new lease. Others may have written meanwhile."""
-
-    def _busy(self, error: AgentBusy) -> AgentBusy:
-        holder = error.holder
-        who = "another process"
-        if holder.get("this_process"):
-            who = "another saver of this process"
-        elif holder:
-            who = f"process {holder.get('pid')} on {holder.get('host')} ({holder.get('program')})"
-        return AgentBusy(
-            f"thread {self.name!r} is being written by {who}",
-            holder=holder,
-            hint="HoldfastSaver(..., wait_s=30) waits until its run has ended. Reading the thread waits for nobody.",
-        )
 
     def release(self) -> None:
         """Let others write the thread, whoever is at work on it here."""
@@ -222,4 +188,4 @@ class Run(BaseCallbackHandler):
         # Its event loop may have ended before it did.
         user, self._user = self._user, None
         if user is not None:
-            self.thread.lost(user)
+            self.thread.leave(user, lost=True)

@@ -49,9 +49,8 @@ BROUGHT = "import"
 # LangGraph saves the checkpoint right after the last task's writes: the reducers run in between, which takes them
 # milliseconds in a long thread. It waits for neither before the next step.
 SHARE_S = 0.005
-# With delta channels it waits for the writes first: after so many that waited in vain some do not, more each time.
-_IN_VAIN = 2
-_AT_ONCE, _AT_ONCE_MAX = 32, 1024
+# With delta channels it waits for the writes first: after so many that waited in vain, so many do not.
+_IN_VAIN, _AT_ONCE = 2, 256
 _KEYS_KEPT = 256
 
 
@@ -181,7 +180,6 @@ class Thread(Holding):
         self._writes = Writes()
         self._collecting = threading.Lock()
         self._in_vain = 0  # writes in a row that no checkpoint took along; negative: how many more need not wait
-        self._at_once = _AT_ONCE  # how many will not wait when this was in vain
 
     # -- the lease ------------------------------------------------------------------------------------
 
@@ -277,11 +275,11 @@ class Thread(Holding):
         finally:
             self.lock.release()
 
-    def begin(self, ns: str) -> None:
+    def begin(self, ns: str) -> Namespace:
         """Become the writer if need be, and have the newest state at hand."""
-        self.become_writer()
         with self.lock:
-            self.space(ns)
+            self.become_writer()
+            return self.space(ns)
 
     def capture(
         self,
@@ -345,7 +343,6 @@ class Thread(Holding):
                 writes.settle(error)  # somebody waits for them
                 raise
             space.stands_at(checkpoint)
-            self._made += 1
             return space, pending, writes
 
     def finish(self, space: Namespace, pending: Pending, writes: Writes) -> None:
@@ -392,7 +389,7 @@ class Thread(Holding):
         with self._collecting:
             taken, self._writes = self._writes, Writes()
             if taken.events:
-                self._in_vain, self._at_once = 0, _AT_ONCE
+                self._in_vain = 0
             return taken
 
     def wait(self, writes: Writes) -> None:
@@ -411,28 +408,23 @@ class Thread(Holding):
 
     def flush(self, writes: Writes) -> None:
         """Write queued events now, unless a checkpoint has taken them along."""
-        user = self.enter()
+        with self._collecting:
+            if self._writes is not writes:
+                return
+            self._writes = Writes()
+            self._in_vain += 1
+            if self._in_vain == _IN_VAIN:
+                self._in_vain = -_AT_ONCE
         try:
-            # Without the lock: an event loop may be waiting for it to capture the next checkpoint.
-            with self._collecting:
-                if self._writes is not writes:
-                    return
-                self._writes = Writes()
-                self._in_vain += 1
-                if self._in_vain == _IN_VAIN:
-                    self._in_vain = -self._at_once
-                    self._at_once = min(2 * self._at_once, _AT_ONCE_MAX)
-            try:
+            with self.working():
                 self.become_writer()
                 self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
-            except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-                if isinstance(error, Fenced):
-                    self._give_up()
-                writes.settle(error)
-            else:
-                writes.settle()
-        finally:
-            self.leave(user)
+        except BaseException as error:  # noqa: BLE001 - whoever waits gets it
+            if isinstance(error, Fenced):
+                self._give_up()
+            writes.settle(error)
+        else:
+            writes.settle()
 
 
 def writes_event(

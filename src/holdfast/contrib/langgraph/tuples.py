@@ -253,10 +253,8 @@ class Reader:
         missing = set(channels)
         seeds: dict[str, Any] = {}
         rows: list[tuple[CheckpointRow, set[str]]] = []  # ancestors, each with the channels that its writes matter to
-        below = row
         for found in self.line.up(row.parent) if row.parent else ():
             rows.append((found, missing.copy()))
-            below = found
             held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
             if held:
                 state = self.state_at(found).still()
@@ -270,28 +268,10 @@ class Reader:
         for found, wanted in rows:
             for _, task, name, value in reversed(self.writes(events.get(found.key or b"", ()), wanted)):
                 newest_first[name].append((task, name, value))
-        if missing:
-            self._deltas_kept(below, missing, seeds, newest_first)
         return {
             name: {"writes": newest_first[name][::-1], **({"seed": seeds[name]} if name in seeds else {})}
             for name in channels
         }
-
-    def _deltas_kept(
-        self, below: CheckpointRow, missing: set[str], seeds: dict[str, Any], newest_first: dict[str, list[Any]]
-    ) -> None:
-        """The ancestors of ``below`` were removed; what its delta channels need of them was kept with it."""
-        for event in reversed(self.line.events_named([below.key] if below.key is not None else [])):
-            body = body_of(event)
-            if body["what"] != "deltas":
-                continue
-            for channel in missing & set(body["channels"]):
-                kept = body["channels"][channel]
-                for task, data in reversed(kept["writes"]):
-                    newest_first[channel].append((task, channel, self._decode(data)))
-                if "seed" in kept:
-                    seeds[channel] = self._decode(kept["seed"])
-            return
 
 
 def config_of(thread: str, ns: str, checkpoint_id: str) -> RunnableConfig:

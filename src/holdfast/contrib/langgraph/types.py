@@ -215,37 +215,24 @@ def _text_only(saved: Any) -> str:
 def classes_of(graph: Any) -> list[type]:
     """The data classes in a graph's schemas and channels, and in those of its subgraphs."""
     graph = getattr(graph, "builder", graph)
-    found: dict[type, None] = {}
-    seen: set[int] = set()
-    for schema in (*getattr(graph, "schemas", ()), getattr(graph, "context_schema", None)):
-        _collect(schema, found, seen)
+    seen: dict[int, Any] = {}  # by identity: what annotations hold need not have a hash
+    declared = [*getattr(graph, "schemas", ()), getattr(graph, "context_schema", None)]
     for channel in graph.channels.values():
-        for kind in ("ValueType", "UpdateType"):
-            _collect(getattr(channel, kind, None), found, seen)
+        declared += [getattr(channel, "ValueType", None), getattr(channel, "UpdateType", None)]
     for node in graph.nodes.values():
         inner = getattr(node, "runnable", None) or getattr(node, "bound", None)
         if hasattr(inner, "channels") and hasattr(inner, "nodes"):
-            found.update(dict.fromkeys(classes_of(inner)))
-    return list(found)
-
-
-def _collect(kind: Any, found: dict[type, None], seen: set[int]) -> None:
-    kind = getattr(kind, "__supertype__", kind)
-    if kind is None or id(kind) in seen:
-        return
-    seen.add(id(kind))
-    for inner in get_args(kind):
-        _collect(inner, found, seen)
-    if not isinstance(kind, type) or not (is_typeddict(kind) or _is_data(kind)):
-        return
-    if not is_typeddict(kind):
-        found[kind] = None
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except Exception:  # noqa: BLE001 - annotations are code, and may name what is not there
-        return
-    for inner in hints.values():
-        _collect(inner, found, seen)
+            declared += classes_of(inner)
+    while declared:
+        kind = declared.pop()
+        if id(kind) in seen:
+            continue
+        seen[id(kind)] = kind
+        declared += [getattr(kind, "__supertype__", None), *get_args(kind)]
+        if isinstance(kind, type) and (is_typeddict(kind) or _is_data(kind)):
+            with suppress(Exception):  # annotations are code, and may name what is not there
+                declared += get_type_hints(kind, include_extras=True).values()
+    return [kind for kind in seen.values() if isinstance(kind, type) and not is_typeddict(kind) and _is_data(kind)]
 
 
 # --- finding a class by its name ------------------------------------------------------------------------------------
