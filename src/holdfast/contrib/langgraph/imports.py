@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph.removal import check_thread
 from holdfast.contrib.langgraph.revival import Revival
-from holdfast.contrib.langgraph.sources import Counts, Entry, Source, Write, open_source
+from holdfast.contrib.langgraph.sources import Entry, Source, Write, open_source
 from holdfast.contrib.langgraph.thread import BROUGHT, ROOT, Thread, key_of, writes_event
 from holdfast.contrib.langgraph.tuples import Reader, agent_of, placed
 from holdfast.errors import (
@@ -73,15 +73,8 @@ class ImportedThread:
     def to_json(self) -> dict[str, Any]:
         """As `holdfast import --json` shows it."""
         error = self.error
-        return {
-            "thread": self.thread,
-            "status": self.status,
-            "namespaces": self.namespaces,
-            "checkpoints": self.checkpoints,
-            "writes": self.writes,
-            "written": self.written,
-            "error": {"kind": error.kind, "message": error.message, "hint": error.hint} if error else None,
-        }
+        told = {"kind": error.kind, "message": error.message, "hint": error.hint} if error is not None else None
+        return {**{each.name: getattr(self, each.name) for each in fields(self)}, "error": told}
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +122,11 @@ def import_threads(
         serde = EncryptedSerializer(cipher, serde)
     with closing(open_source(source, serde)) as opened:
         chosen = _chosen(opened, threads)
-        count = _Count(progress, len(chosen), sum(opened.counts(thread).checkpoints for thread in chosen))
+        count = _Count(progress, len(chosen), sum(opened.counts(thread)[1] for thread in chosen))
         report = ImportReport(opened.name)
         for thread in chosen:
             with opened.snapshot():
-                counts = opened.counts(thread)
-                if saver is None or dry_run:
-                    done = _look_at(thread, counts)
-                else:
-                    done = _import(opened, saver, thread, counts, count)
+                done = _import(opened, None if dry_run else saver, thread, count)
             opened.check_unchanged()
             report.threads.append(done)
             count.step("threads")
@@ -162,18 +151,6 @@ def _chosen(source: Source, threads: Iterable[str]) -> list[str]:
     return chosen or source.threads()
 
 
-def _record(thread: str, status: Status, counts: Counts, **more: Any) -> ImportedThread:
-    return ImportedThread(thread, status, counts.namespaces, counts.checkpoints, counts.writes, **more)
-
-
-def _look_at(thread: str, counts: Counts) -> ImportedThread:
-    try:
-        check_name(thread, "a thread")
-    except BadName as error:
-        return _record(thread, "failed", counts, error=error)
-    return _record(thread, "found", counts)
-
-
 class _Count:
     """How far an import is."""
 
@@ -190,17 +167,24 @@ class _Count:
             self._progress(what, self._done[what], self._totals[what])
 
 
-def _import(source: Source, saver: HoldfastSaver, thread: str, counts: Counts, count: _Count) -> ImportedThread:
-    one = _Import(source, saver, thread, count)
+def _import(source: Source, saver: HoldfastSaver | None, thread: str, count: _Count) -> ImportedThread:
+    """Bring one thread over, or without a saver only look whether its id can be kept."""
+    counts = source.counts(thread)
+    one = _Import(source, saver, thread, count) if saver is not None else None
+    status: Status = "found"
+    failure: HoldfastError | None = None
     try:
-        status: Status = "imported" if one.run() else "complete"
+        check_name(thread, "a thread")
+        if one is not None:
+            status = "imported" if one.run() else "complete"
     except _OF_ONE_THREAD as error:
         if source.lost:
             raise
-        with suppress(AgentBusy):
-            one.clear()  # whole or not at all: nobody would see what has come
-        return _record(thread, "failed", counts, written=one.written, error=error)
-    return _record(thread, status, counts, written=one.written)
+        status, failure = "failed", error
+        if one is not None:
+            with suppress(AgentBusy):
+                one.clear()  # whole or not at all: nobody would see what has come
+    return ImportedThread(thread, status, *counts, written=one.written if one is not None else 0, error=failure)
 
 
 class _Import:
@@ -216,7 +200,6 @@ class _Import:
     def run(self) -> bool:
         """Bring the thread over; returns whether there was anything to do."""
         store = self._saver.store
-        check_name(self._thread, "a thread")
         self.clear()
         if self._is_there():
             self._check_same()
@@ -265,7 +248,7 @@ class _Import:
         found = list(self._differences(exact=False))
         if found:
             raise self._exists(f"not the same: {_summary(found)}")
-        self._count.step("checkpoints", self._source.counts(self._thread).checkpoints)
+        self._count.step("checkpoints", self._source.counts(self._thread)[1])
 
     def _verify(self) -> None:
         found = list(self._differences(exact=True))
@@ -299,7 +282,7 @@ class _Import:
         """One checkpoint with its writes, in one transaction."""
         for event in self._events(ns, entry.id, entry.writes):
             writer.queue(event)
-        writer.finish(*writer.capture(ns, entry.parent, entry.checkpoint, entry.metadata))
+        writer.save(ns, entry.parent, entry.checkpoint, entry.metadata)
 
     def _events(self, ns: str, checkpoint_id: str, writes: Sequence[Write]) -> Iterator[Event]:
         for (task, path), group in groupby(writes, key=lambda write: (write.task, write.path)):

@@ -11,17 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from functools import partial, wraps
 from heapq import merge
 from itertools import islice
-from types import TracebackType
+from types import FrameType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -39,7 +41,6 @@ from holdfast.agent.store import Store
 from holdfast.codec.assigned import Known
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
-from holdfast.contrib.langgraph.lease import Run, belongs_to_run, loop_of_caller
 from holdfast.contrib.langgraph.thread import Thread, writes_event
 from holdfast.contrib.langgraph.tuples import Reader, config_of
 from holdfast.contrib.langgraph.types import allow, registry_for
@@ -54,6 +55,11 @@ THREADS_KEPT = 64
 # Threads that do the work of async calls. They are made when they are needed: the event loop's may all be busy, with
 # tasks that wait for these.
 _WORKERS = 64
+# What LangGraph's configs for runs have, the methods in which it enters a run's loop, and how many frames are at most
+# between one of these and the saver: a replay looks for its state, a checkpointer is wrapped in another.
+_RUNTIME = "__pregel_runtime"
+_ENTERING = {"__enter__", "__aenter__"}
+_DEEP = 12
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -127,17 +133,13 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await asyncio.to_thread(self.close)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> HoldfastSaver:
@@ -171,7 +173,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         described = get_checkpoint_metadata(config, metadata)
         with self._at_work(conf["thread_id"]) as thread:
             running = belongs_to_run(conf)
-            thread.finish(*thread.capture(ns, parent, checkpoint, described, new_versions, running=running))
+            thread.save(ns, parent, checkpoint, described, new_versions, running=running)
         return config_of(thread.name, ns, checkpoint["id"])
 
     put, aput = _patient(_put), _async(_put)
@@ -267,16 +269,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         streams = (reader.tuples(start, filter, only, limit) for reader in self._readers(config))
         yield from islice(merge(*streams, key=lambda found: str(found.checkpoint["id"]), reverse=True), limit)
 
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
+    async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """As list()."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
+        found = self.list(config, **options)
         while (one := await self._aside(partial(next, found, None))) is not None:
             yield one
 
@@ -428,3 +423,59 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(LEASE_POLL_S)
+
+
+# -- runs ------------------------------------------------------------------------------------------------------
+
+
+def belongs_to_run(configurable: Mapping[str, Any]) -> bool:
+    """Whether LangGraph asks for the sake of a run; what people ask for themselves it passes on without this."""
+    return _RUNTIME in configurable
+
+
+def loop_of_caller() -> Any:
+    """LangGraph's loop that is being entered, when this is called by its entering; otherwise None."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEP):
+        if frame is None:
+            return None
+        if frame.f_code.co_name in _ENTERING:
+            loop = frame.f_locals.get("self")
+            if hasattr(loop, "checkpointer") and isinstance(getattr(loop, "stack", None), ExitStack | AsyncExitStack):
+                return loop
+        frame = frame.f_back
+    return None
+
+
+class Run(BaseCallbackHandler):
+    """One run at work on a thread.
+
+    LangGraph does not tell a checkpointer that a run is over: by its end, an interrupt, an error, or because it was
+    cancelled. But a run reads its thread while its loop is being entered, and the loop has a stack of what is to be
+    done when it is left, in which what was put first is done last: after the last checkpoint is saved. A loop whose
+    input is refused is never entered, and so never left; then the run's callbacks are told.
+    """
+
+    run_inline = True
+
+    def __init__(self, thread: Thread, user: object, loop: Any) -> None:
+        self.thread = thread
+        self._user: object | None = user
+        loop.stack.callback(self.end)
+        handlers = getattr(getattr(loop, "manager", None), "handlers", None)  # of this run alone
+        if isinstance(handlers, list):
+            handlers.append(self)
+
+    def on_chain_error(self, error: BaseException, **_more: Any) -> None:  # noqa: ARG002 - the interface has it
+        self.end()
+
+    def end(self) -> None:
+        user, self._user = self._user, None
+        if user is not None:
+            self.thread.leave(user)
+
+    def __del__(self) -> None:
+        # Its event loop may have ended before it did.
+        user, self._user = self._user, None
+        if user is not None:
+            self.thread.leave(user, lost=True)

@@ -26,11 +26,6 @@ from holdfast.errors import BadOption, SourceUnreadable
 
 _SQLITE = "sqlite:///"
 _POSTGRES = ("postgresql://", "postgres://")
-_SQLITE_MAGIC = b"SQLite format 3\0"
-_WAL_FORMAT = 2  # the header's bytes 18 and 19 in a database with a write-ahead log
-
-_CHECKPOINT_COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "parent_checkpoint_id", "type", "checkpoint"}
-_WRITE_COLUMNS = {"thread_id", "checkpoint_ns", "checkpoint_id", "task_id", "idx", "channel", "type", "value"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +48,6 @@ class Entry:
     checkpoint: dict[str, Any]
     metadata: dict[str, Any]
     writes: list[Write]
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """How much a thread is."""
-
-    namespaces: int
-    checkpoints: int
-    writes: int
 
 
 def open_source(url: str, serde: SerializerProtocol) -> Source:
@@ -95,8 +81,8 @@ class Source(ABC):
     def _in_its_words(self, query: str) -> str:
         return query
 
-    def _explain(self, error: Any) -> SourceUnreadable:
-        return SourceUnreadable(f"{self.name} cannot be read: {error}")
+    @abstractmethod
+    def _explain(self, error: Any) -> SourceUnreadable: ...
 
     def check_unchanged(self) -> None:  # noqa: B027 - a database server takes care of that
         """Raise when the source was written in a way that makes what was read doubtful."""
@@ -136,10 +122,11 @@ class Source(ABC):
         found = self._rows("SELECT thread_id FROM checkpoints UNION SELECT thread_id FROM writes")
         return sorted(str(name) for (name,) in found)
 
-    def counts(self, thread: str) -> Counts:
+    def counts(self, thread: str) -> tuple[int, int, int]:
+        """How many namespaces, checkpoints and writes a thread has."""
         ((checkpoints,),) = self._rows("SELECT count(*) FROM checkpoints WHERE thread_id = ?", thread)
         ((writes,),) = self._rows("SELECT count(*) FROM writes WHERE thread_id = ?", thread)
-        return Counts(len(self.namespaces(thread)), int(checkpoints), int(writes))
+        return len(self.namespaces(thread)), int(checkpoints), int(writes)
 
     def namespaces(self, thread: str) -> list[str]:
         """The thread's namespaces; the root graph's first."""
@@ -201,50 +188,33 @@ class SqliteSource(Source):
     def __init__(self, path: Path, serde: SerializerProtocol) -> None:
         super().__init__(f"{_SQLITE}{path}", serde)
         self._path = path
-        self._still: tuple[int, int] | None = None
         uri = f"file:{quote(os.fspath(path.absolute()))}?mode=ro"
-        if self._is_at_rest():
-            # Otherwise SQLite would put a new, empty log next to the file.
-            self._still = self._stamp()
-            uri += "&immutable=1"
-        with self._explained():
-            self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
-        self._check_table("checkpoints", _CHECKPOINT_COLUMNS)
-        if "task_path" not in self._check_table("writes", _WRITE_COLUMNS):
-            self._written = self._written.replace("task_path", "''")
-
-    def _is_at_rest(self) -> bool:
-        """Whether the file is all there is: kept with a write-ahead log, and none is there."""
         try:
-            with self._path.open("rb") as file:
-                header = file.read(20)
+            self._still = self._stamp()
         except OSError as error:
             raise SourceUnreadable(
-                f"{self._path}: {error.strerror}", hint="Check the path: sqlite:///old.db is in this directory."
+                f"{path}: {error.strerror}", hint="Check the path: sqlite:///old.db is in this directory."
             ) from error
-        if not header.startswith(_SQLITE_MAGIC):
-            raise SourceUnreadable(f"{self._path} is not a SQLite database")
-        return header[18] == _WAL_FORMAT and not self._log().exists()
+        if self._still is not None:
+            uri += "&immutable=1"  # otherwise SQLite would put a new, empty log next to the file
+        with self._explained():
+            self._connection = sqlite3.connect(uri, uri=True, isolation_level=None)
+        if not any(column == "task_path" for _, column, *_ in self._rows("PRAGMA table_info(writes)")):
+            self._written = self._written.replace("task_path", "''")
 
-    def _log(self) -> Path:
-        return self._path.with_name(f"{self._path.name}-wal")
-
-    def _stamp(self) -> tuple[int, int]:
+    def _stamp(self) -> tuple[int, int] | None:
+        """What tells whether the file was written, where it is all there is; None while there is a log beside it."""
         status = self._path.stat()
-        return status.st_size, status.st_mtime_ns
+        beside = any(self._path.with_name(self._path.name + end).exists() for end in ("-wal", "-journal"))
+        return None if beside else (status.st_size, status.st_mtime_ns)
 
-    def _check_table(self, table: str, needed: set[str]) -> set[str]:
-        columns = {str(row[1]) for row in self._rows(f"PRAGMA table_info({table})")}
-        if needed - columns:
-            self.close()
-            raise SourceUnreadable(
-                f"{self._path} has no table {table!r} as LangGraph's SQLite saver makes it",
-                hint="Name the file that SqliteSaver or AsyncSqliteSaver wrote.",
-            )
-        return columns
+    def _explain(self, error: Any) -> SourceUnreadable:
+        return SourceUnreadable(
+            f"{self._path} cannot be read: {error}", hint="Name the file that SqliteSaver or AsyncSqliteSaver wrote."
+        )
 
     def check_unchanged(self) -> None:
-        if self._still is not None and (self._still != self._stamp() or self._log().exists()):
+        if self._still is not None and self._still != self._stamp():
             raise SourceUnreadable(
                 f"{self._path} was written while it was read", hint="Run the import again; it goes on where it was."
             )
@@ -292,7 +262,7 @@ class PostgresSource(Source):
 
     def _explain(self, error: Any) -> SourceUnreadable:
         if not isinstance(error, self._no_table):
-            return super()._explain(error)
+            return SourceUnreadable(f"{self.name} cannot be read: {error}")
         return SourceUnreadable(
             f"{self.name} does not have the tables of LangGraph's PostgresSaver: {error.diag.message_primary}",
             hint="Bring a copy of the database up to date with PostgresSaver.setup(), and import the copy. "

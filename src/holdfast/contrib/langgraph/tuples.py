@@ -20,7 +20,6 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import check_name, name_key
 from holdfast.codec.assigned import Assigned, Still
-from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
 from holdfast.contrib.langgraph.thread import ABOUT, ROOT, about_of, branch_name, check_whole, has_thread, key_of
 from holdfast.contrib.langgraph.types import unknown
@@ -55,14 +54,6 @@ def _explained(read: Callable[P, T]) -> Callable[P, T]:
             raise unknown(error) from None
 
     return explained
-
-
-def lenient(data: bytes, registry: Registry, big: Any = None) -> Any:
-    """A value, in which instances of classes that are not found are records of their fields."""
-    try:
-        return decode(data, registry, big=big)
-    except UnknownType:
-        return decode(data, registry, big=big, inert=True)
 
 
 class Reader:
@@ -161,7 +152,12 @@ class Reader:
         ]
 
     def _decode(self, data: bytes) -> Any:
-        return decode(data, self._registry) if self._strict else lenient(data, self._registry)
+        try:
+            return decode(data, self._registry)
+        except UnknownType:
+            if self._strict:
+                raise
+            return decode(data, self._registry, inert=True)
 
     # -- a history ------------------------------------------------------------------------------------------
 

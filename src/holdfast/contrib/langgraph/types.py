@@ -146,24 +146,17 @@ class _Types(Registry):
         return super().by_type(cls)
 
     def by_name(self, name: str) -> Registration | None:
-        """For reading: a class as the program has it now, whatever fields it had when it was saved."""
+        """For reading: also a class that only the data names, if that is safe."""
         found = self._ready.get(name)
         if found is None:
-            made = self._named(name)
-            if made is None:
-                return None
-            found = self._ready[name] = made
+            found = named(self, name)
+            if found is None and (cls := _loaded(name)) is not None and not _danger(cls):
+                found = Registration(cls, name, 1, {}, None, None)
+                if found.shape.form != ENUM:
+                    found._shape = _Careful(cls)
+            if found is not None:
+                self._ready[name] = found
         return found
-
-    def _named(self, name: str) -> Registration | None:
-        registration = named(self, name)
-        if registration is not None:
-            # LangGraph's own are what a graph is run by: nothing of theirs may be left out.
-            return registration if _module_of(name) else _as_it_is_now(registration, by_program=True)
-        cls = _loaded(name)
-        if cls is None or _danger(cls):
-            return None
-        return _as_it_is_now(Registration(cls, name, 1, {}, None, None), by_program=False)
 
 
 def named(registry: Registry, name: str) -> Registration | None:
@@ -332,72 +325,20 @@ def _is_generated(function: Any) -> bool:
     )
 
 
-# --- classes as the program has them now ----------------------------------------------------------------------------
+# --- fields that were not saved -------------------------------------------------------------------------------------
 
 
-def _as_it_is_now(registration: Registration, *, by_program: bool) -> Registration:
-    """The registration for reading what was saved when the class had other fields."""
-    if registration.save is not None or registration.shape.form == ENUM:
-        return registration
-    made = Registration(registration.cls, registration.name, registration.version, registration.migrations, None, None)
-    made._shape = _Place(registration.cls, by_program=by_program)
-    return made
-
-
-class _Place(Shape):
-    """Leaves out what an instance cannot hold any more, and says so once; what is stored stays as it is.
-
-    Of a class that only the data names, no function makes the default of a new field.
-    """
-
-    __slots__ = ("_by_program", "_told")
-
-    def __init__(self, cls: type, *, by_program: bool) -> None:
-        super().__init__(cls)
-        self._told: set[str] = set()
-        self._by_program = by_program
-
-    def put(self, value: Any, fields: dict[str, Any]) -> bool:
-        return super().put(value, fields if self.has_dict else self._only(fields, self._setters))
-
-    def make_tuple(self, fields: dict[str, Any]) -> Any:
-        return super().make_tuple(fields if self.has_dict else self._only(fields, self.names))
-
-    def put_pydantic(
-        self,
-        value: Any,
-        fields: dict[str, Any],
-        extra: dict[str, Any] | None,
-        names: set[str],
-        private: dict[str, Any] | None,
-    ) -> bool:
-        cls: Any = self.cls
-        if cls.model_config.get("extra") != "allow" and not fields.keys() <= self._nameset:
-            names = {name for name in names if name in self._nameset or name not in fields}
-            fields = self._only(fields, self._nameset)
-        return super().put_pydantic(value, fields, extra, names, private)
+class _Careful(Shape):
+    """The shape of a class that only the data names: no function makes the default of a field that is not there."""
 
     def _put_default(self, value: Any, name: str) -> bool:
-        if not self._by_program and _factory(self.cls, name) not in _HARMLESS:
+        if _factory(self.cls, name) not in _HARMLESS:
             raise SchemaMismatch(
                 f"{self.cls.__qualname__} has a field {name!r} that was not saved, whose default a function makes",
                 type_name=default_name(self.cls),
                 hint=f"Name the class: HoldfastSaver(..., types=[{self.cls.__qualname__}]).",
             )
         return super()._put_default(value, name)
-
-    def _only(self, fields: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-        gone = [name for name in fields if name not in known]
-        if not gone:
-            return fields
-        for name in gone:
-            if name not in self._told:
-                self._told.add(name)
-                log.warning(
-                    "%s.%s has no field %r any more: values are read without it (what is stored still has it)",
-                    self.cls.__module__, self.cls.__qualname__, name,
-                )  # fmt: skip
-        return {name: item for name, item in fields.items() if name in known}
 
 
 _HARMLESS = frozenset({None, *FACTORIES.values()})
