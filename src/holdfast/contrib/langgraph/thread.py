@@ -104,15 +104,10 @@ class Namespace:
         self.writer = writer
         self.turn = 0  # when it was last known to stand where the disk does
         self._thread = thread
-        self._load(branch.head)
+        self.load(branch.head)
 
-    def stand_at(self, n: int) -> None:
-        """Let the next checkpoint be a child of ``n`` (0: a root), whatever the branch's head is."""
-        head = self.writer.branch_head
-        self._load(n)
-        self.writer.branch_head = head
-
-    def _load(self, n: int) -> None:
+    def load(self, n: int) -> None:
+        """Let the next checkpoint be a child of ``n``; 0: a root."""
         store, registry = self._thread.store, self._thread.registry
         self.stands_at({"id": ""})
         self.deltas: set[str] = set()  # channels that are stored whole now and then, and otherwise not at all
@@ -449,22 +444,19 @@ class Thread:
         self._give_up(error)
         writes.done.set_exception(error)
 
-    def _check_unmoved(self, ns: str, parent: int) -> None:
-        """Refuse to go on from where this process saw a thread stand, when another has gone on from there since."""
-        if self._before.get(ns) == parent:
-            raise Fenced(
-                f"another process has continued thread {self.name!r} since this one read it; nothing was written",
-                hint="Read its state again (graph.get_state) and run from there, or give each run its own thread_id.",
-            )
-
     def _fork(self, space: Namespace, parent: str | None, *, running: bool) -> None:
         """The parent is not where the branch stands: let the new checkpoint grow from the parent, or be a root."""
         target = Line(self.store, self.row, space.branch).named(key_of(space.ns, parent)) if parent else None
         n = target.n if target is not None else 0
-        if not running:
-            self._check_unmoved(space.ns, n)
+        if not running and self._before.get(space.ns) == n:
+            raise Fenced(
+                f"another process has continued thread {self.name!r} since this one read it; nothing was written",
+                hint="Read its state again (graph.get_state) and run from there, or give each run its own thread_id.",
+            )
         space.writer.settle(space.document)
-        space.stand_at(n)
+        head = space.writer.branch_head  # stays what it is on disk
+        space.load(n)
+        space.writer.branch_head = head
         space.id = parent or ""
 
     # -- writes -----------------------------------------------------------------------------------------

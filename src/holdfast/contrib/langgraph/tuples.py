@@ -129,15 +129,12 @@ class Reader:
         }
         parent = about.get("parent")
         return CheckpointTuple(
-            self.config(about["id"]),
+            config_of(self.thread, self.ns, about["id"]),
             checkpoint,  # type: ignore[arg-type]
             about["metadata"],
-            self.config(parent) if parent else None,
+            config_of(self.thread, self.ns, parent) if parent else None,
             [(task, channel, value) for _, task, channel, value in self.writes(events)],
         )
-
-    def config(self, checkpoint_id: str) -> RunnableConfig:
-        return config_of(self.thread, self.ns, checkpoint_id)
 
     @_explained
     def writes(

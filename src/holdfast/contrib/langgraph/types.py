@@ -91,7 +91,7 @@ def registry_for(parent: Registry, types: Any = ()) -> Registry:
     return registry
 
 
-def allow(registry: Registry, names: Collection[tuple[str, ...]]) -> Registry:
+def allow(registry: Registry, names: Collection[tuple[str, ...]]) -> None:
     """Let the registry know the classes of these modules and names, as far as the program has imported them.
 
     A class whose content is not in its attributes is left out; the refusal to save one says what to do.
@@ -101,7 +101,6 @@ def allow(registry: Registry, names: Collection[tuple[str, ...]]) -> Registry:
         if isinstance(cls, type):
             with suppress(BadOption):
                 _name(registry, cls)
-    return registry
 
 
 def _name(registry: Registry, cls: type) -> None:
