@@ -35,7 +35,7 @@ class Revival(jsonplus.JsonPlusSerializer):
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         kind, content = data
-        if kind == "pickle" or "+" in kind or kind not in {"null", "bytes", "bytearray", "json", "msgpack"}:
+        if kind not in {"null", "bytes", "bytearray", "json", "msgpack"}:
             raise _unreadable_kind(kind)
         try:
             return super().loads_typed((kind, content))

@@ -65,24 +65,20 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _async(call: Callable[Concatenate[HoldfastSaver, P], T]) -> Callable[Concatenate[HoldfastSaver, P], Any]:
-    """The async form of a method: the same, in a worker."""
+def _forms(
+    call: Callable[Concatenate[HoldfastSaver, P], T],
+) -> tuple[Callable[Concatenate[HoldfastSaver, P], T], Callable[Concatenate[HoldfastSaver, P], Any]]:
+    """The two forms of a method: one that waits for another process, if it may, and the same in a worker."""
 
     @wraps(call)
-    async def form(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._aside(partial(call, self, *args, **kwargs))
-
-    return form
-
-
-def _patient(call: Callable[Concatenate[HoldfastSaver, P], T]) -> Callable[Concatenate[HoldfastSaver, P], T]:
-    """The form of a method that waits for another process, if it may."""
-
-    @wraps(call)
-    def form(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    def patient(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return self._wait(partial(call, self, *args, **kwargs))
 
-    return form
+    @wraps(call)
+    async def aside(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._aside(partial(call, self, *args, **kwargs))
+
+    return patient, aside
 
 
 class HoldfastSaver(BaseCheckpointSaver[Any]):
@@ -176,7 +172,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             thread.save(ns, parent, checkpoint, described, new_versions, running=running)
         return config_of(thread.name, ns, checkpoint["id"])
 
-    put, aput = _patient(_put), _async(_put)
+    put, aput = _forms(_put)
 
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -187,23 +183,19 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             thread.become_writer()
             thread.wait(thread.queue(event))
 
-    put_writes, aput_writes = _patient(_put_writes), _async(_put_writes)
+    put_writes, aput_writes = _forms(_put_writes)
 
     def _event(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Any:
         conf = config["configurable"]
-        encoded = [
-            (WRITES_IDX_MAP.get(channel, index), channel, self._encode(channel, value))
-            for index, (channel, value) in enumerate(writes)
-        ]
+        encoded = []
+        for index, (channel, value) in enumerate(writes):
+            try:
+                encoded.append((WRITES_IDX_MAP.get(channel, index), channel, encode(value, self._registry)))
+            except Unencodable as error:
+                raise error.within(channel) from None
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
         ns, name = conf.get("checkpoint_ns", ""), str(conf["checkpoint_id"])
         return writes_event(ns, name, encoded, task_id, task_path, replace=replace)
-
-    def _encode(self, channel: str, value: Any) -> bytes:
-        try:
-            return encode(value, self._registry)
-        except Unencodable as error:
-            raise error.within(channel) from None
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -303,7 +295,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def _names(self) -> Sequence[str]:
         return [str(body_of(row)["name"]) for row in self.store._agents()]
 
-    def get_delta_channel_history(
+    def _get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What was written to delta channels since they were last stored whole, read in one walk back."""
@@ -317,7 +309,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             return nothing
         return reader.deltas(row, channels)  # type: ignore[return-value]
 
-    aget_delta_channel_history = _async(get_delta_channel_history)
+    get_delta_channel_history, aget_delta_channel_history = _forms(_get_delta_channel_history)
 
     # -- removing and copying -------------------------------------------------------------------------------
 
@@ -325,7 +317,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         """Remove a thread with everything in it: checkpoints, writes, tags, branches. ``BadName``: it is no thread."""
         removal.remove(self, str(thread_id))
 
-    delete_thread, adelete_thread = _patient(_delete_thread), _async(_delete_thread)
+    delete_thread, adelete_thread = _forms(_delete_thread)
 
     def _delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints that these runs made, in all threads.
@@ -335,15 +327,15 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if run_ids:
             removal.delete_for_runs(self, set(map(str, run_ids)), self._names())
 
-    delete_for_runs, adelete_for_runs = _patient(_delete_for_runs), _async(_delete_for_runs)
+    delete_for_runs, adelete_for_runs = _forms(_delete_for_runs)
 
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+    def _copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Begin a thread with the whole history of another. No checkpoint is copied: both see the same."""
         source = check_name(str(source_thread_id), "an agent")
         removal.check_thread(self, self.store._agent_row(source))
         self.store.clone(source, str(target_thread_id))
 
-    acopy_thread = _async(copy_thread)
+    copy_thread, acopy_thread = _forms(_copy_thread)
 
     def _prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace, or (``delete``) nothing. Safe for delta channels.
@@ -358,7 +350,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             else:
                 removal.keep_latest(self, name)
 
-    prune, aprune = _patient(_prune), _async(_prune)
+    prune, aprune = _forms(_prune)
 
     # -- threads that this process writes -------------------------------------------------------------------
 

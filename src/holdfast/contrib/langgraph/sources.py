@@ -67,6 +67,7 @@ class Source(ABC):
 
     _begin = "BEGIN"
     _written = "task_id, task_path, idx, channel, type, value"  # the columns of a write
+    _hint: str
     _connection: Any
     _error: type[Exception]  # what the driver raises
 
@@ -80,9 +81,6 @@ class Source(ABC):
 
     def _in_its_words(self, query: str) -> str:
         return query
-
-    @abstractmethod
-    def _explain(self, error: Any) -> SourceUnreadable: ...
 
     def check_unchanged(self) -> None:  # noqa: B027 - a database server takes care of that
         """Raise when the source was written in a way that makes what was read doubtful."""
@@ -110,7 +108,7 @@ class Source(ABC):
         try:
             yield
         except self._error as error:
-            raise self._explain(error) from error
+            raise SourceUnreadable(f"{self.name} cannot be read: {error}", hint=self._hint) from error
 
     def _rows(self, query: str, *parameters: str) -> list[Any]:
         with self._explained():
@@ -184,6 +182,7 @@ class SqliteSource(Source):
     """A file of SqliteSaver or AsyncSqliteSaver."""
 
     _error = sqlite3.Error
+    _hint = "Name the file that SqliteSaver or AsyncSqliteSaver wrote."
 
     def __init__(self, path: Path, serde: SerializerProtocol) -> None:
         super().__init__(f"{_SQLITE}{path}", serde)
@@ -207,11 +206,6 @@ class SqliteSource(Source):
         status = self._path.stat()
         beside = any(self._path.with_name(self._path.name + end).exists() for end in ("-wal", "-journal"))
         return None if beside else (status.st_size, status.st_mtime_ns)
-
-    def _explain(self, error: Any) -> SourceUnreadable:
-        return SourceUnreadable(
-            f"{self._path} cannot be read: {error}", hint="Name the file that SqliteSaver or AsyncSqliteSaver wrote."
-        )
 
     def check_unchanged(self) -> None:
         if self._still is not None and self._still != self._stamp():
@@ -237,6 +231,10 @@ class PostgresSource(Source):
 
     _begin = "BEGIN ISOLATION LEVEL REPEATABLE READ"
     _written = "task_id, task_path, idx, channel, type, blob"
+    _hint = (
+        "Name a database of PostgresSaver's, or a copy that PostgresSaver.setup() has brought up to date. "
+        "ShallowPostgresSaver keeps no history that could be imported."
+    )
 
     def __init__(self, url: str, serde: SerializerProtocol) -> None:
         try:
@@ -251,7 +249,6 @@ class PostgresSource(Source):
         port = f":{parts.port}" if parts.port else ""
         super().__init__(f"postgresql://{parts.hostname or ''}{port}{parts.path}", serde)
         self._error = psycopg.Error
-        self._no_table = psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn
         with self._explained():
             self._connection = psycopg.connect(url, autocommit=True)
             self._connection.execute("SET SESSION CHARACTERISTICS AS TRANSACTION READ ONLY")
@@ -259,15 +256,6 @@ class PostgresSource(Source):
 
     def _in_its_words(self, query: str) -> str:
         return query.replace("FROM writes", "FROM checkpoint_writes").replace("?", "%s")
-
-    def _explain(self, error: Any) -> SourceUnreadable:
-        if not isinstance(error, self._no_table):
-            return SourceUnreadable(f"{self.name} cannot be read: {error}")
-        return SourceUnreadable(
-            f"{self.name} does not have the tables of LangGraph's PostgresSaver: {error.diag.message_primary}",
-            hint="Bring a copy of the database up to date with PostgresSaver.setup(), and import the copy. "
-            "ShallowPostgresSaver keeps no history that could be imported.",
-        )
 
     def _checkpoint(self, thread: str, ns: str, checkpoint_id: str) -> tuple[Any, Any, Any]:
         where = {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}
