@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
 from functools import partial, wraps
 from heapq import merge
 from itertools import islice
@@ -78,6 +78,8 @@ def _forms(
     async def aside(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._aside(partial(call, self, *args, **kwargs))
 
+    name = call.__name__.removeprefix("_")
+    patient.__name__, aside.__name__ = name, f"a{name}"
     return patient, aside
 
 
@@ -231,7 +233,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
     def _tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         conf = config["configurable"]
-        reader = self._reader(config)
+        reader = Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
         if reader is None:
             return None
         name = conf.get("checkpoint_id")
@@ -267,18 +269,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         while (one := await self._aside(partial(next, found, None))) is not None:
             yield one
 
-    def _reader(self, config: RunnableConfig) -> Reader | None:
-        conf = config["configurable"]
-        self._settle()
-        return Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
-
-    def _settle(self) -> None:
-        """What this process has put in batches is read only when it is there."""
-        if self.store._durability == "batched":
-            self.store.flush()
-
     def _readers(self, config: RunnableConfig | None) -> Sequence[Reader]:
-        self._settle()
         if config is None:
             return [reader for name in self._names() for reader in Reader.all_of(self, name)]
         conf = config["configurable"]
@@ -300,14 +291,11 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     ) -> Mapping[str, DeltaChannelHistory]:
         """What was written to delta channels since they were last stored whole, read in one walk back."""
         conf = config["configurable"]
-        nothing: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
-        if not channels:
-            return nothing
-        reader = self._reader(config)
+        reader = Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", "")) if channels else None
         row = reader.find(conf.get("checkpoint_id")) if reader is not None else None
         if reader is None or row is None:
-            return nothing
-        return reader.deltas(row, channels)  # type: ignore[return-value]
+            return {channel: {"writes": []} for channel in channels}
+        return reader.deltas(row, channels)
 
     get_delta_channel_history, aget_delta_channel_history = _forms(_get_delta_channel_history)
 
@@ -372,13 +360,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             thread = self._known(str(thread_id))
             return thread, thread.enter()
 
-    @contextmanager
-    def _at_work(self, thread_id: Any) -> Iterator[Thread]:
+    def _at_work(self, thread_id: Any) -> AbstractContextManager[Thread]:
         thread, user = self._enter(thread_id)
-        try:
-            yield thread
-        finally:
-            thread.leave(user)
+        return thread.working(user)
 
     def _looked(self, reader: Reader) -> Thread:
         """Remember where this process saw a thread stand, so that it notices when another has gone on with it."""

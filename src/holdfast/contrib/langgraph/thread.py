@@ -208,10 +208,11 @@ class Thread:
                 self._aside(self._rest)
 
     @contextmanager
-    def working(self) -> Iterator[None]:
-        user = self.enter()
+    def working(self, user: object = None) -> Iterator[Thread]:
+        """At work until the end; ``user`` has entered already."""
+        user = user or self.enter()
         try:
-            yield
+            yield self
         finally:
             self.leave(user)
 

@@ -21,7 +21,7 @@ from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import check_name, name_key
 from holdfast.codec.assigned import Assigned, Still
 from holdfast.codec.values import decode
-from holdfast.contrib.langgraph.thread import ABOUT, ROOT, about_of, branch_name, check_whole, has_thread, key_of
+from holdfast.contrib.langgraph.thread import ABOUT, about_of, branch_name, check_whole, has_thread, key_of
 from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
 from holdfast.store.bodies import body_of
@@ -91,12 +91,12 @@ class Reader:
         row = agent_of(saver.store, thread)
         if row is None:
             return []
-        branches = saver.store._catalog.branches(row.a)
-        for branch in branches:
-            if branch.key == name_key(ROOT):
-                check_whole(thread, branch)
-        readers = [cls(saver, thread, row, branch) for branch in branches]
-        return [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
+        readers = [cls(saver, thread, row, branch) for branch in saver.store._catalog.branches(row.a)]
+        readers = [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
+        for reader in readers:
+            if not reader.ns:
+                check_whole(thread, reader.branch)
+        return readers
 
     # -- one checkpoint -------------------------------------------------------------------------------------
 
@@ -238,7 +238,7 @@ class Reader:
     # -- delta channels ---------------------------------------------------------------------------------------
 
     @_explained
-    def deltas(self, row: CheckpointRow, channels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def deltas(self, row: CheckpointRow, channels: Sequence[str]) -> dict[str, Any]:
         """Per channel, what was written to it since it was last stored whole, and that value, in one walk back.
 
         Which ancestors hold the channel is known from their manifests, so that only the one that does is loaded.
@@ -274,6 +274,8 @@ def config_of(thread: str, ns: str, checkpoint_id: str) -> RunnableConfig:
 
 def agent_of(store: Store, thread: str) -> AgentRow | None:
     """The agent that a thread is; None where there is none, and where there can be none."""
+    if store._durability == "batched":
+        store.flush()  # what this process has put is read only when it is there
     try:
         return store._catalog.agent(name_key(check_name(thread, "an agent")))
     except BadName:
