@@ -27,6 +27,7 @@ from holdfast.codec.replay import Reader, Source, State, in_order, named, sectio
 from holdfast.codec.tree import Hunk, Tree, anchor, build
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
+from holdfast.codec.wire import collector_paused
 from holdfast.errors import Unencodable
 
 # Objects that are proven together. All of them are proven each time, and most of them never change.
@@ -165,12 +166,20 @@ class Assigned:
 
     def hand_out(self, tree: Tree) -> Any:
         """The value of a section, and the evidence by which it is known when it is given back."""
+        if tree.kind == LIST:
+            items, value, runs = tree.all(self.told.fetch), [], []
+            with collector_paused:
+                for start in range(0, len(items), RUN_ITEMS):  # proven while the processor still has them at hand
+                    some = self._reader.values(items[start : start + RUN_ITEMS])
+                    value += some
+                    runs.append(run_of(some, self.registry))
+            self.known.put(Evidence(tree, value.copy(), None, runs))
+            return value
         value, keys = self.read(tree), None
-        objects = value.copy() if tree.kind == LIST else [value]
+        objects = [value]
         if tree.kind == DICT:
             keys, objects = list(value), list(value.values())
-        runs = proofs(objects, self.registry)
-        self.known.put(Evidence(tree, objects, keys, runs))
+        self.known.put(Evidence(tree, objects, keys, proofs(objects, self.registry)))
         return value
 
     # -- writing ------------------------------------------------------------------------------------------------
