@@ -19,7 +19,7 @@ from holdfast.agent.names import name_key
 from holdfast.cli import main
 from holdfast.contrib.langgraph import HoldfastSaver, import_threads
 from holdfast.errors import BadName, BadOption, SourceUnreadable, StillArriving
-from tests.contrib.threads import META, chain, checkpoint, config, everything, same, told
+from tests.contrib.threads import META, chain, checkpoint, config, everything, same
 
 NAN = float("nan")
 
@@ -115,7 +115,7 @@ def test_a_thread_that_cannot_come_as_a_whole_does_not_come_and_the_others_do(tm
     assert len(everything(ours, "b")) == 1
 
 
-def test_an_import_that_stopped_half_way_goes_on_and_the_thread_opens_then(tmp_path, ours):
+def test_a_thread_whose_import_stopped_half_way_is_brought_anew_and_opens_then(tmp_path, ours):
     class StoppedError(Exception):
         pass
 
@@ -137,42 +137,9 @@ def test_an_import_that_stopped_half_way_goes_on_and_the_thread_opens_then(tmp_p
         with pytest.raises(StillArriving):
             ours.store.agent("t", readonly=True)
         (done,) = import_threads(url, ours).threads
-    assert (done.status, done.written) == ("imported", 5)
+    assert (done.status, done.written) == ("imported", 9)
     assert everything(ours, "t") == expected
     assert not ours.store.agent("t", branch="inner:1", readonly=True).closed
-
-
-def test_a_thread_that_is_in_use_stays_as_it_is_when_what_came_since_cannot_come(tmp_path, ours):
-    with source(tmp_path) as (old, url):
-        at = put(old, "t", 1, 2)
-        assert import_threads(url, ours).ok
-        before = everything(ours, "t")
-        at = old.put(at, checkpoint({"v": 3}), META, {})
-        at = old.put(at, checkpoint({"v": {Pair((1,))}}), META, {})
-        (failed,) = import_threads(url, ours).threads
-        assert (failed.status, failed.written) == ("failed", 0)
-    assert everything(ours, "t") == before
-    assert ours.put(before[0]["config"] and config("t"), checkpoint({"v": 9}), META, {})
-
-
-def test_what_was_stopped_in_a_thread_that_is_in_use_is_not_opened_before_it_is_whole(tmp_path, ours):
-    def stop(what, done, total):
-        if (what, done) == ("checkpoints", 3):
-            raise KeyboardInterrupt
-
-    with source(tmp_path) as (old, url):
-        at = put(old, "t", 1, 2)
-        assert import_threads(url, ours).ok
-        ours.store.branch("t", "mine")
-        for value in (3, 4):
-            at = old.put(at, checkpoint({"v": value}), META, {})
-        with pytest.raises(KeyboardInterrupt):
-            import_threads(url, ours, progress=stop)
-        with pytest.raises(StillArriving):
-            ours.get_tuple(config("t"))
-        assert import_threads(url, ours).ok
-        assert told(ours.get_tuple(config("t")))["checkpoint"] == told(old.get_tuple(config("t")))["checkpoint"]
-    assert ours.store.agent("t", branch="mine", readonly=True).state["v"] == 2
 
 
 def test_a_thread_that_a_push_has_not_finished_is_not_imported_into(tmp_path, ours):

@@ -403,8 +403,8 @@ def test_a_database_that_is_being_written_is_read_and_goes_on_being_written(sqli
         report = import_threads(sqlite_source.url, ours, progress=write_on)
         assert report.ok  # a thread is read from one moment
         assert report.threads[0].checkpoints == 3
-        assert import_threads(sqlite_source.url, ours).threads[0].written == 2
-        assert every_tuple(ours, "t") == every_tuple(old, "t")
+        assert len(every_tuple(ours, "t")) == 3
+        assert len(every_tuple(old, "t")) == 5
 
 
 def test_a_database_at_rest_that_is_written_meanwhile_is_noticed(sqlite_source, ours):
@@ -425,9 +425,9 @@ def test_a_database_at_rest_that_is_written_meanwhile_is_noticed(sqlite_source, 
     ("url", "error", "said"),
     [
         ("sqlite:///{tmp}/nothing.db", errors.SourceUnreadable, "No such file"),
-        ("sqlite:///{tmp}", errors.SourceUnreadable, "Is a directory"),
-        ("sqlite:///{tmp}/text", errors.SourceUnreadable, "is not a SQLite database"),
-        ("sqlite:///{tmp}/other.db", errors.SourceUnreadable, "has no table 'checkpoints'"),
+        ("sqlite:///{tmp}", errors.SourceUnreadable, "cannot be read"),
+        ("sqlite:///{tmp}/text", errors.SourceUnreadable, "file is not a database"),
+        ("sqlite:///{tmp}/other.db", errors.SourceUnreadable, "no such table"),
         ("mysql://localhost/x", errors.BadOption, "'mysql'"),
         ("old.db", errors.BadOption, "not a kind of source"),
         ("postgresql://me:secret@127.0.0.1:1/x", errors.SourceUnreadable, "postgresql://127.0.0.1:1/x cannot be read"),
@@ -447,7 +447,7 @@ def test_what_is_not_a_source_is_said_and_changes_nothing(tmp_path, ours, url, e
 def test_a_postgres_database_without_the_tables_is_said_and_gets_none(postgres_url, ours):
     import psycopg
 
-    with pytest.raises(errors.SourceUnreadable, match="does not have the tables"):
+    with pytest.raises(errors.SourceUnreadable, match="cannot be read: relation"):
         import_threads(postgres_url, ours)
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'").fetchone() == (0,)
@@ -478,16 +478,21 @@ def test_a_thread_that_has_gone_on_since_is_complete(source, ours):
     assert same(tuples(ours), after)
 
 
-def test_what_came_to_the_source_since_is_added(source, ours):
+def test_a_thread_that_has_grown_in_the_source_since_is_left_alone_and_comes_anew_when_it_was_deleted(source, ours):
     with source.saver() as old:
         made = chain(old, "t", 3)
-        old.put_writes(made[-1], [("x", 1)], "one")
         assert import_threads(source.url, ours).ok
-        old.put_writes(made[-1], [("x", 2)], "two")
-        report = import_threads(source.url, ours)
-        assert (report.threads[0].status, report.threads[0].written) == ("imported", 0)
+        old.put_writes(made[-1], [("x", 1)], "one")
+        (failed,) = import_threads(source.url, ours).failed
+        assert type(failed.error) is errors.ThreadExists
+        assert "a write to 'x' of checkpoint" in str(failed.error)
         chain(old, "t", 2, start=made[-1])
-        assert import_threads(source.url, ours).threads[0].written == 2
+        (failed,) = import_threads(source.url, ours).failed
+        assert "2 checkpoints of the source are not there" in str(failed.error)
+        assert "delete that thread first" in failed.error.hint
+        assert len(every_tuple(ours, "t")) == 3
+        ours.delete_thread("t")
+        assert import_threads(source.url, ours).threads[0].written == 5
         assert every_tuple(ours, "t") == every_tuple(old, "t")
 
 
@@ -672,17 +677,21 @@ def test_what_a_class_does_not_accept_any_more_is_an_error_not_its_bare_fields(s
     assert "tests.contrib.graphs.Score cannot be rebuilt" in str(failed.error)
 
 
-def test_messages_that_were_stored_as_json_come_over(sqlite_source, ours):
+def test_objects_that_were_stored_as_json_are_refused_and_plain_json_is_not(sqlite_source, ours):
     from langchain_core.load.dump import dumps
 
-    made = checkpoint({"messages": [HumanMessage("hi", id="1"), AIMessage("ho", id="2")]})
     with sqlite_source.saver() as old:
-        chain(old, "t", 1)
-        old.conn.execute("UPDATE checkpoints SET type = 'json', checkpoint = ?, checkpoint_id = ?",
-                         (dumps(made).encode(), made["id"]))  # fmt: skip
+        for name, values in (("old", {"messages": [HumanMessage("hi", id="1")]}), ("plain", {"n": [1, {"x": 3}]})):
+            chain(old, name, 1)
+            made = checkpoint(values)
+            old.conn.execute("UPDATE checkpoints SET type = 'json', checkpoint = ?, checkpoint_id = ? "
+                             "WHERE thread_id = ?", (dumps(made).encode(), made["id"], name))  # fmt: skip
         old.conn.commit()
-    assert import_threads(sqlite_source.url, ours).ok
-    assert ours.get_tuple(thread("t")).checkpoint == made
+    report = import_threads(sqlite_source.url, ours)
+    assert [(one.thread, one.status) for one in report.threads] == [("old", "failed"), ("plain", "imported")]
+    assert "HumanMessage was stored as JSON" in str(report.failed[0].error)
+    assert "new database" in report.failed[0].error.hint
+    assert ours.get_tuple(thread("plain")).checkpoint == made
 
 
 class Rot13:

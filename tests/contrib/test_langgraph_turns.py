@@ -331,7 +331,7 @@ def test_who_read_late_does_not_make_a_fork_look_like_another_process(ours):
     thread = ours._known("t")
     first = ours.store._catalog.named(next(iter(ours.store._catalog.checkpoints(b=1))).key)
     user = thread.enter()
-    thread.ready()
+    thread.become_writer()
     thread.looked("", next(iter(first)).n)
     thread.leave(user)
     ours.put(made[0], checkpoint({"by": "a fork"}), META, {})
@@ -399,7 +399,7 @@ def test_sync_nodes_that_keep_every_worker_of_the_event_loop_do_not_keep_the_sav
 def test_waiting_for_another_process_keeps_no_worker(ours, other, store_path):
     """More runs wait for one thread than the saver has workers; reading and writing another goes on."""
     user = other._known("t").enter()
-    other._known("t").ready()
+    other._known("t").become_writer()
 
     async def main() -> None:
         with another(store_path, wait_s=GUARD_S) as waiting:

@@ -13,9 +13,10 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE
 from holdfast.codec.contents import open_inline
-from holdfast.codec.diff import Differ, aligned, item_hunks, values_of
+from holdfast.codec.diff import Differ, Relative, aligned, item_hunks, values_of
 from holdfast.codec.document import plain
 from holdfast.codec.operations import Operation
 from holdfast.codec.proofs import Run, identical, run_of
@@ -25,6 +26,7 @@ from holdfast.codec.tracked import Node
 from holdfast.codec.tree import Hunk, Tree, anchor, build
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
+from holdfast.codec.wire import collector_paused
 from holdfast.errors import Unencodable
 
 # Objects that are proven together. All of them are proven each time, and most of them never change.
@@ -53,7 +55,7 @@ class Known:
     def __init__(self, limit: int = EVIDENCE_MAX_BYTES) -> None:
         self._limit, self._size = limit, 0
         self._lock = threading.Lock()
-        self._known: OrderedDict[bytes, tuple[Evidence, int]] = OrderedDict()
+        self._known: OrderedDict[bytes | None, tuple[Evidence, int]] = OrderedDict()
 
     def get(self, root: bytes) -> Evidence | None:
         with self._lock:
@@ -63,15 +65,17 @@ class Known:
             self._known.move_to_end(root)
             return found[0]
 
-    def put(self, evidence: Evidence) -> None:
-        """Keep evidence; what was not asked for longest goes."""
+    def put(self, evidence: Evidence, before: bytes | None = None) -> None:
+        """Keep evidence, in place of what is known of ``before``; what was not asked for longest goes."""
         size = sum([leaf.size for leaf in evidence.tree.leaves])
+        gone = []  # let go without the lock: there may be many objects in it
         with self._lock:
-            _, before = self._known.pop(evidence.tree.root, (None, 0))
-            self._size += size - before
+            gone += [self._known.pop(root) for root in {before, evidence.tree.root} if root in self._known]
             self._known[evidence.tree.root] = evidence, size
+            self._size += size - sum([old for _, old in gone])
             while self._size > self._limit and self._known:
-                self._size -= self._known.popitem(last=False)[1][1]
+                gone.append(self._known.popitem(last=False)[1])
+                self._size -= gone[-1][1]
 
 
 class Assigned(Saved):
@@ -136,14 +140,18 @@ class Assigned(Saved):
                 self._away.pop(name, None)
             waiting = told.added(captured) if captured.operations else told.unacknowledged
             told.unacknowledged, told.sections = waiting, truth  # no call in between
-            for evidence in work.evidence:
-                self.known.put(evidence)
+            for evidence, before in work.evidence:
+                self.known.put(evidence, before)
 
     # -- reading ------------------------------------------------------------------------------------------------
 
     def value(self, name: str) -> Any:
         """What a section holds, decoded anew at each call. Raises KeyError."""
         return self.still().value(name)
+
+    def read(self, tree: Tree) -> Any:
+        """The value of a section."""
+        return self._reader.content(tree)
 
     def still(self) -> Still:
         """The state as it is now, to be read later, whatever becomes of the document."""
@@ -157,12 +165,20 @@ class Assigned(Saved):
 
     def hand_out(self, tree: Tree) -> Any:
         """The value of a section, and the evidence by which it is known when it is given back."""
-        value, keys = self._reader.content(tree), None
-        objects = value.copy() if tree.kind == LIST else [value]
+        if tree.kind == LIST:
+            items, value, runs = tree.all(self.told.fetch), [], []
+            with collector_paused():
+                for start in range(0, len(items), RUN_ITEMS):  # proven while the processor still has them at hand
+                    some = self._reader.values(items[start : start + RUN_ITEMS])
+                    value += some
+                    runs.append(run_of(some, self.registry))
+            self.known.put(Evidence(tree, value.copy(), None, runs))
+            return value
+        value, keys = self.read(tree), None
+        objects = [value]
         if tree.kind == DICT:
             keys, objects = list(value), list(value.values())
-        runs = proofs(objects, self.registry)
-        self.known.put(Evidence(tree, objects, keys, runs))
+        self.known.put(Evidence(tree, objects, keys, proofs(objects, self.registry)))
         return value
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -180,8 +196,11 @@ class Still:
         self._document = document
         self._sections = sections
 
-    def value(self, name: str) -> Any:
-        """What a section holds, decoded anew at each call. Raises KeyError."""
+    def value(self, name: str, *, returning: bool = False) -> Any:
+        """What a section holds, decoded anew at each call. Raises KeyError.
+
+        ``returning``: it is likely to be given back, and should then be known.
+        """
         document, tree = self._document, self._sections[name]
         with document.lock:
             if isinstance(tree, bytes):
@@ -193,7 +212,7 @@ class Still:
                 else:
                     tree = document.told.load(name, tree)[0]
                 self._sections[name] = tree
-            return document.hand_out(tree)
+            return document.hand_out(tree) if returning else document.read(tree)
 
     def digests(self) -> list[tuple[str, bytes]]:
         """Section digests, in order."""
@@ -214,7 +233,9 @@ class _Giving:
         self.fetch = document.told.fetch
         self.made: list[Tree] = []  # trees inside items, until leaves hold them
         self.chunks: dict[bytes, bytes] = {}
-        self.evidence: list[Evidence] = []
+        self.evidence: list[tuple[Evidence, bytes | None]] = []  # each with the root of what it was before
+        # What leads from one root to another, where that is known.
+        self.ops: dict[tuple[bytes | None, bytes | None], list[Relative]] = {}
 
     def tree(self, value: Any, was: Tree | None) -> Tree:
         """What a section is with this value; ``was`` is what it was, now or some time ago."""
@@ -233,7 +254,7 @@ class _Giving:
         if was is None or was.kind != kind:
             runs = proofs(items, self.registry)
             tree = self._settled(build(kind, self._encoded(items, keys, range(len(items)))))
-            return self._known(tree, items, keys, runs)
+            return self._known(tree, items, keys, runs, was)
         known = self.document.known.get(was.root)
         if known is None or (known.keys is None) is not (keys is None):
             return self._compared(kind, items, keys, was)
@@ -244,7 +265,7 @@ class _Giving:
         runs = proofs(items, self.registry)  # first: what changes meanwhile shows next time
         new = self._encoded(items, keys, range(len(items)))
         tree = self._settled(was.apply(item_hunks(kind, was.all(self.fetch), new), self.fetch))
-        return self._known(tree, items, keys, runs)
+        return self._known(tree, items, keys, runs, was)
 
     def _changed(self, kind: bytes, items: list[Any], keys: list[Any] | None, was: Tree, known: Evidence) -> Tree:
         """What became of a section of which the objects are known."""
@@ -261,12 +282,19 @@ class _Giving:
             first = spans[0][0] if spans else size
         doubtful = [at for number in unproven for at in range(number * RUN_ITEMS, min((number + 1) * RUN_ITEMS, size))]
         keep = first // RUN_ITEMS  # runs that stand for the same objects in the same places
-        runs: list[Run | None] = [*known.runs[:keep], *proofs(items, self.registry, keep * RUN_ITEMS)]
+        runs = known.runs[:keep]
+        last = known.runs[keep] if first == size and keep < len(known.runs) and keep not in unproven else None
+        if last is not None and (more := run_of(items[size : (keep + 1) * RUN_ITEMS], self.registry)) is not None:
+            runs.append(last.joined(more))  # one that is not full; what is in it is proven, only new objects are not
+        runs += proofs(items, self.registry, len(runs) * RUN_ITEMS)
         for number in unproven:
             if number < keep:
                 runs[number] = run_of(items[number * RUN_ITEMS : (number + 1) * RUN_ITEMS], self.registry)
         hunks = self._hunks(kind, items, keys, was, spans, doubtful)
-        return self._known(self._settled(was.apply(hunks, self.fetch)), items, keys, runs)
+        tree = self._settled(was.apply(hunks, self.fetch))
+        if kind == LIST and len(hunks) == 1 and hunks[0].start == size:
+            self.ops[was.root, tree.root] = [(op.SPLICE, (), (size, 0, hunks[0].items))]
+        return self._known(tree, items, keys, runs, was)
 
     def _hunks(
         self,
@@ -283,6 +311,9 @@ class _Giving:
         moves: list[tuple[int, int]] = []  # old places behind which indexes differ by so much
         for start, stop, at, to in spans:
             new = self._encoded(items, keys, range(at, to))
+            if start == stop == was.count and kind == LIST:
+                found.append(Hunk(start, stop, new))
+                continue
             inner = item_hunks(kind, was.part(start, stop, self.fetch), new)
             found += [Hunk(start + one.start, start + one.stop, one.items, one.old) for one in inner]
             shift = to - stop
@@ -319,14 +350,20 @@ class _Giving:
         return self._settled(was.apply(item_hunks(SET, was.all(self.fetch), items), self.fetch))
 
     def _whole(self, value: Any, was: Tree | None) -> Tree:
-        known = self.document.known.get(was.root) if was is not None and was.kind == VALUE else None
-        if was is not None and known is not None and known.items[0] is value and not known.unproven():
-            return was
-        runs = proofs([value], self.registry)
+        before = was if was is not None and was.kind == VALUE else None
+        lasting = type(value) is not tuple  # one of those is hardly ever given twice
+        known = self.document.known.get(before.root) if before is not None and lasting else None
+        if before is not None and known is not None and known.items[0] is value and not known.unproven():
+            return before
+        runs = proofs([value], self.registry) if lasting else []
         data = self.state.fold(encode(value, self.registry), self.made, self.chunks)
-        if was is not None and was.kind == VALUE and was.part(0, 1, self.fetch) == [data]:
-            return self._known(was, [value], None, runs)
-        return self._known(self._settled(build(VALUE, [data])), [value], None, runs)
+        if before is not None and before.part(0, 1, self.fetch) == [data]:
+            tree = before
+        else:
+            tree = self._settled(build(VALUE, [data]))
+            if before is not None:
+                self.ops[before.root, tree.root] = [(op.SET, (), (data,))]
+        return self._known(tree, [value], None, runs, was) if lasting else tree
 
     def _settled(self, tree: Tree) -> Tree:
         held = {one.root: one for one in self.made}
@@ -334,9 +371,11 @@ class _Giving:
         tree.fresh = ()
         return tree
 
-    def _known(self, tree: Tree, items: list[Any], keys: list[Any] | None, runs: list[Run | None]) -> Tree:
+    def _known(
+        self, tree: Tree, items: list[Any], keys: list[Any] | None, runs: list[Run | None], was: Tree | None
+    ) -> Tree:
         """Note what stands for a tree. A proof that does not hold any more, after the encoding, is none."""
-        self.evidence.append(Evidence(tree, items, keys, runs))
+        self.evidence.append((Evidence(tree, items, keys, runs), was.root if was is not None else None))
         return tree
 
     def captured(self, before: Mapping[str, Tree | bytes], truth: dict[str, Tree | bytes]) -> Captured:
@@ -346,7 +385,9 @@ class _Giving:
         def at_hand(root: bytes) -> Tree | None:
             return held.get(root) or self.state.trees.get(root)
 
-        ops = changes(before, truth, Differ(at_hand, self.fetch), self.state)
+        differ = Differ(at_hand, self.fetch)
+        differ.known.update(self.ops)
+        ops = changes(before, truth, differ, self.state)
         found = captured(dict(before), truth, ops, self.chunks, at_hand, self.fetch)
         if self.chunks:  # those of values that turned out to be what they were are stored
             written = b"".join([data for code, _, args in ops for data in values_of(code, args)])

@@ -105,10 +105,69 @@ class Run:
             found = get_referents(*these)
             holders += these
             flat += found
-            for kind, group in groups.items():
-                found += _instances(kind, group, registry, holders, flat)
             found += inside
             level = [value for value in found if type(value) not in skip]
+            for kind, group in groups.items():
+                level += self._instances(kind, group, registry, holders, flat)
+
+    def _instances(
+        self, kind: type, group: list[Any], registry: Registry, holders: list[Any], flat: list[Any]
+    ) -> list[Any]:
+        """Follow instances of one class, with their attributes; gives what is to be followed further."""
+        if issubclass(kind, type):
+            _SKIPPED.add(kind)  # classes, of any metaclass
+            return []
+        plan = _PLANS.get(kind) or _plan(kind, registry)
+        if plan is _WHOLE or plan.frozen:
+            group = [value for value in group if not is_immutable(value)]
+            if not group:
+                return []
+            if plan is _WHOLE:
+                raise Untraceable
+        dicts = list(map(_ATTRIBUTES, group)) if plan.has_dict else []  # makes them, where they are not there yet
+        found = get_referents(*group)
+        if len(found) != plan.width * len(group):
+            raise Untraceable  # a slot is empty, and would not show
+        holders += group
+        flat += found
+        rest = self._columns(found, plan.width, dicts, holders, flat)
+        if dicts:
+            found = self._contents(dicts, holders, flat)
+            rest += self._columns(found, len(dicts[0]) + 1, (), holders, flat)
+        return rest
+
+    def _columns(
+        self, found: list[Any], width: int, known: Sequence[Any], holders: list[Any], flat: list[Any]
+    ) -> list[Any]:
+        """What is to be followed further of what instances of one class refer to.
+
+        Each refers to as many objects as the others, mostly of the same types, so that whole columns need no look.
+        ``known`` is a column that is followed already.
+        """
+        rest: list[Any] = []
+        for at in range(width):
+            column = found[at::width]
+            kinds = set(map(type, column))
+            if kinds <= _SKIPPED or (dict in kinds and identical(column, known)):
+                continue
+            if not kinds <= _CONTAINERS:
+                rest += [value for value in column if type(value) not in _SKIPPED]
+            elif any(column):
+                inner = self._contents(column, holders, flat)
+                rest += [value for value in inner if type(value) not in _SKIPPED]
+            else:
+                self._empty += column
+        return rest
+
+    def _contents(self, containers: list[Any], holders: list[Any], flat: list[Any]) -> list[Any]:
+        """What is in dicts, lists and sets, a mark after each."""
+        marked: list[Any] = [_MARK] * (2 * len(containers))
+        marked[::2] = containers
+        found = get_referents(*marked)
+        holders += marked
+        flat += found
+        self._dicts += [value for value in containers if type(value) is dict]
+        return found
 
     def joined(self, other: Run) -> Run:
         """One run for the items of both, as they were then."""
@@ -178,29 +237,7 @@ class _Plan:
 _WHOLE: Any = object()  # instances of a class that cannot be followed
 _PLANS: dict[type, Any] = {}
 _SKIPPED: set[type] = {*SCALARS, type}
-
-
-def _instances(kind: type, group: list[Any], registry: Registry, holders: list[Any], flat: list[Any]) -> list[Any]:
-    """Follow instances of one class; gives what they hold."""
-    if issubclass(kind, type):
-        _SKIPPED.add(kind)  # classes, of any metaclass
-        return []
-    plan = _PLANS.get(kind) or _plan(kind, registry)
-    if plan is _WHOLE or plan.frozen:
-        group = [value for value in group if not is_immutable(value)]
-        if not group:
-            return []
-        if plan is _WHOLE:
-            raise Untraceable
-    dicts = list(map(_ATTRIBUTES, group)) if plan.has_dict else []  # makes them, where they are not there yet
-    found = get_referents(*group)
-    if len(found) != plan.width * len(group):
-        raise Untraceable  # a slot is empty, and would not show
-    holders += group
-    flat += found
-    if dicts and not any(value is dicts[0] for value in found[: plan.width]):
-        return found + dicts  # attributes are kept in the instance itself
-    return found
+_CONTAINERS = {dict, list, set}
 
 
 def _plan(kind: type, registry: Registry) -> Any:

@@ -1,9 +1,8 @@
 """Removing LangGraph checkpoints: whole threads, all but the newest, or what some runs made.
 
-Owns what may be removed, and what a delta channel still needs of checkpoints that go: its last whole value and the
-writes since are kept with the checkpoint that stays, so that it can be rebuilt as before. How checkpoints are forgotten
-is the store's business. What always holds: only what LangGraph made is removed; of a thread that stays, what people
-have tagged and where branches of theirs stand stays, too.
+Owns what may be removed. How checkpoints are forgotten is the store's business. What always holds: only what LangGraph
+made is removed; of a thread that stays, what people have tagged and where branches of theirs stand stays, too, and with
+each checkpoint those from which its delta channels are rebuilt.
 """
 
 from __future__ import annotations
@@ -15,13 +14,11 @@ from typing import TYPE_CHECKING
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import name_key
-from holdfast.codec.values import encode
 from holdfast.contrib.langgraph.thread import ROOT, Thread, about_of, has_thread
 from holdfast.contrib.langgraph.tuples import Reader, agent_of
 from holdfast.errors import BadName
 from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, TagRow
-from holdfast.store.opening import now_us
+from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, TagRow
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver
@@ -52,18 +49,13 @@ def alone(saver: HoldfastSaver, name: str) -> Iterator[Thread | None]:
         yield None
         return
     check_thread(saver, row)
-    thread, user = saver._enter(name)
-    try:
-        thread.ready()
-        with thread.lock:
-            thread.become_writer()  # once more if somebody here has removed the thread meanwhile
-            try:
-                check_thread(saver, thread.row)
-                yield thread
-            finally:
-                thread.forget()
-    finally:
-        thread.leave(user)
+    with saver._at_work(name) as thread, thread.lock:
+        thread.become_writer()
+        try:
+            check_thread(saver, thread.row)
+            yield thread
+        finally:
+            thread.forget()
 
 
 def remove(saver: HoldfastSaver, name: str) -> None:
@@ -118,37 +110,23 @@ def _forget(saver: HoldfastSaver, thread: Thread, choose: Callable[[Reader], lis
 
     doomed = {row.n for reader in readers for row in choose(reader)}
     doomed -= named(catalog.branches(agent.a), catalog.tags(agent.a))
-    if not doomed:
-        return
-    kept: list[Event] = []
     for reader in readers:
         for row in reader.line.rows():
             if row.n not in doomed and row.parent in doomed:
-                kept.extend(_deltas(saver, reader, row))
-    if kept:
-        catalog.add_events(agent.a, kept, guard=thread.guard)
+                doomed -= set(_rebuilt_from(reader, row))
+    if not doomed:
+        return
     # A tag needs no lease: one may have come meanwhile.
     if not saver.store._forget(agent, doomed, unless=lambda *now: not doomed.isdisjoint(named(*now))).done:
         _forget(saver, thread, choose)
 
 
-def _deltas(saver: HoldfastSaver, reader: Reader, row: CheckpointRow) -> list[Event]:
-    """What the delta channels of a checkpoint need of its ancestors, as an event under its key."""
-    if row.key is None:
-        return []
-    about = about_of(reader.state_at(row))
-    held = {name for name, _ in Manifest.decode(row.manifest).sections}
-    # A channel that has a version and no value is empty, or a delta channel between two whole values. LangGraph names
-    # the latter; where it does not, what could be one counts as one, except the channels that only start nodes.
-    counted = about["metadata"].get("counters_since_delta_snapshot")
-    names = counted if counted is not None else about["channel_versions"]
-    channels = [name for name in names if name not in held and not name.startswith(("branch:to:", "__"))]
-    needed = {
-        channel: {
-            "writes": [[task, encode(value, saver._registry)] for task, _, value in found["writes"]],
-            **({"seed": encode(found["seed"], saver._registry)} if "seed" in found else {}),
-        }
-        for channel, found in reader.deltas(row, channels).items()
-        if found["writes"] or "seed" in found
-    }
-    return [Event(now_us(), encode({"what": "deltas", "channels": needed}), row.key)] if needed else []
+def _rebuilt_from(reader: Reader, row: CheckpointRow) -> Iterator[int]:
+    """The ancestors of a checkpoint back to where all of its delta channels were stored whole."""
+    counted = about_of(reader.state_at(row))["metadata"].get("counters_since_delta_snapshot") or ()
+    missing = set(counted) - {name for name, _ in Manifest.decode(row.manifest).sections}
+    for above in reader.line.up(row.parent) if missing else ():
+        yield above.n
+        missing -= {name for name, _ in Manifest.decode(above.manifest).sections}
+        if not missing:
+            return

@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import ormsgpack
-from langchain_core.load.load import Reviver
-from langchain_core.load.serializable import Serializable
 from langgraph.checkpoint.serde import jsonplus
 from langgraph.checkpoint.serde._msgpack import SAFE_MSGPACK_METHODS, SAFE_MSGPACK_TYPES
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
@@ -32,13 +30,12 @@ class Revival(jsonplus.JsonPlusSerializer):
         super().__init__(__unpack_ext_hook__=self._extension)
         self._registry = registry
         self._classes = _classes(registry)
-        self._envelopes: Reviver | None = None
         # The decoder replaces whatever a hook raises by an error of its own.
         self._refusal: HoldfastError | None = None
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         kind, content = data
-        if kind == "pickle" or "+" in kind or kind not in {"null", "bytes", "bytearray", "json", "msgpack"}:
+        if kind not in {"null", "bytes", "bytearray", "json", "msgpack"}:
             raise _unreadable_kind(kind)
         try:
             return super().loads_typed((kind, content))
@@ -90,34 +87,12 @@ class Revival(jsonplus.JsonPlusSerializer):
 
     def _reviver(self, value: dict[str, Any]) -> Any:
         """Called by the decoder for each JSON object."""
-        names = value.get("id")
-        if value.get("lc") not in _CONSTRUCTED or not isinstance(names, list) or not names:
-            return value
-        full = ".".join(map(str, names))
-        if value["lc"] == 1:
-            if value.get("type") == "secret":  # LangChain would put nothing in its place, or look for it around us
-                raise SourceUnreadable(f"the secret {full} was left out when the value was stored")
-            try:
-                return self._unpack(value)
-            except (ValueError, NotImplementedError):
-                raise _refused(full) from None
-            except Exception as error:
-                raise _not_rebuilt(full, error) from error
-        if value.get("type") != "constructor":
-            return value
-        cls = self._find(".".join(map(str, names[:-1])), str(names[-1]))
-        positional, named = value.get("args") or (), value.get("kwargs") or {}
-        if not positional and hasattr(cls, "model_construct"):
-            return _model(cls, named)
-        try:
-            return cls(*positional, **named)
-        except Exception as error:
-            raise _not_rebuilt(full, error) from error
-
-    def _unpack(self, value: dict[str, Any]) -> Any:
-        if self._envelopes is None:
-            self._envelopes = Reviver(allowed_objects=_serializable(self._registry))
-        return self._envelopes(value)
+        if value.get("lc") in _CONSTRUCTED and isinstance(value.get("id"), list):
+            raise SourceUnreadable(
+                f"{'.'.join(map(str, value['id']))} was stored as JSON, as older versions of LangGraph did",
+                hint="LangGraph reads it: put what its saver's list() gives into a new database, and import that one.",
+            )
+        return value
 
     def _find(self, module: object, name: object) -> Any:
         """The class, or for regular expressions the function, of that name; nothing else is ever looked for."""
@@ -163,18 +138,6 @@ def _classes(registry: Registry) -> dict[tuple[str, str], type]:
             if key not in found or cls.__qualname__ == cls.__name__:
                 found[key] = cls
     return found
-
-
-def _serializable(registry: Registry) -> list[type[Serializable]]:
-    """The registered classes that LangChain's envelopes may name: its messages and documents, and the program's own."""
-    from langchain_core import documents, messages
-
-    known = [getattr(place, name) for place in (messages, documents) for name in place.__all__]
-    return [
-        cls
-        for cls in {*known, *_classes(registry).values()}
-        if isinstance(cls, type) and issubclass(cls, Serializable) and cls.is_lc_serializable() and cls in registry
-    ]
 
 
 def _model(cls: Any, fields: Mapping[str, Any]) -> Any:

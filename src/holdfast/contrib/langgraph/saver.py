@@ -1,8 +1,9 @@
 """The saver: LangGraph's checkpointer interface over a Holdfast store.
 
-Owns the translation of LangGraph's calls, sync and async, and how long this process stays a thread's writer. How a
-thread is written is ``thread``'s business, how it is read ``tuples``'s. What always holds: ``put`` and ``put_writes``
-return when the disk has it; reading blocks nobody and waits for nobody.
+Owns the translation of LangGraph's calls, how long one waits for another process, and the workers in which the async
+forms do the same as the others. How a thread is written is ``thread``'s business, how it is read ``tuples``'s. What
+always holds: ``put`` and ``put_writes`` return when the disk has it; reading blocks nobody and waits for nobody; an
+event loop waits neither for the disk nor for another process.
 """
 
 from __future__ import annotations
@@ -10,14 +11,19 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, contextmanager
+from functools import partial, wraps
+from heapq import merge
+from itertools import islice
+from types import FrameType
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import (
     WRITES_IDX_MAP,
@@ -35,9 +41,8 @@ from holdfast.agent.store import Store
 from holdfast.codec.assigned import Known
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
-from holdfast.contrib.langgraph.lease import Run, belongs_to_run, loop_of_caller
 from holdfast.contrib.langgraph.thread import Thread, writes_event
-from holdfast.contrib.langgraph.tuples import Reader, merged
+from holdfast.contrib.langgraph.tuples import Reader, config_of
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import AgentBusy, BadOption, Unencodable
 from holdfast.run.store import open_store
@@ -47,9 +52,35 @@ from holdfast.store.locks import LEASE_POLL_S
 
 # Threads whose states stay in memory after their runs, so that the next turn need not load them.
 THREADS_KEPT = 64
-_READERS = 4
+# Threads that do the work of async calls. They are made when they are needed: the event loop's may all be busy, with
+# tasks that wait for these.
+_WORKERS = 64
+# What LangGraph's configs for runs have, the methods in which it enters a run's loop, and how many frames are at most
+# between one of these and the saver: a replay looks for its state, a checkpointer is wrapped in another.
+_RUNTIME = "__pregel_runtime"
+_ENTERING = {"__enter__", "__aenter__"}
+_DEEP = 12
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+
+def _forms(
+    call: Callable[Concatenate[HoldfastSaver, P], T],
+) -> tuple[Callable[Concatenate[HoldfastSaver, P], T], Callable[Concatenate[HoldfastSaver, P], Any]]:
+    """The two forms of a method: one that waits for another process, if it may, and the same in a worker."""
+
+    @wraps(call)
+    def patient(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._wait(partial(call, self, *args, **kwargs))
+
+    @wraps(call)
+    async def aside(self: HoldfastSaver, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._aside(partial(call, self, *args, **kwargs))
+
+    name = call.__name__.removeprefix("_")
+    patient.__name__, aside.__name__ = name, f"a{name}"
+    return patient, aside
 
 
 class HoldfastSaver(BaseCheckpointSaver[Any]):
@@ -81,10 +112,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         self._wait_s = wait_s
         self._evidence = Known()  # what the objects that went in and out are encoded to
         self._threads: dict[str, Thread] = {}
-        self._lock = threading.Lock()
-        # Workers of its own for the disk: the event loop's may all be busy, with tasks that wait for these.
-        self._disk = ThreadPoolExecutor(2, thread_name_prefix="holdfast-langgraph")
-        self._looking = ThreadPoolExecutor(_READERS, thread_name_prefix="holdfast-langgraph-read")
+        self._lock = threading.RLock()
+        self._workers = ThreadPoolExecutor(_WORKERS, thread_name_prefix="holdfast-langgraph")
 
     # -- its life -----------------------------------------------------------------------------------------
 
@@ -93,8 +122,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         with self._lock:
             threads = list(self._threads.values())
             self._threads.clear()
-        self._disk.shutdown()
-        self._looking.shutdown()
+        self._workers.shutdown()
         for thread in threads:
             thread.release()
         if self._own:
@@ -103,18 +131,14 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await _alone(self.close)
+    async def __aexit__(self, *_error: object) -> None:
+        await asyncio.to_thread(self.close)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> HoldfastSaver:
         """This saver itself, which knows these types too from then on, as far as the program has imported them.
@@ -134,7 +158,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
     # -- writing --------------------------------------------------------------------------------------------
 
-    def put(
+    def _put(
         self,
         config: RunnableConfig,
         checkpoint: Checkpoint,
@@ -142,135 +166,74 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint. On disk when it returns; writes only what changed."""
-        thread, user = self._enter(config["configurable"]["thread_id"])
-        try:
-            thread.ready()
-            thread.finish(*self._capture(thread, config, checkpoint, metadata, new_versions))
-        finally:
-            thread.leave(user)
-        return _config(thread.name, config, checkpoint["id"])
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """As put(). The content is fixed in one piece; the event loop never waits for the disk."""
-        thread, user = self._enter(config["configurable"]["thread_id"])
-        try:
-            conf = config["configurable"]
-            where = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id") or None
-            if not thread.standing(*where):
-                await self._as_writer(thread, partial(thread.prepare, *where, running=belongs_to_run(conf)))
-            done = self._disk.submit(thread.finish, *self._capture(thread, config, checkpoint, metadata, new_versions))
-        except BaseException:
-            thread.leave(user)
-            raise
-        done.add_done_callback(lambda _: thread.leave(user))  # also when nobody waits for it any more
-        await asyncio.shield(asyncio.wrap_future(done))
-        return _config(thread.name, config, checkpoint["id"])
-
-    def _capture(
-        self,
-        thread: Thread,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> Any:
         conf = config["configurable"]
-        parent = conf.get("checkpoint_id") or None
+        ns, parent = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id") or None
         described = get_checkpoint_metadata(config, metadata)
-        ns, running = conf.get("checkpoint_ns", ""), belongs_to_run(conf)
-        return thread.capture(ns, parent, checkpoint, described, new_versions, running=running)
+        with self._at_work(conf["thread_id"]) as thread:
+            running = belongs_to_run(conf)
+            thread.save(ns, parent, checkpoint, described, new_versions, running=running)
+        return config_of(thread.name, ns, checkpoint["id"])
 
-    def put_writes(
+    put, aput = _forms(_put)
+
+    def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save what a task wrote. On disk when it returns, with the flush of a checkpoint where one is on its way."""
         event = self._event(config, writes, task_id, task_path)
-        thread, user = self._enter(config["configurable"]["thread_id"])
-        try:
-            thread.ready()
+        with self._at_work(config["configurable"]["thread_id"]) as thread:
+            thread.become_writer()
             thread.wait(thread.queue(event))
-        finally:
-            thread.leave(user)
 
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """As put_writes()."""
-        event = self._event(config, writes, task_id, task_path)
-        thread, user = self._enter(config["configurable"]["thread_id"])
-        try:
-            if not thread.held:
-                await self._as_writer(thread, thread.ready)
-            queued = thread.queue(event)
-            await asyncio.wait([asyncio.wrap_future(queued.done)], timeout=thread.patience_s)
-            if not queued.done.done():
-                self._disk.submit(thread.flush, queued)
-            await asyncio.shield(asyncio.wrap_future(queued.done))
-        finally:
-            thread.leave(user)
+    put_writes, aput_writes = _forms(_put_writes)
 
     def _event(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Any:
         conf = config["configurable"]
-        encoded = [
-            (WRITES_IDX_MAP.get(channel, index), channel, self._encode(channel, value))
-            for index, (channel, value) in enumerate(writes)
-        ]
+        encoded = []
+        for index, (channel, value) in enumerate(writes):
+            try:
+                encoded.append((WRITES_IDX_MAP.get(channel, index), channel, encode(value, self._registry)))
+            except Unencodable as error:
+                raise error.within(channel) from None
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
         ns, name = conf.get("checkpoint_ns", ""), str(conf["checkpoint_id"])
         return writes_event(ns, name, encoded, task_id, task_path, replace=replace)
-
-    def _encode(self, channel: str, value: Any) -> bytes:
-        try:
-            return encode(value, self._registry)
-        except Unencodable as error:
-            raise error.within(channel) from None
 
     # -- reading --------------------------------------------------------------------------------------------
 
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """One checkpoint: the one that the config names, or where the thread stands."""
-        run = self._begun(config)
-        if run is None:
-            return self._tuple(config)
-        try:
-            run.thread.begin(config["configurable"].get("checkpoint_ns", ""))
-            return self._tuple(config)
-        except BaseException:
-            run.end()
-            raise
+        with self._begun(config) as run:
+            return self._wait(partial(self._read, run, config))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """As get_tuple()."""
-        run = self._begun(config)
-        if run is None:
-            return await self._beside(self._tuple, config)
-        try:
-            begin = partial(run.thread.begin, config["configurable"].get("checkpoint_ns", ""))
-            await self._as_writer(run.thread, begin)
-            return await self._beside(self._tuple, config)
-        except BaseException:
-            run.end()
-            raise
+        with self._begun(config) as run:
+            return await self._aside(partial(self._read, run, config))
 
-    def _begun(self, config: RunnableConfig) -> Run | None:
-        """The run that begins with this reading, if one does.
-
-        It becomes the thread's writer before it reads, so that nobody goes on with the thread in between, and stays it
-        until it has ended.
-        """
+    @contextmanager
+    def _begun(self, config: RunnableConfig) -> Iterator[Run | None]:
+        """The run that begins with this reading, if one does."""
         conf = config["configurable"]
         loop = loop_of_caller() if belongs_to_run(conf) else None
-        return Run(*self._enter(conf["thread_id"]), loop) if loop is not None else None
+        run = Run(*self._enter(conf["thread_id"]), loop) if loop is not None else None
+        try:
+            yield run
+        except BaseException:
+            if run is not None:
+                run.end()
+            raise
+
+    def _read(self, run: Run | None, config: RunnableConfig) -> CheckpointTuple | None:
+        """A run becomes the writer before it reads, so that nobody goes on with the thread in between, and stays it."""
+        if run is not None:
+            with run.thread.working():  # the run itself may have ended meanwhile
+                run.thread.begin(config["configurable"].get("checkpoint_ns", ""))
+        return self._tuple(config)
 
     def _tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         conf = config["configurable"]
-        reader = self._reader(config)
+        reader = Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
         if reader is None:
             return None
         name = conf.get("checkpoint_id")
@@ -297,37 +260,16 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         conf = config["configurable"] if config is not None else {}
         start = (before or {}).get("configurable", {}).get("checkpoint_id")
         only = conf.get("checkpoint_id") or None
-        streams = merged(self._readers(config), lambda reader: reader.tuples(start, filter, only, limit))
-        for count, found in enumerate(streams, 1):
-            yield found
-            if count == limit:
-                return
+        streams = (reader.tuples(start, filter, only, limit) for reader in self._readers(config))
+        yield from islice(merge(*streams, key=lambda found: str(found.checkpoint["id"]), reverse=True), limit)
 
-    async def alist(
-        self,
-        config: RunnableConfig | None,
-        *,
-        filter: dict[str, Any] | None = None,
-        before: RunnableConfig | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[CheckpointTuple]:
+    async def alist(self, config: RunnableConfig | None, **options: Any) -> AsyncIterator[CheckpointTuple]:
         """As list()."""
-        found = self.list(config, filter=filter, before=before, limit=limit)
-        while (one := await self._beside(next, found, None)) is not None:
+        found = self.list(config, **options)
+        while (one := await self._aside(partial(next, found, None))) is not None:
             yield one
 
-    def _reader(self, config: RunnableConfig) -> Reader | None:
-        conf = config["configurable"]
-        self._settle()
-        return Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
-
-    def _settle(self) -> None:
-        """What this process has put in batches is read only when it is there."""
-        if self.store._durability == "batched":
-            self.store.flush()
-
     def _readers(self, config: RunnableConfig | None) -> Sequence[Reader]:
-        self._settle()
         if config is None:
             return [reader for name in self._names() for reader in Reader.all_of(self, name)]
         conf = config["configurable"]
@@ -344,37 +286,28 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def _names(self) -> Sequence[str]:
         return [str(body_of(row)["name"]) for row in self.store._agents()]
 
-    def get_delta_channel_history(
+    def _get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
         """What was written to delta channels since they were last stored whole, read in one walk back."""
         conf = config["configurable"]
-        nothing: dict[str, DeltaChannelHistory] = {channel: {"writes": []} for channel in channels}
-        if not channels:
-            return nothing
-        reader = self._reader(config)
+        reader = Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", "")) if channels else None
         row = reader.find(conf.get("checkpoint_id")) if reader is not None else None
         if reader is None or row is None:
-            return nothing
-        return reader.deltas(row, channels)  # type: ignore[return-value]
+            return {channel: {"writes": []} for channel in channels}
+        return reader.deltas(row, channels)
 
-    async def aget_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, DeltaChannelHistory]:
-        """As get_delta_channel_history()."""
-        return await self._beside(partial(self.get_delta_channel_history, config=config, channels=channels))
+    get_delta_channel_history, aget_delta_channel_history = _forms(_get_delta_channel_history)
 
     # -- removing and copying -------------------------------------------------------------------------------
 
-    def delete_thread(self, thread_id: str) -> None:
+    def _delete_thread(self, thread_id: str) -> None:
         """Remove a thread with everything in it: checkpoints, writes, tags, branches. ``BadName``: it is no thread."""
         removal.remove(self, str(thread_id))
 
-    async def adelete_thread(self, thread_id: str) -> None:
-        """As delete_thread()."""
-        await _alone(self.delete_thread, thread_id)
+    delete_thread, adelete_thread = _forms(_delete_thread)
 
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+    def _delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Remove the checkpoints that these runs made, in all threads.
 
         What delta channels still need is kept, and so is what people have tagged and where branches of theirs stand.
@@ -382,21 +315,17 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if run_ids:
             removal.delete_for_runs(self, set(map(str, run_ids)), self._names())
 
-    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """As delete_for_runs()."""
-        await _alone(self.delete_for_runs, run_ids)
+    delete_for_runs, adelete_for_runs = _forms(_delete_for_runs)
 
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+    def _copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Begin a thread with the whole history of another. No checkpoint is copied: both see the same."""
         source = check_name(str(source_thread_id), "an agent")
         removal.check_thread(self, self.store._agent_row(source))
         self.store.clone(source, str(target_thread_id))
 
-    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """As copy_thread()."""
-        await _alone(self.copy_thread, source_thread_id, target_thread_id)
+    copy_thread, acopy_thread = _forms(_copy_thread)
 
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+    def _prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace, or (``delete``) nothing. Safe for delta channels.
 
         With the newest ones stays what people have tagged, and where branches of theirs stand.
@@ -405,38 +334,35 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             raise BadOption(f"prune strategy {strategy!r}", hint="Use keep_latest or delete.")
         for name in map(str, thread_ids):
             if strategy == "delete":
-                self.delete_thread(name)
+                removal.remove(self, name)
             else:
                 removal.keep_latest(self, name)
 
-    async def aprune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """As prune()."""
-        await _alone(partial(self.prune, thread_ids, strategy=strategy))
+    prune, aprune = _forms(_prune)
 
     # -- threads that this process writes -------------------------------------------------------------------
 
-    def _enter(self, thread_id: Any) -> tuple[Thread, object]:
-        """A thread, and what to leave it with: until then it is this process's own, once it was ready."""
-        with self._lock:
-            thread = self._found(str(thread_id))
-            return thread, thread.enter()
-
     def _known(self, name: str) -> Thread:
         with self._lock:
-            return self._found(name)
-
-    def _found(self, name: str) -> Thread:
-        thread = self._threads.get(name)
-        if thread is None:
-            aside = self._disk.submit
-            thread = self._threads[name] = Thread(
-                self.store, self._registry, name, self._wait_s, aside=aside, known=self._evidence
-            )
-            idle = [name for name, thread in self._threads.items() if thread.idle]
-            for old in idle[: max(0, len(self._threads) - THREADS_KEPT)]:
-                if old != name:
+            thread = self._threads.get(name)
+            if thread is None:
+                thread = self._threads[name] = Thread(
+                    self.store, self._registry, name, aside=self._workers.submit, known=self._evidence
+                )
+                idle = [old for old, thread in self._threads.items() if thread.idle and old != name]
+                for old in idle[: max(0, len(self._threads) - THREADS_KEPT)]:
                     del self._threads[old]
-        return thread
+            return thread
+
+    def _enter(self, thread_id: Any) -> tuple[Thread, object]:
+        """A thread, and what to leave it with: until then it is this process's own, once it has become its writer."""
+        with self._lock:
+            thread = self._known(str(thread_id))
+            return thread, thread.enter()
+
+    def _at_work(self, thread_id: Any) -> AbstractContextManager[Thread]:
+        thread, user = self._enter(thread_id)
+        return thread.working(user)
 
     def _looked(self, reader: Reader) -> Thread:
         """Remember where this process saw a thread stand, so that it notices when another has gone on with it."""
@@ -444,40 +370,88 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         thread.looked(reader.ns, reader.branch.head)
         return thread
 
-    # -- beside the event loop ------------------------------------------------------------------------------
+    # -- waiting --------------------------------------------------------------------------------------------
 
-    async def _beside(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Read or write something short without keeping the event loop."""
-        try:
-            done = self._looking.submit(call, *arguments)
-        except RuntimeError:  # closed; what can be said about that, the call says
-            return await _alone(call, *arguments)
-        return await asyncio.wrap_future(done)
-
-    async def _as_writer(self, thread: Thread, call: Callable[[], object]) -> None:
-        """Do something as a thread's writer. No worker is kept by waiting for another process."""
+    def _wait(self, call: Callable[[], T]) -> T:
+        """Do something as soon as no other process writes the thread, within the time that was given for it."""
         until: float | None = None
         while True:
             try:
-                await self._beside(thread.as_writer, call)
+                return call()
             except AgentBusy:
                 until = until if until is not None else time.monotonic() + self._wait_s
                 if time.monotonic() >= until:
                     raise
-                await asyncio.sleep(LEASE_POLL_S)
-            else:
-                return
+            time.sleep(LEASE_POLL_S)
+
+    async def _aside(self, call: Callable[[], T]) -> T:
+        """As _wait(), in a worker, which is not kept by waiting. What has begun is done, also when it is cancelled."""
+        until: float | None = None
+        while True:
+            try:
+                done = self._workers.submit(call)
+            except RuntimeError:  # closed; what can be said about that, the call says
+                return call()
+            try:
+                return await asyncio.shield(asyncio.wrap_future(done))
+            except AgentBusy:
+                until = until if until is not None else time.monotonic() + self._wait_s
+                if time.monotonic() >= until:
+                    raise
+            await asyncio.sleep(LEASE_POLL_S)
 
 
-async def _alone(call: Callable[..., T], *arguments: Any) -> T:
-    """Do something that may take long in a thread of its own."""
-    worker = ThreadPoolExecutor(1, thread_name_prefix="holdfast-langgraph-once")
-    try:
-        return await asyncio.wrap_future(worker.submit(call, *arguments))
-    finally:
-        worker.shutdown(wait=False)
+# -- runs ------------------------------------------------------------------------------------------------------
 
 
-def _config(thread: str, config: RunnableConfig, checkpoint_id: str) -> RunnableConfig:
-    ns = config["configurable"].get("checkpoint_ns", "")
-    return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}
+def belongs_to_run(configurable: Mapping[str, Any]) -> bool:
+    """Whether LangGraph asks for the sake of a run; what people ask for themselves it passes on without this."""
+    return _RUNTIME in configurable
+
+
+def loop_of_caller() -> Any:
+    """LangGraph's loop that is being entered, when this is called by its entering; otherwise None."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEP):
+        if frame is None:
+            return None
+        if frame.f_code.co_name in _ENTERING:
+            loop = frame.f_locals.get("self")
+            if hasattr(loop, "checkpointer") and isinstance(getattr(loop, "stack", None), ExitStack | AsyncExitStack):
+                return loop
+        frame = frame.f_back
+    return None
+
+
+class Run(BaseCallbackHandler):
+    """One run at work on a thread.
+
+    LangGraph does not tell a checkpointer that a run is over: by its end, an interrupt, an error, or because it was
+    cancelled. But a run reads its thread while its loop is being entered, and the loop has a stack of what is to be
+    done when it is left, in which what was put first is done last: after the last checkpoint is saved. A loop whose
+    input is refused is never entered, and so never left; then the run's callbacks are told.
+    """
+
+    run_inline = True
+
+    def __init__(self, thread: Thread, user: object, loop: Any) -> None:
+        self.thread = thread
+        self._user: object | None = user
+        loop.stack.callback(self.end)
+        handlers = getattr(getattr(loop, "manager", None), "handlers", None)  # of this run alone
+        if isinstance(handlers, list):
+            handlers.append(self)
+
+    def on_chain_error(self, error: BaseException, **_more: Any) -> None:  # noqa: ARG002 - the interface has it
+        self.end()
+
+    def end(self) -> None:
+        user, self._user = self._user, None
+        if user is not None:
+            self.thread.leave(user)
+
+    def __del__(self) -> None:
+        # Its event loop may have ended before it did.
+        user, self._user = self._user, None
+        if user is not None:
+            self.thread.leave(user, lost=True)

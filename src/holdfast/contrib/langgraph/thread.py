@@ -2,16 +2,19 @@
 
 Owns the order of everything that goes to disk for a thread. A namespace is a branch of the agent, a LangGraph
 checkpoint is one checkpoint of it, and a task's writes are events under the checkpoint's key, so that they may come
-before, while or after it is saved. Must not know how checkpoints are read back. What always holds: the checkpoints of
-a branch form the tree that LangGraph's parent ids describe; what ``put`` and ``put_writes`` returned for is on disk;
-nothing is written unless this process holds the thread's lease.
+before, while or after it is saved. Whoever is at work on the thread here, a run or a single call, shares one lease,
+and the last one who leaves gives it back. Must not know how checkpoints are read back. What always holds: the
+checkpoints of a branch form the tree that LangGraph's parent ids describe; what ``save`` and ``wait`` returned for is
+on disk; nothing is written unless this process holds the lease, which is held while somebody is at work and let go at
+once when nobody is and everything is on disk; nothing here waits for another process.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +25,11 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import LABEL_MAX_CHARACTERS, check_name, name_key
-from holdfast.agent.writing import Pending, Writing
+from holdfast.agent.writing import Writing
 from holdfast.codec.assigned import Assigned, Known, Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
-from holdfast.contrib.langgraph.lease import Holding
-from holdfast.errors import BadName, Fenced, StillArriving
+from holdfast.errors import AgentBusy, BadName, Fenced, HoldfastError, StillArriving
 from holdfast.store.bodies import body_of
 from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
 from holdfast.store.locks import Lease
@@ -49,9 +51,8 @@ BROUGHT = "import"
 # LangGraph saves the checkpoint right after the last task's writes: the reducers run in between, which takes them
 # milliseconds in a long thread. It waits for neither before the next step.
 SHARE_S = 0.005
-# With delta channels it waits for the writes first: after so many that waited in vain some do not, more each time.
-_IN_VAIN = 2
-_AT_ONCE, _AT_ONCE_MAX = 32, 1024
+# With delta channels it waits for the writes first: after so many that waited in vain, so many do not wait.
+_IN_VAIN, _AT_ONCE = 2, 256
 _KEYS_KEPT = 256
 
 
@@ -103,15 +104,10 @@ class Namespace:
         self.writer = writer
         self.turn = 0  # when it was last known to stand where the disk does
         self._thread = thread
-        self._load(branch.head)
+        self.load(branch.head)
 
-    def stand_at(self, n: int) -> None:
-        """Let the next checkpoint be a child of ``n`` (0: a root), whatever the branch's head is."""
-        head = self.writer.branch_head
-        self._load(n)
-        self.writer.branch_head = head
-
-    def _load(self, n: int) -> None:
+    def load(self, n: int) -> None:
+        """Let the next checkpoint be a child of ``n``; 0: a root."""
         store, registry = self._thread.store, self._thread.registry
         self.stands_at({"id": ""})
         self.deltas: set[str] = set()  # channels that are stored whole now and then, and otherwise not at all
@@ -149,14 +145,8 @@ class Writes:
         self.events: list[Event] = []
         self.done: Future[None] = Future()
 
-    def settle(self, error: BaseException | None = None) -> None:
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
 
-
-class Thread(Holding):
+class Thread:
     """A thread that this process writes, or has written."""
 
     def __init__(
@@ -164,17 +154,23 @@ class Thread(Holding):
         store: Store,
         registry: Registry,
         name: str,
-        wait_s: float,
         *,
         arriving: bool = False,
         aside: Callable[[Callable[[], None]], object] = lambda work: work(),
         known: Known | None = None,
     ) -> None:
         """``arriving``: whoever writes it brings it over from elsewhere. ``aside`` does what waits for the disk."""
-        super().__init__(store, name, wait_s, aside)
+        self.store = store
         self.registry = registry
+        self.name = name
+        self.lock = threading.RLock()
         self.known = known if known is not None else Known()
         self._arriving = arriving
+        self._aside = aside
+        self._batched = store._durability == "batched"
+        self._users: set[object] = set()  # who is at work; only ever changed by steps that cannot be cut
+        self._lease: Lease | None = None  # also one that is released: nobody may have had it since
+        self._turn = 0  # how often it was taken
         self._row: AgentRow | None = None
         self._spaces: dict[str, Namespace] = {}
         self._heads: dict[str, int] = {}  # where this process last saw each namespace's branch stand
@@ -182,11 +178,72 @@ class Thread(Holding):
         self._writes = Writes()
         self._collecting = threading.Lock()
         self._in_vain = 0  # writes in a row that no checkpoint took along; negative: how many more need not wait
-        self._at_once = _AT_ONCE  # how many will not wait when this was in vain
 
     # -- the lease ------------------------------------------------------------------------------------
 
+    @property
+    def held(self) -> bool:
+        """Whether this process is the writer."""
+        return self._lease is not None and self._lease.held
+
+    @property
+    def idle(self) -> bool:
+        return not self._users and not self.held
+
+    def enter(self) -> object:
+        """Somebody is at work on the thread, until ``leave`` is called with what this gives: a run, or a call."""
+        user = object()
+        self._users.add(user)
+        return user
+
+    def leave(self, user: object, *, lost: bool = False) -> None:
+        """The last one who leaves lets other processes write the thread, at once. ``lost``: from a destructor."""
+        self._users.discard(user)
+        if self._users or not self.held:
+            return
+        if not self._batched:
+            self._rest()
+        elif not lost:  # which may come at any moment, in any thread: the next one who leaves does it
+            with suppress(RuntimeError):  # it is being closed, which releases it
+                self._aside(self._rest)
+
+    @contextmanager
+    def working(self, user: object = None) -> Iterator[Thread]:
+        """At work until the end; ``user`` has entered already."""
+        user = user or self.enter()
+        try:
+            yield self
+        finally:
+            self.leave(user)
+
+    def _rest(self) -> None:
+        """Release the lease unless somebody is at work. Whoever has the lock is, and comes here when leaving."""
+        with self.lock:
+            if self._users or not self.held:
+                return
+            if self._batched:
+                try:
+                    self.store.flush()
+                except HoldfastError:
+                    return  # whoever uses the store next is told; what is not on disk must not meet another writer
+            self.release()
+
+    def become_writer(self) -> None:
+        """Become the thread's writer, and stay it while somebody is at work. Raises ``AgentBusy`` if another is."""
+        with self.lock:
+            if self.held:
+                return
+            try:
+                lease = self.store._catalog.lease_again(self._lease) if self._lease is not None else None
+                self._lease = lease if lease is not None else self._take()
+            except AgentBusy as error:
+                waits = "HoldfastSaver(..., wait_s=30) waits until its run has ended. Reading it waits for nobody."
+                busy = error.message.replace("the branch", f"thread {self.name!r}")
+                raise AgentBusy(busy, holder=error.holder, hint=waits) from None
+            self._turn += 1
+
     def _take(self) -> Lease:
+        """A new lease. Others may have written meanwhile, while one that is taken up again means that nobody has."""
         store = self.store
         check_name(self.name, "an agent")
         row = store._catalog.agent(name_key(self.name))
@@ -201,12 +258,34 @@ class Thread(Holding):
         except BaseException:
             lease.release()
             raise
-        # Others may have written meanwhile.
         self._row = row
         self._spaces.clear()
         self._before.update(self._heads)
         self._heads.clear()
         return lease
+
+    def release(self) -> None:
+        """Let others write the thread, whoever is at work on it here."""
+        with self.lock:
+            if self._lease is not None:
+                self._lease.release()  # and kept: it may be taken up again
+
+    @property
+    def guard(self) -> tuple[int, int]:
+        lease = self._held_lease()
+        return lease.row.b, lease.generation
+
+    def _held_lease(self) -> Lease:
+        if self._lease is None or not self._lease.held:
+            raise Fenced(f"the lease of thread {self.name!r} is not held; nothing was written")
+        return self._lease
+
+    def _give_up(self, error: BaseException) -> None:
+        """If somebody took the thread over, it is not ours any more, and has to be asked for again."""
+        with self.lock, suppress(HoldfastError):
+            lease = self._lease if isinstance(error, Fenced) else None
+            if lease is not None and self.store._catalog.branch_row(lease.row.b).generation != lease.generation:
+                lease.release()
 
     def set_arriving(self, *, arriving: bool) -> None:
         """Nobody may open the thread before all of it has come, or it has."""
@@ -266,11 +345,6 @@ class Thread(Holding):
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
-    def standing(self, ns: str, parent: str | None) -> bool:
-        """Whether a child of ``parent`` can be captured without reading or waiting."""
-        space = self._spaces.get(ns)
-        return self.held and space is not None and space.turn == self._turn and space.id == (parent or "")
-
     def state_of(self, ns: str, row: CheckpointRow) -> Still | None:
         """The state of a checkpoint, if this process has it at hand. Waits for nobody."""
         space = self._spaces.get(ns)
@@ -285,24 +359,11 @@ class Thread(Holding):
 
     def begin(self, ns: str) -> Namespace:
         """Become the writer if need be, and have the newest state at hand."""
-        self.ready()
         with self.lock:
+            self.become_writer()
             return self.space(ns)
 
-    def prepare(self, ns: str, parent: str | None, *, running: bool) -> Namespace:
-        """The namespace with the parent's state. For the thread's writer, as all that follows.
-
-        ``running``: for a run, which has been the writer since it read the parent.
-        """
-        with self.lock:
-            if not self.held:
-                self.become_writer()  # the thread was removed, or taken over
-            space = self.space(ns)
-            if space.id != (parent or ""):
-                self._fork(space, parent, running=running)
-            return space
-
-    def capture(
+    def save(
         self,
         ns: str,
         parent: str | None,
@@ -311,88 +372,92 @@ class Thread(Holding):
         new_versions: Collection[str] | None = None,
         *,
         running: bool = False,
-    ) -> tuple[Namespace, Pending, Writes]:
-        """Fix a checkpoint's content, with the writes that wait. ``finish`` takes it to disk.
+    ) -> None:
+        """Write a checkpoint, with the writes that wait. On disk when it returns, unless the store is batched.
 
         ``new_versions`` names the channels that LangGraph has changed. Another one is taken from the parent, unseen, if
-        the parent has the version of it that the checkpoint says; None: all are looked at.
+        the parent has the version of it that the checkpoint says; None: all are looked at. ``running``: for a run,
+        which has been the writer since it read the parent.
         """
         with self.lock:
-            space = self.prepare(ns, parent, running=running)
-            document = space.document
-            values = dict(checkpoint["channel_values"])
-            if ABOUT in values:
-                raise BadName(f"a channel is named {ABOUT!r}, which is where the saver keeps its own record")
-            label = _label(metadata, checkpoint, space.seen)
-            # What a delta channel stores now and then is a whole value in a wrapper. Without it, the value is cut into
-            # blocks as any other, and has most of them in common with the time before.
-            wrapped = [name for name, value in values.items() if type(value) is _DeltaSnapshot]
-            values.update((name, values[name].value) for name in wrapped)
-            triggers = [name for name, value in values.items() if value is None and name.startswith(_TRIGGER)]
-            about = {
-                **{name: value for name, value in checkpoint.items() if name != "channel_values"},
-                "checkpoint_ns": ns,
-                "parent": parent,
-                "metadata": dict(metadata),
-                **({"wrapped": wrapped} if wrapped else {}),
-                **({"triggers": triggers} if triggers else {}),
-            }
-            for name in triggers:
-                del values[name]
-            values[ABOUT] = (about,)
-            space.deltas.update(wrapped)
-            gone = [name for name in document.names() if name not in values]
-            if new_versions is not None:
-                versions = checkpoint.get("channel_versions") or {}
-                for name in [name for name in values if name not in new_versions and name not in wrapped]:
-                    if space.has(name, versions.get(name)):
-                        del values[name]
-            document.assign(values, gone, space.deltas)
-            # A commit to the lease's own branch compares the generation anyway.
-            guard = self.guard if ns else None
+            space = self.begin(ns)
+            if space.id != (parent or ""):
+                self._fork(space, parent, running=running)
+            self._assign(space, parent, checkpoint, metadata, new_versions)
             writes = self._take_writes()
             try:
                 pending = space.writer.capture(
-                    document, label, key=key_of(ns, checkpoint["id"]), events=writes.events, guard=guard
+                    space.document,
+                    _label(metadata, checkpoint, space.seen),
+                    key=key_of(ns, checkpoint["id"]),
+                    events=writes.events,
+                    guard=self.guard if ns else None,  # a commit to the lease's own branch compares it anyway
                 )
             except BaseException as error:
-                self._spaces.pop(ns, None)  # its document has what no checkpoint has
-                writes.settle(error)  # somebody waits for them
+                self._failed(space, writes, error)
                 raise
             space.stands_at(checkpoint)
-            self._made += 1
-            return space, pending, writes
-
-    def finish(self, space: Namespace, pending: Pending, writes: Writes) -> None:
         try:
             space.writer.finish(space.document, pending)
-            if pending.n:  # 0 when batched
-                self.looked(space.ns, pending.n)
-            writes.settle()
         except BaseException as error:
-            writes.settle(error)
-            with self.lock:
-                self._spaces.pop(space.ns, None)  # it stands where the disk does not
-                if isinstance(error, Fenced):
-                    self._give_up()
+            self._failed(space, writes, error)
             raise
+        if pending.n:  # 0 when batched
+            self.looked(ns, pending.n)
+        writes.done.set_result(None)
 
-    def _check_unmoved(self, ns: str, parent: int) -> None:
-        """Refuse to go on from where this process saw a thread stand, when another has gone on from there since."""
-        if self._before.get(ns) == parent:
-            raise Fenced(
-                f"another process has continued thread {self.name!r} since this one read it; nothing was written",
-                hint="Read its state again (graph.get_state) and run from there, or give each run its own thread_id.",
-            )
+    def _assign(
+        self,
+        space: Namespace,
+        parent: str | None,
+        checkpoint: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        new_versions: Collection[str] | None,
+    ) -> None:
+        """Let the document of a namespace be that of a checkpoint: its channels, and all else as one value."""
+        values = dict(checkpoint["channel_values"])
+        if ABOUT in values:
+            raise BadName(f"a channel is named {ABOUT!r}, which is where the saver keeps its own record")
+        # What a delta channel stores now and then is a whole value in a wrapper. Without it, the value is cut into
+        # blocks as any other, and has most of them in common with the time before.
+        wrapped = [name for name, value in values.items() if type(value) is _DeltaSnapshot]
+        values.update((name, values[name].value) for name in wrapped)
+        triggers = [name for name, value in values.items() if value is None and name.startswith(_TRIGGER)]
+        for name in triggers:
+            del values[name]
+        about = {**checkpoint, "checkpoint_ns": space.ns, "parent": parent, "metadata": dict(metadata)}
+        about |= {name: value for name, value in (("wrapped", wrapped), ("triggers", triggers)) if value}
+        del about["channel_values"]
+        space.deltas.update(wrapped)
+        values[ABOUT] = (about,)
+        gone = [name for name in space.document.names() if name not in values]
+        if new_versions is not None:
+            versions = checkpoint.get("channel_versions") or {}
+            for name in [name for name in values if name not in new_versions and name not in wrapped]:
+                if space.has(name, versions.get(name)):
+                    del values[name]
+        space.document.assign(values, gone, space.deltas)
+
+    def _failed(self, space: Namespace, writes: Writes, error: BaseException) -> None:
+        """A checkpoint is not on disk. Whoever waits for the writes that it took along is told."""
+        with self.lock:
+            self._spaces.pop(space.ns, None)  # its document has what no checkpoint has
+        self._give_up(error)
+        writes.done.set_exception(error)
 
     def _fork(self, space: Namespace, parent: str | None, *, running: bool) -> None:
         """The parent is not where the branch stands: let the new checkpoint grow from the parent, or be a root."""
         target = Line(self.store, self.row, space.branch).named(key_of(space.ns, parent)) if parent else None
         n = target.n if target is not None else 0
-        if not running:
-            self._check_unmoved(space.ns, n)
+        if not running and self._before.get(space.ns) == n:
+            raise Fenced(
+                f"another process has continued thread {self.name!r} since this one read it; nothing was written",
+                hint="Read its state again (graph.get_state) and run from there, or give each run its own thread_id.",
+            )
         space.writer.settle(space.document)
-        space.stand_at(n)
+        head = space.writer.branch_head  # stays what it is on disk
+        space.load(n)
+        space.writer.branch_head = head
         space.id = parent or ""
 
     # -- writes -----------------------------------------------------------------------------------------
@@ -407,48 +472,27 @@ class Thread(Holding):
         with self._collecting:
             taken, self._writes = self._writes, Writes()
             if taken.events:
-                self._in_vain, self._at_once = 0, _AT_ONCE
+                self._in_vain = 0
             return taken
 
     def wait(self, writes: Writes) -> None:
         """Return when a queued event is on disk: taken along by a checkpoint, or written now."""
-        try:
-            writes.done.result(self.patience_s)
-        except TimeoutError:
-            if self._writes is writes:  # no checkpoint has taken them along yet
-                self.flush(writes)
-            writes.done.result()
-
-    @property
-    def patience_s(self) -> float:
-        """How long queued events wait for a checkpoint."""
-        return SHARE_S if self._in_vain >= 0 else 0.0
-
-    def flush(self, writes: Writes) -> None:
-        """Write queued events now, unless a checkpoint has taken them along."""
-        user = self.enter()
-        try:
-            # Without the lock: an event loop may be waiting for it to capture the next checkpoint.
-            with self._collecting:
-                if self._writes is not writes:
-                    return
+        with suppress(TimeoutError):
+            return writes.done.result(SHARE_S if self._in_vain >= 0 else 0.0)
+        with self._collecting:
+            waiting = self._writes is writes  # no checkpoint has taken them along yet
+            if waiting:
                 self._writes = Writes()
-                self._in_vain += 1
-                if self._in_vain == _IN_VAIN:
-                    self._in_vain = -self._at_once
-                    self._at_once = min(2 * self._at_once, _AT_ONCE_MAX)
+                self._in_vain = self._in_vain + 1 if self._in_vain + 1 < _IN_VAIN else -_AT_ONCE
+        if waiting:
             try:
-                if not self.held:
-                    self.become_writer()
+                self.become_writer()
                 self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
+                writes.done.set_result(None)
             except BaseException as error:  # noqa: BLE001 - whoever waits gets it
-                if isinstance(error, Fenced):
-                    self._give_up()
-                writes.settle(error)
-            else:
-                writes.settle()
-        finally:
-            self.leave(user)
+                self._give_up(error)
+                writes.done.set_exception(error)
+        return writes.done.result()
 
 
 def writes_event(

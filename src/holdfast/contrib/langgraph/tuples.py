@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
@@ -19,9 +20,8 @@ from holdfast.agent.line import Line
 from holdfast.agent.manifest import Manifest
 from holdfast.agent.names import check_name, name_key
 from holdfast.codec.assigned import Assigned, Still
-from holdfast.codec.types import Registry
 from holdfast.codec.values import decode
-from holdfast.contrib.langgraph.thread import ABOUT, ROOT, about_of, branch_name, check_whole, has_thread, key_of
+from holdfast.contrib.langgraph.thread import ABOUT, about_of, branch_name, check_whole, has_thread, key_of
 from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
 from holdfast.store.bodies import body_of
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 
 # A state, what LangGraph says about it, and what tasks wrote under it.
 Told = tuple[Still, dict[str, Any], Sequence[EventRow]]
-
-# LangGraph's ids are UUIDs of version 6, which count tenths of a microsecond from 1582 on.
-_VERSION, _ID_CHARACTERS = "6", 36
-_EPOCH_TICKS = 0x01B21DD213814000
 
 # Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
 PAGE = 64
@@ -58,14 +54,6 @@ def _explained(read: Callable[P, T]) -> Callable[P, T]:
             raise unknown(error) from None
 
     return explained
-
-
-def lenient(data: bytes, registry: Registry, big: Any = None) -> Any:
-    """A value, in which instances of classes that are not found are records of their fields."""
-    try:
-        return decode(data, registry, big=big)
-    except UnknownType:
-        return decode(data, registry, big=big, inert=True)
 
 
 class Reader:
@@ -103,19 +91,12 @@ class Reader:
         row = agent_of(saver.store, thread)
         if row is None:
             return []
-        branches = saver.store._catalog.branches(row.a)
-        for branch in branches:
-            if branch.key == name_key(ROOT):
-                check_whole(thread, branch)
-        readers = [cls(saver, thread, row, branch) for branch in branches]
-        return [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
-
-    def newest(self) -> int:
-        """The number of the newest checkpoint, which need not be where the branch stands; 0 where there is none."""
-        head = self.branch.head
-        if len(self.line.streams) > 1:  # with a history that was another thread's before
-            return max((row.n for row in self.line.rows(limit=1)), default=head)
-        return max((n for n, _, _ in self._catalog.links(self.branch.b, after=head)), default=head)
+        readers = [cls(saver, thread, row, branch) for branch in saver.store._catalog.branches(row.a)]
+        readers = [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
+        for reader in readers:
+            if not reader.ns:
+                check_whole(thread, reader.branch)
+        return readers
 
     # -- one checkpoint -------------------------------------------------------------------------------------
 
@@ -132,27 +113,28 @@ class Reader:
         state = (self._open and self._open.state_of(self.ns, row)) or self.state_at(row).still()
         about = about_of(state)
         key = key_of(self.ns, about["id"])
-        return self._tuple(state, about, self.line.events_named([key]))
+        return self._tuple(state, about, self.line.events_named([key]), returning=True)
 
     def state_at(self, row: CheckpointRow) -> Assigned:
         source = history.Stored(self._catalog, row)
         return Assigned(self._registry, source, self._evidence, inert=False if self._strict else None)
 
     @_explained
-    def _tuple(self, state: Still, about: dict[str, Any], events: Iterable[EventRow]) -> CheckpointTuple:
+    def _tuple(
+        self, state: Still, about: dict[str, Any], events: Iterable[EventRow], *, returning: bool = False
+    ) -> CheckpointTuple:
         checkpoint = {name: value for name, value in about.items() if name not in OURS}
-        checkpoint["channel_values"] = {name: channel_of(state, about, name) for name in channels_in(state, about)}
+        checkpoint["channel_values"] = {
+            name: channel_of(state, about, name, returning=returning) for name in channels_in(state, about)
+        }
         parent = about.get("parent")
         return CheckpointTuple(
-            self.config(about["id"]),
+            config_of(self.thread, self.ns, about["id"]),
             checkpoint,  # type: ignore[arg-type]
             about["metadata"],
-            self.config(parent) if parent else None,
+            config_of(self.thread, self.ns, parent) if parent else None,
             [(task, channel, value) for _, task, channel, value in self.writes(events)],
         )
-
-    def config(self, checkpoint_id: str) -> Any:
-        return {"configurable": {"thread_id": self.thread, "checkpoint_ns": self.ns, "checkpoint_id": checkpoint_id}}
 
     @_explained
     def writes(
@@ -167,7 +149,12 @@ class Reader:
         ]
 
     def _decode(self, data: bytes) -> Any:
-        return decode(data, self._registry) if self._strict else lenient(data, self._registry)
+        try:
+            return decode(data, self._registry)
+        except UnknownType:
+            if self._strict:
+                raise
+            return decode(data, self._registry, inert=True)
 
     # -- a history ------------------------------------------------------------------------------------------
 
@@ -251,7 +238,7 @@ class Reader:
     # -- delta channels ---------------------------------------------------------------------------------------
 
     @_explained
-    def deltas(self, row: CheckpointRow, channels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    def deltas(self, row: CheckpointRow, channels: Sequence[str]) -> dict[str, Any]:
         """Per channel, what was written to it since it was last stored whole, and that value, in one walk back.
 
         Which ancestors hold the channel is known from their manifests, so that only the one that does is loaded.
@@ -259,15 +246,13 @@ class Reader:
         missing = set(channels)
         seeds: dict[str, Any] = {}
         rows: list[tuple[CheckpointRow, set[str]]] = []  # ancestors, each with the channels that its writes matter to
-        below = row
         for found in self.line.up(row.parent) if row.parent else ():
             rows.append((found, missing.copy()))
-            below = found
             held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
             if held:
-                state = self.state_at(found)
+                state = self.state_at(found).still()
                 about = about_of(state)
-                seeds.update((name, channel_of(state, about, name)) for name in held)
+                seeds.update((name, channel_of(state, about, name, returning=True)) for name in held)
                 missing -= held
                 if not missing:
                     break
@@ -276,81 +261,25 @@ class Reader:
         for found, wanted in rows:
             for _, task, name, value in reversed(self.writes(events.get(found.key or b"", ()), wanted)):
                 newest_first[name].append((task, name, value))
-        if missing:
-            self._deltas_kept(below, missing, seeds, newest_first)
         return {
             name: {"writes": newest_first[name][::-1], **({"seed": seeds[name]} if name in seeds else {})}
             for name in channels
         }
 
-    def _deltas_kept(
-        self, below: CheckpointRow, missing: set[str], seeds: dict[str, Any], newest_first: dict[str, list[Any]]
-    ) -> None:
-        """The ancestors of ``below`` were removed; what its delta channels need of them was kept with it."""
-        for event in reversed(self.line.events_named([below.key] if below.key is not None else [])):
-            body = body_of(event)
-            if body["what"] != "deltas":
-                continue
-            for channel in missing & set(body["channels"]):
-                kept = body["channels"][channel]
-                for task, data in reversed(kept["writes"]):
-                    newest_first[channel].append((task, channel, self._decode(data)))
-                if "seed" in kept:
-                    seeds[channel] = self._decode(kept["seed"])
-            return
 
-
-def merged(
-    readers: Sequence[Reader], tuples: Callable[[Reader], Iterator[CheckpointTuple]]
-) -> Iterator[CheckpointTuple]:
-    """What ``tuples`` gives of several namespaces, by their ids, newest first; each is read when it may be next.
-
-    LangGraph's ids begin with the time, and a checkpoint is written after it got its id.
-    """
-    if len(readers) == 1:
-        yield from tuples(readers[0])
-        return
-    waiting = sorted((reader.newest(), at) for at, reader in enumerate(readers))
-    begun: list[tuple[str, CheckpointTuple, Iterator[CheckpointTuple]]] = []
-    bound = ""  # nothing that waits has a larger id
-    while waiting or begun:
-        best = max(range(len(begun)), key=lambda at: begun[at][0], default=None)
-        if best is None or (waiting and not (_timed(begun[best][0]) and begun[best][0] > bound)):
-            stream = tuples(readers[waiting.pop()[1]])
-            bound = _latest_id(readers[waiting[-1][1]], waiting[-1][0]) if waiting else ""
-        else:
-            _, found, stream = begun.pop(best)
-            yield found
-        following = next(stream, None)
-        if following is not None:
-            begun.append((str(following.checkpoint["id"]), following, stream))
-
-
-def _timed(checkpoint_id: str) -> bool:
-    """Whether an id is of LangGraph's making; those of others say nothing about when they were made."""
-    return len(checkpoint_id) == _ID_CHARACTERS and checkpoint_id[14] == _VERSION
-
-
-def _latest_id(reader: Reader, n: int) -> str:
-    """The largest id that LangGraph can have made by the time at which checkpoint ``n`` was written."""
-    if not n:
-        return ""
-    ticks = Manifest.decode(reader._catalog.checkpoint(n).manifest).time_us * 10 + 9 + _EPOCH_TICKS
-    return f"{ticks >> 28:08x}-{ticks >> 12 & 0xFFFF:04x}-{_VERSION}{ticks & 0xFFF:03x}-ffff-ffffffffffff"
-
-
-def can_be(thread: str) -> bool:
-    """Whether a thread of that id could be in a store at all."""
-    try:
-        check_name(thread, "an agent")
-    except BadName:
-        return False
-    return True
+def config_of(thread: str, ns: str, checkpoint_id: str) -> RunnableConfig:
+    """The config that names a checkpoint."""
+    return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}
 
 
 def agent_of(store: Store, thread: str) -> AgentRow | None:
     """The agent that a thread is; None where there is none, and where there can be none."""
-    return store._catalog.agent(name_key(thread)) if can_be(thread) else None
+    if store._durability == "batched":
+        store.flush()  # what this process has put is read only when it is there
+    try:
+        return store._catalog.agent(name_key(check_name(thread, "an agent")))
+    except BadName:
+        return None
 
 
 # What the saver adds to LangGraph's own record of a checkpoint.
@@ -362,11 +291,11 @@ def channels_in(state: Still, about: Mapping[str, Any]) -> list[str]:
     return [*(name for name in state.names if name != ABOUT), *about.get("triggers", ())]
 
 
-def channel_of(state: Assigned | Still, about: Mapping[str, Any], name: str) -> Any:
-    """A channel's value as LangGraph gave it."""
+def channel_of(state: Still, about: Mapping[str, Any], name: str, *, returning: bool = False) -> Any:
+    """A channel's value as LangGraph gave it. ``returning``: a graph goes on with it, and gives it back."""
     if name in about.get("triggers", ()):
         return None
-    value = state.value(name)
+    value = state.value(name, returning=returning)
     return _DeltaSnapshot(value) if name in about.get("wrapped", ()) else value
 
 

@@ -13,7 +13,6 @@ import sys
 from abc import ABCMeta
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from enum import EnumType
 from importlib import import_module
 from types import FunctionType, GetSetDescriptorType, ModuleType
@@ -91,7 +90,7 @@ def registry_for(parent: Registry, types: Any = ()) -> Registry:
     return registry
 
 
-def allow(registry: Registry, names: Collection[tuple[str, ...]]) -> Registry:
+def allow(registry: Registry, names: Collection[tuple[str, ...]]) -> None:
     """Let the registry know the classes of these modules and names, as far as the program has imported them.
 
     A class whose content is not in its attributes is left out; the refusal to save one says what to do.
@@ -101,7 +100,6 @@ def allow(registry: Registry, names: Collection[tuple[str, ...]]) -> Registry:
         if isinstance(cls, type):
             with suppress(BadOption):
                 _name(registry, cls)
-    return registry
 
 
 def _name(registry: Registry, cls: type) -> None:
@@ -146,24 +144,16 @@ class _Types(Registry):
         return super().by_type(cls)
 
     def by_name(self, name: str) -> Registration | None:
-        """For reading: a class as the program has it now, whatever fields it had when it was saved."""
+        """For reading: also a class that only the data names, if that is safe."""
         found = self._ready.get(name)
         if found is None:
-            made = self._named(name)
-            if made is None:
-                return None
-            found = self._ready[name] = made
+            found = named(self, name)
+            if found is None and (cls := _loaded(name)) is not None and not _danger(cls):
+                shape = shape_of(cls)
+                found = Registration(cls, name, 1, {}, None, None, shape if shape.form == ENUM else _Careful(cls))
+            if found is not None:
+                self._ready[name] = found
         return found
-
-    def _named(self, name: str) -> Registration | None:
-        registration = named(self, name)
-        if registration is not None:
-            # LangGraph's own are what a graph is run by: nothing of theirs may be left out.
-            return registration if _module_of(name) else _as_it_is_now(registration, by_program=True)
-        cls = _loaded(name)
-        if cls is None or _danger(cls):
-            return None
-        return _as_it_is_now(Registration(cls, name, 1, {}, None, None, shape_of(cls)), by_program=False)
 
 
 def named(registry: Registry, name: str) -> Registration | None:
@@ -215,37 +205,24 @@ def _text_only(saved: Any) -> str:
 def classes_of(graph: Any) -> list[type]:
     """The data classes in a graph's schemas and channels, and in those of its subgraphs."""
     graph = getattr(graph, "builder", graph)
-    found: dict[type, None] = {}
-    seen: set[int] = set()
-    for schema in (*getattr(graph, "schemas", ()), getattr(graph, "context_schema", None)):
-        _collect(schema, found, seen)
+    seen: dict[int, Any] = {}  # by identity: what annotations hold need not have a hash
+    declared = [*getattr(graph, "schemas", ()), getattr(graph, "context_schema", None)]
     for channel in graph.channels.values():
-        for kind in ("ValueType", "UpdateType"):
-            _collect(getattr(channel, kind, None), found, seen)
+        declared += [getattr(channel, "ValueType", None), getattr(channel, "UpdateType", None)]
     for node in graph.nodes.values():
         inner = getattr(node, "runnable", None) or getattr(node, "bound", None)
         if hasattr(inner, "channels") and hasattr(inner, "nodes"):
-            found.update(dict.fromkeys(classes_of(inner)))
-    return list(found)
-
-
-def _collect(kind: Any, found: dict[type, None], seen: set[int]) -> None:
-    kind = getattr(kind, "__supertype__", kind)
-    if kind is None or id(kind) in seen:
-        return
-    seen.add(id(kind))
-    for inner in get_args(kind):
-        _collect(inner, found, seen)
-    if not isinstance(kind, type) or not (is_typeddict(kind) or _is_data(kind)):
-        return
-    if not is_typeddict(kind):
-        found[kind] = None
-    try:
-        hints = get_type_hints(kind, include_extras=True)
-    except Exception:  # noqa: BLE001 - annotations are code, and may name what is not there
-        return
-    for inner in hints.values():
-        _collect(inner, found, seen)
+            declared += classes_of(inner)
+    while declared:
+        kind = declared.pop()
+        if id(kind) in seen:
+            continue
+        seen[id(kind)] = kind
+        declared += [getattr(kind, "__supertype__", None), *get_args(kind)]
+        if isinstance(kind, type) and (is_typeddict(kind) or _is_data(kind)):
+            with suppress(Exception):  # annotations are code, and may name what is not there
+                declared += get_type_hints(kind, include_extras=True).values()
+    return [kind for kind in seen.values() if isinstance(kind, type) and not is_typeddict(kind) and _is_data(kind)]
 
 
 # --- finding a class by its name ------------------------------------------------------------------------------------
@@ -345,63 +322,20 @@ def _is_generated(function: Any) -> bool:
     )
 
 
-# --- classes as the program has them now ----------------------------------------------------------------------------
+# --- fields that were not saved -------------------------------------------------------------------------------------
 
 
-def _as_it_is_now(registration: Registration, *, by_program: bool) -> Registration:
-    """The registration for reading what was saved when the class had other fields."""
-    if registration.save is not None or registration.shape.form == ENUM:
-        return registration
-    return replace(registration, shape=_Place(registration.cls, by_program=by_program))
-
-
-class _Place(Shape):
-    """Leaves out what an instance cannot hold any more, and says so once; what is stored stays as it is.
-
-    Of a class that only the data names, no function makes the default of a new field.
-    """
-
-    __slots__ = ("_by_program", "_told")
-
-    def __init__(self, cls: type, *, by_program: bool) -> None:
-        super().__init__(cls)
-        self._told: set[str] = set()
-        self._by_program = by_program
-
-    def put(self, value: Any, fields: dict[str, Any]) -> None:
-        super().put(value, fields if self.has_dict else self._only(fields, self._setters))
-
-    def make_tuple(self, fields: dict[str, Any]) -> Any:
-        return super().make_tuple(self._only(fields, self.names))
-
-    def put_pydantic(self, value: Any, fields: Any, extra: Any, names: Any, private: Any) -> None:
-        cls: Any = self.cls
-        if cls.model_config.get("extra") != "allow" and not fields.keys() <= self._nameset:
-            names = {name for name in names if name in self._nameset or name not in fields}
-            fields = self._only(fields, self._nameset)
-        super().put_pydantic(value, fields, extra, names, private)
+class _Careful(Shape):
+    """The shape of a class that only the data names: no function makes the default of a field that is not there."""
 
     def _put_default(self, value: Any, name: str) -> None:
-        if not self._by_program and _factory(self.cls, name) not in _HARMLESS:
+        if _factory(self.cls, name) not in _HARMLESS:
             raise SchemaMismatch(
                 f"{self.cls.__qualname__} has a field {name!r} that was not saved, whose default a function makes",
                 type_name=default_name(self.cls),
                 hint=f"Name the class: HoldfastSaver(..., types=[{self.cls.__qualname__}]).",
             )
         super()._put_default(value, name)
-
-    def _only(self, fields: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-        gone = [name for name in fields if name not in known]
-        if not gone:
-            return fields
-        for name in gone:
-            if name not in self._told:
-                self._told.add(name)
-                log.warning(
-                    "%s.%s has no field %r any more: values are read without it (what is stored still has it)",
-                    self.cls.__module__, self.cls.__qualname__, name,
-                )  # fmt: skip
-        return {name: item for name, item in fields.items() if name in known}
 
 
 _HARMLESS = frozenset({None, *FACTORIES.values()})
