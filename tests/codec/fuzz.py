@@ -27,7 +27,7 @@ import pydantic
 from holdfast.codec.atoms import Bytes as OwnBytes
 from holdfast.codec.document import Document
 from holdfast.codec.state import State
-from holdfast.codec.tracked import FLAT, GONE, Node
+from holdfast.codec.tracked import FLAT, GONE, RAW, Node
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import DetachedChange, HoldfastError, StoreBusy
@@ -921,6 +921,7 @@ class World:
                 if not self.loosely:
                     assert node._up is up or node._up is None, "a wrong link upwards"
                 for _, child in node._pairs():
+                    assert node._raw or type(child) not in RAW, "somebody may change a plain container unseen"
                     walk(child, node)
             elif type(node) in (list, dict):
                 for child in node if type(node) is list else node.values():

@@ -895,6 +895,14 @@ def test_a_handler_that_runs_while_an_append_is_saved_loses_nothing(handler, sta
     assert not state.changed
 
 
+def test_equal_items_give_way_to_containers_that_are_seen(state, memory):
+    state["l"] = [8] * 5
+    state["l"][0:4:2] = [[], []]
+    memory.commit(state, seal=False)
+    state["l"][2].append(1)
+    assert saved(state, memory)["l"] == [[], 8, [1], 8, 8]
+
+
 @pytest.mark.parametrize("part", ["_net", "added"])
 def test_a_handler_that_asks_for_changes_while_they_are_gathered_loses_nothing(part, state, memory, monkeypatch):
     state["log"] = [{"n": number, "text": "x" * 200} for number in range(100)]

@@ -249,7 +249,7 @@ def item_hunks(kind: bytes, old: list[bytes], new: list[bytes]) -> list[Hunk]:
 def _rearranged(old: list[bytes], new: list[bytes]) -> bool:
     """Whether the items are the same in another order."""
     now = set(map(id, new))  # often they are the very same objects
-    return (len(now) == len(new) and now.issuperset(map(id, old))) or sorted(old) == sorted(new)
+    return (len(now) == len(new) and now == set(map(id, old))) or sorted(old) == sorted(new)
 
 
 def _differing(old: Opened, new: Opened) -> list[Hunk]:
