@@ -35,10 +35,14 @@ class Memory:
         self.kept_chunks.update(captured.chunks)
         data, values = encode_operations(captured.operations, 10**15, self.types)
         self.newest = decode_operations(data, 10**15, values.__getitem__)
-        document.written(captured, sealed=seal)
         # The operations lead from the parent to this state, too, also when it is sealed.
         self.step = Revision(self, captured.sections, self.head.base, [*self.head.done, *self.newest])
         self.head = Revision(self, captured.sections, dict(captured.sections), []) if seal else self.step
+        try:
+            document.written(captured, sealed=seal)
+        except BaseException:
+            document.written(captured, sealed=seal)  # it is: an interrupt changes nothing about that
+            raise
         return self.head
 
 

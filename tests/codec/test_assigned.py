@@ -24,6 +24,8 @@ from tests.codec.fuzz import World
 from tests.codec.kinds import Celsius, Extra, Model, Note, Point, Wheel
 from tests.codec.memory import TYPES, Memory, same
 
+A, B, C, D = (Note(name) for name in "abcd")
+
 
 def fresh(values: dict[str, Any]) -> Document:
     document = Document(TYPES)
@@ -558,3 +560,21 @@ def test_nodes_are_those_of_a_document():
     other.commit(fresh(values), seal=True)
     assert all(node_digest(raw) == digest for digest, raw in memory.kept_nodes.items())
     assert other.kept_nodes.keys() <= memory.kept_nodes.keys()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"1": A, "2": B, "3": C}, {"1": D, "2": A, "3": B}),
+        ({"1": "a", "2": "b", "3": "c"}, {"1": "x", "2": "a", "3": "b", "4": "c"}),
+        ({(1,): A}, {(True,): A}),
+        ({0.0: A}, {-0.0: A}),
+        ({1: A, "b": B}, {True: A, "b": B}),
+    ],
+    ids=["values move", "texts move", "a key in a tuple", "minus nought", "a truth"],
+)
+def test_values_that_move_to_other_keys_and_keys_that_are_equal_are_seen(before, after):
+    assigned = Assigned(TYPES)
+    for values in (before, after, before):
+        assigned.assign({"x": values})
+        check(assigned, {"x": values})

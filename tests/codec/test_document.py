@@ -9,6 +9,7 @@ import pickle
 import random
 import threading
 import warnings
+import weakref
 from collections import deque
 
 import numpy as np
@@ -16,12 +17,14 @@ import pytest
 
 from holdfast.codec import intake, operations
 from holdfast.codec.document import Document, plain
+from holdfast.codec.state import State
 from holdfast.codec.told import Told
 from holdfast.codec.tracked import Node
 from holdfast.codec.tree import Tree
+from holdfast.codec.values import encode
 from holdfast.codec.wire import MAX_DEPTH
 from holdfast.errors import Damaged, DetachedChange, Stale, StoreBusy, Unencodable, Untracked
-from tests.codec.kinds import Fixed, Model, Note
+from tests.codec.kinds import Box, Fixed, Model, Note
 from tests.codec.memory import TYPES, Memory, same
 
 
@@ -954,3 +957,76 @@ def test_sorting_saves_what_is_there_also_after_c_code_and_edits(state, memory):
         rows.sort(key=lambda row: row["n"])
         memory.commit(state, seal=False)
         assert same(plain(memory.head.load()), plain(state))
+
+
+@pytest.mark.parametrize("at", [0, -1])
+def test_what_was_taken_out_of_a_detached_list_and_comes_back_is_saved(at, state, memory):
+    state["a"] = {"l": [{"n": number, "t": "x" * 300} for number in range(200)]}
+    state = saved(state, memory, seal=True)
+    rows = state["a"]["l"]
+    rows.append({"n": 1000})
+    del state["a"]["l"]
+    state["c"] = rows[at]
+    state["c"]["t"] = "changed"
+    memory.commit(state, seal=False)
+    del state["c"]
+    assert rows[at]["t"] == "changed"
+    state["a"]["l"] = rows
+    assert saved(state, memory)["a"]["l"][at]["t"] == "changed"
+
+
+def test_a_key_that_goes_and_comes_back_is_found_by_its_path(state, memory):
+    state["d"] = {f"k{number}": "x" * 60 for number in range(3_000)}
+    memory.commit(state, seal=False)
+    state["d"]["k5"] = 1
+    memory.commit(state, seal=False)  # from here on there is an index of keys
+    state["d"]["k10"] = state["d"].pop("k10") * 2
+    memory.commit(state, seal=False)
+    assert state.told.at(["d", "k10"]) == encode("x" * 120)
+
+
+@pytest.mark.parametrize("make", [lambda: ([1],), set], ids=["a list in a tuple", "an empty set"])
+def test_a_part_that_somebody_holds_does_not_sleep(make, state, memory):
+    state["l"] = [Box(make() if number == 5 else [number]) for number in range(64)]
+    memory.commit(state, seal=True)
+    part = state["l"][5].item
+    held = part[0] if isinstance(part, tuple) else weakref.ref(part)
+    del part
+    assert len(list(state["l"])) == 64
+    for number in range(12):
+        state["n"] = number
+        memory.commit(state, seal=False)
+    (held if isinstance(held, list) else held()).__getattribute__("append" if isinstance(held, list) else "add")(2)
+    again = saved(state, memory)["l"][5].item
+    assert again == (([1, 2],) if isinstance(again, tuple) else {2})
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [0, operations.ARRANGE, ["l"], [[0, 1]]],
+        [0, operations.ARRANGE, ["l"], [[]]],
+        [0, operations.SET, 5, [encode(1)]],
+        [0, operations.SET, {"l": 1}, [encode(1)]],
+        [0, operations.SET, ["d", [1]], [encode(1)]],
+        [0, operations.ADD, ["s"], [[encode(7)], [encode(7)]]],
+        [0, operations.ADD, ["s"], [[encode([1])]]],
+    ],
+    ids=[
+        "piece of two",
+        "piece of none",
+        "path of a number",
+        "path of a dict",
+        "list as a key",
+        "twice",
+        "list in a set",
+    ],
+)
+def test_hostile_operations_raise_damaged_and_change_nothing(row):
+    state = State()
+    values = {"l": [1, 2, 3], "d": {"a": 1}, "s": {1, 2}}
+    state.do([operations.Operation(0, operations.SET, [name], (encode(value),)) for name, value in values.items()])
+    before = state.digests()
+    with pytest.raises(Damaged):
+        state.do(operations.decode_operations(encode([row]), 10**15, None))
+    assert state.digests() == before

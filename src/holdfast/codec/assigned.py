@@ -270,16 +270,20 @@ class _Giving:
     def _changed(self, kind: bytes, items: list[Any], keys: list[Any] | None, was: Tree, known: Evidence) -> Tree:
         """What became of a section of which the objects are known."""
         size = len(known.items)
-        if keys is not None and (len(keys) < size or keys[:size] != known.keys or not _same_types(keys, known.keys)):
+        if keys is not None and (len(keys) < size or not _same_keys(keys[:size], known.keys or [])):
             return self._compared(kind, items, keys, was)
         unproven = known.unproven()
-        if len(items) >= size and identical(items[:size], known.items):
-            spans = [(size, size, size, len(items))] if len(items) > size else []
-            first = size  # items before this are the same objects
-        else:
-            found = aligned([id(item) for item in known.items], [id(item) for item in items])  # type: ignore[misc]
-            spans = [tuple(one) for one in found]  # type: ignore[misc]
+        spans: list[tuple[int, int, int, int]] = []
+        first = size  # items before this are the same objects
+        if not identical(items[:size], known.items):
+            if keys is None:
+                found = aligned([id(item) for item in known.items], [id(item) for item in items])  # type: ignore[misc]
+                spans = [tuple(one) for one in found]  # type: ignore[misc]
+            else:  # a key keeps its place, whatever its value is now
+                spans = [(at, at + 1, at, at + 1) for at in range(size) if items[at] is not known.items[at]]
             first = spans[0][0] if spans else size
+        if (keys is not None or first == size) and len(items) > size:
+            spans.append((size, size, size, len(items)))
         doubtful = [at for number in unproven for at in range(number * RUN_ITEMS, min((number + 1) * RUN_ITEMS, size))]
         keep = first // RUN_ITEMS  # runs that stand for the same objects in the same places
         runs = known.runs[:keep]
@@ -396,9 +400,14 @@ class _Giving:
         return found
 
 
-def _same_types(one: list[Any], other: list[Any] | None) -> bool:
-    """Whether equal keys are of equal types: ``1``, ``1.0`` and ``True`` are one key to Python."""
-    return all(type(a) is type(b) for a, b in zip(one, other or (), strict=False))
+_PLAIN_KEYS = frozenset({str, bytes, int, bool, type(None)})
+
+
+def _same_keys(one: list[Any], other: list[Any]) -> bool:
+    """Whether keys are surely the same: ``1``, ``1.0`` and ``True`` are one key to Python, ``0.0`` and ``-0.0`` too."""
+    return one == other and all(
+        a is b or (type(a) is type(b) and type(a) in _PLAIN_KEYS) for a, b in zip(one, other, strict=True)
+    )
 
 
 def _start(hunk: Hunk) -> int:

@@ -458,10 +458,10 @@ def appended_items(node: Any, told: Tree) -> list[bytes] | None:
         return None
     start, stop, old_start, old_stop = marks.regions[0]
     tail: list[Any] = marks.tail.copy()
-    if not start == old_start == old_stop == told.count or stop != len(node) or stop - start != len(tail):
+    values = list.__getitem__(node, slice(start, None))
+    if not start == old_start == old_stop == told.count or not stop - start == len(tail) == len(values):
         return None
-    for at, data in enumerate(tail):
-        value = list.__getitem__(node, start + at)
+    for at, (value, data) in enumerate(zip(values, tail, strict=True)):
         if data is None:
             if type(value) not in FLAT:
                 return None

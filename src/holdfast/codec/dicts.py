@@ -76,6 +76,7 @@ class TrackedDict(dict[Any, Any], Node):
     @change
     def _empty(self, intake: Any) -> None:
         leaving = list(dict.values(self))
+        self._doubt()
         dict.clear(self)
         intake.detach(self, leaving)
 
@@ -108,7 +109,6 @@ class TrackedDict(dict[Any, Any], Node):
     @locked
     def clear(self) -> None:
         if self:
-            self._mark_all()
             self._empty()
 
     @locked

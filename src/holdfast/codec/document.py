@@ -546,9 +546,13 @@ class Document(MutableMapping[str, Any], Saved):
         from holdfast.codec.rollback import turn
 
         with self.lock:
-            self.settle()  # what is told is what is live, from here on
             try:
-                self.capturing = sys._getframe()
+                while True:
+                    self.capturing = None
+                    self.settle()  # what is told is what is live ...
+                    self.capturing = sys._getframe()
+                    if not self.reordered and not any(section.dirty for section in self.sections.values()):
+                        break  # ... and no signal handler has changed it since
                 turn(self, wanted, record=record)
             finally:
                 self.capturing = None

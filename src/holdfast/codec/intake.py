@@ -203,6 +203,10 @@ class Intake:
         encode(node, self.registry, depth=self._depth(holder) + 1)  # it may be nested too deep there
         if node is not top:
             top._at = GONE  # something was taken out of it: should it come back, it has to be looked through
+            above = node._up
+            while isinstance(above, Node):
+                above._doubt()
+                above = above._up
         elif node._at is GONE:
             self._reclaim(node)
         self._move(node, holder, at, change)

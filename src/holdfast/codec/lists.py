@@ -84,8 +84,9 @@ class TrackedList(list[Any], Node):
         marks = self._marks
         if marks is None or marks is True:
             return
-        if carried is not None and marks.empty and intake.changes == carried[0] + 1:  # nothing happened in between
-            _, marks.held, marks.carried = carried
+        marks.held, marks.carried = [], {}
+        if carried is not None and not marks.regions and not marks.kids and intake.changes == carried[0] + 1:
+            _, marks.held, marks.carried = carried  # nothing happened in between
         marks.spliced(len(self), start, stop - start, datas)
 
     def _become(self, items: list[Any]) -> None:

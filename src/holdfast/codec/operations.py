@@ -157,10 +157,13 @@ def resolved(rows: list[Any], time_us: int, value_at: Callable[[int], bytes] | N
         return value
 
     try:
-        return [
+        found = [
             Operation(time_us - age * 1000, code, path, tuple(_map_values(code, args, resolve)))
             for age, code, path, *args in rows
         ]
+        if any(type(operation.path) is not list for operation in found):
+            raise TypeError("a path")
+        return found
     except (TypeError, ValueError, IndexError) as error:
         raise CorruptValue(_MALFORMED) from error
 

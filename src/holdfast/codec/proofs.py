@@ -84,7 +84,6 @@ class Run:
                 ids, level = list(fresh), list(fresh.values())
             seen.update(ids)
             these: list[Any] = []
-            inside: list[Any] = []
             groups: dict[type, list[Any]] = {}
             for value in level:
                 kind = type(value)
@@ -97,7 +96,9 @@ class Run:
                     these.append(value)
                     these.append(_MARK)
                 elif kind is tuple:
-                    inside += value
+                    if not skip.issuperset(map(type, value)):  # with what it holds, since somebody may hold it alone
+                        these.append(value)
+                        these.append(_MARK)
                 elif kind in groups:
                     groups[kind].append(value)
                 elif kind not in skip:
@@ -105,7 +106,6 @@ class Run:
             found = get_referents(*these)
             holders += these
             flat += found
-            found += inside
             level = [value for value in found if type(value) not in skip]
             for kind, group in groups.items():
                 level += self._instances(kind, group, registry, holders, flat)
@@ -191,7 +191,7 @@ class Run:
 
     def unheld(self) -> bool:
         """Whether nobody else has a reference to any of it, provided that each item is in the state once."""
-        if not COUNTS or any(map(getweakrefcount, self._holders)):
+        if not COUNTS or any(map(getweakrefcount, chain(self._holders, self._empty))):
             return False
         if self._counts is None:
             heads, dicts = set(map(id, self.items)), set(map(id, self._dicts))

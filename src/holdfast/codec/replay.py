@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.codec import operations as op
 from holdfast.codec.blocks import DICT, LIST, SET, VALUE, root_of
-from holdfast.codec.contents import key_bytes, key_of, named, open_inline
+from holdfast.codec.classes import is_key
+from holdfast.codec.contents import key_bytes, key_of, named, open_inline, part_of
 from holdfast.codec.operations import Operation
 from holdfast.codec.tree import Hunk, Tree, build, set_hunks
+from holdfast.codec.wire import is_text
 from holdfast.errors import Damaged, format_path
 
 if TYPE_CHECKING:
@@ -113,6 +115,8 @@ class _Draft:
             items = self.flush().all(self.sections.state.fetch)
             self._splice(0, len(items), _arrange(items, args[0]))
         elif code in (op.ADD, op.REMOVE) and self.kind == SET:
+            if len(set(args[0])) != len(args[0]) or not all(map(_is_item, args[0])):
+                raise _Unfit
             gone, come = (args[0], []) if code == op.REMOVE else ([], args[0])
             hunks = set_hunks(self.tree, gone, come, self.sections.state.fetch)
             if hunks is None:
@@ -140,6 +144,8 @@ class _Draft:
         """Where the item at a key or index is, or is to be, gathered; (None, key) when a dict lacks the key."""
         count = self.tree.count
         if self.kind == DICT:
+            if type(part) is not str and not is_key(part):
+                raise _Unfit
             key = key_bytes(part)
             if key in self._tail:
                 return self._tail, key
@@ -207,6 +213,11 @@ class _Draft:
         return named(tree, self.sections.state.fetch)
 
 
+def _is_item(data: bytes) -> bool:
+    """Whether an encoding can be in a set."""
+    return is_text(data) or is_key(part_of(data))
+
+
 def _closed(item: bytes | _Draft) -> bytes:
     return item if type(item) is bytes else item.close()  # type: ignore[union-attr]
 
@@ -218,6 +229,8 @@ def _arrange(items: list[bytes], pieces: list[Any]) -> list[bytes]:
         if len(piece) == 1:
             made.append(piece[0])
             continue
+        if len(piece) != 3:
+            raise _Unfit
         start, count, step = piece
         if not (type(start) is type(count) is type(step) is int) or step not in (1, -1) or count < 1:
             raise _Unfit

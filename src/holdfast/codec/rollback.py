@@ -48,10 +48,10 @@ def turn(doc: Any, wanted: State, *, record: bool) -> None:
         waiting = told.unacknowledged
         if ops:
             waiting = told.added(captured(before, wanted.sections, ops, {}, turning.at_hand, wanted.fetch))
+    doc.reordered = True
     for node, new in turning.turned:
         node._told, node._marks = new, None
     doc.sections = sections
-    doc.reordered = True
     told.source, told.unacknowledged, told.sections = wanted.source, waiting, truth
     for section in sections.values():
         section.dirty = False

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable
 from functools import wraps
 from typing import TYPE_CHECKING, Any, SupportsIndex
 
-from holdfast.errors import HoldfastError
-
 if TYPE_CHECKING:
     from holdfast.codec.tree import Tree
 
@@ -245,12 +243,15 @@ class Node:
 
     def _insist(self) -> None:
         """Everything in it may differ, and all containers above hear of it, whatever their marks say."""
+        chain: list[Any] = []
         node: Any = self
         while isinstance(node, Node):
-            node._doubt()
+            chain.append(node)
             node = node._up
         if node is not None:
             node._kid(self)
+        for one in reversed(chain):  # from the top: should this be cut short, nothing is marked under what is not
+            one._doubt()
 
     def _touch(self) -> None:
         """Somebody reads all of it."""
@@ -291,22 +292,24 @@ def change(method: Any) -> Any:
             doc.check_writable()
             intake = doc.intake
             intake.changes = number = intake.changes + 1
-            marks = self._marks
-            if marks is None:
-                marks = self._mark()
-            if marks is True:
-                result = method(self, intake, *args)
-            else:
-                before, marks.all = marks.all, True
-                try:
+            before = marks = self._marks
+            try:
+                if marks is None:
+                    marks = self._mark()
+                if marks is True:
                     result = method(self, intake, *args)
-                except HoldfastError as error:
-                    if error is intake.refusal:  # before anything was done
-                        marks.all = before
-                    raise
-                marks.all = before
-            if intake.changes != number:  # a signal handler changed or saved something in the middle of this
-                self._insist()
+                else:
+                    before, marks.all = marks.all, True
+                    result = method(self, intake, *args)
+                    marks.all = before
+                if intake.changes != number:  # a signal handler changed or saved something in the middle of this
+                    self._insist()
+            except BaseException as error:
+                if error is intake.refusal and marks is not True:  # before anything was done
+                    marks.all = before
+                if intake.changes != number:
+                    self._insist()
+                raise
             return result
 
     call.__name__, call.__qualname__, call.__doc__ = method.__name__, method.__qualname__, method.__doc__

@@ -223,6 +223,7 @@ class Tree:
             return
         fresh: list[Leaf] = []
         gone: list[Leaf] = []
+        come: list[tuple[bytes, list[Leaf]]] = []
         for old_start, old_stop, new_start, new_stop in changed:
             if old_stop - old_start == new_stop - new_start == 1:
                 old, new = self.leaves[old_start], tree.leaves[new_start]
@@ -232,14 +233,14 @@ class Tree:
                     differ = [n for n, item in enumerate(before) if after[n] is not item]
                     if all(after[n].startswith(key_of(before[n])) for n in differ):  # edited, or grown at its end
                         cell[0] = new
-                        for item in after[len(before) :]:
-                            where[key_of(item)] = cell
+                        come += [(key_of(item), cell) for item in after[len(before) :]]
                         continue
             gone += self.leaves[old_start:old_stop]
             fresh += tree.leaves[new_start:new_stop]
         for leaf in gone:
             for item in self.items_of(leaf, fetch):
                 where.pop(key_of(item), None)
+        where.update(come)  # a key may go and come back
         for leaf in fresh:
             self._register(leaf, where, fetch)
         tree.where = where
