@@ -63,6 +63,7 @@ MUTANTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck while a generator was closed
 @pytest.mark.parametrize("name", MUTANTS)
 def test_random_programs_notice(name, monkeypatch):
     for owner, attribute, replacement in MUTANTS[name]:

@@ -8,7 +8,7 @@ give equal nodes, however they were reached.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeVar
 from zlib import crc32
@@ -42,6 +42,7 @@ LIST, DICT, SET, VALUE = b"l", b"d", b"s", b"v"
 NODE_TAG = b"holdfast.node\0"
 # Joining tag and data is quicker than two calls as long as the copy is small.
 _JOINED_MAX_BYTES = 16_384
+_MANY = 256
 Raw = TypeVar("Raw", bytes, memoryview)
 BIG_HEAD = bytes((0xC7, DIGEST_BYTES, wire.BIG))
 """How the name of a tree begins: extension 40 with 32 bytes."""
@@ -101,7 +102,12 @@ class _Bounds(dict[int, int]):
 def first_cut(items: list[bytes], start: int, stop: int) -> int:
     """Where the first of these items stands that ``cuts``; ``stop`` if none does."""
     some, bounds = items[start:stop], _Bounds()
-    for at, (crc, size) in enumerate(zip(map(crc32, some), map(len, some), strict=True), start):
+    sums: Iterable[int] = map(crc32, some)
+    if len(some) > _MANY:  # tiny ones: mostly none of them cuts, which is seen at once
+        sums = list(sums)
+        if min(sums) >= bounds[max(map(len, some))]:
+            return stop
+    for at, (crc, size) in enumerate(zip(sums, map(len, some), strict=True), start):
         if crc < bounds[size]:
             return at
     return stop
