@@ -32,6 +32,7 @@ from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import DetachedChange, HoldfastError, StoreBusy
 from tests.codec.memory import Memory, Revision
+from tests.limits import limits
 
 TYPES = Registry()
 LOG = False
@@ -78,25 +79,7 @@ SMALL = {
     "INDEX_MAX_ENTRIES": 8,
     "INDEX_CUT_BELOW": 1 << 30,
     "BULK_MIN_BYTES": 1500,
-    "_INLINE_MAX_LEAVES": 1000,
 }
-
-
-@contextlib.contextmanager
-def limits(values):
-    before = [
-        (module, name, getattr(module, name))
-        for title, module in list(sys.modules.items())
-        for name in values
-        if title.startswith("holdfast.") and hasattr(module, name)
-    ]
-    try:
-        for module, name, _ in before:
-            setattr(module, name, values[name])
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
 def mirror(value):

@@ -10,7 +10,8 @@ import pytest
 from holdfast.codec.blocks import DICT, LIST, SET
 from holdfast.codec.tree import Hunk, build, read, set_hunks
 from holdfast.codec.values import encode
-from tests.codec.fuzz import SMALL, limits
+from tests.codec.fuzz import SMALL
+from tests.limits import limits
 
 
 def stored(tree, nodes):

@@ -17,7 +17,7 @@ from holdfast.codec.document import Document, plain
 from holdfast.codec.operations import Operation
 from holdfast.errors import StoreBusy
 from tests.codec.memory import TYPES, Memory, same
-from tests.faults.rich import limits
+from tests.limits import limits
 
 NUMBERS = [(number * 7919) % 1009 for number in range(400)]
 

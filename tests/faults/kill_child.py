@@ -16,7 +16,7 @@ import sys
 import holdfast
 from holdfast.errors import NothingToUndo
 from tests.faults.campaign import memory, quiet
-from tests.faults.rich import limits
+from tests.limits import limits
 
 # Seals, bulk values and foldings of the log happen often enough to be hit.
 SMALL = {

@@ -31,10 +31,10 @@ from tests.faults.disk import Disk
 from tests.faults.failing import FEW_TRIES, known_sites
 from tests.faults.isolated import Died, isolated
 from tests.faults.kill_child import SMALL
-from tests.faults.rich import limits
 from tests.faults.script import Ledger
 from tests.faults.stage import LIVES, Life, Stage, stage
 from tests.faults.victim import Victim
+from tests.limits import limits
 
 # -- at random moments ----------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ import enum
 import os
 import signal
 import sys
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ import holdfast.codec.document
 import holdfast.store.embedded
 from holdfast.codec.values import encode
 from holdfast.store.bodies import body_of
+from tests.limits import limits
 
 # Limits as small as the store, so that a few kilobytes have index nodes on two levels, bulk values and several seals.
 SMALL = {
@@ -36,26 +36,6 @@ SMALL = {
     "SEAL_CHECKPOINTS": 5,
     "LEFTOVER_MAX_BYTES": 600,
 }
-
-
-@contextmanager
-def limits(values: dict[str, int]):
-    """Other values for named limits, in every module that knows them."""
-    before = [
-        (module, name, getattr(module, name))
-        for module_name, module in list(sys.modules.items())
-        for name in values
-        if module_name.startswith("holdfast.") and hasattr(module, name)
-    ]
-    missing = set(values) - {name for _, name, _ in before}
-    assert not missing, f"no module has {missing}"
-    try:
-        for module, name, _ in before:
-            setattr(module, name, values[name])
-        yield
-    finally:
-        for module, name, value in before:
-            setattr(module, name, value)
 
 
 def small_limits():

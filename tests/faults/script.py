@@ -18,7 +18,8 @@ from blake3 import blake3
 import holdfast
 from holdfast.agent.names import name_key
 from holdfast.codec.values import encode
-from tests.faults.rich import journey, limits
+from tests.faults.rich import journey
+from tests.limits import limits
 
 # So small that every few calls there is a seal, a node on a second level, a bulk value, a folding of the log.
 SMALL = {

@@ -11,7 +11,7 @@ import holdfast
 from holdfast.store import commits
 from tests.faults.campaign import ROOT
 from tests.faults.power import Victim
-from tests.faults.rich import limits
+from tests.limits import limits
 
 QUEUE = 16
 

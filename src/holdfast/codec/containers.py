@@ -119,7 +119,7 @@ def wrap(raw: Any, doc: Any, up: Any, at: Any = None) -> Any:
         return wrap_dict(raw, doc, up, at)
     made = TrackedSet if kind is set else TrackedList if FLAT.issuperset(map(type, raw)) else LazyList
     node: Any = made(raw)
-    node._doc, node._up, node._at, node._told, node._marks = doc, up, at, None, None
+    node._init(doc, up, at)
     return node
 
 

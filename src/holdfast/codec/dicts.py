@@ -252,29 +252,28 @@ def wrap_dict(raw: dict[Any, Any], doc: Any, up: Any, at: Any = None) -> Tracked
     return node
 
 
-class TrackedItems(ItemsView[Any, Any]):
+class _Seen:
+    """A view whose iterators are known to the document as long as they are in use."""
+
+    _mapping: Any
+    _plain: Any  # the view of a plain dict
+
+    def __iter__(self) -> Any:
+        self._mapping._touch()
+        return self._mapping._doc.watches.given(self._mapping, iter(self._plain(self._mapping)))
+
+    def __reversed__(self) -> Any:
+        self._mapping._touch()
+        return self._mapping._doc.watches.given(self._mapping, reversed(self._plain(self._mapping)))
+
+
+class TrackedItems(_Seen, ItemsView[Any, Any]):
     """``items()`` of a tracked dict."""
 
-    _mapping: Any
-
-    def __iter__(self) -> Any:
-        self._mapping._touch()
-        return self._mapping._doc.watches.given(self._mapping, iter(dict.items(self._mapping)))
-
-    def __reversed__(self) -> Any:
-        self._mapping._touch()
-        return self._mapping._doc.watches.given(self._mapping, reversed(dict.items(self._mapping)))
+    _plain = staticmethod(dict.items)
 
 
-class TrackedValues(ValuesView[Any]):
+class TrackedValues(_Seen, ValuesView[Any]):
     """``values()`` of a tracked dict."""
 
-    _mapping: Any
-
-    def __iter__(self) -> Any:
-        self._mapping._touch()
-        return self._mapping._doc.watches.given(self._mapping, iter(dict.values(self._mapping)))
-
-    def __reversed__(self) -> Any:
-        self._mapping._touch()
-        return self._mapping._doc.watches.given(self._mapping, reversed(dict.values(self._mapping)))
+    _plain = staticmethod(dict.values)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 
 from holdfast.codec.blocks import DICT, Node, names_tree, roots_in
@@ -159,19 +160,19 @@ class Told(State):
         return places
 
 
-class Saved:
+class Saved(ABC):
     """What checkpoints are made of: a document of live values, or one of values that are given whole."""
 
     __slots__ = ()
     lock: threading.RLock
     told: Told
 
+    @abstractmethod
     def capture(self, under_way: Collection[Captured] = ()) -> Captured:
         """Everything that is not written or on its way, and the digests of the state as it is now.
 
         ``under_way`` are captures that are being written: what is in them does not go with this one.
         """
-        raise NotImplementedError
 
     def written(self, captured: Captured, *, sealed: bool = False) -> None:
         """The store has a capture. Until somebody says so, the next one carries it along."""

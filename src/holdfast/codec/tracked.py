@@ -209,6 +209,9 @@ class Node:
         def _holds(self, child: Any) -> bool:
             """Whether a child is in base storage."""
 
+        def _kid(self, child: Any, at: Any = GONE) -> None:
+            """Something inside a child is about to change, or may have changed. Sets have no such children."""
+
     def _init(self, doc: Any, up: Any, at: Any = None) -> None:
         self._doc, self._up, self._at, self._told, self._marks = doc, up, at, None, None
 
@@ -223,10 +226,6 @@ class Node:
                 up._kid(self)
             marks = self._marks = self._Marks() if self._told is not None else True
         return marks
-
-    def _kid(self, child: Any, at: Any = GONE) -> None:
-        """Something inside a child is about to change, or may have changed."""
-        raise NotImplementedError
 
     def _mark_all(self) -> None:
         marks = self._mark()
