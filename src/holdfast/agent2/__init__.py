@@ -1,0 +1,1 @@
+"""Agents: their states, histories and branches in a store."""

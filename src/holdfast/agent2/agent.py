@@ -1,0 +1,536 @@
+"""One agent on one branch: its live state, and every way to move through its history.
+
+Owns the order of capture and commit, sealing, rollback, undo and redo. Values are the document's business, bytes the
+catalog's. What always holds: a checkpoint that was returned is durable (or queued, when batched was asked for), and a
+state that could not be written is still in memory with all its changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import islice
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from msgspec import Struct
+
+from holdfast.agent2 import crashes, history
+from holdfast.agent2.branch import BranchWriter, Pending
+from holdfast.agent2.changes import Change, Diff, diff, mutations
+from holdfast.agent2.checkpoint import Checkpoint
+from holdfast.agent2.graph import Graph
+from holdfast.agent2.names import check_label, check_new
+from holdfast.agent2.watchers import WATCHERS
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.document import Document
+from holdfast.codec.state import State
+from holdfast.codec.values import encode
+from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
+from holdfast.store2.apart import apart
+from holdfast.store2.catalog import Agent as AgentRow
+from holdfast.store2.catalog import Branch, Point
+from holdfast.store2.changes import NewRecord
+from holdfast.store2.engine import Lease
+
+if TYPE_CHECKING:
+    from holdfast.agent2.store import AgentInfo, Store
+
+
+class Rollback(Struct, frozen=True):
+    """What a rollback would do."""
+
+    target: Checkpoint
+    abandons: list[Checkpoint]
+    diff: Diff
+
+
+class Agent:
+    """The handle on an agent. Get one from ``store.agent(name)``."""
+
+    def __init__(self, store: Store, row: AgentRow, branch: Branch, lease: Lease | None, *, config: Any = None) -> None:
+        self.name = row.name
+        self.recovery: str | None = None
+        self.damaged = False  # a section could not be read
+        self._store = store
+        self._db = store._db
+        self._row = row
+        self._branch = branch
+        self._lease = lease
+        self._closed = False
+        self._writer = BranchWriter(store, branch, config=config) if lease is not None else None
+        self._load_head()
+        for watcher in WATCHERS:
+            watcher(self, True)
+
+    def _explain(self, error: Damaged) -> Damaged:
+        """A damage that showed while the state was read, with what can be done about it."""
+        self.damaged = True
+        from holdfast.agent2 import recovery
+
+        return recovery.explain(self._store, self.name, self._fresh_branch(), error)
+
+    def _load_head(self) -> None:
+        """Take the head's state from the store; sections are read when they are touched."""
+        store, branch = self._store, self._branch
+        self._made: Checkpoint | None = None  # the newest, as far as it is known here
+        point = self._db.view.point(branch.head) if branch.head else None
+        if point is not None and point.id != branch.id:
+            raise Damaged(
+                f"the head of {self.name!r} is not the checkpoint that its branch names",
+                what=(f"branch {self.branch_name}",),
+                hint="Run `holdfast verify`, then open it with recover=True.",
+            )
+        source = history.source_of(self._db.now, point, self._newest if self._lease is not None else None)
+        since_base = source.since_base() if isinstance(source, history.Stored) else []
+        self._document = history.Live(store._registry, source, inert=store._inert, explain=self._explain)
+        if point is not None:
+            self._made = self._seen(point)
+        if self._writer is not None:
+            self._writer.start_from(point, since_base, moved=branch)
+        self._document.readonly = self._lease is None
+        self._document.paranoid = store._paranoid
+        self._document.guard = self._check_open
+
+    def _newest(self) -> Point | None:
+        """The newest checkpoint of this writer that is stored."""
+        firm = self._writer.firm if self._writer is not None else self._branch
+        return self._db.view.point(firm.head) if firm.head else None
+
+    def _say_recovered(self, damaged: bytes, lost: str) -> None:
+        """Tell the user, and note in the history, once, that this line goes on from a damaged one."""
+        self.recovery = lost
+        if self._branch.id == self._branch.body["from"]:
+            self._make(f"recovered from {damaged.hex()[:12]}", "recover", damaged)
+
+    # -- the state ------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> Document:
+        """The live state: a mapping of sections."""
+        return self._document
+
+    @state.setter
+    def state(self, value: dict[str, Any]) -> None:
+        if not isinstance(value, Mapping):
+            raise BadOption(
+                f"a state is a mapping of sections, not a {type(value).__name__}", hint="Assign a dict, or a section."
+            )
+        self._document.replace(value)
+
+    @property
+    def branch_name(self) -> str:
+        return self._branch.name
+
+    @property
+    def head(self) -> Checkpoint | None:
+        """The newest checkpoint of this branch, None when there is none."""
+        writer, made = self._writer, self._made
+        if writer is None or not writer.head_id or (made is not None and made._id == writer.head_id):
+            return made if writer is None or writer.head_id else None
+        self._settle()
+        point = self._db.view.find(writer.head_id)
+        self._made = self._seen(point) if point is not None else None
+        return self._made
+
+    @property
+    def dirty(self) -> bool:
+        """Whether the state has changed since the last checkpoint."""
+        writer = self._writer
+        return writer is not None and (writer.waiting or self._document.changed_since(writer.under_way))
+
+    @property
+    def digest(self) -> str:
+        """The digest of the live state, as ``Checkpoint.digest``."""
+        flat = [part for pair in self._document.digests() for part in pair]
+        return digest_of("holdfast.state", encode(flat)).hex()
+
+    # -- checkpoints ------------------------------------------------------------------------------------
+
+    def checkpoint(self, label: str = "") -> Checkpoint:
+        """Save the state. Durable when it returns; writes only what changed."""
+        return self._make(label)
+
+    async def acheckpoint(self, label: str = "") -> Checkpoint:
+        """As checkpoint(). The event loop never waits for the disk.
+
+        The content is fixed before the first await, unless something old is compared that has to be read again first:
+        then it is fixed when that has been read.
+        """
+        import asyncio
+
+        writer = self._check_writer()
+        await self._bring_told()
+        pending = writer.capture(self._document, check_label(label))
+        await asyncio.shield(asyncio.to_thread(writer.finish, pending))
+        return self._remember(pending)
+
+    async def _bring_told(self) -> None:
+        """Read what the next capture has to be compared with, and that is not in memory any more."""
+        missing = self._document.lacking()
+        if missing:
+            import asyncio
+
+            await asyncio.to_thread(self._document.bring, missing)
+
+    def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
+        writer = self._check_writer()
+        return self._remember(writer.checkpoint(self._document, check_label(label), kind=kind, target=target))
+
+    def _remember(self, pending: Pending) -> Checkpoint:
+        """A checkpoint that was just made, as user code sees it."""
+        made = self._made = Checkpoint(self._store, self._row, pending.raw, pending.manifest)
+        return made
+
+    # -- reading history --------------------------------------------------------------------------------
+
+    def at(self, revision: str | Checkpoint | None = None) -> Checkpoint:
+        """A checkpoint by name: branch, tag, label, ``~2``, ``#17``, ``id:...``. Its ``.state`` reads the past."""
+        self._check_open()
+        return self._seen(self._find(revision))
+
+    def log(
+        self, limit: int | None = None, *, at: str | Checkpoint | None = None, all: bool = False
+    ) -> list[Checkpoint]:
+        """Checkpoints, newest first: of this branch, or from ``at`` on; with ``all`` everything that was ever made."""
+        self._check_open()
+        if limit is not None and limit < 1:
+            return []
+        self._store.flush()
+        with self._db.moment() as (view, _):  # what is forgotten meanwhile would leave a gap
+            graph = Graph(view, self._row)
+            if all:
+                found = graph.everything()
+            else:
+                found = graph.line(view.branch_at(self._branch.b).head if at is None else self._find(at).n)
+            return [self._seen(point) for point in islice(found, limit)]
+
+    def abandoned(self) -> list[Checkpoint]:
+        """The ends of lines that no branch reaches any more: what rollbacks left behind."""
+        self._check_open()
+        self._store.flush()
+        return [self._seen(point) for point in self._graph().tips()]
+
+    def diff(self, old: str | Checkpoint | None = None, new: str | Checkpoint | None = None) -> Diff:
+        """What changed from ``old`` (default: the head) to ``new`` (default: the live state)."""
+        self._check_open()
+        before = self.at(old) if old is not None else self.head
+        old_state = before.state if before is not None else self._store._empty()
+        old_name = _describe(before) if before is not None else "(empty)"
+        if new is None:
+            with self._document.lock:
+                self._document.digests()
+                return diff(old_state, self._document, old_name, "(live)")
+        after = self.at(new)
+        return diff(old_state, after.state, old_name, _describe(after))
+
+    def changes(self, since: str | Checkpoint | None = None) -> Iterator[Change]:
+        """The mutation log: every change after ``since`` (default: from the beginning), oldest first.
+
+        Where the beginning was forgotten, the oldest checkpoint that is left counts as one: with all that it holds.
+        """
+        self._check_open()
+        self._store.flush()
+        now = self._db.now
+        start = self._find(since) if since is not None else None
+        points: list[Point] = []
+        for point in now.view.walk(self._fresh_branch().head):
+            if start is not None and point.n == start.n:
+                break
+            points.append(point)
+        if start is None and points and points[-1].cut:
+            start = points.pop()
+            yield from self._seen(start).changes()
+        state = history.state_of(now, start)
+        reader = self._store._reader(state)
+        for point in reversed(points):
+            with history.unless_forgotten(now.view, point):
+                operations = history.operations_of(now.view, point)
+                yield from mutations(state, reader, operations, point.manifest.label, point.id.hex())
+
+    def events(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """What happened besides checkpoints, newest first: branches, tags, rollbacks, validity."""
+        self._check_open()
+        found = []
+        for entry in islice(reversed(self._db.view.log(self._row.a)), limit):
+            named = {key: _hex(value) for key, value in entry.body.items()}
+            found.append({"when": datetime.fromtimestamp(entry.at / 1e6, UTC), **named})
+        return found
+
+    def crashes(self) -> list[dict[str, Any]]:
+        """Crashes of programs that had this agent, and branches that go on from them, newest first."""
+        self._check_open()
+        return crashes.told(self._store, self._row)
+
+    def info(self) -> AgentInfo:
+        return self._store._info(self._row)
+
+    def refresh(self) -> None:
+        """Move a read-only handle to the newest head."""
+        if self._lease is not None:
+            raise ReadOnly("only read-only handles are refreshed; this one writes the newest state itself")
+        self._check_open()
+        self._branch = self._db.view.branch_at(self._branch.b)
+        self._load_head()
+
+    # -- moving through history -------------------------------------------------------------------------
+
+    def preview_rollback(self, revision: str | Checkpoint) -> Rollback:
+        """What ``rollback`` would do, without doing it."""
+        target = self.at(required(revision))
+        ahead = []
+        for point in self._graph().line(self._fresh_branch().head):
+            if point.id == target._id:
+                break
+            ahead.append(self._seen(point))
+        else:
+            ahead = ahead[:1]
+        with self._document.lock:
+            self._document.digests()
+            return Rollback(target, ahead, diff(self._document, target.state, "(live)", _describe(target)))
+
+    def rollback(self, revision: str | Checkpoint) -> Checkpoint:
+        """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
+        return self._go_back(self._find(required(revision)))
+
+    def _go_back(self, target: Point, records: Sequence[NewRecord] = ()) -> Checkpoint:
+        """Make the live state and the head those of a checkpoint. The records go to disk in the same transaction."""
+        return self._apart(lambda: self._move_back(target, records))
+
+    def _move_back(self, target: Point, records: Sequence[NewRecord]) -> Checkpoint:
+        writer = self._check_writer()
+        with writer.still(self._document):
+            self._secure(f"before rollback to {_describe(self._seen(target))}")
+            wanted, source = self._read(target)
+            firm = writer.settle()
+            self._branch = self._db.change(
+                lambda change: change.move_to(firm, history.current(change, target), records), firm.b
+            )
+            self._document.become(wanted, record=False)
+            head = self._made = self._seen(target)
+            writer.start_from(target, source.since_base(), moved=self._branch)
+            return head
+
+    def _secure(self, label: str) -> None:
+        """Save what has changed since the last checkpoint, if anything."""
+        writer = self._check_writer()
+        with writer.still(self._document):
+            if self._document.changed:
+                self._make(label)
+                writer.settle()
+
+    def undo(self) -> Checkpoint:
+        """Append a checkpoint that reverses the last one not yet undone."""
+        return self._apart(self._undo)
+
+    def _undo(self) -> Checkpoint:
+        writer = self._check_writer()
+        with writer.still(self._document):
+            if self._document.changed:
+                self._make("unsaved changes")
+                writer.settle()
+            point = self._to_undo()
+            if point.cut:
+                raise NothingToUndo("the checkpoint before the last one was forgotten, so there is no way back to it")
+            parent = self._db.view.point(point.row.parent) if point.row.parent else None
+            self._document.become(history.state_of(self._db.now, parent, self._newest), record=True)
+            return self._make(f"undo {_describe(self._seen(point))}", "undo", point.id)
+
+    def redo(self) -> Checkpoint:
+        """Append a checkpoint that does again what the last undo reversed."""
+        return self._apart(self._redo)
+
+    def _redo(self) -> Checkpoint:
+        writer = self._check_writer()
+        with writer.still(self._document):
+            if self._document.changed:
+                raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
+            point = self._to_redo()
+            self._document.become(history.state_of(self._db.now, point, self._newest), record=True)
+            return self._make(f"redo {_describe(self._seen(point))}", "redo", point.id)
+
+    def _apart(self, work: Callable[[], Checkpoint]) -> Checkpoint:
+        """Move through history where no signal handler can raise half-way between two states."""
+        writer = self._check_writer()
+        for lock in (writer.lock, self._document.lock):
+            if lock._is_owned():  # type: ignore[attr-defined]
+                return work()  # in another thread it would wait for this one
+        return apart(work)
+
+    def _to_undo(self) -> Point:
+        settled: dict[bytes, str] = {}
+        for point in self._walk():
+            manifest = point.manifest
+            if manifest.kind in {"undo", "redo"}:
+                settled.setdefault(manifest.target, manifest.kind)
+            elif settled.get(point.id) != "undo":
+                return point
+        if self.head is None:
+            raise NothingToUndo("this agent has no checkpoint yet")
+        raise NothingToUndo("every checkpoint of this branch is undone already")
+
+    def _to_redo(self) -> Point:
+        again: set[bytes] = set()
+        for point in self._walk():
+            manifest = point.manifest
+            if manifest.kind == "redo":
+                again.add(manifest.target)
+            elif manifest.kind != "undo":
+                break
+            elif manifest.target not in again:
+                for other in self._walk():
+                    if other.id == manifest.target:
+                        return other
+        raise NothingToUndo("there is no undo to do again")
+
+    def _walk(self) -> Iterator[Point]:
+        """The branch's history, newest first, a few at a time."""
+        self._store.flush()
+        return self._db.view.walk(self._fresh_branch().head)
+
+    def _read(self, point: Point) -> tuple[State, history.Stored]:
+        """The state of a checkpoint. What differs from the live one is read, so that damage shows before it is used."""
+        source = history.Stored(self._db.now, point, self._newest)
+        wanted = State(source)
+        self._document.digests()
+        self._document.told.differences(wanted)
+        return wanted, source
+
+    def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
+        """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""
+        self._check_writer()
+        check_new(name, "a branch")
+        if at is None and self.dirty:
+            self.checkpoint(f"before branch {name}")
+        self._store.flush()
+        self._store._add_branch(self._row, name, self._find(at))
+        return self._store.agent(self.name, branch=name)
+
+    def branches(self) -> list[str]:
+        self._check_open()
+        return [branch.name for branch in self._db.view.branches(self._row.a)]
+
+    def tag(self, name: str, at: str | Checkpoint | None = None) -> None:
+        """Give a checkpoint (default: the newest) a name; a tag that exists moves."""
+        self._check_writer()
+        self._store.flush()
+        self._store._set_tag(self._row, name, self._find(at))
+
+    def untag(self, name: str) -> None:
+        self._check_writer()
+        self._store.untag(self.name, name)
+
+    def tags(self) -> dict[str, Checkpoint]:
+        self._check_open()
+        view = self._db.view
+        return {tag.name: self._seen(view.point(tag.n)) for tag in view.tags(self._row.a)}
+
+    def mark(
+        self, revision: str | Checkpoint, validity: Literal["good", "suspect", "corrupt"], reason: str = ""
+    ) -> None:
+        """Say whether a checkpoint can be trusted; recovery passes over those that cannot."""
+        self._check_writer()
+        self._store._set_validity(self._row, self._find(revision), validity, reason)
+
+    # -- the handle -------------------------------------------------------------------------------------
+
+    def _find(self, revision: str | Checkpoint | None) -> Point:
+        self._store.flush()
+        return self._store._find(self._fresh_branch(), revision)
+
+    def _graph(self) -> Graph:
+        return Graph(self._db.view, self._row)
+
+    def _seen(self, point: Point) -> Checkpoint:
+        return Checkpoint.of(self._store, self._row, point)
+
+    def _fresh_branch(self) -> Branch:
+        if self._lease is None:
+            return self._branch
+        return self._db.view.branch_at(self._branch.b)
+
+    def _settle(self) -> None:
+        """Bring everything that was made to disk."""
+        if self._writer is not None and not self._closed:
+            self._writer.settle()
+
+    def flush(self) -> None:
+        """Return when every checkpoint so far is durable."""
+        self._check_open()
+        self._store.flush()
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._store.closed
+
+    def close(self) -> None:
+        """Let go of the branch. Changes since the last checkpoint are not saved."""
+        if not self._closed:
+            self._closed = True
+            for watcher in WATCHERS:
+                watcher(self, False)
+        if self._lease is not None and self._lease.held:
+            apart(lambda: self._let_go(self._lease))
+
+    def _let_go(self, lease: Lease | None) -> None:
+        try:
+            if not self._store.closed and self._writer is not None:
+                self._writer.settle()
+        finally:
+            if self._store._handles.get(self._branch.b) is self:
+                del self._store._handles[self._branch.b]
+            if lease is not None:
+                lease.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed(f"the handle on agent {self.name!r} was closed", hint="Get a new one: store.agent(...).")
+        self._store._check_open()
+
+    def _check_writer(self) -> BranchWriter:
+        self._check_open()
+        if self._writer is not None:
+            return self._writer
+        raise ReadOnly(f"this handle on {self.name!r} is read-only", hint="Open it without readonly=True to change it.")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        if self.closed:
+            return f"<Agent {self.name!r} (closed)>"
+        head = self.head
+        at = f" at {_describe(head)} #{head.depth}" if head is not None else ", no checkpoint yet"
+        return f"<Agent {self.name!r} on {self.branch_name}{at}>"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from holdfast.agent2.notebook import checkpoints_html
+
+        return f"<b>{escape(self.name)}</b> on {escape(self.branch_name)}" + checkpoints_html(self.log(limit=10))
+
+
+def _hex(value: Any) -> Any:
+    """Events name things by ids; people read them as hexadecimal."""
+    if isinstance(value, list):
+        return [_hex(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def required(revision: str | Checkpoint) -> str | Checkpoint:
+    """Going back must not happen by a forgotten argument."""
+    if not revision:
+        raise UnknownRevision("a rollback needs the checkpoint to go back to", hint="Name one: see agent.log().")
+    return revision
+
+
+def _describe(checkpoint: Checkpoint | None) -> str:
+    if checkpoint is None:
+        return "(empty)"
+    return checkpoint.label or checkpoint.short_id

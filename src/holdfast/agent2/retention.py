@@ -1,0 +1,278 @@
+"""Retention: which checkpoints of which agents stay, and letting the others go.
+
+Owns the choice (a policy's rules and what must stay whatever they say) and the report. How checkpoints go is the
+business of removal.py. What always holds: a dry run changes nothing and names exactly what the real one would take at
+that moment; nobody needs to stop writing; a checkpoint that something came to stand on meanwhile stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
+
+from holdfast.agent2.collection import Links, Pace, points
+from holdfast.agent2.policy import Moment, Policy
+from holdfast.agent2.removal import Plan, clear, everything, expected_bytes, stored_bytes
+from holdfast.store2.catalog import Agent, Branch, Point, View
+from holdfast.store2.changes import now_us
+from holdfast.store2.database import Contents
+from holdfast.store2.manifest import mark_of
+
+if TYPE_CHECKING:
+    from holdfast.agent2.store import Store
+
+LANGGRAPH = "its checkpoints belong to LangGraph: use HoldfastSaver.prune"
+"""Somebody else finds these by their keys, and knows what hangs on them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One checkpoint of a report; ``why`` it stays, empty when it goes."""
+
+    id: str
+    label: str
+    time: datetime
+    depth: int
+    why: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, point: Point, why: Iterable[str] = ()) -> Entry:
+        at = datetime.fromtimestamp(point.manifest.time_us / 1e6, UTC)
+        return cls(point.id.hex(), point.manifest.label, at, point.manifest.depth, tuple(why))
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"id": self.id, "label": self.label, "time": self.time.isoformat(), "depth": self.depth}
+        return {**found, "why": list(self.why)} if self.why else found
+
+
+def _sorted(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: (entry.time, entry.depth), reverse=True)
+
+
+class Entries(Sequence[Entry]):
+    """The entries of a report, newest first. They are read when somebody looks: where nothing goes, nobody may."""
+
+    def __init__(self, count: int, read: Callable[[], Iterable[Entry]]) -> None:
+        self._count = count
+        self._read = read
+
+    @cached_property
+    def all(self) -> list[Entry]:
+        return _sorted(self._read())
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Entry]: ...
+    def __getitem__(self, at: int | slice) -> Entry | list[Entry]:
+        return self.all[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self.all == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, slots=True)
+class AgentReport:
+    """What stays and what goes of one agent.
+
+    ``freed_bytes``: what is freed, or would be; None where several agents are cleared together.
+    """
+
+    agent: str
+    policy: Policy
+    kept: Sequence[Entry]
+    removed: Sequence[Entry]
+    freed_bytes: int | None
+    skipped: str = ""
+    """Why nothing of it was looked at."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent, "policy": self.policy.to_json(), "kept": [one.to_json() for one in self.kept],
+            "removed": [one.to_json() for one in self.removed], "freed_bytes": self.freed_bytes,
+            "skipped": self.skipped,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionReport:
+    """What a policy keeps and removes. ``freed_bytes``: by how much the store got smaller, or would, roughly."""
+
+    agents: list[AgentReport]
+    freed_bytes: int
+    done: bool
+
+    @property
+    def kept(self) -> int:
+        return sum(len(one.kept) for one in self.agents)
+
+    @property
+    def removed(self) -> int:
+        return sum(len(one.removed) for one in self.agents)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "agents": [one.to_json() for one in self.agents], "kept": self.kept, "removed": self.removed,
+            "freed_bytes": self.freed_bytes, "done": self.done,
+        }  # fmt: skip
+
+    def __repr__(self) -> str:
+        word = "removed" if self.done else "to be removed"
+        return f"<RetentionReport {self.kept} kept, {self.removed} {word}, {self.freed_bytes:,} bytes>"
+
+
+class Choice:
+    """What a policy keeps of one agent, and why."""
+
+    def __init__(self, store: Store, links: Links, agent: Agent, policy: Policy, now: int) -> None:
+        self.agent = agent
+        self.policy = policy
+        self._store = store
+        self._links = links
+        self._branches = links.branches[agent.a]
+        self.seen = links.seen(agent.a)
+        self.why: dict[int, dict[str, None]] = {}
+        self.skipped = LANGGRAPH if any(links.rows[n].keyed for n in self.seen) else ""
+        for n, why in () if self.skipped else self._stays(now):
+            if n in self.seen:
+                self.why.setdefault(n, {})[why] = None
+
+    @property
+    def kept(self) -> set[int]:
+        return self.seen if self.skipped else set(self.why)
+
+    def _stays(self, now: int) -> Iterator[tuple[int, str]]:
+        lines = {branch.name: list(self._line(branch.head)) for branch in self._branches}
+        yield from ((branch.head, f"head of {branch.name}") for branch in self._branches)
+        bad = self._links.view.validities(self.agent.a)
+        for name, line in lines.items():
+            if line and line[0] in bad:
+                yield from ((n, f"newest good one of {name}") for n in [n for n in line if n not in bad][:1])
+        if self.policy.tags:
+            yield from ((tag.n, f"tag {tag.name}") for tag in self._links.tags[self.agent.a])
+        for id, why in self._store._needed(self._branches, points(self._links.view, self.seen)):
+            yield from ((n, why) for n in self._marked(id))
+        for id in self._left_by_writers():
+            yield from ((n, "left by a rollback of the present writer") for n in self._marked(id))
+        moments = {n: Moment(n, 0, "") for n in self.seen}
+        if self.policy.reads:
+            for point in points(self._links.view, self.seen):
+                moments[point.n] = Moment(point.n, point.manifest.time_us, point.manifest.label)
+        chosen = {name: [moments[n] for n in line] for name, line in lines.items()}
+        yield from self.policy.keeps(chosen, moments.values(), now)
+
+    def _line(self, n: int) -> Iterator[int]:
+        while n:
+            yield n
+            n = self._links.before(n)
+
+    def _marked(self, id: bytes) -> list[int]:
+        return self._links.marked.get(mark_of(id), [])
+
+    def _left_by_writers(self) -> Iterator[bytes]:
+        """Heads that somebody who writes now has rolled back from.
+
+        Its live state may count nodes of theirs as stored, until it is opened again.
+        """
+        held = {branch.name for branch in self._branches if self._is_held(branch)}
+        for entry in reversed(self._links.view.log(self.agent.a)) if held else ():
+            body = entry.body
+            if body.get("what") == "open":
+                held.discard(body.get("branch"))
+            elif body.get("branch") in held and body.get("from"):
+                yield body["from"]
+
+    def _is_held(self, branch: Branch) -> bool:
+        db = self._store._db
+        return bool(branch.generation) and db.leases.alive(branch.uuid, branch.generation)
+
+
+class _Round:
+    """What several choices come to together: what one agent does not keep may be another's."""
+
+    def __init__(self, store: Store, agents: Chosen, *, telling: bool = True) -> None:
+        self._store = store
+        self._agents = agents
+        self._telling = telling
+        self._choices: list[Choice] = []
+        self._going: dict[int, dict[int, Entry]] = {}  # by agent, of all attempts: what is deleted cannot be read again
+
+    def plan(self, contents: Contents, links: Links) -> Plan:
+        now = now_us()
+        there = [(agent, policy) for agent, policy in self._agents if agent.a in links.agents]
+        self._choices = [Choice(self._store, links, agent, policy, now) for agent, policy in there]
+        others = everything(links, {choice.agent.a for choice in self._choices})
+        plan = Plan(links, others.union(*(choice.kept for choice in self._choices)))
+        for choice in self._choices:
+            plan.forget(choice.agent)
+            if not choice.policy.tags:
+                plan.untag.add(choice.agent.a)
+            going = self._going.setdefault(choice.agent.a, {})
+            fresh = choice.seen & plan.dead - going.keys()
+            if fresh and self._telling:
+                going.update((point.n, Entry.of(point)) for point in points(contents.view, fresh))
+        return plan
+
+    def report(self, plan: Plan, view: View, freed: int, *, done: bool) -> RetentionReport:
+        gone = {a: [entry for n, entry in some.items() if n not in plan.keep] for a, some in self._going.items()}
+        alone = freed if sum(map(bool, gone.values())) == 1 else None
+        found = []
+        for choice in self._choices:
+            removed = gone[choice.agent.a]
+            kept = self._kept(choice, plan, view)
+            if removed or not done:
+                _ = kept.all  # it may not be there any more when somebody looks
+            size = alone if removed else 0
+            found.append(AgentReport(choice.agent.name, choice.policy, kept, _sorted(removed), size, choice.skipped))
+        return RetentionReport(found, freed, done=done)
+
+    def _kept(self, choice: Choice, plan: Plan, view: View) -> Entries:
+        numbers = set() if choice.skipped else choice.seen & plan.keep
+        others: list[tuple[str, set[int]]] = []
+        if not numbers <= choice.why.keys():
+            chosen = {one.agent.a: one.kept for one in self._choices}
+            agents = {a: agent for a, agent in plan.links.agents.items() if a != choice.agent.a}
+            others = [(agent.name, chosen.get(a, plan.links.seen(a))) for a, agent in agents.items()]
+
+        def read() -> Iterator[Entry]:
+            for point in points(view, numbers):
+                yield Entry.of(
+                    point, choice.why.get(point.n) or [f"seen by {name}" for name, seen in others if point.n in seen]
+                )
+
+        return Entries(len(numbers), read)
+
+
+Chosen = Sequence[tuple[Agent, Policy]]
+
+
+def preview(store: Store, agents: Chosen) -> RetentionReport:
+    """What would go, and about how many bytes. Changes nothing, and works on a store that can only be read."""
+    attempt = _Round(store, agents)
+    with store._db.moment() as contents:
+        plan = attempt.plan(contents, Links(contents.view))
+        return attempt.report(plan, contents.view, expected_bytes(contents, plan) if plan.dead else 0, done=False)
+
+
+def retain(store: Store, agents: Chosen) -> RetentionReport:
+    """Let go what no rule keeps."""
+    store.flush()
+    db = store._db
+    before = stored_bytes(db)
+    attempt = _Round(store, agents)
+    plan = clear(db, attempt.plan)
+    return attempt.report(plan, db.view, max(0, before - stored_bytes(db)), done=True)
+
+
+def follow(store: Store, agents: Chosen, pace: Pace) -> None:
+    """As ``retain``, for nobody. ``pace`` is called between any two steps; what it raises stops the work there."""
+    if agents:
+        clear(store._db, _Round(store, agents, telling=False).plan, pace)

@@ -1,0 +1,850 @@
+"""The store as user code sees it: agents by name, and what concerns all of them.
+
+Owns finding and opening a store, names, and the one-handle-per-branch rule of a process. Bytes are the catalog's
+business, history the agent's. What always holds: opening the same store twice in one process gives the same object.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+
+from msgspec import Struct
+
+from holdfast.agent2 import history
+from holdfast.agent2.agent import Agent
+from holdfast.agent2.checkpoint import Checkpoint
+from holdfast.agent2.graph import Graph
+from holdfast.agent2.names import check_name, check_new
+from holdfast.agent2.revision import find
+from holdfast.agent2.tending import Policies, Tending
+from holdfast.codec.document import Document
+from holdfast.codec.state import Reader, State
+from holdfast.codec.types import REGISTRY, Registry
+from holdfast.errors import (
+    BadName,
+    BadOption,
+    Damaged,
+    DiskFull,
+    Forgotten,
+    HoldfastError,
+    KeyNeeded,
+    ReadOnly,
+    StillArriving,
+    UnknownAgent,
+    UnknownRevision,
+)
+from holdfast.store2 import keys
+from holdfast.store2.catalog import BEGINNING, Body, Branch, End, Point, Progress, Tag, quietly
+from holdfast.store2.catalog import Agent as AgentRow
+from holdfast.store2.changes import Change, now_us
+from holdfast.store2.database import MOVED, OBJECTS, Database, is_url, open_database, shown
+from holdfast.store2.engine import Lease, Refused
+from holdfast.store2.files import unavailable
+from holdfast.store2.keys import Key, find_secret
+from holdfast.store2.tables import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from holdfast.agent2.drill import DrillReport
+    from holdfast.agent2.policy import Policy
+    from holdfast.agent2.removal import Removal
+    from holdfast.agent2.retention import RetentionReport
+    from holdfast.agent2.tiering import Tiering
+    from holdfast.agent2.transfer import TransferReport
+    from holdfast.agent2.verify import VerifyReport
+
+DEFAULT_DIRECTORY = ".holdfast"
+MAIN = "main"
+DURABILITIES = ("commit", "batched")
+
+S = TypeVar("S", bound="Store")
+
+# Held for as long as they are open: a store that is merely forgotten still holds its branches.
+_open: dict[str, Store] = {}
+_open_lock = threading.Lock()
+
+
+class AgentInfo(Struct, frozen=True):
+    """One line of the list of agents."""
+
+    name: str
+    branches: list[str]
+    head: Checkpoint | None
+    checkpoints: int
+    created: datetime
+    updated: datetime | None
+    abandoned: int
+
+
+def find_store(start: Path | None = None) -> str:
+    """$HOLDFAST_STORE, or the nearest .holdfast here or above (as git finds its own), or ./.holdfast."""
+    named = os.environ.get("HOLDFAST_STORE")
+    if named:
+        return named
+    try:
+        here = (start or Path.cwd()).resolve()
+        for directory in (here, *here.parents):
+            if (directory / DEFAULT_DIRECTORY).is_dir():
+                return str(directory / DEFAULT_DIRECTORY)
+    except OSError as error:  # going on would find another store, or make one
+        raise unavailable(error, "looking for a store") from error
+    return str(here / DEFAULT_DIRECTORY)
+
+
+def say_created(place: str) -> None:
+    if sys.stderr is not None:
+        print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
+
+
+def open_as(
+    kind: type[S],
+    path: str | os.PathLike[str] | None = None,
+    *,
+    create: bool = True,
+    readonly: bool = False,
+    durability: Literal["commit", "batched"] = "commit",
+    types: Sequence[Any] = (),
+    paranoid: bool = False,
+    recover: bool = False,
+    accept_older: bool = False,
+    inert: bool = False,
+    key: Key = None,
+    objects: str | None = None,
+) -> S:
+    """Open a store, making it first if there is none. ``kind`` is its class: the rooms above add to what it can do."""
+    if durability not in DURABILITIES:
+        raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
+    named = path if path is not None else find_store()
+    place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
+    secret = find_secret(key)
+    options = (readonly, durability, paranoid, inert)
+    with _open_lock:
+        known = _open.get(place)
+        if known is not None and not known.closed:
+            if known._options != options or not isinstance(known, kind):
+                raise BadOption(
+                    f"{known.place} is open in this process already, with other options",
+                    hint="Close that store first, or open it with the same options.",
+                )
+            if secret is not None:
+                known._db.check_secret(secret)
+            store = known
+        else:
+            existed = is_url(place) or os.path.exists(place)  # noqa: PTH110  a disk that fails is reported below
+            opening = partial(
+                open_database,
+                place,
+                create=create and not readonly,
+                readonly=readonly,
+                accept_loss=recover,
+                accept_older=accept_older,
+                objects=objects,
+            )
+            try:
+                db = opening(secret=secret)
+            except KeyNeeded:
+                if key is False or keys.ask is None:
+                    raise
+                db = opening(secret=keys.ask(shown(place)))
+            if not existed:
+                say_created(place)
+            store = kind(place, db, options)
+            _open[place] = store
+        store._register(types)
+        return store
+
+
+def _arriving(branch: Branch) -> bool:
+    """Whether a branch came from elsewhere, and not all of it yet."""
+    return bool(branch.body.get("arriving", False))
+
+
+def _still_arriving(what: str) -> StillArriving:
+    return StillArriving(
+        f"{what} is still arriving from elsewhere: not all of it has come",
+        hint="Run the push, pull or import again: it goes on where it was. Or remove the agent.",
+    )
+
+
+class Store:
+    """A place where agents' states are kept. Open one with ``holdfast.open()``."""
+
+    _handle: ClassVar[type[Agent]] = Agent
+    """What ``agent()`` gives."""
+
+    def __init__(self, place: str, db: Database, options: tuple[Any, ...]) -> None:
+        self.place = db.place
+        self._key = place
+        self._db = db
+        self._options = options
+        self._readonly, self._durability, self._paranoid, self._inert = options
+        self._batched = self._durability == "batched"
+        self._registry: Registry = REGISTRY.child()
+        self._handles: dict[int, Agent] = {}
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+        self._policies = Policies(self)
+        self._tending = Tending(self, self._policies)
+        db.before_close.append(self._tending.stop)
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        if is_url(self.place):
+            raise BadOption(f"{self.place} is no directory", hint="Use store.place.")
+        return Path(self.place)
+
+    # -- agents ---------------------------------------------------------------------------------------
+
+    def agent(
+        self,
+        name: str,
+        *,
+        branch: str = MAIN,
+        create: bool = True,
+        readonly: bool = False,
+        wait_s: float = 0.0,
+        takeover: bool = False,
+        recover: bool = False,
+        config: Any = None,
+    ) -> Agent:
+        """The agent of that name, its last state already there.
+
+        Raises ``AgentBusy`` while another process writes that branch (``wait_s`` waits for it, ``takeover`` takes it
+        away), and ``Damaged`` when its state cannot be trusted (``recover`` goes on from the newest valid checkpoint,
+        on a new branch).
+        """
+        self._check_open()
+        check_name(name, "an agent")
+        readonly = readonly or self._readonly
+        with self._lock:
+            view = self._db.view
+            row = view.agent(name)
+            if row is None:
+                if not create or readonly:
+                    raise self._unknown(name)
+                row = self._add_agent(name)
+            branch_row = view.branch(row.a, branch)
+            if branch_row is None:
+                known = ", ".join(other.name for other in view.branches(row.a))
+                raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
+            if _arriving(branch_row):
+                raise _still_arriving(f"branch {branch!r} of {name!r}")
+            if readonly:
+                return self._opened(row, branch_row, None, None)
+            known_handle = self._handles.get(branch_row.b)
+            if known_handle is not None:
+                if not known_handle.closed and not (recover and known_handle.damaged):
+                    return known_handle
+                if not known_handle.closed and known_handle.dirty:
+                    raise BadOption(
+                        f"the handle on {name!r} has changes that are not saved",
+                        hint="Recovering begins with the newest checkpoint that can be read: close() the handle first.",
+                    )
+                known_handle.close()  # also one that an interrupt left half closed
+            lost, damaged = "", branch_row.id
+            if recover:
+                from holdfast.agent2 import recovery
+
+                branch_row, lost = recovery.recover(self, name, row, branch_row)
+                known_handle = self._handles.get(branch_row.b)
+                if known_handle is not None and not known_handle.closed:
+                    return known_handle
+            lease = self._lease(name, branch_row, wait_s=wait_s, takeover=takeover)
+            try:
+                handle = self._opened(row, view.branch_at(branch_row.b), lease, config)
+                if lost:
+                    handle._say_recovered(damaged, lost)
+            except BaseException:
+                lease.release()
+                raise
+            self._handles[branch_row.b] = handle
+            return handle
+
+    def _lease(self, name: str, branch: Branch, *, wait_s: float, takeover: bool = False) -> Lease:
+        """Become the writer of a branch."""
+        _ = self._db.writers  # says why, if the store cannot be written
+        view = self._db.view
+
+        def rise(generation: int) -> bool:
+            try:
+                self._db.change(lambda change: raised(change, generation), branch.b)
+            except Refused:
+                return False
+            return True
+
+        def raised(change: Change, generation: int) -> None:
+            now = change.branch_at(branch.b)
+            if not now.a:
+                raise UnknownAgent(f"agent {name!r} was removed")
+            if now.generation != generation:
+                raise Refused("somebody else has become the writer")
+            change.move(now, now._replace(generation=now.generation + 1))
+            # An entry of its own, so that a store that has lost this step is older than its witness says.
+            said = {"what": "open", "branch": branch.name, "b": branch.b, "generation": now.generation + 1}
+            change.say(branch.a, said)
+
+        return self._db.leases.take(
+            branch.uuid,
+            lambda: view.branch_at(branch.b).generation,
+            rise,
+            {"agent": name, "branch": branch.name},
+            b=branch.b,
+            wait_s=wait_s,
+            takeover=takeover,
+        )
+
+    def _opened(self, row: AgentRow, branch: Branch, lease: Lease | None, config: Any) -> Agent:
+        try:
+            return self._handle(self, row, branch, lease, config=config)
+        except (Damaged, Forgotten) as error:
+            from holdfast.agent2 import recovery
+
+            if isinstance(error, Forgotten):
+                if self._db.view.branch_at(branch.b).head != branch.head:
+                    raise  # it was moved meanwhile
+                error = Damaged(f"the head of {row.name!r} is missing", what=(f"checkpoint {branch.head}",))
+            raise recovery.explain(self, row.name, branch, error)  # noqa: B904 - the same error, completed
+
+    def _add_agent(self, name: str) -> AgentRow:
+        def add(change: Change) -> AgentRow:
+            there = change.agent(name)
+            if there is not None:  # another process was faster
+                return there
+            now = now_us()
+            made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
+            change.add_branch(made.a, MAIN, uuid.uuid4().bytes, {"created": now, "from": b""}, None, BEGINNING)
+            return made
+
+        return self._db.change(add)
+
+    def _unknown(self, name: str) -> UnknownAgent:
+        import difflib
+
+        near = difflib.get_close_matches(name, [row.name for row in self._db.view.agents()], n=3)
+        hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "See `holdfast agents` for what is there."
+        return UnknownAgent(f"no agent {name!r} in {self.place}", hint=hint)
+
+    def agents(self) -> list[AgentInfo]:
+        """All agents, the most recently changed first."""
+        self._check_open()
+        found = [self._info(row) for row in self._agents()]
+        return sorted(found, key=lambda info: info.updated or info.created, reverse=True)
+
+    def _info(self, row: AgentRow) -> AgentInfo:
+        graph = Graph(self._db.view, row)
+        heads = [graph.view.point(n) for n in graph.heads]
+        newest = max(heads, key=lambda point: point.manifest.time_us, default=None)
+        head = Checkpoint.of(self, row, newest) if newest is not None else None
+        return AgentInfo(
+            name=row.name,
+            branches=[branch.name for branch in graph.branches],
+            head=head,
+            checkpoints=len(graph.numbers),
+            created=datetime.fromtimestamp(row.body["created"] / 1e6, UTC),
+            updated=head.time if head is not None else None,
+            abandoned=len(graph.tips()),
+        )
+
+    def clone(self, name: str, new: str) -> None:
+        """Add an agent ``new`` that begins with the whole history of another; from then on they are independent.
+
+        Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied.
+        """
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        check_name(new, "an agent")
+        self.flush()
+        source = self._agent_row(name)
+
+        def copy(change: Change) -> None:
+            if change.agent(new) is not None:
+                raise BadName(f"there is an agent {new!r} already", hint="Choose another name.")
+            now = now_us()
+            graph = Graph(change, change.agent_at(source.a))
+            left = [change.point(n).id for n in graph.left]
+            origins = [[source.uuid, now, source.a], *source.body.get("origins", ())]
+            about = {"created": now, "of": source.uuid, "origins": origins}
+            made = change.add_agent(new, uuid.uuid4().bytes, about)
+            change.say(made.a, {"what": "clone", "name": new, "of": source.name, "left": left})
+            for branch in graph.branches:
+                # What the head speaks of, and not what its writer did since.
+                point = change.point(branch.head) if branch.head else None
+                body = {key: value for key, value in branch.body.items() if key != "arriving"}
+                end = change.end_at(point)
+                copied = [branch.b, *branch.body.get("origins", ())]
+                body |= {"created": now, "from": branch.id, "start": end.records, "origins": copied}
+                change.add_branch(made.a, branch.name, uuid.uuid4().bytes, body, point, end)
+            for tag in change.tags(source.a):
+                change.set_tag(tag._replace(a=made.a))
+                change.say(made.a, {"what": "tag", "name": tag.name, "at": tag.id})
+            for n, judged in change.validities(source.a).items():
+                change.set_validity(made.a, n, judged)
+                change.say(made.a, {"what": "validity", **judged, "at": change.point(n).id})
+
+        self._db.change(copy)
+
+    def remove(self, name: str, *, dry_run: bool = False, with_copies: bool = False) -> Removal:
+        """Remove an agent with its whole history, and free the space that nothing else needs.
+
+        There is no way back. Copies keep what they see, and are named in the report; ``with_copies`` removes them, too.
+        Raises ``AgentBusy`` while another process writes the agent; handles of this process on it are closed.
+        ``dry_run`` only says what would go.
+        """
+        from holdfast.agent2 import removal
+
+        if self._readonly and not dry_run:
+            raise ReadOnly("this store was opened read-only")
+        with self._lock:
+            agent = self._agent_row(name, arriving=True)
+            return removal.remove(self, agent, dry_run=dry_run, with_copies=with_copies)
+
+    def _forget(self, agent: AgentRow, numbers: set[int], *, unless: Callable[[Change], bool] | None = None) -> Removal:
+        """Forget some checkpoints of an agent; a branch whose head goes moves to the nearest ancestor that stays.
+
+        The caller holds the leases of the branches that move. ``unless`` is asked last, inside the transaction; where
+        it says yes, nothing is done.
+        """
+        from holdfast.agent2 import removal
+
+        with self._lock:
+            return removal.forget(self, agent, numbers, unless=unless)
+
+    def retain(
+        self, policy: Policy | None = None, agents: Sequence[str] | None = None, *, dry_run: bool = False
+    ) -> RetentionReport:
+        """Let go what a policy does not keep, of some agents or of all, and free the space that nothing else needs.
+
+        Without ``policy`` each agent's own from the store counts, and agents that have none stay as they are. Agents
+        may be written meanwhile. ``dry_run`` says what would go and how many bytes that would free.
+        """
+        from holdfast.agent2 import retention
+
+        self._check_open()
+        if self._readonly and not dry_run:
+            raise ReadOnly("this store was opened read-only")
+        rows = self._agents() if agents is None else [self._agent_row(name) for name in dict.fromkeys(agents)]
+        chosen = [(row, found) for row in rows if (found := policy or self._policies.of(row)) is not None]
+        return retention.preview(self, chosen) if dry_run else retention.retain(self, chosen)
+
+    def set_policy(self, policy: Policy | None, agent: str | None = None) -> None:
+        """Keep a policy in the store, for all agents or, instead of that one, for one of them; None takes it away.
+
+        From then on every program that writes such an agent applies it by itself, in the background.
+        """
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        row = self._agent_row(agent) if agent is not None else None
+        self._check_open()
+        self._policies.set(row, policy)
+
+    def policies(self) -> dict[str | None, Policy]:
+        """The policies that are kept in the store, by the agent's name; under None the one for all others."""
+        self._check_open()
+        return self._policies.listed()
+
+    def tier(
+        self,
+        to: str | os.PathLike[str] | None = None,
+        *,
+        older_than: timedelta = timedelta(0),
+        dry_run: bool = False,
+        progress: Progress | None = None,
+    ) -> Tiering:
+        """Move packs that are older, and that no branch needs where it stands, to a directory or to a URL.
+
+        They are read from there when they are needed. Without ``to`` everything is brought back.
+        """
+        from holdfast.agent2 import tiering
+
+        self._check_open()
+        if self._readonly and not dry_run:
+            raise ReadOnly("this store was opened read-only")
+        say = progress or quietly
+        if to is None:
+            return tiering.bring_back(self, say, dry_run=dry_run)
+        return tiering.move_out(self, to, older_than, say, dry_run=dry_run)
+
+    def _needed(self, branches: Sequence[Branch], points: Iterable[Point]) -> Iterable[tuple[bytes, str]]:  # noqa: ARG002 - the rooms above know
+        """Ids of an agent's checkpoints that must stay whatever a policy says, and why."""
+        return ()
+
+    def resolve(self, text: str) -> tuple[str, str]:
+        """Split ``NAME`` or ``NAME@REV`` at the last ``@``; an existing agent's full name wins. REV "" is the head."""
+        self._check_open()
+        if self._db.view.agent(text) is not None:
+            return text, ""
+        name, at, revision = text.rpartition("@")
+        if at and self._db.view.agent(name) is not None:
+            return name, revision
+        raise self._unknown(text)
+
+    # -- names for checkpoints: these need no writer, so they work while another process writes the agent ------
+
+    def branch(self, name: str, new: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:
+        """Begin a branch at a checkpoint, without opening it."""
+        check_new(new, "a branch")
+        row, target = self._target(name, at, branch)
+        self._add_branch(row, new, target)
+
+    def _add_branch(
+        self, agent: AgentRow, new: str, target: Point | None, more: Body | None = None, *, end: End | None = None
+    ) -> Branch:
+        """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body.
+
+        It inherits the records before ``target``, unless ``end`` says otherwise.
+        """
+        check_name(new, "a branch", but="@")
+        body = {"created": now_us(), "from": target.id if target is not None else b"", **(more or {})}
+
+        def add(change: Change) -> Branch:
+            self._check_free(change, agent, new)
+            point = change.find(target.id) if target is not None else None
+            if target is not None and point is None:
+                raise Refused("the checkpoint was forgotten meanwhile")
+            inherits = end if end is not None else change.end_at(point)
+            about = {**body, "start": inherits.records}
+            return change.add_branch(agent.a, new, uuid.uuid4().bytes, about, point, inherits)
+
+        return self._db.change(add)
+
+    def tag(self, name: str, tag: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:
+        """Give a checkpoint a name; a tag that exists moves."""
+        row, target = self._target(name, at, branch)
+        self._set_tag(row, tag, target)
+
+    def _set_tag(self, agent: AgentRow, tag: str, target: Point) -> None:
+        check_new(tag, "a tag")
+
+        def put(change: Change) -> None:
+            if change.branch(agent.a, tag) is not None:
+                raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
+            point = history.current(change, target)
+            change.set_tag(Tag(agent.a, tag, point.n, point.id, {}))
+            change.say(agent.a, {"what": "tag", "name": tag, "at": point.id})
+
+        self._db.change(put)
+
+    def untag(self, name: str, tag: str) -> None:
+        """Remove a tag."""
+        row = self._agent_row(name)
+
+        def drop(change: Change) -> None:
+            if change.tag(row.a, tag) is None:
+                raise UnknownRevision(f"agent {name!r} has no tag {tag!r}")
+            change.drop_tag(row.a, tag)
+            change.say(row.a, {"what": "untag", "name": tag})
+
+        self._db.change(drop)
+
+    def mark(
+        self,
+        name: str,
+        at: str | Checkpoint,
+        validity: Literal["good", "suspect", "corrupt"],
+        reason: str = "",
+        *,
+        branch: str = MAIN,
+    ) -> None:
+        """Say whether a checkpoint can be trusted."""
+        row, target = self._target(name, at, branch)
+        self._set_validity(row, target, validity, reason)
+
+    def _set_validity(self, agent: AgentRow, target: Point, validity: str, reason: str) -> None:
+        if validity not in {"good", "suspect", "corrupt"}:
+            raise BadOption(f"validity {validity!r}", hint="Use good, suspect or corrupt.")
+        body = None if validity == "good" else {"validity": validity, "reason": reason, "at": now_us()}
+
+        def judge(change: Change) -> None:
+            point = history.current(change, target)
+            change.set_validity(agent.a, point.n, body)
+            change.say(agent.a, {"what": "validity", "at": point.id, "validity": validity, "reason": reason})
+
+        self._db.change(judge)
+
+    def _check_free(self, change: Change, agent: AgentRow, name: str) -> None:
+        if change.branch(agent.a, name) is not None or change.tag(agent.a, name) is not None:
+            raise BadName(f"{name!r} is already a branch or tag of this agent", hint="Choose another name.")
+
+    def _target(self, name: str, at: str | Checkpoint | None, branch: str) -> tuple[AgentRow, Point]:
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        row = self._agent_row(name)
+        branch_row = self._db.view.branch(row.a, branch)
+        if branch_row is None:
+            raise UnknownRevision(f"agent {name!r} has no branch {branch!r}")
+        return row, self._find(branch_row, at)
+
+    def _find(self, branch: Branch, at: str | Checkpoint | None) -> Point:
+        view = self._db.view
+        if isinstance(at, Checkpoint):
+            if not Graph(view, view.agent_at(branch.a)).sees(at._current().n):
+                raise UnknownRevision(f"{at!r} belongs to another agent")
+            return at._current()
+        if at is not None and not isinstance(at, str):
+            raise UnknownRevision(
+                f"a revision is text or a Checkpoint, not {type(at).__name__}", hint="A depth is written '#17'."
+            )
+        if not at:
+            return find(view, branch, "")
+        with self._db.moment() as (then, _):  # what is forgotten meanwhile would leave a gap
+            return find(then, branch, at)
+
+    def _agent_row(self, name: str, *, arriving: bool = False) -> AgentRow:
+        self._check_open()
+        row = self._db.view.agent(name)
+        if row is None:
+            raise self._unknown(name)
+        if not arriving and self._half(row):
+            raise _still_arriving(repr(name))
+        return row
+
+    def _agents(self) -> list[AgentRow]:
+        """All but those that are still arriving."""
+        return [row for row in self._db.view.agents() if not self._half(row)]
+
+    def _half(self, agent: AgentRow) -> bool:
+        """Whether nothing of an agent is whole yet, because it is still arriving."""
+        branches = self._db.view.branches(agent.a)
+        return bool(branches) and all(map(_arriving, branches))
+
+    # -- the whole store ------------------------------------------------------------------------------
+
+    def verify(self, progress: Progress | None = None, agents: Sequence[str] = ()) -> VerifyReport:
+        """Read everything and prove every digest. ``progress(what, done, total)`` is called along the way."""
+        from holdfast.agent2.verify import verify
+
+        self._check_open()
+        return verify(self, progress, agents)
+
+    def push(
+        self,
+        dest: Store,
+        agents: Sequence[str] = (),
+        *,
+        beside: bool = False,
+        new_name: str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Bring what another store lacks of some agents, or of all, there; everything is proven on arrival.
+
+        Only what is missing moves. After an interruption the next call goes on. Raises ``HistoriesDiverged`` where
+        both stores have gone on with a branch (``beside`` lets it arrive under a name of its own), and ``AgentBusy``
+        while somebody writes the agent in the other store. ``new_name`` is what one agent is to be called there.
+        """
+        from holdfast.agent2.transfer import transfer
+
+        self._check_open()
+        dest._check_open()
+        return transfer(self, dest, agents, beside=beside, new_name=new_name, progress=progress)
+
+    def pull(
+        self,
+        source: Store,
+        agents: Sequence[str] = (),
+        *,
+        beside: bool = False,
+        new_name: str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """As push(), from the other store to this one."""
+        return source.push(self, agents, beside=beside, new_name=new_name, progress=progress)
+
+    def backup(self, dest: Store, progress: Progress | None = None) -> TransferReport:
+        """As push() of everything, with what people have set for the store. Nothing is removed there."""
+        from holdfast.agent2.move import backup
+
+        self._check_open()
+        dest._check_open()
+        return backup(self, dest, progress)
+
+    def move(self, dest: Store, progress: Progress | None = None) -> TransferReport:
+        """As backup(); then this store is closed for good: it can only be read, and names ``dest``.
+
+        Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
+        """
+        from holdfast.agent2.move import move
+
+        self._check_open()
+        dest._check_open()
+        return move(self, dest, progress)
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        agents: Sequence[str],
+        *,
+        key: Key = None,
+        replace: bool = False,
+        progress: Progress | None = None,
+    ) -> int:
+        """Write agents with their whole histories to one file; returns its size.
+
+        With a ``key`` the file opens with that alone. Without one it is as the store is: plain, or encrypted, and then
+        it opens with the store's keys. ``key=False`` writes it plain in any case.
+        """
+        from holdfast.agent2.bundle import write_bundle
+
+        self._check_open()
+        return write_bundle(self, Path(path), agents, key=key, replace=replace, progress=progress)
+
+    def import_bundle(
+        self,
+        path: str | os.PathLike[str],
+        agents: Sequence[str] = (),
+        *,
+        key: Key = None,
+        beside: bool = False,
+        new_name: str | None = None,
+        progress: Progress | None = None,
+    ) -> TransferReport:
+        """Take in the agents of a file that ``export`` wrote, or some of them. Options are those of push().
+
+        The whole file is read and proven first; one that is damaged changes nothing. ``key`` opens an encrypted file.
+        """
+        from holdfast.agent2.bundle import read_bundle
+
+        self._check_open()
+        if self._readonly:
+            raise ReadOnly("this store was opened read-only")
+        return read_bundle(self, Path(path), agents, key=key, beside=beside, new_name=new_name, progress=progress)
+
+    def drill(
+        self,
+        agents: Sequence[str] = (),
+        *,
+        sample: int = 20,
+        place: str | os.PathLike[str] | None = None,
+        progress: Progress | None = None,
+    ) -> DrillReport:
+        """Restore a sample of checkpoints in a scratch place, the newest of each branch first, and prove their digests.
+
+        The scratch place is beside the store, or below ``place``, and is removed at the end.
+        """
+        from holdfast.agent2.drill import drill
+
+        self._check_open()
+        room = Path(place) if place is not None else None
+        return drill(self, agents, sample=sample, place=room, progress=progress)
+
+    def stats(self) -> dict[str, Any]:
+        """Sizes in bytes and numbers of records."""
+        self._check_open()
+        facts, counts = self._db.view.facts(), self._db.view.counts()
+        counts["checkpoint"] += counts.pop("loose")
+        here, *cold = self._db.packs.places(self._db.view)
+        return {
+            "path": self.place,
+            "moved": facts.get(MOVED, b"").decode() or None,
+            "format": FORMAT_VERSION,
+            "durability": self._durability,
+            "bytes": {**self._db.engine.sizes(), "packs": sum(self._db.view.packs().values())},
+            "counts": counts,
+            "objects": here if facts[OBJECTS] else None,
+            "cold": cold,
+            "writers": self._db.leases.holders(),
+        }
+
+    def flush(self) -> None:
+        """Return when everything that was acknowledged is durable (for durability="batched")."""
+        self._check_open()
+        for handle in list(self._handles.values()):
+            handle._settle()
+        self._db.flush()
+
+    def close(self) -> None:
+        """Let go of everything. Changes since the last checkpoint are not saved.
+
+        With ``durability="batched"`` it raises when something that was accepted could not be written; if that was for
+        want of room, the store stays open and closing can be tried again.
+        """
+        with self._lock:
+            if self._db.released or self._pid != os.getpid():
+                return
+            failed = None
+            try:
+                for handle in list(self._handles.values()) if not self.closed else ():
+                    try:
+                        handle._settle()
+                    except DiskFull:
+                        raise
+                    except HoldfastError as error:  # whoever made it was told, unless it was accepted unwritten
+                        failed = error if self._batched else None
+                self._db.close()
+                if failed is not None:
+                    raise failed
+            finally:
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget the handles, once nothing below is open any more."""
+        if self._db.released:
+            for handle in list(self._handles.values()):
+                handle.close()
+            self._handles.clear()
+            with _open_lock:
+                if _open.get(self._key) is self:
+                    del _open[self._key]
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether everything in it is encrypted and signed."""
+        return self._db.encrypted
+
+    @property
+    def closed(self) -> bool:
+        return self._db.closed or self._pid != os.getpid()
+
+    def _check_open(self) -> None:
+        self._db.check_usable()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Store {self.place}{' (closed)' if self.closed else ''}>"
+
+    def _repr_html_(self) -> str:
+        from holdfast.agent2.notebook import table
+
+        rows = [
+            (info.name, ", ".join(info.branches), info.checkpoints, info.head.label if info.head else "", info.updated)
+            for info in self.agents()
+        ]
+        return table(("agent", "branches", "checkpoints", "last label", "updated"), rows)
+
+    # -- for the rest of this room ----------------------------------------------------------------------
+
+    def _register(self, types: Sequence[Any]) -> None:
+        for item in types:
+            if isinstance(item, type):
+                self._registry.register(item)
+            else:
+                self._registry.register_module(item)
+
+    def _made(self, branch: Branch, *, sealed: bool) -> None:
+        """A checkpoint was written: what follows from that is done in the background."""
+        self._tending.made(branch, sealed=sealed)
+
+    def _load(self, point: Point) -> Document:
+        return history.load(self._db.now, point, self._registry, inert=self._inert)
+
+    def _reader(self, state: State) -> Reader:
+        """Gives the values of a state as this store's program knows them."""
+        return Reader(state, self._registry, inert=self._inert)
+
+    def _empty(self) -> Document:
+        return history.load(self._db.now, None, self._registry, inert=self._inert)

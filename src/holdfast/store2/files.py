@@ -1,0 +1,318 @@
+"""The store's directory: its layout, its birth, and what a path holds before anything is opened.
+
+Owns names and places of files. Knows nothing of the catalog's content beyond its first page.
+A store appears whole or not at all: it is built under another name, flushed, and renamed.
+A process that has a catalog open must not open its files by other means, because closing such a descriptor drops
+SQLite's locks; so everything about ``store.db`` here goes through apsw or stat.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import urllib.parse
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import apsw
+from msgspec import Struct
+
+from holdfast.errors import BadOption, Damaged, DiskFull, Incompatible, NotAStore, StoreFailed, StoreReadOnly
+from holdfast.store2 import witness
+from holdfast.store2.tables import APPLICATION_ID, FORMER_APPLICATION_ID
+
+BuildCatalog = Callable[[Path], None]
+
+
+class Layout(Struct, frozen=True):
+    """Where the parts of the store in directory ``path`` are."""
+
+    path: Path
+
+    def __post_init__(self) -> None:
+        try:
+            str(self.path).encode()
+        except UnicodeEncodeError as error:
+            name = os.fsencode(self.path)
+            raise BadOption(f"no store can be at {name!r}: SQLite opens only names that are text in UTF-8") from error
+
+    @property
+    def catalog(self) -> Path:
+        return self.path / "store.db"
+
+    @property
+    def wal(self) -> Path:
+        return self.path / "store.db-wal"
+
+    def log_bytes(self) -> int:
+        try:
+            return self.wal.stat().st_size
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise unavailable(error, f"looking at {self.wal}") from error
+
+    @property
+    def packs(self) -> Path:
+        return self.path / "packs"
+
+    @property
+    def locks(self) -> Path:
+        return self.path / "locks"
+
+    @property
+    def queue_lock(self) -> Path:
+        return self.locks / "queue"
+
+    @property
+    def moments_lock(self) -> Path:
+        return self.locks / "moments"
+
+    @property
+    def open_lock(self) -> Path:
+        """Shared by everybody who has the store open."""
+        return self.locks / "open"
+
+    @property
+    def witness(self) -> Path:
+        return self.path / "witness"
+
+
+def in_store(path: Path) -> bool:
+    """Whether a path, resolved, is that of a store or leads into one: what lies there is that store's to delete."""
+    parts = ("store.db", "locks", "packs")
+    return any(all(os.path.exists(folder / name) for name in parts) for folder in (path, *path.parents))
+
+
+def fsync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _fsync_file(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def close_quietly(fd: int) -> None:
+    """For a lock, which is free then whatever closing says: nothing was written that has to last."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
+
+
+def unavailable(error: OSError, doing: str) -> StoreFailed | DiskFull | StoreReadOnly:
+    """The error that tells what an OSError means for a store."""
+    reason = error.strerror or str(error)
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return DiskFull(f"{doing}: {reason}; nothing was changed", hint="Free some room, then try again.")
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return StoreReadOnly(f"{doing}: {reason}", hint="Open it with readonly=True, or change who may write there.")
+    hint = "A mount point cannot be replaced; give a directory below it." if error.errno == errno.EBUSY else ""
+    return StoreFailed(f"{doing}: {reason}", hint=hint)
+
+
+def classify(path: Path) -> bool:
+    """True if ``path`` holds a store, False if there is nothing (or an empty directory). Otherwise raises."""
+    try:
+        names = set(os.listdir(path))
+    except FileNotFoundError:
+        return False
+    except NotADirectoryError:
+        raise NotAStore(f"{path} is a file, not a store", hint="Give the path of a directory.") from None
+    except OSError as error:
+        raise StoreFailed(f"{path}: cannot be read ({error.strerror})") from error
+    if not names:
+        return False
+    if "store.db" not in names:
+        if {"witness", "locks", "packs"} <= names:
+            raise Damaged(
+                f"{path}: store.db is missing",
+                what=("store.db",),
+                hint="Put it back from a backup. The packs alone are of no use: only store.db says what they hold.",
+            )
+        raise NotAStore(f"{path} is a directory with other contents, not a store", hint="Give another path.")
+    _check_first_page(Layout(path))
+    return True
+
+
+_LOOKS = 3
+"""How often a first page that makes no sense is looked at: another process may have folded its log in just that moment.
+While it does there is a log, and afterwards a page that makes sense."""
+
+
+def _check_first_page(layout: Layout) -> None:
+    """Look at the database file without locks, without its log and without changing anything beside it."""
+    uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
+    damaged = Damaged(
+        f"{layout.catalog}: not a readable database",
+        what=("store.db",),
+        hint="Put it back from a backup, or let `holdfast repair` look for what is intact in it.",
+    )
+    is_ours = witness.witness_report(layout.path).newest is not None
+    # A process that was killed while it folded its log leaves a database that makes sense only together with the log.
+    # Opening it with the log will tell; whether it is ours, the witness has said.
+    application_id = 0
+    for attempt in range(_LOOKS):
+        if is_ours and _size(layout.wal):
+            return
+        try:
+            connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+            try:
+                application_id = connection.execute("PRAGMA application_id").get
+            finally:
+                connection.close()
+            break
+        except (apsw.NotADBError, apsw.CorruptError) as error:
+            if not is_ours:
+                raise NotAStore(f"{layout.catalog} is not a database, so {layout.path} is not a store") from error
+            if attempt == _LOOKS - 1:
+                raise damaged from error
+        except apsw.Error as error:
+            raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
+    if application_id == FORMER_APPLICATION_ID:
+        raise Incompatible(
+            f"{layout.path} is a store of the layout before this one, which was never released",
+            hint="Read it with the Holdfast that wrote it. Nothing was changed.",
+        )
+    if application_id != APPLICATION_ID:
+        if is_ours:
+            raise damaged
+        raise NotAStore(f"{layout.catalog} is a database of another program, so {layout.path} is not a store")
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    except OSError:
+        return 1  # nobody can tell: there may be something
+
+
+def create(path: Path, build_catalog: BuildCatalog) -> None:
+    """Make a new store at ``path``. If another process does so at the same time, its store is the one."""
+    try:
+        make_folder(path.parent)
+        _sweep(path)
+        new, fd = _claim(path)
+    except OSError as error:
+        raise unavailable(error, f"cannot create a store at {path}") from error
+    try:
+        _build(Layout(new), build_catalog)
+        try:
+            os.rename(new, path)
+        except OSError as error:
+            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+                raise
+            discard(new)  # somebody else was faster
+        fsync_directory(path.parent)
+    except OSError as error:
+        discard(new)
+        raise unavailable(error, f"cannot create a store at {path}") from error
+    except BaseException:
+        discard(new)
+        raise
+    finally:
+        with contextlib.suppress(OSError):  # it only kept a sweep away
+            os.close(fd)
+
+
+def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
+    layout.packs.mkdir()
+    layout.locks.mkdir()
+    layout.queue_lock.touch()
+    layout.moments_lock.touch()
+    layout.open_lock.touch()
+    layout.witness.write_bytes(witness.initial())
+    build_catalog(layout.catalog)
+    for file in layout.path.iterdir():
+        if file.is_file():
+            _fsync_file(file)
+    for directory in (layout.packs, layout.locks, layout.path):
+        fsync_directory(directory)
+
+
+_EXCHANGE = 2  # RENAME_EXCHANGE
+
+
+def exchange(path: Path, other: Path) -> None:
+    """Let two directories of one folder change places: in one step, or so that ``finish_exchange`` puts it right."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    here, there = os.fsencode(path), os.fsencode(other)
+    if not hasattr(libc, "renameat2") or libc.renameat2(-100, here, -100, there, _EXCHANGE):
+        between = aside(path)
+        path.rename(between)
+        other.rename(path)
+        between.rename(other)
+    fsync_directory(path.parent)
+
+
+def finish_exchange(path: Path) -> bool:
+    """Put a store back that was about to give its place to another one; whether there was such a store."""
+    with contextlib.suppress(OSError):  # there is none, or somebody else does it
+        aside(path).rename(path)
+        fsync_directory(path.parent)
+    return classify(path)
+
+
+def aside(path: Path) -> Path:
+    """Where a store is while it gives its place to another one."""
+    return path.with_name(f".{path.name}.aside")
+
+
+def make_folder(parent: Path) -> None:
+    """Make a directory and those above it, each durable."""
+    missing = [directory for directory in (parent, *parent.parents) if not directory.exists()]
+    parent.mkdir(parents=True, exist_ok=True)
+    for directory in missing:
+        fsync_directory(directory.parent)
+
+
+def _claim(path: Path) -> tuple[Path, int]:
+    """A directory beside ``path`` to build in, locked so that a sweep can tell it from a dead one's."""
+    while True:
+        new = path.parent / f".{path.name}.new-{uuid.uuid4().hex}"
+        new.mkdir()
+        # A sweep that comes between these two calls takes the directory for a dead one's; then try another name.
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            fd = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                new.stat()
+            except OSError:
+                os.close(fd)
+                raise
+            return new, fd
+
+
+def discard(directory: Path) -> None:
+    """Remove it as far as that goes; what is left is waste, not harm."""
+    import shutil
+
+    with contextlib.suppress(OSError):  # not every failure is one that rmtree ignores
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _sweep(path: Path) -> None:
+    """Remove what creators that died left behind. Whatever cannot be removed does no harm."""
+    for name in os.listdir(path.parent):
+        if not name.startswith(f".{path.name}.new-"):
+            continue
+        left = path.parent / name
+        with contextlib.suppress(OSError):
+            fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                discard(left)
+            finally:
+                os.close(fd)

@@ -1,0 +1,376 @@
+"""Bulk chunks: packs are written once, named by a row afterwards, and never changed.
+
+Owns what is in a pack (format.md section 5) and where packs lie: here, and perhaps in a colder place. Knows no state.
+What always holds: a pack is durable before a row can name it; what is read is proven by its digest; what is written is
+what the digest was computed over; a copy of a pack is deleted only while another one is there, and one that a row names
+only by whoever moves it. No row says where a pack is: the two places do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+from uuid import UUID, uuid4
+
+import zstandard
+
+from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, HoldfastError, InputError, StoreFailed, Unavailable
+from holdfast.store2.catalog import Place, View, chunk_digest
+from holdfast.store2.changes import NewPack
+from holdfast.store2.cipher import HINT, Buffer, Cipher
+from holdfast.store2.engine import Engine, Objects
+from holdfast.store2.objects import TEMPORARY, Missing, missing
+
+MAGIC = b"HFPACK02"
+ALIGN_BYTES = 4096
+CHUNK_MAX_BYTES = 64 * 2**20
+"""The most that one chunk may hold, and so claim to hold when it is read. Bulk values are cut every 8 MiB."""
+
+RUN_BYTES = 8 * 2**20
+"""How much of a pack is read in one request: some chunks that lie one behind the other, or a piece of a copy."""
+
+SAMPLE_BYTES = 2**16
+"""Three samples of this size say whether compressing a chunk is worth its time."""
+
+GRACE_S = 3600.0
+"""A pack is named by a row after it was put, so one that no row names may be about to be. So long nobody deletes it."""
+
+T = TypeVar("T")
+Chunk = tuple[bytes, Place]
+"""A chunk's digest, and where it is."""
+
+Whereabouts = tuple[float | None, float | None]
+"""How many seconds ago a pack was put here, and in the colder place; None: it is not there."""
+
+
+def file_name(pack: bytes) -> str:
+    return f"{UUID(bytes=pack)}.pack"
+
+
+def _pack_of(name: str) -> bytes | None:
+    with suppress(ValueError):
+        pack = UUID(name.removesuffix(".pack")).bytes
+        return pack if file_name(pack) == name else None
+    return None
+
+
+def round_up(size: int) -> int:
+    """Where the next block begins."""
+    return -(-size // ALIGN_BYTES) * ALIGN_BYTES
+
+
+class Packs:
+    """The packs of one store. Threads may share it.
+
+    ``impatient``: for somebody who reads all of them; a place that has not answered once is not asked again.
+    """
+
+    def __init__(self, cipher: Cipher, here: Objects, cold: Objects | None = None, *, impatient: bool = False) -> None:
+        self.cipher = cipher
+        self.here = here
+        self.cold = cold
+        self._found_cold: set[bytes] = set()
+        self._silent: dict[str, ColdPlaceMissing] | None = {} if impatient else None
+        self._apart = False
+
+    def impatient(self) -> Packs:
+        return Packs(self.cipher, self.here, self.cold, impatient=True)
+
+    # -- writing --------------------------------------------------------------------------------------------
+
+    def write(self, chunks: Iterable[tuple[bytes, Buffer]]) -> NewPack:
+        """Write one pack with these chunks. When this returns it is durable, and nobody refers to it yet."""
+        pack = uuid4().bytes
+        rows: list[tuple[bytes, int, int, int]] = []
+        size = self.here.put(file_name(pack), self._pieces(chunks, rows))
+        return NewPack(pack, size, rows)
+
+    def _pieces(
+        self, chunks: Iterable[tuple[bytes, Buffer]], rows: list[tuple[bytes, int, int, int]]
+    ) -> Iterator[bytes]:
+        yield MAGIC.ljust(ALIGN_BYTES, b"\0")
+        at = ALIGN_BYTES
+        for digest, data in chunks:
+            raw = bytes(data)  # a copy, unless nobody can change it: what is hashed is what is written
+            if len(raw) > CHUNK_MAX_BYTES:
+                raise InputError(f"a chunk of {len(raw)} bytes; the format allows {CHUNK_MAX_BYTES}")
+            if chunk_digest(raw) != digest:
+                raise InputError("bulk data was changed while it was being saved; nothing was written")
+            stored = _shorter(raw)
+            box = bytes(self.cipher.box("chunk", digest, stored))
+            rows.append((digest, at, len(raw), len(stored)))
+            yield box
+            yield bytes(-len(box) % ALIGN_BYTES)
+            at += round_up(len(box))
+
+    def discard(self, pack: bytes) -> None:
+        """Let a pack go whose rows were refused. One that stays is waste, not harm."""
+        with suppress(HoldfastError):
+            self.here.delete(file_name(pack))
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def read(self, view: View, digests: Iterable[bytes]) -> Iterator[bytes]:
+        """The bytes of chunks, in this order, each proven by its digest. Few of them are in memory at once."""
+        wanted = list(digests)
+        places = view.chunks(wanted)
+        for digest in wanted:
+            if digest not in places:
+                raise _damaged(digest, "is missing")
+        for run in self._runs([(digest, places[digest]) for digest in wanted]):
+            try:
+                found = self._from(run[0][1].pack, partial(self._opened, run))
+            except Missing:
+                names = [digest for digest, _ in run]
+                if view.chunks(names) == dict(run):
+                    raise
+                found = list(self.read(view, names))  # they have got into another pack meanwhile
+            yield from found
+
+    def _runs(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Chunks as they can be read at once: those that follow each other in one pack."""
+        run: list[Chunk] = []
+        for digest, place in chunks:
+            pack, start, length, stored = place
+            # Looked at before anything of the size that a row claims is asked for.
+            if not 0 <= stored <= length <= CHUNK_MAX_BYTES or start < ALIGN_BYTES or start % ALIGN_BYTES:
+                raise _damaged(digest, "has an impossible size or place")
+            if run:
+                first, last = run[0][1], run[-1][1]
+                if pack != first.pack or start != self._end(last) or self._end(place) - first.start > RUN_BYTES:
+                    yield run
+                    run = []
+            run.append((digest, place))
+        if run:
+            yield run
+
+    def _end(self, place: Place) -> int:
+        return place.start + round_up(place.stored + self.cipher.overhead)
+
+    def _opened(self, run: Sequence[Chunk], objects: Objects) -> list[bytes]:
+        return [self._unpacked(digest, place, box) for digest, place, box, _ in self._boxes(run, objects)]
+
+    def _boxes(self, run: Sequence[Chunk], objects: Objects) -> Iterator[tuple[bytes, Place, bytes, bytes]]:
+        """What is stored of each chunk of a run, and what is behind it up to the next block."""
+        first = run[0][1].start
+        data = objects.read(file_name(run[0][1].pack), first, self._end(run[-1][1]) - first)
+        for digest, place in run:
+            start = place.start - first
+            end = start + place.stored + self.cipher.overhead
+            yield digest, place, data[start:end], data[end : self._end(place) - first]
+
+    def _unpacked(self, digest: bytes, place: Place, box: bytes) -> bytes:
+        """A chunk's bytes out of its box, proven by its digest."""
+        data = b""
+        if len(box) == place.stored + self.cipher.overhead:
+            data = self.cipher.unbox("chunk", digest, box)
+        if place.stored != place.length:
+            with suppress(zstandard.ZstdError):
+                # What a frame declares is allocated before anything is read, whatever the limit says.
+                if zstandard.frame_content_size(data) == place.length:
+                    reader = zstandard.ZstdDecompressor()
+                    data = reader.decompress(data, max_output_size=place.length, allow_extra_data=False)
+        if len(data) != place.length or chunk_digest(data) != digest:
+            name = f"packs/{file_name(place.pack)}"
+            raise _damaged(digest, f"is not what was written, in {name}", name)
+        return data
+
+    def _from(self, pack: bytes, ask: Callable[[Objects], T]) -> T:
+        """Ask the place where a pack lies. It may move meanwhile: looked for in both, and once more in the first."""
+        places = [place for place in (self.here, self.cold) if place is not None]
+        if pack in self._found_cold:
+            places.reverse()
+        silent = self._silent if self._silent is not None else {}
+        failures: list[HoldfastError] = []
+        for place in (*places, places[0]):
+            try:
+                if place.place in silent:
+                    raise silent[place.place].with_traceback(None)
+                found = ask(place)
+            except (Damaged, Unavailable) as error:
+                failures.append(error)
+                if isinstance(error, ColdPlaceMissing):
+                    silent[place.place] = error
+            else:
+                (self._found_cold.add if place is self.cold else self._found_cold.discard)(pack)
+                return found
+        # What is damaged is there; what cannot be reached may be there.
+        raise min(failures, key=lambda error: (isinstance(error, Missing), isinstance(error, Unavailable)))
+
+    # -- proof ----------------------------------------------------------------------------------------------
+
+    def check(self, view: View, pack: bytes) -> dict[bytes, Damaged]:
+        """Read a whole pack, wherever it lies: what is wrong, by the digests of its chunks; of the pack itself, b""."""
+        found = self._rows(view, pack)
+        return self._from(pack, lambda place: self._flaws(place, pack, *found)) if found is not None else {}
+
+    def _rows(self, view: View, pack: bytes) -> tuple[int, list[Chunk]] | None:
+        """A pack's size, and its chunks as they lie in it."""
+        for p, _, size in view.rows("pack", "WHERE uuid = ?", (pack,)):
+            rows = view.rows("chunk", "WHERE p = ? ORDER BY start", (p,))
+            return size, [(digest, Place(pack, *rest)) for digest, _, *rest in rows]
+        return None
+
+    def _flaws(self, place: Objects, pack: bytes, size: int, chunks: Sequence[Chunk]) -> dict[bytes, Damaged]:
+        name = f"packs/{file_name(pack)}"
+        wrong = Damaged(f"{name}: bytes beside its chunks are not what was written", what=(name,), hint=HINT)
+        found: dict[bytes, Damaged] = {}
+        if place.read(file_name(pack), 0, ALIGN_BYTES) != MAGIC.ljust(ALIGN_BYTES, b"\0"):
+            found[b""] = wrong
+        for run in self._runs(chunks):
+            for digest, where, box, padding in self._boxes(run, place):
+                try:
+                    self._unpacked(digest, where, box)
+                except Damaged as error:
+                    found[digest] = error
+                if any(padding):
+                    found[b""] = wrong
+        known = place.size(file_name(pack))
+        if known is None:
+            raise missing(file_name(pack))  # it was moved meanwhile
+        if known != size:
+            found[b""] = Damaged(f"{name}: its size is not what was written", what=(name,), hint=HINT)
+        return found
+
+    # -- moving ---------------------------------------------------------------------------------------------
+
+    def whereabouts(self) -> dict[bytes, Whereabouts]:
+        """Every pack that lies somewhere, and since when. Raises if the colder place cannot be reached."""
+        here, cold = (
+            {pack: age for name, age in place.names() if (pack := _pack_of(name))} if place is not None else {}
+            for place in (self.here, self.cold)
+        )
+        return {pack: (here.get(pack), cold.get(pack)) for pack in here | cold}
+
+    def places(self, view: View) -> list[dict[str, object]]:
+        """Where packs lie, the colder place last: how many, and whether it can be reached now."""
+        known, found = view.packs(), []
+        left = {file_name(pack) for pack in known}
+        for place in filter(None, (self.here, self.cold)):
+            there, reachable = left, False  # of a place that does not answer, what is not in the other one is said
+            with suppress(ColdPlaceMissing):
+                there, reachable = left & {name for name, _ in place.names()}, True
+            left = left - there if reachable else left
+            found.append({"place": place.place, "packs": len(there), "reachable": reachable})
+        return found
+
+    def chill(self, view: View, engine: Engine, pack: bytes) -> bool:
+        """Move a pack to the colder place. False: not yet: somebody has a moment open, or moves it too; try later."""
+        return self._move(view, engine, pack, self.here, self._cold())
+
+    def warm(self, view: View, engine: Engine, pack: bytes) -> bool:
+        """Bring a pack back. False: as for ``chill``."""
+        return self._move(view, engine, pack, self._cold(), self.here)
+
+    def _cold(self) -> Objects:
+        if self.cold is None:
+            raise BadOption("this store has no colder place", hint="`holdfast tier --to PLACE` gives it one.")
+        if not self._apart:
+            # However it was named: what is copied to where it is already would be deleted then.
+            probe = f"{TEMPORARY}{uuid4().hex}"
+            self.here.put(probe, [b"?"])
+            same = self.cold.size(probe) is not None
+            self.here.delete(probe)
+            if same:
+                raise BadOption(
+                    "a cold place cannot be where the packs are", hint="Name a directory elsewhere, or a URL."
+                )
+            self._apart = True
+        return self.cold
+
+    def _move(self, view: View, engine: Engine, pack: bytes, source: Objects, target: Objects) -> bool:
+        """Copied, read back and proven, then deleted. Killed anywhere, it is in one of the two places, or in both."""
+        name = file_name(pack)
+        found = self._rows(view, pack)
+        if found is None or (source.size(name) is None and target.size(name) is not None):
+            return True  # nobody needs it any more, or it is there
+        whole = (pack, *found)
+        try:
+            if target.size(name) is not None:
+                # Left by whoever was stopped. Not taken as it is: a deletion that got no answer may still meet it.
+                self._require_whole(source, *whole)
+                if not _drop(engine, name, found[0], target, other=source):
+                    return False
+            target.put(name, _copied(source, name, found[0]))
+            if self._flaws(target, *whole):
+                _drop(engine, name, found[0], target, other=source)
+                self._require_whole(source, *whole)
+                raise StoreFailed(f"{target.place}: the copy of {name} is not what was written; it stays where it is")
+        except Missing:
+            if all(place.size(name) is None for place in (source, target, source)):
+                raise
+            return False  # somebody else is moving it
+        return _drop(engine, name, found[0], source, other=target)
+
+    def _require_whole(self, place: Objects, pack: bytes, size: int, chunks: Sequence[Chunk]) -> None:
+        for flaw in self._flaws(place, pack, size, chunks).values():
+            raise Damaged(
+                f"{file_name(pack)} in {place.place} is not what was"
+                f" {'moved there' if place is self.cold else 'written'} ({flaw.message}); nothing was changed",
+                what=flaw.what,
+                hint=HINT,
+            )
+
+    # -- what nothing names ---------------------------------------------------------------------------------
+
+    def strays(self, view: View, grace_s: float = GRACE_S) -> list[tuple[Objects, str]]:
+        """What processes that died have left behind in both places, and packs whose rows are gone."""
+        return _unnamed(view, self._old(grace_s))
+
+    def sweep_strays(self, view: View, engine: Engine, grace_s: float = GRACE_S) -> int:
+        """Delete them, if nobody has a moment open that may still see their rows. Returns how many went."""
+        gone = 0
+        old = self._old(grace_s)
+        with engine.sweeping() as free:
+            for place, name in _unnamed(view, old) if free else ():
+                with suppress(ColdPlaceMissing):
+                    place.delete(name)
+                    gone += 1
+        return gone
+
+    def _old(self, grace_s: float) -> list[tuple[Objects, str]]:
+        """All that has lain somewhere for so long. In a place that cannot be reached, it is found the next time."""
+        found: list[tuple[Objects, str]] = []
+        for place in filter(None, (self.here, self.cold)):
+            with suppress(ColdPlaceMissing):
+                names = [name for name, age in place.names() if age > grace_s]
+                found += [(place, name) for name in names if name.startswith(TEMPORARY) or _pack_of(name)]
+        return found
+
+
+def _unnamed(view: View, found: list[tuple[Objects, str]]) -> list[tuple[Objects, str]]:
+    named = {file_name(pack) for pack in view.packs()}
+    return [(place, name) for place, name in found if name not in named]
+
+
+def _drop(engine: Engine, name: str, size: int, at: Objects, *, other: Objects) -> bool:
+    """Delete a copy, if the other one is still there. Nobody else deletes that one meanwhile, for the same reason."""
+    with engine.sweeping() as free:
+        if not free or other.size(name) != size:
+            return False
+        at.delete(name)
+        return True
+
+
+def _copied(source: Objects, name: str, size: int) -> Iterator[bytes]:
+    for at in range(0, size, RUN_BYTES):
+        yield source.read(name, at, min(RUN_BYTES, size - at))
+
+
+def _shorter(raw: bytes) -> bytes:
+    """A chunk as it is, or compressed."""
+    compressor = zstandard.ZstdCompressor(level=1)
+    if len(raw) > 8 * SAMPLE_BYTES:
+        middle = len(raw) // 2
+        sample = raw[:SAMPLE_BYTES] + raw[middle : middle + SAMPLE_BYTES] + raw[-SAMPLE_BYTES:]
+        if len(compressor.compress(sample)) > len(sample) * 15 // 16:
+            return raw
+    packed = compressor.compress(raw)
+    return packed if len(packed) < len(raw) else raw
+
+
+def _damaged(digest: bytes, how: str, *what: str) -> Damaged:
+    name = f"chunk {digest.hex()}"
+    return Damaged(f"{name} {how}", what=(*what, name), hint=HINT)
