@@ -131,7 +131,7 @@ def test_a_lost_page_costs_only_what_it_held(sound, path, key):
 
 def test_any_row_may_be_missing(sound, path, key):
     found = [one for one in rows(path) if not (key and one[0] == "slot")]
-    chosen = found if SOAK else random.Random(11).sample(found, 34)
+    chosen = found if SOAK else random.Random(11).sample(found, 18)
     original = (path / "store.db").read_bytes()
     for table, keys, row in chosen:
         delete(path, table, keys, row)
@@ -149,7 +149,7 @@ def test_any_row_may_be_missing(sound, path, key):
 def test_any_byte_may_be_flipped(sound, path, key):
     original = (path / "store.db").read_bytes()
     chosen = random.Random(2)
-    for _ in range(3000 if SOAK else 20):
+    for _ in range(3000 if SOAK else 10):
         at = chosen.randrange(len(original))
         (path / "store.db").write_bytes(original[:at] + bytes([original[at] ^ 1 << at % 8]) + original[at + 1 :])
         repaired(path, key, sound[1], log=True)

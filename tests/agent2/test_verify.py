@@ -95,7 +95,7 @@ def test_a_sound_store(path, key):
 def test_any_byte_may_be_flipped(sound, path, key):
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.parent.name != "locks"]
     places = [(file, at) for file in files for at in range(file.stat().st_size)]
-    chosen = places if SOAK else random.Random(7).sample(places, 130)
+    chosen = places if SOAK else random.Random(7).sample(places, 90)
     noticed, same = 0, list(rows(path))
     for number, (file, at) in enumerate(chosen):
         content = file.read_bytes()
@@ -109,7 +109,7 @@ def test_any_byte_may_be_flipped(sound, path, key):
 def test_any_row_may_be_missing(sound, path, key):
     found = [(table, keys, row) for table, keys, row in rows(path)]
     unnoticed = {"floor", "slot", "node", "log"}  # of these some are told twice, or nothing needs them any more
-    for table, keys, row in found if SOAK else random.Random(3).sample(found, 60):
+    for table, keys, row in found if SOAK else random.Random(3).sample(found, 40):
         if table == "log":
             with opened(path, key=key) as store:
                 body = read_body(store._db.cipher.loaded("log", row)[-1], "log")

@@ -333,7 +333,7 @@ class Agent:
             if point.cut:
                 raise NothingToUndo("the checkpoint before the last one was forgotten, so there is no way back to it")
             parent = self._db.view.point(point.row.parent) if point.row.parent else None
-            self._document.become(history.state_of(self._db.now, parent, self._newest), record=True)
+            self._become(parent)
             return self._make(f"undo {_describe(self._seen(point))}", "undo", point.id)
 
     def redo(self) -> Checkpoint:
@@ -346,8 +346,17 @@ class Agent:
             if self._document.changed:
                 raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
             point = self._to_redo()
-            self._document.become(history.state_of(self._db.now, point, self._newest), record=True)
+            self._become(point)
             return self._make(f"redo {_describe(self._seen(point))}", "redo", point.id)
+
+    def _become(self, point: Point | None) -> None:
+        """Let the live state be that of a checkpoint: a change like any other."""
+        try:
+            self._document.become(history.state_of(self._db.now, point, self._newest), record=True)
+        except Damaged:
+            if point is not None:
+                history.current(self._db.view, point)  # says so if it was forgotten meanwhile
+            raise
 
     def _apart(self, work: Callable[[], Checkpoint]) -> Checkpoint:
         """Move through history where no signal handler can raise half-way between two states."""

@@ -183,40 +183,46 @@ def body_in(data: bytes) -> Body:
         raise _malformed() from error
 
 
+# What bodies hold that others rely on.
+_KINDS = {"created": int, "from": bytes, "of": bytes, "origins": list, "start": int, "dump": str}
+
+
 def check_refs(refs: Refs) -> None:
     """What can be said of them alone."""
     for kept in ([one.name for one in refs.branches], [one.uuid for one in refs.branches]):
         if len(set(kept)) != len(kept):
             raise CorruptValue("two branches have one name")
-    bodies = [body_in(refs.body)]
     try:
         check_name(refs.name, "an agent")
+        _check_body(refs.body, "created")
         for branch in refs.branches:
             check_name(branch.name, "a branch", but="@")
-            bodies.append(body_in(branch.body))
-            if type(bodies[-1].get("from")) is not bytes:
-                raise _malformed()
+            _check_body(branch.body, "created", "from")
         for _, data in refs.said:
             _check_said(body_in(data))
     except BadName as error:
         raise CorruptValue(f"a name that cannot be one: {error.message}") from error
-    if not all(type(body.get("created")) is int and 0 <= body["created"] < TIME_MAX for body in bodies):
-        raise _malformed()
-    if type(bodies[0].get("origins", [])) is not list:
+
+
+def _check_body(data: bytes, *needed: str) -> None:
+    body = body_in(data)
+    kinds = all(type(body[key]) is kind for key, kind in _KINDS.items() if key in body)
+    if not kinds or not body.keys() >= set(needed) or not 0 <= body["created"] < TIME_MAX:
         raise _malformed()
 
 
 def _check_said(said: Body) -> None:
     match said:
-        case {"what": "untag", "name": name, **rest} if not rest:
+        case {"what": "untag", "name": name, **rest}:
             check_name(name, "a tag", but="@")
-        case {"what": "tag", "name": name, "at": bytes(), **rest} if not rest:
+        case {"what": "tag", "name": name, "at": bytes(), **rest}:
             check_name(name, "a tag", but="@")
         case {"what": "validity", "at": bytes(), "validity": "good" | "suspect" | "corrupt", "reason": str(), **rest}:
-            if rest:
-                raise _malformed()
+            pass
         case _:
             raise _malformed()
+    if rest:
+        raise _malformed()
 
 
 def _malformed() -> CorruptValue:

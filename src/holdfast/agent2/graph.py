@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 
-from holdfast.store2.catalog import Agent, Branch, Entry, Point, View
+from holdfast.errors import Damaged
+from holdfast.store2.catalog import UP_AT_ONCE, Agent, Branch, Entry, Point, Row, View
 
 _EVER = 2**63
 
@@ -39,7 +41,7 @@ class Graph:
     def left(self) -> set[int]:
         """Where branches of the agent stood before they moved elsewhere, so far as that is still there."""
         ids: dict[bytes, None] = {}
-        for entry in self.view.log(self.agent.a):
+        for entry in self.view.log(self.agent.a, kept=False):
             for id in (entry.body.get("from"), *entry.body.get("left", ())):
                 if isinstance(id, bytes) and id:
                     ids[id] = None
@@ -81,7 +83,7 @@ class Graph:
         yield from self.walk(self.starts)
 
     def walk(self, starts: Iterable[int]) -> Iterator[Point]:
-        seen = set(starts)
+        seen, ancestors = set(starts), _Ancestors(self.view)
         waiting = [(_age(point), point.n, point) for point in map(self.view.point, seen)]
         heapq.heapify(waiting)
         while waiting:
@@ -90,7 +92,7 @@ class Graph:
             above = point.row.parent or self.shallow.get(point.n, 0)
             if above and above not in seen:
                 seen.add(above)
-                parent = self.view.point(above)
+                parent = ancestors.point(above)
                 heapq.heappush(waiting, (_age(parent), above, parent))
 
     def under(self, keys: Sequence[bytes]) -> list[Entry]:
@@ -110,6 +112,26 @@ class Graph:
         """The nearest ancestor that is left."""
         above = point.row.parent or self.shallow.get(point.n, 0)
         return self.view.point(above) if above else None
+
+
+class _Ancestors:
+    """Reads checkpoints some steps of their line at a time: most walks end soon, and long ones ask seldom."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._rows: dict[int, Row] = {}
+        self._step = 8
+
+    def point(self, n: int) -> Point:
+        if n not in self._rows:
+            with suppress(Damaged):  # further up: that is said when one gets there
+                self._rows |= {row.n: row for row in self._view.up(n, self._step)}
+            self._step = min(2 * self._step, UP_AT_ONCE)
+        row = self._rows.pop(n, None)
+        with suppress(Damaged):  # it may be stored in another way since
+            if row is not None:
+                return self._view.point(row)
+        return self._view.point(n)
 
 
 def _age(point: Point) -> tuple[int, int]:

@@ -131,6 +131,7 @@ class Stored(Blank):
         super().__init__(contents)
         self.point = point
         self._newest = newest
+        self._gone: Forgotten | None = None
         self.sections = point.manifest.sections
         try:
             self._rest_on(point)
@@ -160,13 +161,16 @@ class Stored(Blank):
         before = self.point.id, self.point.row.sealed, self.base
         try:
             self.point = current(self._view, self.point)
-        except Forgotten:
+        except Forgotten as error:
             newest = self._newest() if self._newest is not None else None
             if newest is None:
                 raise
-            self.point = newest
+            self._gone, self.point = error, newest
         self._rest_on(self.point)
-        return (self.point.id, self.point.row.sealed, self.base) != before
+        changed = (self.point.id, self.point.row.sealed, self.base) != before
+        if not changed and self._gone is not None:  # its writer has not begun to go on from it
+            raise self._gone
+        return changed
 
     def operations(self, section: str) -> list[Operation]:
         """What leads from the base's section to this state's, or from nothing, where it was given as a whole since."""
@@ -178,7 +182,8 @@ class Stored(Blank):
                     self._recent = {name: found[name] for name in complete}
                 if section in self._recent:
                     return self._recent[section]
-                self._operations, _ = self._by_section(self.since_base())
+                # Not again from elsewhere: what lies below is read already.
+                self._operations, _ = self._by_section(self._since_base())
             return self._operations.get(section, [])
         except Forgotten as error:  # whether that is the end of it, ``again`` says
             raise Damaged(error.message, what=(f"checkpoint {self.point.id.hex()[:12]}",), hint=HINT) from error
@@ -195,6 +200,14 @@ class Stored(Blank):
 
     def since_base(self) -> list[Point]:
         """The checkpoints whose operations lead from the base to this state, oldest first, proven to be a chain."""
+        while True:
+            try:
+                return self._since_base()
+            except Damaged:
+                if not self.again():
+                    raise
+
+    def _since_base(self) -> list[Point]:
         if self._since is None:
             rows = self._view.up(self.point.n, _UP_MAX, to_base=True)
             points = self._chain([self._view.point(row) for row in rows])

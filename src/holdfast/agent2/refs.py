@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from holdfast.agent2.frames import BranchRef, Refs, beside, body_in
 from holdfast.errors import BadName, CorruptValue, Damaged, HistoriesDiverged
-from holdfast.store2.catalog import Agent, Body, Branch, End, Entry, Tag, View, body_bytes, link, read_body
+from holdfast.store2.catalog import Agent, Body, Branch, End, Entry, Tag, View, body_bytes, link
 from holdfast.store2.changes import Change, Said, moved_body
 from holdfast.store2.engine import Refused
 from holdfast.store2.manifest import Position
@@ -83,7 +83,8 @@ def read_refs(view: View, agent: Agent, store: bytes, past: Past, upto: tuple[in
     """The refs of an agent, as they are in a view."""
     branches = []
     for one in view.branches(agent.a):
-        body, moves, stood = _but(one.body, _OF_BRANCH), past.moves.get(one.b, []), past.stood.get(one.b, [])
+        body = body_bytes(_but(one.body, _OF_BRANCH))
+        moves, stood = past.moves.get(one.b, []), past.stood.get(one.b, [])
         if not one.body.get("arriving"):
             ref = BranchRef(
                 one.uuid, one.name, body, one.id, one.depth, one.records, one.chain, moves, stood[-STOOD_MAX:]
@@ -91,11 +92,12 @@ def read_refs(view: View, agent: Agent, store: bytes, past: Past, upto: tuple[in
             branches.append(ref)
     left = [id for id in past.left if view.find(id) is not None]
     said = [(at, body_bytes(body)) for at, body in past.said.values() if "at" not in body or view.find(body["at"])]
-    return Refs(store, agent.uuid, agent.name, _but(agent.body, _OF_AGENT), branches, said, left, upto)
+    body = body_bytes(_but(agent.body, _OF_AGENT))
+    return Refs(store, agent.uuid, agent.name, body, branches, said, left, upto)
 
 
-def _but(body: Body, own: frozenset[str]) -> bytes:
-    return body_bytes({key: value for key, value in body.items() if key not in own})
+def _but(body: Body, own: frozenset[str]) -> Body:
+    return {key: value for key, value in body.items() if key not in own}
 
 
 # -- how two branches relate ------------------------------------------------------------------------------------
@@ -364,7 +366,7 @@ class Landing:
             raise another_agent(places[1], self._name, self._refs.name)
         if not any(ref.name == MAIN for ref in self._refs.branches):
             raise CorruptValue(f"agent {self._refs.name!r} has no branch {MAIN!r}")
-        body = body_in(self._refs.body)
+        body = _but(body_in(self._refs.body), _OF_AGENT)
         body["origins"] = [
             [origin[0], origin[1], 0]  # a handle of the other store means nothing here
             for origin in body.get("origins", ())
@@ -390,7 +392,7 @@ class Landing:
         if old is None:
             if change.branch(agent.a, one.name) is not None or change.tag(agent.a, one.name) is not None:
                 raise BadName(f"{one.name!r} is already a branch or tag of this agent", hint="Choose another name.")
-            body = read_body(_but(body_in(ref.body), _OF_BRANCH), "branch")
+            body = _but(body_in(ref.body), _OF_BRANCH)
             made = change.add_branch(agent.a, one.name, one.uuid, body, point, end, said=of)
             self._moves(agent, made, ref.moves)
             return

@@ -479,48 +479,58 @@ def _drop_refs(change: Change, agent: Agent, held: dict[int, int]) -> None:
     note_waste(change)
 
 
-def forget(store: Store, agent: Agent, numbers: set[int], *, unless: Callable[[Change], bool] | None = None) -> Removal:
-    """Forget some checkpoints of an agent, and what the log kept under their keys."""
+def forget(
+    store: Store, chosen: Sequence[tuple[Agent, set[int]]], *, unless: Callable[[Change], bool] | None = None
+) -> Removal:
+    """Forget some checkpoints of each of some agents, and what the log kept under their keys.
+
+    What several of them see goes if all of these forget it.
+    """
     db = store._db
     before = stored_bytes(db)
 
     def move(change: Change) -> bool:
-        change.agent_at(agent.a)
+        for agent, _ in chosen:
+            change.agent_at(agent.a)
         if unless is not None and unless(change):
             return False
         shallow = change.shallow()
-        for branch in change.branches(agent.a):
-            n = branch.head
-            while n in numbers:
-                n = change.row(n).parent or shallow.get(n, 0)
-            if n != branch.head:
-                _stand_at(change, branch, n)
-        for tag in change.tags(agent.a):
-            if tag.n in numbers:
-                untag(change, agent.a, tag.name)
+        for agent, numbers in chosen:
+            for branch in change.branches(agent.a):
+                n = branch.head
+                while n in numbers:
+                    n = change.row(n).parent or shallow.get(n, 0)
+                if n != branch.head:
+                    _stand_at(change, branch, n)
+            for tag in change.tags(agent.a):
+                if tag.n in numbers:
+                    untag(change, agent.a, tag.name)
         return True
 
     gone: dict[int, None] = {}
     kept_for: set[str] = set()
 
-    def choose(_: Contents, links: Links) -> Plan:
-        seen = links.seen(agent.a)
+    def choose(_now: Contents, links: Links) -> Plan:
+        there = [(agent, numbers) for agent, numbers in chosen if agent.a in links.agents]
+        names = {agent.a for agent, _ in there}
         # What somebody has named since stays.
-        going = (numbers & seen) - links.named(agent.a)
-        others = everything(links, {agent.a})
-        plan = Plan(links, others | (seen - going))
-        if agent.a in links.agents:
+        going = {agent.a: (numbers & links.seen(agent.a)) - links.named(agent.a) for agent, numbers in there}
+        keep = everything(links, names).union(*(links.seen(a) - some for a, some in going.items()))
+        plan = Plan(links, keep)
+        for agent, _ in there:
             plan.forget(agent)
-        gone.update(dict.fromkeys(going - others))
-        kept_for.update(one.name for a, one in links.agents.items() if a != agent.a and links.seen(a) & going)
+        every = set[int]().union(*going.values())
+        gone.update(dict.fromkeys(every - keep))
+        kept_for.update(one.name for a, one in links.agents.items() if a not in names and links.seen(a) & every)
         return plan
 
+    called = ", ".join(agent.name for agent, _ in chosen)
     if not db.change(move):
-        return Removal(agent.name, 0, 0, [], 0, done=False, copies=[])
+        return Removal(called, 0, 0, [], 0, done=False, copies=[])
     plan = clear(db, choose)
     count = len(gone.keys() - plan.keep)
     size = max(0, before - stored_bytes(db))
-    return Removal(agent.name, count, plan.entries, sorted(kept_for), size, done=True, copies=[])
+    return Removal(called, count, plan.entries, sorted(kept_for), size, done=True, copies=[])
 
 
 def _stand_at(change: Change, branch: Branch, n: int) -> None:

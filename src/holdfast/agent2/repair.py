@@ -66,7 +66,7 @@ from holdfast.store2.tables import TABLES
 from holdfast.store2.witness import Noted, lost, remembered, witness_report
 
 _OPTIONS = (False, "commit", False, True)
-PLACES = (OBJECTS, COLD)
+_PLACES = (OBJECTS, COLD)
 _BATCH_ROWS, _BATCH_BYTES = 512, 2**22
 _LOST = bytes(DIGEST_BYTES)
 """The digest of a record of which nothing is left but that there was one."""
@@ -320,7 +320,7 @@ class _Mending:
         """Copy every chunk that can be read into packs of the new store."""
         own = self._facts.get("uuid", b"").hex()
         here, cold = (
-            open_objects(self._facts[name].decode(), own) if self._facts.get(name) else None for name in PLACES
+            open_objects(self._facts[name].decode(), own) if self._facts.get(name) else None for name in _PLACES
         )
         old = Packs(cipher, here or Folder(source.packs), cold)
         self._name_packs(old)
@@ -373,8 +373,7 @@ class _Mending:
         was = dict(found.rows)
         self._lines = Lines(found.records)
         self._unfold()
-        found.rows.clear()
-        found.stretches.clear()
+        found.clear_rows()
         found.read(self.view, ("loose",), lambda *_: None)
         self._complete_lines()
         self._lines = Lines(found.records)
@@ -397,25 +396,28 @@ class _Mending:
         found, told = self.found, self._told
         owners = {b: made.a for b, made in told.branches.items()} | {b: row.a for b, row in found.branches.items()}
         removed = {a for b, a in owners.items() if b in found.retired}
-        self._owners = {b: a for b, a in owners.items() if a not in removed and b not in found.retired}
-        newest = max([*found.agents, *told.agents, *self._owners.values(), 0])
+        if found.retired:
+            removed |= found.agents.keys() - told.agents.keys() - set(owners.values())
+        self._owners = {b: a for b, a in owners.items() if a not in removed}
+        newest = max([*found.agents, *told.agents, *owners.values(), 0])
         for b in sorted({b for b, _ in found.stretches} - {0} - owners.keys() - found.retired):
             self._owners[b] = newest = newest + 1  # nothing says whose it was
-        for a in removed:
-            found.agents.pop(a, None)
+        found.agents = {a: agent for a, agent in found.agents.items() if a not in removed}
+        names = {agent.name for agent in found.agents.values()}
         for a in sorted((told.agents.keys() | set(self._owners.values())) - removed - found.agents.keys()):
             name, at = told.agents.get(a, (f"rescued-{a}", now_us()))
-            while any(agent.name == name for agent in found.agents.values()):
+            while name in names:
                 name += "-rescued"
+            names.add(name)
             found.agents[a] = Agent(a, uuid.uuid4().bytes, name, {"created": at})
             self._report.problems.append(f"agent {name}: its row was lost; its checkpoints are kept")
+        last = max([*owners, *self._owners, *found.retired, 0])
         for a, agent in sorted(found.agents.items()):
             self._agents[a] = RepairedAgent(agent.name)
             if a not in told.agents:
                 self._said.append((a, {"what": "agent", "name": agent.name}))
-            if a not in self._owners.values():
-                b = max([*self._owners, *found.retired, 0]) + 1
-                self._owners[b] = a
+        for b, a in enumerate(sorted(found.agents.keys() - set(self._owners.values())), last + 1):
+            self._owners[b] = a  # every agent has a branch
         self._report.agents = list(self._agents.values())
 
     def _complete_lines(self) -> None:
@@ -541,7 +543,7 @@ class _Mending:
         """Say what cannot be kept."""
         found, proof = self.found, self._proof
         ids = {row.parent: proof.known[n].parent for n, row in was.items() if n in proof.known} | proof.ids()
-        gone = {id: LostCheckpoint(id.hex(), "", "it is missing") for ids in self._astray.values() for id in ids}
+        gone = {id: LostCheckpoint(id.hex(), "", "it is missing") for some in self._astray.values() for id in some}
         told: set[int] = set()
         for a, seen in self._seen.items():
             agent = self._agents[a]

@@ -7,10 +7,9 @@ that moment; nobody needs to stop writing; a checkpoint that something came to s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 from holdfast.agent2.collection import Links, Pace, points
@@ -18,7 +17,7 @@ from holdfast.agent2.policy import Moment, Policy
 from holdfast.agent2.removal import Plan, clear, everything, expected_bytes, stored_bytes
 from holdfast.store2.catalog import Agent, Branch, Point, View
 from holdfast.store2.changes import now_us
-from holdfast.store2.database import Contents
+from holdfast.store2.database import Contents, Database
 from holdfast.store2.manifest import mark_of
 
 if TYPE_CHECKING:
@@ -53,28 +52,36 @@ def _sorted(entries: Iterable[Entry]) -> list[Entry]:
 
 
 class Entries(Sequence[Entry]):
-    """The entries of a report, newest first. They are read when somebody looks: where nothing goes, nobody may."""
+    """The entries of what stays, newest first. They are read when somebody looks: where nothing goes, nobody may."""
 
-    def __init__(self, count: int, read: Callable[[], Iterable[Entry]]) -> None:
-        self._count = count
-        self._read = read
+    def __init__(self, db: Database, numbers: set[int], why: Callable[[int], Iterable[str]]) -> None:
+        self._db = db
+        self._numbers = numbers
+        self._why = why
+        self._all: list[Entry] | None = None
 
-    @cached_property
-    def all(self) -> list[Entry]:
-        return _sorted(self._read())
+    def read(self, view: View) -> list[Entry]:
+        self._all = _sorted(Entry.of(point, self._why(point.n)) for point in points(view, self._numbers))
+        return self._all
+
+    def _entries(self) -> list[Entry]:
+        if self._all is None:
+            with self._db.moment() as (view, _):
+                return self.read(view)
+        return self._all
 
     def __len__(self) -> int:
-        return self._count
+        return len(self._numbers)
 
     @overload
     def __getitem__(self, at: int) -> Entry: ...
     @overload
     def __getitem__(self, at: slice) -> list[Entry]: ...
     def __getitem__(self, at: int | slice) -> Entry | list[Entry]:
-        return self.all[at]
+        return self._entries()[at]
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and self.all == list(other)
+        return isinstance(other, Sequence) and self._entries() == list(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -202,53 +209,50 @@ class _Round:
         self._store = store
         self._agents = agents
         self._telling = telling
-        self._choices: list[Choice] = []
+        self._choices: list[tuple[Choice, Entries]] = []
         self._going: dict[int, dict[int, Entry]] = {}  # by agent, of all attempts: what is deleted cannot be read again
 
     def plan(self, contents: Contents, links: Links) -> Plan:
         now = now_us()
         there = [(agent, policy) for agent, policy in self._agents if agent.a in links.agents]
-        self._choices = [Choice(self._store, links, agent, policy, now) for agent, policy in there]
-        others = everything(links, {choice.agent.a for choice in self._choices})
-        plan = Plan(links, others.union(*(choice.kept for choice in self._choices)))
-        for choice in self._choices:
+        choices = [Choice(self._store, links, agent, policy, now) for agent, policy in there]
+        chosen = {choice.agent.a: choice.kept for choice in choices}
+        plan = Plan(links, everything(links, chosen).union(*chosen.values()))
+        self._choices = [(choice, self._kept(choice, plan, chosen)) for choice in choices]
+        for choice, kept in self._choices:
             plan.forget(choice.agent)
             if not choice.policy.tags:
                 plan.untag.add(choice.agent.a)
             going = self._going.setdefault(choice.agent.a, {})
             fresh = choice.seen & plan.dead - going.keys()
-            if fresh and self._telling:
+            if self._telling and fresh:
                 going.update((point.n, Entry.of(point)) for point in points(contents.view, fresh))
+            if self._telling and going:
+                kept.read(contents.view)  # it may not be there any more when somebody looks
         return plan
 
-    def report(self, plan: Plan, view: View, freed: int, *, done: bool) -> RetentionReport:
-        gone = {a: [entry for n, entry in some.items() if n not in plan.keep] for a, some in self._going.items()}
-        alone = freed if sum(map(bool, gone.values())) == 1 else None
-        found = []
-        for choice in self._choices:
-            removed = gone[choice.agent.a]
-            kept = self._kept(choice, plan, view)
-            if removed or not done:
-                _ = kept.all  # it may not be there any more when somebody looks
-            size = alone if removed else 0
-            found.append(AgentReport(choice.agent.name, choice.policy, kept, _sorted(removed), size, choice.skipped))
-        return RetentionReport(found, freed, done=done)
-
-    def _kept(self, choice: Choice, plan: Plan, view: View) -> Entries:
+    def _kept(self, choice: Choice, plan: Plan, chosen: Mapping[int, set[int]]) -> Entries:
+        links = plan.links
         numbers = set() if choice.skipped else choice.seen & plan.keep
         others: list[tuple[str, set[int]]] = []
         if not numbers <= choice.why.keys():
-            chosen = {one.agent.a: one.kept for one in self._choices}
-            agents = {a: agent for a, agent in plan.links.agents.items() if a != choice.agent.a}
-            others = [(agent.name, chosen.get(a, plan.links.seen(a))) for a, agent in agents.items()]
+            agents = [agent for agent in links.agents.values() if agent.a != choice.agent.a]
+            others = [(one.name, chosen[one.a] if one.a in chosen else links.seen(one.a)) for one in agents]
 
-        def read() -> Iterator[Entry]:
-            for point in points(view, numbers):
-                yield Entry.of(
-                    point, choice.why.get(point.n) or [f"seen by {name}" for name, seen in others if point.n in seen]
-                )
+        def why(n: int) -> Iterable[str]:
+            return choice.why.get(n) or [f"seen by {name}" for name, seen in others if n in seen]
 
-        return Entries(len(numbers), read)
+        return Entries(self._store._db, numbers, why)
+
+    def report(self, plan: Plan, freed: int, *, done: bool) -> RetentionReport:
+        gone = {a: [entry for n, entry in some.items() if n not in plan.keep] for a, some in self._going.items()}
+        alone = freed if sum(map(bool, gone.values())) == 1 else None
+        found = []
+        for choice, kept in self._choices:
+            removed = _sorted(gone[choice.agent.a])
+            size = alone if removed else 0
+            found.append(AgentReport(choice.agent.name, choice.policy, kept, removed, size, choice.skipped))
+        return RetentionReport(found, freed, done=done)
 
 
 Chosen = Sequence[tuple[Agent, Policy]]
@@ -259,7 +263,7 @@ def preview(store: Store, agents: Chosen) -> RetentionReport:
     attempt = _Round(store, agents)
     with store._db.moment() as contents:
         plan = attempt.plan(contents, Links(contents.view))
-        return attempt.report(plan, contents.view, expected_bytes(contents, plan) if plan.dead else 0, done=False)
+        return attempt.report(plan, expected_bytes(contents, plan) if plan.dead else 0, done=False)
 
 
 def retain(store: Store, agents: Chosen) -> RetentionReport:
@@ -269,7 +273,7 @@ def retain(store: Store, agents: Chosen) -> RetentionReport:
     before = stored_bytes(db)
     attempt = _Round(store, agents)
     plan = clear(db, attempt.plan)
-    return attempt.report(plan, db.view, max(0, before - stored_bytes(db)), done=True)
+    return attempt.report(plan, max(0, before - stored_bytes(db)), done=True)
 
 
 def follow(store: Store, agents: Chosen, pace: Pace) -> None:

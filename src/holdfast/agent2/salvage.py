@@ -138,8 +138,8 @@ def proven(cipher: Cipher, table: str, row: Row) -> Row | None:
             return None
         if table == "loose" and mark_of(identity(split_payload(values[-1])[0])) != values[1]:
             return None
-    except (Damaged, TypeError, ValueError, IndexError, OverflowError, AttributeError):
-        return None  # pages hold anything
+    except Damaged:
+        return None
     return values
 
 

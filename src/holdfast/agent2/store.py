@@ -407,16 +407,23 @@ class Store:
             agent = self._agent_row(name, arriving=True)
             return removal.remove(self, agent, dry_run=dry_run, with_copies=with_copies)
 
-    def _forget(self, agent: AgentRow, numbers: set[int], *, unless: Callable[[Change], bool] | None = None) -> Removal:
+    def _forget(
+        self,
+        agent: AgentRow,
+        numbers: set[int],
+        *more: tuple[AgentRow, set[int]],
+        unless: Callable[[Change], bool] | None = None,
+    ) -> Removal:
         """Forget some checkpoints of an agent; a branch whose head goes moves to the nearest ancestor that stays.
 
-        The caller holds the leases of the branches that move. ``unless`` is asked last, inside the transaction; where
-        it says yes, nothing is done.
+        ``more`` are those of others, at the same time: what copies see goes when all of them forget it. The caller
+        holds the leases of the branches that move. ``unless`` is asked last, inside the transaction; where it says
+        yes, nothing is done.
         """
         from holdfast.agent2 import removal
 
         with self._lock:
-            return removal.forget(self, agent, numbers, unless=unless)
+            return removal.forget(self, [(agent, numbers), *more], unless=unless)
 
     def retain(
         self, policy: Policy | None = None, agents: Sequence[str] | None = None, *, dry_run: bool = False

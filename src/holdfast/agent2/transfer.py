@@ -164,8 +164,8 @@ class _Moving(NamedTuple):
         if there is None and theirs.agent(name) is not None:
             raise another_agent(self.dest.place, name, agent.name)
         past = Past(ours.log(agent.a))
-        upto = next(((count, newest) for _, count, newest in ours.reader.run(f"{_LOG} WHERE a = ?", (agent.a,))))
-        refs = read_refs(ours, agent, self.source._db.uuid, past, upto)
+        ((_, count, newest),) = ours.reader.run(f"{_LOG} WHERE a = ?", (agent.a,))
+        refs = read_refs(ours, agent, self.source._db.uuid, past, (count, newest))
         ends = {branch.uuid: branch.line for branch in ours.branches(agent.a)}
         with Arrival(self.dest, self.source.place) as into:
             plans = into.plans(refs, Sides(ours, lambda ref: ends[ref.uuid], theirs, places), aside=self.aside)

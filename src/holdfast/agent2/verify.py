@@ -213,6 +213,10 @@ class Found:
                 flaw(table, error)
         self.log.sort()
 
+    def clear_rows(self) -> None:
+        for known in (self.rows, self.stretches, self._marked):
+            known.clear()
+
     def add_row(self, row: Row) -> None:
         if row.n in self.rows:
             raise Damaged(f"checkpoint {row.n} is there twice, loose and in a segment", what=(f"checkpoint {row.n}",))
@@ -654,6 +658,9 @@ class _Verification:
             self.report.checked["bytes"] += len(raw)
         elif table == "pack":
             self._packs.append(values[1])
+        elif table == "chunk":
+            self.report.checked["chunks"] += 1
+            self.report.checked["bytes"] += values[3]
         elif table == "segment":
             self._members[values[0]] = members_of(values[1])
         self.found.take(table, values)
@@ -664,12 +671,6 @@ class _Verification:
                 for flaw in self.contents.packs.check(self.view, pack).values():
                     self.problem(", ".join(flaw.what), flaw.message)
             self.progress("packs", done, len(self._packs))
-        with self.finding("table chunk"):
-            chunks, size = self.view.reader.run("SELECT count(*), CAST(coalesce(sum(length), 0) AS bigint) FROM chunk")[
-                0
-            ]
-            self.report.checked["chunks"] += chunks
-            self.report.checked["bytes"] += int(size)
 
     # -- histories ------------------------------------------------------------------------------------------
 

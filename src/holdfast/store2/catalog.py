@@ -351,10 +351,11 @@ class View:
         """Checkpoints whose parent was forgotten, each with its nearest ancestor that is left, or 0."""
         return dict(self.rows("shallow"))
 
-    def log(self, a: int | None = None) -> list[Entry]:
-        """What happened to an agent's refs, or to all, oldest first; what was kept under keys as well."""
-        where, args = ("WHERE a = ? ORDER BY e", (a,)) if a is not None else ("ORDER BY e", ())
-        return [_entry(row) for row in self.rows("log", where, args)]
+    def log(self, a: int | None = None, *, kept: bool = True) -> list[Entry]:
+        """What happened to an agent's refs, or to all, oldest first; ``kept``: and what is kept under keys."""
+        wanted = [*(["a = ?"] if a is not None else []), *([] if kept else ["length(key) = 0"])]
+        where = f"WHERE {' AND '.join(wanted)} ORDER BY e" if wanted else "ORDER BY e"
+        return [_entry(row) for row in self.rows("log", where, (a,) if a is not None else ())]
 
     def log_under(self, keys: Sequence[bytes]) -> list[Entry]:
         """What is kept under keys, oldest first."""
@@ -384,7 +385,10 @@ class View:
             raw, _ = split_payload(row.data)
             id = identity(raw)
         else:
-            segment, at = self._place(row)
+            try:
+                segment, at = self._place(row)
+            except Damaged:
+                return self.point(self._elsewhere(row))
             raw, id = segment.manifests[at], segment.ids[at]
         if mark_of(id) != row.mark:
             raise Damaged(f"checkpoint {row.n} is not what its row says", what=(f"checkpoint {row.n}",), hint=HINT)
@@ -409,8 +413,11 @@ class View:
         if row.data is not None:
             _, found = split_payload(row.data)
         else:
-            segment, at = self._place(row)
-            found = segment.operations(at)
+            try:
+                segment, at = self._place(row)
+                found = segment.operations(at)
+            except Damaged:
+                return self.operations(point._replace(row=self._elsewhere(row)))
         if digest(b"operations", found) != point.manifest.operations:
             short = point.id.hex()[:12]
             raise Damaged(
@@ -466,6 +473,13 @@ class View:
         for part in slices(list(numbers)):
             found.update(n for (n,) in self.reader.run(_ABOVE.format(listed(len(part))), (*part, *part)))
         return found
+
+    def _elsewhere(self, row: Row) -> Row:
+        """While a damage is handled: a checkpoint's row as it is now, if it was stored in another way meanwhile."""
+        now = self.row(row.n)
+        if now.s == row.s:
+            raise  # noqa: PLE0704 - what is being handled
+        return now
 
     def _place(self, row: Row) -> tuple[Segment, int]:
         """The segment that a row names, and the checkpoint's place in it."""

@@ -123,11 +123,15 @@ class CannotCollect(Exception):
     """A change needs an answer of the store, so that it cannot be run as one call."""
 
 
-_UNUSED = (
-    "UPDATE branch SET generation = CASE WHEN NOT EXISTS (SELECT 1 FROM floor WHERE (name = 'loose' AND number > ?)"
-    " OR (name = 'record' AND number > ?) OR (name = 'log' AND number > ?))"
-    " AND NOT EXISTS (SELECT 1 FROM checkpoint WHERE n > ?) THEN generation END WHERE b = ?"
-)
+def _unused(table: str) -> str:
+    """Refuse the transaction if a handle above ?1 was given already, whatever has become of its row."""
+    sequence = CHECKPOINTS if table in CHECKPOINTS else (table,)
+    rows = [f"EXISTS (SELECT 1 FROM {one} WHERE {HANDLES[table]} > ?1)" for one in sequence]
+    rows.append(f"EXISTS (SELECT 1 FROM floor WHERE name = '{table}' AND number > ?1)")
+    return f"UPDATE branch SET generation = CASE WHEN NOT ({' OR '.join(rows)}) THEN generation END WHERE b = ?2"
+
+
+_UNUSED = {table: _unused(table) for table in HANDLES}
 
 
 class Collected:
@@ -137,8 +141,8 @@ class Collected:
         self.statements: list[str] = []
         self.args: list[Any] = []
         self.numbers = dict(numbers)
-        # A handle that somebody else was given, and whose row is gone or in a segment, would not be in the way.
-        self.do(_UNUSED, (*(numbers.get(table, 0) for table in ("loose", "record", "log", "loose")), b))
+        self._b = b
+        self._sure: set[str] = set()
 
     def run(self, sql: str, args: Args = ()) -> list[Stored]:  # noqa: ARG002 - whatever it asks
         raise CannotCollect
@@ -152,10 +156,16 @@ class Collected:
             self.do(sql, one)
 
     def number(self, *tables: str) -> int:
-        known = self.numbers.get(tables[0])
+        table = tables[0]
+        known = self.numbers.get(table)
         if known is None:
             raise CannotCollect
-        self.numbers[tables[0]] = known + 1
+        if table not in self._sure:
+            # A handle that somebody else was given might not be in the way: its row may be gone or in a segment, and
+            # where a row that is there already counts as written, it would be taken for that one.
+            self._sure.add(table)
+            self.do(_UNUSED[table], (known, self._b))
+        self.numbers[table] = known + 1
         return known + 1
 
     def naming(self) -> None:
