@@ -105,7 +105,8 @@ def run_holdfast(*arguments):
 def all_errors(base=errors.HoldfastError):
     yield base
     for child in base.__subclasses__():
-        if child.__module__.startswith("holdfast."):  # tests define some, too, and they live until they are collected
+        # Tests define some, too, which live until they are collected. Those of rooms that nothing uses reach nobody.
+        if child.__module__.startswith("holdfast.") and "2." not in child.__module__:
             yield from all_errors(child)
 
 
