@@ -306,6 +306,7 @@ def collect(db: Database, pace: Pace = at_once) -> None:
     for part in slices(chunks, AT_ONCE):
         pace()
         alone(db, partial(_sweep_chunks, reached=reached, some=part))
+    alone(db, _drop_orphans)
     _delete_files(db, alone(db, _drop_packs))
     _delete_files(db, _rewrite_packs(db, pace))
     if pace is at_once:  # whoever works in the background leaves a slow or distant place alone
@@ -379,6 +380,14 @@ def _sweep_chunks(change: Change, reached: Reached, some: Sequence[bytes]) -> No
     reached.mark(change)
     names = [change.cipher.name("chunk", name) for name in some if name not in reached.chunks]
     change.delete("chunk", "digest", names)
+
+
+def _drop_orphans(change: Change) -> None:
+    """What somebody said of an agent while somebody else removed it."""
+    gone = "a <> 0 AND a NOT IN (SELECT a FROM agent)"
+    rows = change.tx.run(f"SELECT e FROM log WHERE length(key) = 0 AND {gone}")
+    change.delete("log", "e", [e for (e,) in rows])
+    change.tx.do(f"DELETE FROM validity WHERE {gone}")
 
 
 def _drop_packs(change: Change) -> list[bytes]:

@@ -438,7 +438,7 @@ def _remove_refs(store: Store, agent: Agent) -> None:
             held: dict[int, int] = {}
             for branch in store._db.view.branches(agent.a):
                 held[branch.b] = _become_writer(store, agent, branch, stack)
-            store._db.change(partial(_drop_refs, agent=agent, held=held))
+            alone(store._db, partial(_drop_refs, agent=agent, held=held))
             return
     raise AgentBusy(f"others keep opening branches of {agent.name!r}; nothing was removed", hint="Try again.")
 

@@ -111,6 +111,10 @@ def unlocked(copy: Layout, secret: keys.Secret | None) -> Cipher:
         pass
     if found is None:
         lists = [one for file in (copy.catalog, copy.wal) for one in keys.carved(_mapped(file))]
+        for columns in _Pages(copy).records():  # a long one lies in several pages
+            if len(columns) == len(TABLES["slot"].names) and (values := proven(PLAIN, "slot", columns)):
+                with suppress(Damaged):
+                    lists.append(keys.Keys.decode(values[1]))
         found = max(lists, key=lambda one: one.revision, default=None)
     if found is None:
         if secret is not None:

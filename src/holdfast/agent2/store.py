@@ -123,6 +123,8 @@ def open_as(
     if durability not in DURABILITIES:
         raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
     named = path if path is not None else find_store()
+    if not isinstance(named, str) and os.fspath(named).startswith(("postgresql:/", "postgres:/")):
+        raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
     place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
     secret = find_secret(key)
     options = (readonly, durability, paranoid, inert)

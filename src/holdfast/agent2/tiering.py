@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +20,11 @@ from msgspec.structs import replace
 from holdfast.agent2.history import children, chunks_in, state_of
 from holdfast.codec.blocks import roots_in
 from holdfast.errors import BadOption, Damaged
-from holdfast.store2.catalog import Point, Progress
+from holdfast.store2.catalog import Point, Progress, View
+from holdfast.store2.changes import Change
 from holdfast.store2.database import COLD, Contents
 from holdfast.store2.files import in_store
-from holdfast.store2.objects import location, open_objects
+from holdfast.store2.objects import location, open_objects, path_of
 
 if TYPE_CHECKING:
     from holdfast.agent2.store import Store
@@ -50,30 +52,43 @@ def move_out(
 ) -> Tiering:
     """Move packs that were written longer ago than that, unless a branch needs them where it stands."""
     place = location(to)
-    if "://" not in place and in_store(Path(place)):
+    if place.startswith("file://") and in_store(Path(path_of(place))):
         raise BadOption("a cold place cannot be inside a store", hint="Name a directory elsewhere, or a URL.")
-    known = store._db.view.facts().get(COLD, b"").decode()
-    if known and known != place:
-        raise BadOption(
-            f"this store's packs go to {known}", hint="Bring them back first (`holdfast tier --back --do`), then move."
-        )
+    store._db.packs.look_again()
+    known = _known(store._db.view, place)
     with store._db.moment() as contents:
         chosen, needed, young = _sorted(contents, older_than.total_seconds())
     if dry_run:
         return Tiering(place, len(chosen), sum(chosen.values()), done=False, needed=needed, young=young)
     packs = store._db.packs
-    if packs.cold is None:
+    if packs.cold is None or packs.cold.place != place:
         cold = open_objects(to, store._db.uuid.hex())
         # A place that has packs is never made anew: where a disk is not mounted, that would hide what lies on it.
         cold.require() if known else cold.prepare()
-        store._db.change(lambda change: change.set_fact(COLD, place.encode()))
+        store._db.change(partial(_choose, place=place))
         packs.cold = cold
     moved = _moved(store, place, chosen, packs.chill, progress)
     return replace(moved, needed=needed, young=young)
 
 
+def _known(view: View, place: str) -> str:
+    """The place that packs go to already, if any; raises if it is another one."""
+    known = view.facts().get(COLD, b"").decode()
+    if known and known != place:
+        raise BadOption(
+            f"this store's packs go to {known}", hint="Bring them back first (`holdfast tier --back --do`), then move."
+        )
+    return known
+
+
+def _choose(change: Change, place: str) -> None:
+    _known(change, place)  # somebody else may have chosen one meanwhile
+    change.set_fact(COLD, place.encode())
+
+
 def bring_back(store: Store, progress: Progress, *, dry_run: bool) -> Tiering:
     """Bring all packs back from the colder place."""
+    store._db.packs.look_again()
     place = store._db.view.facts().get(COLD, b"").decode()
     if not place:
         return Tiering("", 0, 0, done=not dry_run)

@@ -264,7 +264,7 @@ class Found:
         for entry in refs.log:
             if entry.body.get("what") == "forget":  # it names what stays of lines that were left
                 found.clear()
-            elif "epoch" not in entry.body:  # it was elsewhere before it came
+            elif entry.body.get("what") == "moved":  # it was elsewhere before it came
                 continue
             found += [id for id in left_by(entry) if not self.find(id)]
         return found

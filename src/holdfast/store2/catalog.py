@@ -368,9 +368,19 @@ class View:
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
-    def checkpoints(self, where: str = "", args: Args = ()) -> list[Row]:
-        """Rows of checkpoints, loose or in segments."""
-        return [_row(table, row) for table in CHECKPOINTS for row in self.rows(table, where, args)]
+    def checkpoints(self, where: str = "", args: Args = (), folded: Args | None = None) -> list[Row]:
+        """Rows of checkpoints, loose or in segments; ``folded``: the arguments for these, where they differ.
+
+        In one statement: a row may go from the one table to the other between two.
+        """
+        columns = ", ".join(TABLES["loose"].names[:8])
+        parts = f"{columns}, 0, data, sum FROM loose", f"{columns}, s, NULL, sum FROM checkpoint"
+        sql = " UNION ALL ".join(f"SELECT {part} {where}" for part in parts)
+        found = []
+        for *head, s, data, total in self.reader.run(sql, (*args, *(args if folded is None else folded))):
+            table, last = ("checkpoint", s) if data is None else ("loose", data)
+            found.append(_row(table, self.cipher.loaded(table, (*head, last, total))))
+        return found
 
     def row(self, n: int) -> Row:
         found = self.checkpoints("WHERE n = ?", (n,))
@@ -401,11 +411,8 @@ class View:
 
     def keyed(self, key: bytes) -> list[Point]:
         """The checkpoints with that key."""
-        found = []
-        for table in CHECKPOINTS:
-            where = "WHERE length(key) > 0 AND key = ?"
-            found += [_row(table, row) for row in self.rows(table, where, (self.cipher.name(table, key),))]
-        return [self.point(row) for row in found]
+        loose, folded = ((self.cipher.name(table, key),) for table in CHECKPOINTS)
+        return [self.point(row) for row in self.checkpoints("WHERE length(key) > 0 AND key = ?", loose, folded)]
 
     def operations(self, point: Point) -> bytes:
         """The operations that lead from its parent's state to its own, proven by its manifest."""
@@ -437,14 +444,15 @@ class View:
                     found += [_row(table, self.cipher.loaded(table, row)) for row in rows]
                     break
             else:
-                raise self._gone(n, found)
-            n = found[-1].parent
+                if found and not self.checkpoints("WHERE n = ?", (n,)):
+                    found[-1] = self.row(found[-1].n)
+                    if found[-1].parent == n:
+                        raise Damaged(f"checkpoint {n} is missing", what=(f"checkpoint {n}",), hint=HINT)
+                    # Otherwise it was forgotten meanwhile, and the one below it stands alone.
+                elif not found:
+                    self.row(n)  # raises if it is not there; it may have come out of a segment between the two
+            n = found[-1].parent if found else n
         return found
-
-    def _gone(self, n: int, found: list[Row]) -> Exception:
-        if not found:
-            return Forgotten(f"checkpoint {n} is not there any more", hint="See `holdfast log` for what is left.")
-        return Damaged(f"checkpoint {n} is missing", what=(f"checkpoint {n}",), hint=HINT)
 
     def walk(self, n: int, *, over: bool = False) -> Iterator[Point]:
         """A checkpoint and its ancestors, newest first, each proven to be the one that its child names.

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from holdfast.errors import BadOption, Forgotten
+from holdfast.errors import BadOption, Forgotten, UnknownAgent
 from holdfast.store2.catalog import (
     NODE_MAX_BYTES,
     Agent,
@@ -217,6 +217,12 @@ class Change(View):
         if not any(self.tx.run(f"SELECT n FROM {table} WHERE n = ?", (n,)) for table in CHECKPOINTS):
             raise Forgotten("the checkpoint was forgotten meanwhile; nothing was written", hint="See `holdfast log`.")
 
+    def hold_agent(self, a: int) -> None:
+        """Something is about to be an agent's: raise unless it is there. Then nobody removes it before the end."""
+        self.tx.naming()
+        if not self.tx.run("SELECT a FROM agent WHERE a = ?", (a,)):
+            raise UnknownAgent("the agent was removed meanwhile; nothing was written")
+
     def add_agent(self, name: str, uuid: bytes, body: Body) -> Agent:
         a = self._number("agent")
         self.put("agent", a, uuid, name.encode(), body_bytes(body))
@@ -227,6 +233,7 @@ class Change(View):
         self, a: int, name: str, uuid: bytes, body: Body, point: Point | None, end: End, said: Body | None = None
     ) -> Branch:
         """A branch that begins at a checkpoint, or with nothing. ``said`` goes into its entry of the log."""
+        self.hold_agent(a)
         if point is not None:
             self.hold(point.n)
         b = self._number("branch")
@@ -259,6 +266,9 @@ class Change(View):
         self.tx.do(f"UPDATE branch SET {sets} WHERE b = ?", (*row, branch.b))
 
     def set_tag(self, tag: Tag) -> None:
+        """``a`` is 0 where it is nobody's, but holds what arrives."""
+        if tag.a:
+            self.hold_agent(tag.a)
         self.hold(tag.n)
         self.drop_tag(tag.a, tag.name)
         self.put("tag", tag.a, tag.name.encode(), tag.n, tag.id, body_bytes(tag.body))

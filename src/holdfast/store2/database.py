@@ -14,6 +14,7 @@ import uuid as uuids
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -336,9 +337,9 @@ def open_database(
         view = View(engine, facts.cipher)
         _check_loss(view, witness, layout, accept_loss=accept_loss, accept_older=accept_older)
         here = _objects(facts, objects, engine.place) or Folder(layout.packs)
-        cold = open_objects(facts.cold, facts.uuid.hex()) if facts.cold else None
+        cold_now = partial(_cold_place, engine, facts)
         leases = FileLeases(layout.locks, facts.cipher)
-        packs = Packs(facts.cipher, here, cold)
+        packs = Packs(facts.cipher, here, cold_now(), cold_now)
     except BaseException:
         if witness is not None:
             witness.close()
@@ -372,9 +373,9 @@ def _open_server(url: str, *, create: bool, readonly: bool, secret: Secret | Non
         _check_moved(facts, engine.place, writing=not readonly)
         engine.check_schema()
         here = _objects(facts, objects, engine.place) or _Nowhere(engine.place)
-        cold = open_objects(facts.cold, facts.uuid.hex()) if facts.cold else None
+        cold_now = partial(_cold_place, engine, facts)
         leases = AdvisoryLeases(engine, facts.cipher)
-        packs = Packs(facts.cipher, here, cold)
+        packs = Packs(facts.cipher, here, cold_now(), cold_now)
     except BaseException:
         engine.close()
         raise
@@ -523,6 +524,12 @@ def _objects(facts: Facts, objects: str | None, place: str) -> Objects | None:
             hint="Push it into a new store that is made with objects=.",
         )
     return open_objects(objects or facts.objects, facts.uuid.hex()) if facts.objects else None
+
+
+def _cold_place(engine: Engine, facts: Facts) -> Objects | None:
+    """Where old packs are moved to, as the store has it now."""
+    place = View(engine, facts.cipher).facts().get(COLD, b"").decode()
+    return open_objects(place, facts.uuid.hex()) if place else None
 
 
 class _Nowhere(Folder):

@@ -88,7 +88,7 @@ def location(url: str | os.PathLike[str]) -> str:
     text = os.fspath(url)
     parts = _split(text)
     if parts.scheme == "file":
-        text = _path_of(text)
+        text = path_of(text)
     if "://" not in text:
         return "file://" + urllib.parse.quote(os.fsencode(os.path.realpath(text)))
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}"
@@ -101,7 +101,7 @@ def _split(text: str) -> urllib.parse.SplitResult:
         raise BadOption("the address of a place for packs must be a path or scheme://place/path") from None
 
 
-def _path_of(url: str) -> str:
+def path_of(url: str) -> str:
     """The directory that an address of this machine names."""
     return urllib.parse.unquote(_split(url).path, errors="surrogateescape")
 
@@ -122,7 +122,7 @@ def open_objects(url: str | os.PathLike[str], prefix: str) -> Objects:
         )
     place = location(text)
     if place.startswith("file://"):
-        return Folder(Path(_path_of(place), prefix), place)
+        return Folder(Path(path_of(place), prefix), place)
     if parts.scheme not in SCHEMES:
         raise BadOption(
             f"no packs can be kept at a {parts.scheme}:// address",
@@ -167,7 +167,7 @@ class Folder:
     def require(self) -> None:
         try:
             if self._marked and not (self._path / MARK).is_file():
-                raise unreachable(self.place, f"{MARK} is not there")
+                raise unreachable(self.place, f"{self._path.name}/{MARK} is not there")
         except OSError as error:
             raise unreachable(self.place, error.strerror or "") from error
 
@@ -322,7 +322,7 @@ class Bucket:
 
     def require(self) -> None:
         if self._size(MARK) is None:
-            raise unreachable(self.place, f"{MARK} is not there")
+            raise unreachable(self.place, f"{self._prefix}/{MARK} is not there")
 
     def put(self, name: str, pieces: Iterable[Piece]) -> int:
         from tempfile import SpooledTemporaryFile

@@ -64,19 +64,37 @@ def round_up(size: int) -> int:
 class Packs:
     """The packs of one store. Threads may share it.
 
+    ``cold_now`` gives the colder place as the store has it now: another process may have chosen one since.
     ``impatient``: for somebody who reads all of them; a place that has not answered once is not asked again.
     """
 
-    def __init__(self, cipher: Cipher, here: Objects, cold: Objects | None = None, *, impatient: bool = False) -> None:
+    def __init__(
+        self,
+        cipher: Cipher,
+        here: Objects,
+        cold: Objects | None = None,
+        cold_now: Callable[[], Objects | None] = lambda: None,
+        *,
+        impatient: bool = False,
+    ) -> None:
         self.cipher = cipher
         self.here = here
         self.cold = cold
+        self._cold_now = cold_now
         self._found_cold: set[bytes] = set()
         self._silent: dict[str, ColdPlaceMissing] | None = {} if impatient else None
         self._apart = False
 
     def impatient(self) -> Packs:
-        return Packs(self.cipher, self.here, self.cold, impatient=True)
+        return Packs(self.cipher, self.here, self.cold, self._cold_now, impatient=True)
+
+    def look_again(self) -> bool:
+        """Whether packs go to another colder place than was known here. From now on it is."""
+        now = self._cold_now()
+        if now is None or (self.cold is not None and self.cold.place == now.place):
+            return False
+        self.cold, self._apart = now, False
+        return True
 
     # -- writing --------------------------------------------------------------------------------------------
 
@@ -196,6 +214,8 @@ class Packs:
             else:
                 (self._found_cold.add if place is self.cold else self._found_cold.discard)(pack)
                 return found
+        if self.look_again():
+            return self._from(pack, ask)
         # What is damaged is there; what cannot be reached may be there.
         raise min(failures, key=lambda error: (isinstance(error, Missing), isinstance(error, Unavailable)))
 
@@ -246,8 +266,9 @@ class Packs:
 
     def places(self, view: View) -> list[dict[str, object]]:
         """Where packs lie, the colder place last: how many, and whether it can be reached now."""
-        known, found = view.packs(), []
-        left = {file_name(pack) for pack in known}
+        self.look_again()
+        found: list[dict[str, object]] = []
+        left = {file_name(pack) for pack in view.packs()}
         for place in filter(None, (self.here, self.cold)):
             there, reachable = left, False  # of a place that does not answer, what is not in the other one is said
             with suppress(ColdPlaceMissing):

@@ -120,7 +120,8 @@ def settle(connection: apsw.Connection, *, readonly: bool) -> None:
 
 def reading_error(error: Exception, doing: str) -> HoldfastError:
     """What a failure means while nothing is being written."""
-    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, UnicodeDecodeError)):
+    # Statements are always the same: one that makes no sense to SQLite has met another schema.
+    if isinstance(error, (apsw.CorruptError, apsw.NotADBError, apsw.SQLError, UnicodeDecodeError)):
         return Damaged(f"{doing}: the database is damaged ({error})", what=("store.db",), hint=HINT)
     if isinstance(error, apsw.FullError):
         return DiskFull(f"{doing}: no room on the disk; nothing was changed", hint="Free some room, then try again.")
