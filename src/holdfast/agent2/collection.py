@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from holdfast.agent2.history import children, named_in
 from holdfast.errors import ColdPlaceMissing, Damaged, DiskFull, StoreBusy
-from holdfast.store2.catalog import Branch, Point, Row, Tag, View, listed, read_body, slices
+from holdfast.store2.catalog import Body, Branch, Point, Row, Tag, View, listed, read_body, slices
 from holdfast.store2.changes import Change, Work
 from holdfast.store2.cipher import HINT
 from holdfast.store2.database import Database
@@ -137,11 +137,17 @@ class Links:
         """By agent, where branches stood before they moved, and ends of lines that its log names for other reasons."""
         found: dict[int, set[int]] = {}
         for e, a, _, _, data in self.view.rows("log", "WHERE length(key) = 0"):
-            body = read_body(data, f"log {e}")
-            for id in (body.get("from"), *body.get("left", ())):
-                if isinstance(id, bytes) and id:
-                    found.setdefault(a, set()).update(self.marked.get(mark_of(id), ()))
+            found.setdefault(a, set()).update(self._ends(read_body(data, f"log {e}")))
         return found
+
+    def _ends(self, body: Body) -> Iterator[int]:
+        for id in (body.get("from"), *body.get("left", ())):
+            if isinstance(id, bytes) and id:
+                yield from self.marked.get(mark_of(id), ())
+
+    def left_by(self, view: View, a: int) -> set[int]:
+        """Those of these checkpoints that an agent's log names in another view."""
+        return {n for entry in view.log(a) for n in self._ends(entry.body)}
 
     def named(self, a: int) -> set[int]:
         """Where an agent's branches and tags stand."""

@@ -217,18 +217,20 @@ class _Watch:
         self._tags = {tag.n for some in plan.links.tags.values() for tag in some}
 
     def check(self, change: Change) -> None:
+        dead = self._plan.dead
         for b, a, head, epoch in change.tx.run("SELECT b, a, head, epoch FROM branch"):
             known = self._epochs.get(b, -1)
             if a and epoch != known:
                 if epoch > known + 1:
                     raise Refused("a branch has moved more than once")
                 self._land(change, head)
+                if a not in self._plan.links.agents and not self._plan.links.left_by(change, a).isdisjoint(dead):
+                    raise Refused("a copy was made of what is to go")
                 self._epochs[b] = epoch
         for (n,) in change.tx.run("SELECT n FROM tag"):
             if n not in self._tags:
                 self._land(change, n)
                 self._tags.add(n)
-        dead = self._plan.dead
         for n, over in change.tx.run("SELECT n, over FROM shallow"):
             if over in dead and n not in dead:
                 raise Refused("something goes on from what is to go")

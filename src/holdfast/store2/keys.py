@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from hmac import compare_digest
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -80,6 +79,13 @@ def require_cryptography() -> None:
         ) from error
 
 
+def _same(one: bytes, other: bytes) -> bool:
+    """Whether they are equal, in a time that does not tell where they differ."""
+    from hmac import compare_digest  # slow to load, and only encrypted stores need it
+
+    return compare_digest(one, other)
+
+
 # -- what somebody gives ------------------------------------------------------------------------------------
 
 
@@ -100,7 +106,7 @@ class Secret:
         return blake3(self.kind.encode() + self.data, key=_MARKING).digest()
 
     def same(self, mark: bytes) -> bool:
-        return compare_digest(self.mark(), mark)
+        return _same(self.mark(), mark)
 
 
 def secret_of(given: str | bytes) -> Secret:
@@ -273,7 +279,7 @@ class Keys(NamedTuple):
                 f"this {secret.kind} does not open the store; nothing was changed",
                 hint=f"Check it, and where it comes from: key=, {', '.join(VARIABLES[:-1])} or {VARIABLES[-1]}.",
             )
-        if not compare_digest(self._check(found[0]), self.check):
+        if not _same(self._check(found[0]), self.check):
             raise NotAuthentic(
                 "slot: the list of keys was changed by somebody without one",
                 what=("table slot",),
