@@ -183,6 +183,9 @@ class Assigned(Saved):
 
     # -- writing ------------------------------------------------------------------------------------------------
 
+    def retell(self) -> None:
+        """Whoever could not write one of these reads another from the store."""
+
     def capture(self, under_way: Collection[Captured] = ()) -> Captured:
         with self.lock:
             return self.told.waiting(under_way, Captured(self.told.sections))

@@ -25,7 +25,7 @@ from holdfast.codec.contents import named
 from holdfast.codec.dicts import TrackedDict
 from holdfast.codec.intake import Intake, Originals, attached
 from holdfast.codec.operations import Operation
-from holdfast.codec.state import Source, State, in_order
+from holdfast.codec.state import Source, State, Trees, in_order
 from holdfast.codec.told import Captured, Saved, Told
 from holdfast.codec.tracked import FLAT, GONE, RAW, TEXT, Node, Section
 from holdfast.codec.tree import Tree, leaf_contents
@@ -491,6 +491,31 @@ class Document(MutableMapping[str, Any], Saved):
                 section.dirty = True
                 if isinstance(section.value, Node):
                     doubted(section.value)
+
+    def retell(self) -> None:
+        """Something that the store was believed to have is gone from it: all that is loaded is told anew, and whole."""
+
+        def untold(node: Any) -> None:
+            for _, child in node._pairs():
+                if isinstance(child, Node):
+                    untold(child)
+            node._told, node._marks = None, True
+
+        with self.lock:
+            self.settle()
+            told = self.told
+            loaded = {name for name, section in self.sections.items() if section.value is not GONE}
+            before = told.unacknowledged[0].before if told.unacknowledged else told.sections
+            for name in loaded:
+                section = self.sections[name]
+                section.dirty = True
+                if isinstance(section.value, Node):
+                    untold(section.value)
+            self.bulk = _Bulk()
+            self.reordered = True
+            told.trees = Trees()
+            told.unacknowledged = []
+            told.sections = {name: b"" if name in loaded else tree for name, tree in before.items()}
 
     def forget_changes(self) -> None:
         """What led here is in the history already: nothing is to be written for it."""

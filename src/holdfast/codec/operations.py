@@ -100,6 +100,22 @@ def encode_operations(
         return encode(rows, registry), values
 
 
+def encode_whole(operations: list[Operation], time_us: int, registry: Registry = REGISTRY) -> bytes:
+    """The operations as bytes, every value inside them."""
+    rows: list[list[Any]] = []
+    for at_us, code, path, args in operations:
+        row = [max(0, (time_us - at_us) // 1000), code, path]
+        if code == SPLICE:  # by far the most frequent
+            row += (args[0], args[1], [[value] for value in args[2]])
+        else:
+            row += _map_values(code, args, lambda value: [value])
+        rows.append(row)
+    try:
+        return packb(rows, None, OPTION)
+    except TypeError:  # a key that the library would not write as the codec does
+        return encode(rows, registry)
+
+
 def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:
     """The operations again. ``value_at(ordinal)`` gives a value's bytes, which are checked against its digest.
 

@@ -23,7 +23,7 @@ from holdfast.codec.tree import Fetch, Tree
 class Captured:
     """What one checkpoint has to write."""
 
-    __slots__ = ("after", "before", "chunks", "fresh", "handed", "nodes", "operations", "sections")
+    __slots__ = ("after", "before", "chunks", "fresh", "handed", "named", "nodes", "operations", "sections")
 
     def __init__(
         self,
@@ -33,6 +33,7 @@ class Captured:
         chunks: dict[bytes, bytes] | None = None,
         fresh: list[Node] | None = None,
         before: Sections | None = None,
+        named: Collection[bytes] = (),
     ) -> None:
         self.after = after
         self.sections = digests(after)
@@ -41,6 +42,7 @@ class Captured:
         self.chunks = chunks if chunks is not None else {}
         self.fresh = fresh if fresh is not None else []  # the nodes in memory that count as stored when it is written
         self.before = before if before is not None else {}  # what was told before
+        self.named = named  # the trees that its operations name: what of them is not among its nodes, the store has
         self.handed = False  # whether somebody may be writing it
 
 
@@ -184,6 +186,10 @@ class Saved(ABC):
         with self.lock:
             return self.told.seal(captured)
 
+    @abstractmethod
+    def retell(self) -> None:
+        """Something that the store was believed to have is gone from it: the next capture brings all that it names."""
+
     def unstored_bytes(self) -> int:
         """About how much ``seal`` would have to write."""
         with self.lock:
@@ -199,16 +205,16 @@ def captured(
     fetch: Fetch,
 ) -> Captured:
     """The capture that leads from sections to others. ``at_hand`` gives the trees that the store may lack."""
-    nodes, fresh = _named_nodes(ops, at_hand, fetch)
+    nodes, fresh, named = _named_nodes(ops, at_hand, fetch)
     at = time.time_ns() // 1000
     operations = [Operation(at, code, list(path), args) for code, path, args in ops]
-    return Captured(after, operations, nodes, chunks, fresh, before)
+    return Captured(after, operations, nodes, chunks, fresh, before, named)
 
 
 def _named_nodes(
     operations: list[Relative], at_hand: Callable[[bytes], Tree | None], fetch: Fetch
-) -> tuple[dict[bytes, bytes], list[Node]]:
-    """The nodes that operations name and the store may lack: they go into the commit."""
+) -> tuple[dict[bytes, bytes], list[Node], set[bytes]]:
+    """The nodes that operations name and the store may lack: they go into the commit. And all trees that they name."""
     nodes: dict[bytes, bytes] = {}
     fresh: list[Node] = []
     checked: set[bytes] = set()
@@ -223,4 +229,4 @@ def _named_nodes(
                     for node, raw, _ in tree.unstored(fetch):
                         nodes[node.digest] = raw
                         fresh.append(node)
-    return nodes, fresh
+    return nodes, fresh, checked

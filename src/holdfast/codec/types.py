@@ -100,6 +100,11 @@ class Registry:
     def __len__(self) -> int:
         return len(self.names())
 
+    @property
+    def revision(self) -> int:
+        """Rises when a type is registered."""
+        return len(self._names) + (self._parent.revision if self._parent is not None else 0)
+
     def names(self) -> list[str]:
         """All registered names, sorted."""
         self._register_fields()
