@@ -179,6 +179,32 @@ def test_tier(cli, tmp_path):
     assert cli("tier", store=path).code == 2
 
 
+def test_what_another_process_moves_is_found_by_those_who_have_the_store_open(program, tmp_path):
+    path = tmp_path / "store"
+    with holdfast.open(path) as store:
+        agent = store.agent("a")
+        for number in range(3):
+            agent.state["weights"] = os.urandom(300_000)
+            agent.checkpoint(f"c{number}")
+        assert program("tier", "--to", str(tmp_path / "cold"), "--do", store=path).code == 0
+        assert len(agent.at("c0").state["weights"]) == 300_000
+        assert store.verify().ok
+        assert store.stats()["cold"] == [{"place": f"file://{tmp_path}/cold", "packs": 2, "reachable": True}]
+    with holdfast.open(path) as store:
+        assert program("tier", "--back", "--do", store=path).code == 0
+        assert program("tier", "--to", str(tmp_path / "colder"), "--do", store=path).code == 0
+        with pytest.raises(BadOption, match="packs go to"):
+            store.tier(tmp_path / "cold")
+        assert store.tier().packs == 2
+        assert store.verify().ok
+
+
+def test_a_cold_place_is_not_inside_a_store(cli, filled, tmp_path):
+    holdfast.open(tmp_path / "other").close()
+    for place in (filled / "packs", tmp_path / "other" / "x", f"file://{filled}"):
+        assert cli("tier", "--to", str(place), "--do", store=filled).code == 2
+
+
 def test_spans():
     assert [span(text).total_seconds() for text in ("45s", "90m", "12h", "2d", "1w")] == [
         45,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+
+import holdfast
 
 pytestmark = pytest.mark.slow
 SECRET = "sw0rdfish-2"
@@ -76,6 +79,18 @@ def test_every_verb_takes_it_and_none_shows_its_password(cli, program, moved, ur
     assert (ended.code, ended.json["store"]["filesystem"]) == (0, None)
     said.append(ended.out + ended.err)
     assert not [text for text in said if SECRET in text]
+
+
+def test_old_packs_of_it_move_to_a_colder_place_and_back(cli, moved, tmp_path):
+    with holdfast.open(moved, inert=True) as store, store.agent("photos") as agent:
+        for number in range(3):
+            agent.state["photo"] = random.Random(number).randbytes(300_000)
+            agent.checkpoint()
+    assert "Moved 2 packs" in cli("tier", "--to", str(tmp_path / "cold"), "--do", store=moved).out
+    assert cli("verify", store=moved).code == 0
+    assert "2 packs in file://" in cli("doctor", store=moved).out
+    assert "Moved 2 packs" in cli("tier", "--back", "--do", store=moved).out
+    assert cli("verify", store=moved).code == 0
 
 
 def test_an_encrypted_one_is_made_and_opened_with_its_key(cli, url, filled, tmp_path, monkeypatch):
