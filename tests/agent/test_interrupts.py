@@ -11,6 +11,9 @@ import holdfast
 from holdfast.agent2 import branch as sealing
 from holdfast.errors import HoldfastError, StoreBusy
 
+# What a handler raises in a destructor reaches nobody.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 HANG_S = 120
 # Code that calls what may fail takes an ordinary exception for such a failure, and says so in its own words.
 OWN_WORDS = (HoldfastError,)
