@@ -193,15 +193,20 @@ def _shell_steps(block: Block, where: str) -> list[Step]:
     return told
 
 
-def run_page(path: Path, *, name: str = "", timeout_s: float = PAGE_TIMEOUT_S) -> Told:
-    """Run the page's blocks in a new directory. Raises PageError where page and program disagree."""
+def run_page(
+    path: Path, *, name: str = "", timeout_s: float = PAGE_TIMEOUT_S, env: dict[str, str] | None = None
+) -> Told:
+    """Run the page's blocks in a new directory. Raises PageError where page and program disagree.
+
+    ``env`` is what the reader is supposed to have set, such as where a server is.
+    """
     page = name or path.name
     blocks = parse(path.read_text(encoding="utf-8"), page)
     told = steps(blocks, page)
     not_run = [(block.line, reason) for block in blocks if (reason := block.not_run) is not None]
     if told:
         with tempfile.TemporaryDirectory(prefix="page-") as folder:
-            results = _run_child(told, path.resolve(), Path(folder), page, timeout_s)
+            results = _run_child(told, path.resolve(), Path(folder), page, timeout_s, env or {})
         for step, result in zip(told, results, strict=False):
             _judge(step, result, page)
         if len(results) < len(told):
@@ -209,10 +214,12 @@ def run_page(path: Path, *, name: str = "", timeout_s: float = PAGE_TIMEOUT_S) -
     return Told(len(blocks) - len(not_run), not_run)
 
 
-def _run_child(told: list[Step], path: Path, folder: Path, page: str, timeout_s: float) -> list[dict[str, Any]]:
-    here, home = folder / "here", folder / "home"
-    here.mkdir()
-    home.mkdir()
+def _run_child(
+    told: list[Step], path: Path, folder: Path, page: str, timeout_s: float, env: dict[str, str]
+) -> list[dict[str, Any]]:
+    here, home, temporary = folder / "here", folder / "home", folder / "tmp"
+    for place in (here, home, temporary):
+        place.mkdir()
     (folder / "steps.json").write_text(json.dumps({"page": str(path), "steps": told}), encoding="utf-8")
     results = folder / "results.jsonl"
     results.touch()
@@ -220,7 +227,7 @@ def _run_child(told: list[Step], path: Path, folder: Path, page: str, timeout_s:
         child = warm.Popen(
             [sys.executable, str(Path(__file__).with_name("page_child.py")), str(folder)],
             cwd=here,
-            env=_environment(home, folder / "warm" / "bin"),
+            env=_environment(home, folder / "warm" / "bin") | {"TMPDIR": str(temporary)} | env,
             stdin=subprocess.DEVNULL,
             stdout=noise,
             stderr=subprocess.STDOUT,

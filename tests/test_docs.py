@@ -14,10 +14,26 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 
 
+DATABASE = "agents"
+"""What pages that need a server call it: ``postgresql:///agents``. Its host and user come from the environment."""
+
+
+@pytest.fixture
+def surroundings(page, request):
+    """What the reader of a page has set. One that names the database needs a server; without one it is skipped."""
+    if f"postgresql:///{DATABASE}" not in page.read_text(encoding="utf-8"):
+        yield {}
+        return
+    server = request.getfixturevalue("postgres_server")
+    with server.database(DATABASE):
+        # This server does not flush.
+        yield {"PGHOST": str(server.folder), "PGUSER": "postgres", "HOLDFAST_ALLOW_UNSAFE_POSTGRES": "1"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_block_of_the_page_runs(page, record_property):
+def test_every_block_of_the_page_runs(page, surroundings, record_property):
     name = str(page.relative_to(ROOT))
-    told = run_page(page, name=name)
+    told = run_page(page, name=name, env=surroundings)
     lines = [f"{name}: {told.run} run, {len(told.not_run)} not run"]
     lines += [f"  line {line}: {reason}" for line, reason in told.not_run if not reason.endswith("is shown, not run")]
     record_property(DOCS_REPORT, lines)

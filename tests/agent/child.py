@@ -59,9 +59,9 @@ def hold(path: str, name: str) -> None:
 
 def retained(path: str, name: str, count: str) -> None:
     """Append while others let go what is old, with a rollback now and then; say whether all is as it was."""
-    from holdfast.store import sealing
+    from holdfast.agent2 import branch
 
-    sealing.SEAL_CHECKPOINTS = 6
+    branch.SEAL_CHECKPOINTS = 6
     store = holdfast.open(path)
     agent = store.agent(name)
     agent.state["messages"] = []

@@ -25,6 +25,6 @@ def flipped(data: bytes, place: int = -1) -> bytes:
 
 
 def everything(
-    path: Path, tables=("checkpoint", "node", "tail", "seal", "metadata", "tag", "validity")
+    path: Path, tables=("loose", "checkpoint", "segment", "node", "record", "tag", "validity")
 ) -> dict[str, list]:
     return {table: rows(path, f"SELECT * FROM {table} ORDER BY 1") for table in tables}

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from holdfast.agent.line import Line
-from holdfast.agent.names import name_key
-from holdfast.codec.values import encode
+from holdfast.agent2 import branch as branches
+from holdfast.agent2.graph import Graph
 from holdfast.errors import BadName, Damaged, UnknownAgent, UnknownRevision
-from holdfast.store.catalog import Event
-from tests.agent.damage import spoil
+from holdfast.store2.changes import Said
+from tests.agent.damage import flipped, rows, spoil
 
 
 @pytest.fixture
@@ -78,9 +77,8 @@ def test_a_clone_has_everything_and_copies_nothing(store):
         "branch",
         "tag",
         "validity",
-        "event",
+        "log",
     }
-    assert after["event"] == before["event"] + 1
     assert picture(store, "b") == picture(store, "a")
     info = next(info for info in store.agents() if info.name == "b")
     assert (info.checkpoints, info.abandoned) == (8, 1)
@@ -110,7 +108,7 @@ def test_the_two_go_their_own_ways(store):
     with pytest.raises(UnknownRevision):
         a.at("of b")
     with pytest.raises(UnknownRevision):
-        a.rollback(b.at("id:" + b.abandoned()[-1].id))
+        a.rollback(next(checkpoint for checkpoint in b.abandoned() if checkpoint.label == "of b"))
     sound(store)
 
 
@@ -132,26 +130,42 @@ def test_a_clone_of_a_clone_outlives_both(store):
         c.checkpoint("goes on")
     sound(store)
     store.remove("c")
-    assert counts(store)["checkpoint"] == counts(store)["node"] == 0
+    left = counts(store)
+    assert {left[table] for table in ("checkpoint", "segment", "node", "record")} == {0}
     sound(store)
 
 
-def test_named_checkpoints_and_events_are_seen_up_to_the_parting(store):
-    agent = grown(store)
-    row, branch = agent._row, agent._branch
-    agent.close()
-    catalog = store._catalog
-    catalog.add_events(row.a, [Event(1, encode({"what": "x"}), b"k" * 16)])
+KEY = b"k" * 16
+
+
+def kept(store, name):
+    """What an agent sees under the key."""
+    return [entry.body["what"] for entry in Graph(store._db.view, store._agent_row(name)).under([KEY])]
+
+
+def test_what_is_kept_under_a_key_is_seen_up_to_the_parting_and_comes_along(store, tmp_path):
+    def keep(name, what):
+        row = store._agent_row(name)
+        store._db.change(lambda change: change.say(row.a, Said({"what": what}, KEY)))
+
+    agent = store.agent("a")
+    agent._writer.finish(agent._writer.capture(agent._document, "with a key", key=KEY))
+    keep("a", "before")
     store.clone("a", "b")
-    catalog.add_events(row.a, [Event(2, encode({"what": "x"}), b"k" * 16)])
-    clone = catalog.agent(name_key("b"))
-    catalog.add_events(clone.a, [Event(3, encode({"what": "x"}), b"k" * 16)])
-    one, two = Line(store, row, branch), Line(store, clone, catalog.branches(clone.a)[0])
-    assert [event.at for event in one.events_named([b"k" * 16])] == [1, 2]
-    assert [event.at for event in two.events_named([b"k" * 16])] == [1, 3]
-    assert [found.n for found in two.rows(before=4, limit=2)] == [3, 2]
-    assert all(map(two.sees, one.rows()))
-    assert one.named(b"none") is None
+    keep("a", "after, of a")
+    keep("b", "after, of b")
+    for_a, for_b = ["before", "after, of a"], ["before", "after, of b"]
+    assert (kept(store, "a"), kept(store, "b")) == (for_a, for_b)
+    for number, order in enumerate((["a", "b"], ["b", "a"])):
+        with holdfast.open(tmp_path / f"other{number}") as other:
+            other.agent("was there before").checkpoint("so that agents have other numbers here")
+            store.push(other, order[:1])
+            assert kept(other, order[0]) == {"a": for_a, "b": for_b}[order[0]]
+            store.push(other, order[1:])
+            assert (kept(other, "a"), kept(other, "b")) == (for_a, for_b)
+            sound(other)
+    store.remove("a")
+    assert kept(store, "b") == for_b
     sound(store)
 
 
@@ -176,9 +190,7 @@ def test_cloning_while_the_source_is_written(store):
 
 
 def test_sealing_on_either_side_leaves_the_other_readable(store, monkeypatch):
-    from holdfast.store import sealing
-
-    monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 4)
+    monkeypatch.setattr(branches, "SEAL_CHECKPOINTS", 4)
     grown(store).close()
     store.clone("a", "b")
     frozen = picture(store, "b")
@@ -199,9 +211,9 @@ def test_a_missing_row_of_the_origin_shows_in_the_clone(store, store_path):
     store.clone("a", "b")
     store.remove("a")
     sound(store)
-    (tip,) = [c._row.n for c in store.agent("b", readonly=True).abandoned()]
+    (tip,) = [c._point.n for c in store.agent("b", readonly=True).abandoned()]
     store.close()
-    spoil(store_path, "DELETE FROM checkpoint WHERE n = ?", tip)
+    assert spoil(store_path, "DELETE FROM loose WHERE n = ?", tip) == 1
     with holdfast.open(store_path) as again:
         assert not again.verify().ok
 
@@ -211,9 +223,10 @@ def test_recovery_of_a_clone_goes_back_into_its_origin(store, store_path):
     store.clone("a", "b")
     with store.agent("b") as b:
         b.state["messages"].append("of b " * 40)
-        n = b.checkpoint("of b")._row.n
+        n = b.checkpoint("of b")._point.n
     store.close()
-    spoil(store_path, "UPDATE tail SET data = x'91c403616263' WHERE n = ?", n)
+    ((data,),) = rows(store_path, "SELECT data FROM loose WHERE n = ?", n)
+    spoil(store_path, "UPDATE loose SET data = ? WHERE n = ?", flipped(data), n)
     with holdfast.open(store_path) as again:
         with pytest.raises(Damaged) as caught:
             again.agent("b", readonly=True).state["messages"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import holdfast
+from holdfast.errors import KeyNeeded
 from tests.agent.test_history import *  # noqa: F403
 
 
@@ -15,5 +16,6 @@ def encrypted(monkeypatch):
 
 def test_these_stores_are_encrypted(store_path):
     with holdfast.open(store_path) as store:
-        assert store._catalog.encrypted
-        assert (store_path / "keys").exists()
+        assert store.encrypted
+    with pytest.raises(KeyNeeded):
+        holdfast.open(store_path, key=False)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import shutil
 
-import apsw
 import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import retention
-from holdfast.agent.scratch import scratch
+from holdfast.agent2 import branch as sealing
+from holdfast.agent2 import retention
 from holdfast.errors import NotAuthentic
-from holdfast.store import sealing
+from tests.agent.damage import rows, spoil
 from tests.agent.test_clone import sound
 from tests.agent.test_removal import large
 from tests.agent.transferred import assert_same
@@ -63,18 +62,24 @@ def readable(path):
 
 def counts(store):
     found = store.stats()["counts"]
-    return {name: found[name] for name in ("checkpoint", "seal", "node", "chunk", "pack", "tail", "tag")}
+    return {name: found[name] for name in ("checkpoint", "segment", "node", "chunk", "pack", "tag", "shallow")}
+
+
+def stored(store):
+    sizes = store.stats()["bytes"]
+    return sizes["catalog"] - sizes["free"] + sizes["packs"]
 
 
 def test_what_goes_is_what_would_go_of_a_plain_one(made, store, store_path, tmp_path):
     shutil.copytree(made / "plain", tmp_path / "plain")
     with holdfast.open(tmp_path / "plain") as other:
-        before = store._catalog.sizes()
+        before = store.stats()["bytes"]
+        held = stored(store)
         reports = [one.retain(KEPT) for one in (store, other)]
         assert len({(one.kept, one.removed) for one in reports}) == 1
         assert counts(store) == counts(other)
-        sizes = store._catalog.sizes()
-        assert sizes["catalog"] + sizes["packs"] == before["catalog"] + before["packs"] - reports[0].freed_bytes
+        sizes = store.stats()["bytes"]
+        assert stored(store) == held - reports[0].freed_bytes
         assert sizes["packs"] < before["packs"]
         assert sum(file.stat().st_size for file in (store_path / "packs").iterdir()) == sizes["packs"]
         assert [one.label for one in store.agent("a").log()] == [one.label for one in other.agent("a").log()]
@@ -105,11 +110,11 @@ def test_stopped_anywhere_the_next_one_goes_on(store, store_path):
         return pace
 
     kept = {one.id for one in store.agent("a", readonly=True).log(all=True) if one.label.endswith("0")}
-    rows = [(row, KEPT) for row in store._catalog.agents()]
+    rows = [(row, KEPT) for row in store._agents()]
     stopped = 0
-    for steps in (90, 100, 110, 120):
+    for steps in (1, 4, 9, 14, 18, 22):
         try:
-            retention.retain(store, rows, stop_after(steps))
+            retention.follow(store, rows, stop_after(steps))
         except Stopped:
             stopped += 1
         sound(store)
@@ -128,30 +133,25 @@ def test_what_says_that_something_was_forgotten_cannot_be_taken_away_or_forged(m
     with holdfast.open(tmp_path / "other", key=KEY) as other:
         other.retain(KEPT)
     store.retain(KEPT)
-    store.tag("a", "later")  # the newest event is not the one that goes
+    store.tag("a", "later")  # the newest entry is not the one that goes
+    (e,) = [entry.e for entry in store._db.view.log() if entry.body["what"] == "forget"]
+    n = min(store._db.view.shallow())
     store.close()
-    forgets = "SELECT e FROM event WHERE length(body) = (SELECT max(length(body)) FROM event)"
-    for change in ("gone", "forged", "a checkpoint"):
-        copy = tmp_path / "copy"
-        shutil.copytree(store_path, copy)
-        connection = apsw.Connection(str(copy / "store.db"))
-        ((e,),) = connection.execute(forgets).fetchall()
-        if change == "forged":
-            source = apsw.Connection(str(tmp_path / "other" / "store.db"))
-            ((body, total),) = source.execute("SELECT body, sum FROM event WHERE e = ?", (e,)).fetchall()
-            source.close()
-            connection.execute("UPDATE event SET body = ?, sum = ? WHERE e = ?", (body, total, e))
-        elif change == "gone":
-            connection.execute("DELETE FROM event WHERE e = ?", (e,))
-        else:  # one that nobody said was forgotten
-            connection.execute("DELETE FROM checkpoint WHERE n = (SELECT n FROM checkpoint ORDER BY n DESC LIMIT 1, 1)")
-        connection.close()
-        with holdfast.open(copy, key=KEY, readonly=True) as damaged:
-            assert not damaged.verify().ok
-            if change == "forged":
-                with pytest.raises(NotAuthentic):
-                    damaged.agent("a", readonly=True).log()
-        shutil.rmtree(copy)
+    for table, column, number in (("log", "e", e), ("shallow", "n", n), ("loose", "n", n)):
+        for forged in (False, True):
+            copy = tmp_path / "copy"
+            shutil.copytree(store_path, copy)
+            where = f"{table} WHERE {column} = ?"
+            found = rows(tmp_path / "other", f"SELECT * FROM {where}", number)
+            assert spoil(copy, f"DELETE FROM {where}", number) == 1
+            if forged:  # the same of another store with the same key
+                spoil(copy, f"INSERT INTO {table} VALUES ({', '.join('?' * len(found[0]))})", *found[0])
+            with holdfast.open(copy, key=KEY, readonly=True) as damaged:
+                assert not damaged.verify().ok, (table, forged)
+                if forged:
+                    with pytest.raises(NotAuthentic):
+                        damaged.agent("a", readonly=True).log(all=True)
+            shutil.rmtree(copy)
 
 
 def test_a_stored_policy_is_not_readable_and_comes_back(store, store_path):
@@ -168,9 +168,12 @@ def test_a_stored_policy_is_not_readable_and_comes_back(store, store_path):
 def test_nothing_is_readable_on_the_way(store, tmp_path):
     place = tmp_path / "place"
     place.mkdir()
-    with scratch(place, encrypted=store.encrypted) as room, room.open(holdfast.Store) as made:
-        store.push(made)
-        assert not readable(place)
-    assert list(place.iterdir()) == []
-    assert store.drill(sample=4, place=place).ok
+    seen = []
+
+    def progress(*_said):
+        seen.append(readable(place))
+
+    assert store.drill(sample=4, place=place, progress=progress).ok
+    assert seen
+    assert not any(seen)
     assert list(place.iterdir()) == []

@@ -9,8 +9,8 @@ import warnings
 import pytest
 
 import holdfast
+from holdfast.agent2 import branch as sealing
 from holdfast.errors import DetachedChange, DiskFull, NothingToUndo
-from holdfast.store import sealing
 from tests.codec.fuzz import Model, Note, Point, Slotted, World, apart, canon, twin
 
 CLASSES = (Note, Model, Point, Slotted)
@@ -92,18 +92,15 @@ class Stored(World):
 
     def disk_full(self):
         """A checkpoint that could not be written: nothing is lost, and the next one contains it."""
-        catalog = self.store._catalog
-        written = catalog.commit
 
         def full(*_args):
             raise DiskFull("no room")
 
-        catalog.commit = full
-        try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self.store._db.engine, "direct", full)
+            patch.setattr(self.store._db.engine, "transaction", full)
             with pytest.raises(DiskFull):
                 self.agent.checkpoint()
-        finally:
-            catalog.commit = written
         if self.choose(2):
             self.change()
         if self.choose(2):

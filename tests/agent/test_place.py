@@ -8,7 +8,6 @@ import pytest
 
 import holdfast
 from holdfast.errors import StoreFailed
-from holdfast.store import place
 
 
 def gone(path) -> None:
@@ -37,8 +36,7 @@ def log_gone(path) -> None:
 @pytest.mark.parametrize("durability", ["commit", "batched"])
 @pytest.mark.parametrize("bulk", [False, True])
 @pytest.mark.parametrize("happens", [gone, moved, replaced, database_gone, log_gone])
-def test_a_store_that_is_not_at_its_path_any_more(tmp_path, monkeypatch, happens, bulk, durability):
-    monkeypatch.setattr(place, "LOG_EVERY_S", 0.0)
+def test_a_store_that_is_not_at_its_path_any_more(tmp_path, happens, bulk, durability):
     path = tmp_path / "store"
     store = holdfast.open(path, durability=durability)
     agent = store.agent("x")

@@ -6,14 +6,14 @@ import os
 import signal
 import subprocess
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import apsw
 import pytest
 
 import holdfast
 from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreClosed, StorePoisoned
-from holdfast.store.embedded import open_embedded
+from holdfast.store2.database import open_database
 from tests.agent.child import end, line, start
 
 
@@ -73,15 +73,18 @@ def test_takeover_from_a_stopped_holder_fences_it(store_path, holder):
         assert store.agent("a", readonly=True).state["by"] == [holder.pid, "taken", "on"]
 
 
+def stranger(path):
+    """A second store object of this process, which stands for another process."""
+    return holdfast.Store(str(path), open_database(path), (False, "commit", False, False))
+
+
 def test_a_fenced_handle_says_so_and_can_be_opened_again(store_path):
-    """The same within one process: the second store object stands for another process."""
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
         agent.state["n"] = 1
         agent.checkpoint()
-        other = open_embedded(store_path)
-        row = other.agents()[0]
-        lease = other.lease(other.branches(row.a)[0], takeover=True)
+        other = stranger(store_path)
+        other.agent("a", takeover=True)
         agent.state["n"] = 2
         with pytest.raises(Fenced):
             agent.checkpoint()
@@ -90,7 +93,6 @@ def test_a_fenced_handle_says_so_and_can_be_opened_again(store_path):
         with pytest.raises(Fenced):
             agent.undo()
         assert agent.state["n"] == 2, "what could not be written stays in memory"
-        lease.release()
         other.close()
         agent.close()
         again = store.agent("a")
@@ -217,13 +219,12 @@ def test_batched_fenced_is_raised_at_the_next_call(store_path):
         agent.state["n"] = 1
         agent.checkpoint()
         agent.flush()
-        other = open_embedded(store_path)
-        lease = other.lease(other.branches(1)[0], takeover=True)
+        other = stranger(store_path)
+        other.agent("a", takeover=True)
         agent.state["n"] = 2
         agent.checkpoint("accepted, and refused later")
         with pytest.raises(Fenced):
             agent.flush()
-        lease.release()
         other.close()
 
 
@@ -281,7 +282,7 @@ def test_full_disk_loses_nothing_and_works_again_with_room(tmp_path, bulk):
         agent.state["messages"] = []
         agent.checkpoint("start")
         filler = disk / "filler"
-        filler.write_bytes(bytes(_room(disk) - 300_000))
+        fill(filler, but=300_000)
         acknowledged = []
         full = False
         while not full:
@@ -311,9 +312,13 @@ def test_full_disk_loses_nothing_and_works_again_with_room(tmp_path, bulk):
             assert len(again.agent("a").state["messages"]) == length + 2
 
 
-def _room(path) -> int:
-    found = os.statvfs(path)
-    return found.f_bavail * found.f_bsize
+def fill(path, but) -> None:
+    """Take all the room of a disk, and give some of it back. Somebody else may be taking some meanwhile."""
+    with path.open("wb", buffering=0) as file:
+        with suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        file.truncate(file.tell() - but)
 
 
 class FailingSync(apsw.VFS):
@@ -341,9 +346,9 @@ class FailingFile(apsw.VFSFile):
 
 def test_failed_flush_poisons_and_reopening_recovers(store_path, monkeypatch):
     vfs = FailingSync()
-    real = open_embedded
+    real = open_database
     holdfast.open(store_path).close()
-    monkeypatch.setattr("holdfast.agent.store.open_embedded", lambda path, **more: real(path, vfs=vfs.name, **more))
+    monkeypatch.setattr("holdfast.agent2.store.open_database", lambda path, **more: real(path, vfs=vfs.name, **more))
     store = holdfast.open(store_path)
     try:
         agent = store.agent("a")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import holdfast
+from holdfast.agent2 import branch as sealing
 from holdfast.errors import BadOption, Damaged
-from holdfast.store import sealing
 from tests.agent.damage import everything, flipped, rows, spoil
 
 LONG = "long enough to be named by digest, not written inline " * 3
@@ -32,6 +32,20 @@ def made(store_path, monkeypatch):
 
 def numbers(state) -> list[int]:
     return [int(text.split(":")[0]) for text in state["log"]]
+
+
+def spoil_payload(path, n: int, place: int = -1) -> None:
+    """Damage a checkpoint that lies alone, and no other."""
+    ((data,),) = rows(path, "SELECT data FROM loose WHERE n = ?", n)
+    spoil(path, "UPDATE loose SET data = ? WHERE n = ?", flipped(data, place), n)
+
+
+def spoil_base(path, depth: int) -> None:
+    """Damage a node of a sealed state."""
+    with holdfast.open(path, readonly=True) as store:
+        root = bytes.fromhex(store.agent("a", readonly=True).at(f"#{depth}").sections["log"])
+    ((data,),) = rows(path, "SELECT data FROM node WHERE digest = ?", root)
+    spoil(path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
 
 
 def opening_fails(path) -> Damaged:
@@ -76,25 +90,23 @@ def test_a_healthy_agent_is_not_recovered(store_path, made):
         assert agent.branches() == ["main"]
 
 
-def test_damaged_tail_of_the_head(store_path, made):
-    data = rows(store_path, "SELECT data FROM tail WHERE n = 10")[0][0]
-    spoil(store_path, "UPDATE tail SET data = ? WHERE n = 10", flipped(data, -10))
+@pytest.mark.parametrize("place", [-10, 60, 0])
+def test_damaged_payload_of_the_head(store_path, made, place):
+    """Its operations, its manifest, or what says which is which."""
+    spoil_payload(store_path, 10, place)
     error = opening_fails(store_path)
     assert error.newest_valid == made[8]
     assert "1 checkpoint(s) after" in error.lost
     assert made[9][:12] in error.lost
     assert "recover=True" in error.hint
-    assert "section log" in error.what
     lost = recovers_to(store_path, made, 9)
     assert made[9][:12] in lost
 
 
 def test_recovering_an_agent_whose_open_handle_met_the_damage(store_path, made):
-    data = rows(store_path, "SELECT data FROM tail WHERE n = 10")[0][0]
-    spoil(store_path, "UPDATE tail SET data = ? WHERE n = 10", flipped(data, -10))
+    spoil_base(store_path, 8)
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
-        assert store.agent("a", recover=True) is agent, "nothing is known to be wrong"
         with pytest.raises(Damaged):
             list(agent.state["log"])
         agent.state["new"] = 1
@@ -103,29 +115,28 @@ def test_recovering_an_agent_whose_open_handle_met_the_damage(store_path, made):
         del agent.state["new"]
         agent.close()
         agent = store.agent("a")
-        with pytest.raises(Damaged):
+        with pytest.raises(Damaged) as caught:
             list(agent.state["log"])
+        assert "section log" in caught.value.what
         recovered = store.agent("a", recover=True)
         assert agent.closed
         assert recovered.branch_name == "recovered-1"
-        assert numbers(recovered.state) == list(range(1, 10))
+        assert numbers(recovered.state) == list(range(1, 8))
         assert made[9][:12] in recovered.recovery
 
 
-def test_missing_tail_row(store_path, made):
-    spoil(store_path, "DELETE FROM tail WHERE n = 9")
+@pytest.mark.parametrize("n", [9, 10])
+def test_a_row_that_is_gone(store_path, made, n):
+    spoil(store_path, "DELETE FROM loose WHERE n = ?", n)
     error = opening_fails(store_path)
-    assert error.newest_valid == made[7]
-    assert "2 checkpoint(s)" in error.lost
-    recovers_to(store_path, made, 8)
+    assert error.newest_valid == made[n - 2]
+    assert f"{11 - n} checkpoint(s)" in error.lost
+    recovers_to(store_path, made, n - 1)
 
 
 def test_damaged_node_of_the_base(store_path, made):
     """Everything that rests on the seal is lost with it, back to the last checkpoint before."""
-    with holdfast.open(store_path, readonly=True) as store:
-        root = bytes.fromhex(store.agent("a", readonly=True).at("#8").sections["log"])
-    data = rows(store_path, "SELECT data FROM node WHERE digest = ?", root)[0][0]
-    spoil(store_path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
+    spoil_base(store_path, 8)
     error = opening_fails(store_path)
     assert error.newest_valid
     assert error.newest_valid in made[3:8]
@@ -138,33 +149,16 @@ def test_damaged_node_of_the_base(store_path, made):
         assert numbers(agent.at(f"id:{made[2]}").state) == [1, 2, 3]
 
 
-def test_damaged_manifest_of_the_head(store_path, made):
-    manifest = rows(store_path, "SELECT manifest FROM checkpoint WHERE n = 10")[0][0]
-    spoil(store_path, "UPDATE checkpoint SET manifest = ? WHERE n = 10", flipped(manifest, 60))
-    with holdfast.open(store_path) as store, pytest.raises(Damaged) as caught:
-        store.agent("a")
-    assert caught.value.newest_valid == made[8]
-    recovers_to(store_path, made, 9)
-
-
 def test_damaged_operations_in_the_middle_of_the_replay(store_path, made):
-    operations = rows(store_path, "SELECT operations FROM checkpoint WHERE n = 9")[0][0]
-    spoil(store_path, "UPDATE checkpoint SET operations = ? WHERE n = 9", flipped(operations))
+    spoil_payload(store_path, 9)
     with holdfast.open(store_path) as store, pytest.raises(Damaged) as caught:
         store.agent("a")
     assert caught.value.newest_valid == made[7]
     recovers_to(store_path, made, 8)
 
 
-def test_a_row_of_the_history_that_is_gone(store_path, made):
-    spoil(store_path, "DELETE FROM checkpoint WHERE n = 9")
-    with holdfast.open(store_path) as store, pytest.raises(Damaged) as caught:
-        store.agent("a")
-    assert caught.value.newest_valid == made[7]
-
-
 def test_readonly_handles_refuse_as_well(store_path, made):
-    spoil(store_path, "DELETE FROM checkpoint WHERE n = 10")
+    spoil(store_path, "DELETE FROM loose WHERE n = 10")
     with holdfast.open(store_path, readonly=True) as store, pytest.raises(Damaged) as caught:
         store.agent("a", readonly=True)
     assert caught.value.newest_valid == made[8]
@@ -177,9 +171,8 @@ def test_the_parent_is_proven_where_the_manifest_still_is(store_path, made):
         agent.rollback("#5")
         agent.state["log"].append(f"6: other {LONG}")
         agent.checkpoint("other line")
-        head = agent.head
-        n = head._row.n
-    spoil(store_path, "UPDATE checkpoint SET operations = x'90' WHERE n = ?", n)
+        n = agent.head._point.n
+    spoil_payload(store_path, n)
     with holdfast.open(store_path) as store:
         with pytest.raises(Damaged) as caught:
             store.agent("a")
@@ -204,7 +197,7 @@ def test_marked_checkpoints_are_passed_over(store_path, made, validity):
 
 
 def test_nothing_left_is_said_so(store_path, made):
-    spoil(store_path, "UPDATE checkpoint SET sum = x'0000000000000000' WHERE a = 1")
+    spoil(store_path, "UPDATE loose SET sum = x'0000000000000000' WHERE b = 1")
     with holdfast.open(store_path) as store:
         with pytest.raises(Damaged, match="no checkpoint of 'a' can be trusted"):
             store.agent("a", recover=True)
@@ -216,12 +209,12 @@ def test_nothing_left_is_said_so(store_path, made):
 
 
 def test_a_second_damage_on_the_recovered_branch_gives_another_branch(store_path, made):
-    spoil(store_path, "DELETE FROM tail WHERE n = 10")
+    spoil(store_path, "DELETE FROM loose WHERE n = 10")
     with holdfast.open(store_path) as store:
         agent = store.agent("a", recover=True)
         agent.state["log"].append("10: again " + LONG)
-        n = agent.checkpoint("again")._row.n
-    spoil(store_path, "UPDATE checkpoint SET depth = depth + 1 WHERE n = ?", n)
+        n = agent.checkpoint("again")._point.n
+    spoil(store_path, "UPDATE loose SET epoch = epoch + 1 WHERE n = ?", n)
     with holdfast.open(store_path) as store:
         agent = store.agent("a", recover=True)
         assert agent.branch_name == "recovered-2"
@@ -231,7 +224,7 @@ def test_a_second_damage_on_the_recovered_branch_gives_another_branch(store_path
 
 
 def test_recovery_that_is_interrupted_can_run_again(store_path, made, monkeypatch):
-    spoil(store_path, "DELETE FROM tail WHERE n = 10")
+    spoil(store_path, "DELETE FROM loose WHERE n = 10")
     with holdfast.open(store_path) as store:
         monkeypatch.setattr(holdfast.Agent, "_say_recovered", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
@@ -243,10 +236,7 @@ def test_recovery_that_is_interrupted_can_run_again(store_path, made, monkeypatc
 
 
 def test_a_past_state_that_is_damaged_says_which_section(store_path, made):
-    with holdfast.open(store_path, readonly=True) as store:
-        root = bytes.fromhex(store.agent("a", readonly=True).at("#8").sections["log"])
-    data = rows(store_path, "SELECT data FROM node WHERE digest = ?", root)[0][0]
-    spoil(store_path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
+    spoil_base(store_path, 8)
     with holdfast.open(store_path, readonly=True) as store:
         past = store.agent("a", readonly=True).at("#8")
         assert past.state["other"] == {"k": LONG}
@@ -257,7 +247,7 @@ def test_a_past_state_that_is_damaged_says_which_section(store_path, made):
 
 
 def test_verify_names_what_is_affected(store_path, made):
-    spoil(store_path, "DELETE FROM tail WHERE n = 9")
+    spoil(store_path, "DELETE FROM loose WHERE n = 9")
     with holdfast.open(store_path, readonly=True) as store:
         report = store.verify()
     assert set(report.affected) == {made[8], made[9]}
@@ -265,10 +255,7 @@ def test_verify_names_what_is_affected(store_path, made):
 
 
 def test_a_rollback_to_what_is_damaged_moves_nothing(store_path, made):
-    with holdfast.open(store_path, readonly=True) as store:
-        root = bytes.fromhex(store.agent("a", readonly=True).at("#4").sections["log"])
-    data = rows(store_path, "SELECT data FROM node WHERE digest = ?", root)[0][0]
-    spoil(store_path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
+    spoil_base(store_path, 4)
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
         for move in (

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent.names import name_key
+from holdfast.agent2 import branch as sealing
 from holdfast.errors import NothingToUndo, UnknownRevision
-from holdfast.store import sealing
 from tests.agent.test_clone import sound
 from tests.conftest import SOAK
 
@@ -199,8 +198,6 @@ def test_what_a_policy_keeps_is_what_it_was_and_the_rest_is_gone(todo):
             model.check()
             for name in model.names:
                 store.remove(name)
-            counts = store._catalog.counts()
-            assert {
-                table: counts[table] for table in ("checkpoint", "tail", "seal", "node", "chunk", "pack", "metadata")
-            } == dict.fromkeys(("checkpoint", "tail", "seal", "node", "chunk", "pack", "metadata"), 0)
-            assert store._catalog.agent(name_key("a")) is None
+            counts = store.stats()["counts"]
+            assert not any(counts[table] for table in ("checkpoint", "segment", "shallow", "node", "chunk", "pack"))
+            assert store.agents() == []

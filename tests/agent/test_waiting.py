@@ -32,35 +32,33 @@ def seen(state):
 
 
 @pytest.fixture
-def slow(agent, monkeypatch):
-    """Commits that take as long as on a busy disk."""
+def before_commits(agent, monkeypatch):
+    """Does something before each commit, in the thread that makes it."""
 
-    def make(seconds):
-        catalog = type(agent._store._catalog)
-        real = catalog.commit
+    def make(call):
+        engine = agent._db.engine
+        real = engine.transaction
 
-        def commit(self, wanted):
-            time.sleep(seconds)
-            return real(self, wanted)
+        def transaction(work, begun=None):
+            call()
+            return real(work, begun)
 
-        monkeypatch.setattr(catalog, "commit", commit)
+        monkeypatch.setattr(engine, "direct", lambda sql, args: False)
+        monkeypatch.setattr(engine, "transaction", transaction)
 
     return make
 
 
 @pytest.fixture
-def held(agent, monkeypatch):
+def held(before_commits):
     """Commits that say when one has begun, and wait until they may go on."""
-    catalog = type(agent._store._catalog)
-    real = catalog.commit
     begun, may_go = threading.Event(), threading.Event()
 
-    def commit(self, wanted):
+    def hold():
         begun.set()
         assert may_go.wait(180)
-        return real(self, wanted)
 
-    monkeypatch.setattr(catalog, "commit", commit)
+    before_commits(hold)
     return begun, may_go
 
 
@@ -82,14 +80,15 @@ def test_acheckpoint_does_not_block_the_loop(agent, held):
     assert seen(agent.at("two").state) == ["one", "two"]
 
 
-def test_content_is_fixed_before_the_first_await(agent, slow):
-    slow(0.05)
+def test_content_is_fixed_before_the_first_await(agent, held):
+    _, may_go = held
 
     async def main():
         agent.state["steps"].append("two")
         task = asyncio.ensure_future(agent.acheckpoint("two"))
         await asyncio.sleep(0)
         agent.state["steps"].append("too late")
+        may_go.set()
         return await task
 
     made = asyncio.run(main())
@@ -150,9 +149,9 @@ def test_changes_during_a_slow_write_belong_to_the_next_checkpoint(agent, held):
     assert seen(agent.at("three").state) == ["one", "two", "three"]
 
 
-def test_reading_and_moving_while_others_write(agent, slow, rounds):
+def test_reading_and_moving_while_others_write(agent, before_commits, rounds):
     """rollback, undo and reading from one thread, checkpoints from others: no deadlock, and the history is sound."""
-    slow(0.002)
+    before_commits(lambda: time.sleep(0.002))  # as on a busy disk
     stop = threading.Event()
     failures = []
 
@@ -190,14 +189,11 @@ def test_reading_and_moving_while_others_write(agent, slow, rounds):
     assert report.ok, str(report)
 
 
-def test_a_failed_write_goes_into_the_next_checkpoint(agent, monkeypatch):
-    catalog = type(agent._store._catalog)
-    real = catalog.commit
-
-    def fail(self, wanted):
+def test_a_failed_write_goes_into_the_next_checkpoint(agent, before_commits, monkeypatch):
+    def fail():
         raise DiskFull("no room")
 
-    monkeypatch.setattr(catalog, "commit", fail)
+    before_commits(fail)
     agent.state["steps"].append("two")
     agent.state["big"] = {f"key {n}": "v" * 100 for n in range(500)}
     agent.state["bulk"] = b"x" * 300_000
@@ -206,7 +202,7 @@ def test_a_failed_write_goes_into_the_next_checkpoint(agent, monkeypatch):
             agent.checkpoint("failed")
     assert agent.dirty
     agent.state["steps"].append("three")
-    monkeypatch.setattr(catalog, "commit", real)
+    monkeypatch.undo()
     made = agent.checkpoint("worked")
     assert seen(made.state) == ["one", "two", "three"]
     assert len(made.state["big"]) == 500

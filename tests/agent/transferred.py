@@ -10,54 +10,44 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import holdfast
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import name_key
-from holdfast.codec.values import decode, encode
+from holdfast.agent2.graph import Graph
+from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError
-from holdfast.store.catalog import Event, bookkeeping
+from holdfast.store2.changes import Said
 
 if TYPE_CHECKING:
     import random
 
 # Bodies of branches hold these for one store only.
-_OWN = {"origins", "base", "received", "recovered"}
+_OWN = {"origins", "arriving", "recovered"}
 
 
 def view(store: holdfast.Store, name: str, *, states: bool = True) -> dict[str, Any]:
     """Everything that can be seen of an agent, without the numbers of this store."""
-    catalog = store._catalog
-    agent = catalog.agent(name_key(name))
-    assert agent is not None
-    line = Line(store, agent)
+    now = store._db.view
+    agent = store._agent_row(name)
+    graph = Graph(now, agent)
     checkpoints = {}
     order = []
-    for row in line.rows(newest_first=False):
-        made = holdfast.Checkpoint.of(store, row, agent)
-        manifest = Manifest.decode(row.manifest)
+    for point in graph.everything():
+        made = holdfast.Checkpoint.of(store, agent, point)
         order.append(made.id)
         checkpoints[made.id] = (
-            made.label, made.branch, made.depth, made.validity, made.validity_reason, sorted(made.tags), row.key,
-            made.metadata, row.operations, manifest.effects,
+            made.label, made.depth, made.validity, made.validity_reason, sorted(made.tags), point.row.key,
+            made.metadata, now.operations(point), point.manifest.effects,
             [repr(change) for change in made.changes()] if states and not made.cut else (),
             {section: encode(made.state.raw_section(section)) for section in made.state} if states else (),
         )  # fmt: skip
     branches = {}
-    for row in catalog.branches(agent.a):
-        body = decode(row.body)
-        ledger = catalog.line(row.b)
-        branches[body["name"]] = (
-            {key: value for key, value in body.items() if key not in _OWN},
-            row.uuid, row.head_id, ledger.count, ledger.chain,
-            [(one.i, one.mark, one.refs, one.body) for one in catalog.effects(row.b)],
+    for row in graph.branches:
+        branches[row.name] = (
+            {key: value for key, value in row.body.items() if key not in _OWN},
+            row.uuid, row.id, row.records, row.chain,
+            [(one.i, one.mark, one.refs, one.body) for one in now.line(row.line)],
         )  # fmt: skip
-    events = [
-        (event.at, event.body, event.key)
-        for a in (*line.origins, agent.a)
-        for event in catalog.events(a=a)
-        if event.key is not None and not bookkeeping(event.key) and line.sees_event(event)
-    ]
-    return {"uuid": agent.uuid, "order": order, "checkpoints": checkpoints, "branches": branches, "events": events}
+    keys = {entry.key for entry in now.log(agent.a)} | {point.row.key for point in graph.everything()}
+    kept = [(entry.at, entry.key, entry.body) for entry in graph.under(list(keys - {b""}))]
+    return {"uuid": agent.uuid, "order": order, "checkpoints": checkpoints, "branches": branches, "kept": kept}
 
 
 def assert_same(source: holdfast.Store, dest: holdfast.Store, name: str, *, states: bool = True) -> None:
@@ -124,10 +114,11 @@ def grow(store: holdfast.Store, name: str, choose: random.Random, steps: int) ->
                 here.checkpoint("acted")
             case 11:
                 store.signal(name, "go", choose.randrange(100))
-            case 12:
+            case 12:  # as an integration does: a checkpoint with a key, and what is kept under it
                 key = b"key %d" % choose.randrange(3)
-                body = encode({"what": "write", "value": choose.randbytes(20)})
-                store._catalog.add_events(here._row.a, [Event(choose.randrange(2**40), body, key)])
+                said = [Said({"what": "write", "value": choose.randbytes(20)}, key) for _ in range(2)]
+                writer = here._check_writer()
+                here._remember(writer.finish(writer.capture(here._document, "", key=key, said=said)))
             case 13:
                 with suppress(HoldfastError):
                     here.undo()

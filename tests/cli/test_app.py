@@ -27,6 +27,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = [
     *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "effects"),
     *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "retain", "tier", "verify", "doctor", "demo"),
+    *("init", "repair", "accept", "push", "pull", "backup", "move", "export", "drill"),
 ]
 GROUPS = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6, "Outcome": 1}
 ATTENTION = ("InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "ResultLost")
@@ -147,7 +148,7 @@ def test_ctrl_c_ends_quietly(filled):
     waiting = (
         "import os, signal, sys, time, holdfast.cli.app\n"
         "def sleep(seconds, real=time.sleep):\n"
-        "    if sys._getframe(1).f_globals['__name__'] == 'holdfast.store.locks':  # it waits for the other one\n"
+        "    if sys._getframe(1).f_globals['__name__'] == 'holdfast.store2.leases':  # it waits for the other one\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    real(seconds)\n"
         "time.sleep = sleep\n"

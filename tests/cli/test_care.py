@@ -143,7 +143,8 @@ def test_packages_are_found_without_importing_them():
 
 
 def test_accept_takes_an_older_store_as_it_is(filled, program, tmp_path):
-    environment = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    # Nothing is remembered of stores among the temporary files.
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path / "temporary")}
 
     def hold(*words):
         return program("--store", str(filled), *words, env=environment)

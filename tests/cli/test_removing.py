@@ -31,6 +31,20 @@ def test_remove_needs_a_word_and_says_what_goes(cli):
     assert cli("verify").code == 0
 
 
+def test_remove_names_the_copies_and_takes_them_along_when_told(cli):
+    cli("clone", "trip-7", "copy")
+    cli("clone", "copy", "copy of the copy")
+    looked = cli("remove", "copy", "--dry-run")
+    assert "Agents that keep some of its checkpoints: copy of the copy, trip-7.\n" in looked.out
+    looked = cli("remove", "copy", "--with-copies", "--dry-run")
+    assert "Agents that go with it: copy of the copy, trip-7.\n" in looked.out
+    assert cli("show", "trip-7").code == 0
+    done = cli("remove", "copy", "--with-copies", "--yes", "--json").json
+    assert (done["copies"], done["kept_for"], done["freed_bytes"] >= 0) == (["copy of the copy", "trip-7"], [], True)
+    assert {one["name"] for one in cli("agents", "--json").json["agents"]} == {"user@example.com", "tenant:42/a#b"}
+    assert cli("verify").code == 0
+
+
 def test_remove_is_refused_while_another_process_writes(cli, filled):
     import subprocess
     import sys

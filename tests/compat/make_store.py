@@ -1,4 +1,4 @@
-"""Writes the store that is kept under tests/compat/, and what is in it as JSON.
+"""Writes the stores that are kept under tests/compat/, and what is in them as JSON.
 
     python -m tests.compat.make_store           store-v1.tar.xz and store-v1.json
     python -m tests.compat.make_store golden    golden.json
@@ -25,13 +25,22 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 import holdfast
-from holdfast.agent import metadata
-from holdfast.agent.names import name_key
+from holdfast.agent2 import metadata
+from holdfast.agent2.sealing import fold_below
+from holdfast.codec.document import Document
+from holdfast.codec.operations import Operation, encode_whole
+from holdfast.codec.types import REGISTRY as TYPES_KNOWN
+from holdfast.codec.values import encode
 from holdfast.run import records as rec
 from holdfast.run.arguments import stow
 from holdfast.run.stored import StoredLine, entries
-from holdfast.store import sealing
-from holdfast.store.upgrade import FORMAT_VERSION
+from holdfast.store2 import witness
+from holdfast.store2.catalog import link, node_digest
+from holdfast.store2.cipher import PLAIN, Keyed, digest
+from holdfast.store2.manifest import Manifest, identity, mark_of, pack_payload
+from holdfast.store2.segments import pack
+from holdfast.store2.tables import FORMAT_VERSION
+from tests.limits import limits
 
 
 class Colour(enum.Enum):
@@ -50,6 +59,11 @@ class Step:
 holdfast.register(Colour, name="compat.Colour")
 holdfast.register(Step, name="compat.Step")
 TYPES = [Colour, Step]
+
+KEY = bytes(range(32))
+PASSPHRASE = "correct horse"
+STORES = {"store": None, "encrypted": KEY}
+"""By the directory's name, and the key that opens it."""
 
 VALUES = {
     "none": None, "true": True, "int": -5, "big": 2**70, "negative big": -(2**70), "float": -0.0, "nan": float("nan"),
@@ -76,7 +90,7 @@ def fill(store: holdfast.Store) -> None:
     agent.checkpoint("values")
     messages = agent.state["messages"] = []
     messages = agent.state["messages"]
-    for number in range(8):
+    for number in range(16):
         messages.append({"role": "user" if number % 2 else "assistant", "content": f"message {number} " * 12})
         agent.checkpoint(f"message {number}")
     messages[2]["content"] = "edited " * 20
@@ -93,6 +107,8 @@ def fill(store: holdfast.Store) -> None:
     agent.undo()
     agent.redo()
     agent.tag("kept", "large")
+    agent.tag("gone", "large")
+    agent.untag("gone")
     agent.mark("message 3", "suspect", "an example")
     agent.rollback("large")
     agent.state["bulk"] = bytes(300_000)
@@ -101,29 +117,32 @@ def fill(store: holdfast.Store) -> None:
     side = agent.branch("try/b", at="message 1")
     side.state["messages"].append("on a branch")
     side.checkpoint("side")
-    second = store.agent("second")
-    second.state["n"] = 1
-    second.checkpoint("only")
-    second.close()
+    side.close()
+    agent.close()
+    with store.agent("second") as second:
+        second.state["n"] = 1
+        second._writer.finish(second._writer.capture(second._document, "under a key", key=b"a key of its own"))
+    store.signal("second", "go", {"how": ["far"]})
+    store.agent("empty").close()
 
 
 def share(store: holdfast.Store) -> None:
-    """A clone, an agent that was removed, checkpoints that one of two forgot, others that both did."""
-    agent = store.agent("user@example.com")
-    agent.close()
-    side = store.agent("user@example.com", branch="try/b")
-    side.close()
+    """A clone, an agent that was removed, and checkpoints that were forgotten."""
     store.clone("user@example.com", "clone")
     with store.agent("clone") as clone:
         clone.state["messages"].append("of the clone")
         clone.checkpoint("of the clone")
-    numbers = {checkpoint.label: checkpoint._row.n for checkpoint in clone_log(store)}
-    rows = {info.name: store._catalog.agent(name_key(info.name)) for info in store.agents()}
-    store._forget(rows["clone"], {numbers["message 2"], numbers["changed"]})
-    store._forget(rows["user@example.com"], {numbers["changed"]})
-    gone = store.agent("gone")
-    gone.state["n"] = 2
-    gone.checkpoint("gone")
+    with store.agent("brief") as brief:
+        brief.state["log"] = []
+        for number in range(6):
+            brief.state["log"].append(f"entry {number}")
+            brief.checkpoint(f"brief {number}")
+        numbers = {point.label: point._point.n for point in brief.log()}
+        row = brief._row
+    store._forget(row, {numbers["brief 1"], numbers["brief 2"], numbers["brief 4"]})
+    with store.agent("gone") as gone:
+        gone.state["n"] = 2
+        gone.checkpoint("gone")
     store.remove("gone")
 
 
@@ -132,78 +151,68 @@ def act(store: holdfast.Store) -> None:
     agent = store.agent("doer")
     agent.state["n"] = 0
     start = bytes.fromhex(agent.checkpoint("start").id)
-    journal = agent._writer.journal
+    writer = agent._writer
     at = 1_700_000_000_000_000
     long = stow([f"{number}: a long result" for number in range(2_000)], store._registry)
-    bulk = stow(bytes(300_000), store._registry)
+    bulk = stow(b"bulk " * 60_000, store._registry)
     args = stow({"what": "flight", "step": Step("one")}, store._registry).value
     print_ = b"f" * 32
-    journal.append(entries(rec.Begin(at, "r1", "trip", args, print_, start, code="c" * 64, generation=1)), flush=True)
-    journal.append(
-        entries(
-            rec.Done(at + 1, "r1", "0", "value", 0, "look", "read", args, [[["history"], b"h" * 32, 7]], print_, at),
-            rec.Done(at + 2, "r1", "1", "value", 0, "read", "read", args, None, print_, at, long.value),
-        ),
+    fault = ("Refused", "Refused", "no", stow(("no", 5), store._registry).value)
+
+    def note(*records: rec.Record, flush: bool = True, **objects: object) -> None:
+        writer.append(entries(*records), flush=flush, **objects)
+
+    note(rec.Begin(at, "r1", "trip", args, print_, start, code="c" * 64, generation=1))
+    note(
+        rec.Done(at + 1, "r1", "0", "value", 0, "look", "read", args, [[["history"], b"h" * 32, 7]], print_, at),
+        rec.Done(at + 2, "r1", "1", "value", 0, "read", "read", args, None, print_, at, long.value),
         nodes=long.nodes,
         flush=False,
     )
-    journal.append(entries(rec.Intent(at + 3, "r1", "2", "book", "write", args, print_, "k" * 32, 1, 1)), flush=True)
-    journal.append(entries(rec.Progress(at + 4, "r1", "2", b"\x05", 4)), flush=True)
-    journal.append(
-        entries(rec.Done(at + 5, "r1", "2", "value", 4, value=bulk.value)),
-        nodes=bulk.nodes,
-        chunks=bulk.chunks,
-        flush=True,
-    )
-    journal.append(entries(rec.Intent(at + 6, "r1", "3", "pay", "write", args, print_, "l" * 32, 1, 1)), flush=True)
-    journal.append(entries(rec.Doubt(at + 7, "r1", "3", 7, "timed out \ud800")), flush=True)
-    journal.append(entries(rec.Decision(at + 8, "r1", "3", 7, "not-done", "a person", "looked", b"\xc0")), flush=True)
-    fault = ("Refused", "Refused", "no", stow(("no", 5), store._registry).value)
-    journal.append(
-        entries(rec.Done(at + 9, "r1", "4", "error", 0, "look", "read", args, None, print_, at, None, fault)),
-        flush=False,
-    )
-    journal.append(
-        entries(rec.Wait(at + 10, "r1", "5", "signal", "go", at + 99), rec.Done(at + 11, "r1", "5", "value", event=3)),
-        flush=True,
-    )
-    journal.append(
-        entries(rec.Cut(at + 12, "r1", "6", [2, 3], "look", "read"), rec.Note(at + 13, "", "mode", "calm")), flush=True
-    )
+    note(rec.Intent(at + 3, "r1", "2", "book", "write", args, print_, "k" * 32, 1, 1))
+    note(rec.Progress(at + 4, "r1", "2", b"\x05", 4))
+    note(rec.Done(at + 5, "r1", "2", "value", 4, value=bulk.value), nodes=bulk.nodes, chunks=bulk.chunks)
+    note(rec.Intent(at + 6, "r1", "3", "pay", "write", args, print_, "l" * 32, 1, 1))
+    note(rec.Doubt(at + 7, "r1", "3", 7, "timed out \ud800"))
+    note(rec.Decision(at + 8, "r1", "3", 7, "not-done", "a person", "looked", b"\xc0"))
+    note(rec.Done(at + 9, "r1", "4", "error", 0, "look", "read", args, None, print_, at, None, fault), flush=False)
+    note(rec.Wait(at + 10, "r1", "5", "signal", "go", at + 99), rec.Done(at + 11, "r1", "5", "value", event=b"e" * 16))
+    note(rec.Cut(at + 12, "r1", "6", [2, 3], "look", "read"), rec.Note(at + 13, "", "mode", "calm"))
     agent.state["n"] = 1
-    writer = agent._writer
     saved = writer.capture(
         agent._document,
         "saved",
-        note=lambda made: entries(rec.Saved(at + 14, "r1", "7", made._id, b"d" * 32, ["plan"])),
+        note=lambda made: entries(rec.Saved(at + 14, "r1", "7", made.id, b"d" * 32, ["plan"])),
     )
-    writer.finish(agent._document, saved)
-    journal.append(
-        entries(rec.End(at + 15, "r1", "finished", long.value), rec.RolledBack(at + 16, "", 0, start, keep=True)),
-        flush=True,
-    )
+    writer.finish(saved)
+    note(rec.End(at + 15, "r1", "finished", long.value), rec.RolledBack(at + 16, "", 0, start, keep=True))
     side = agent.branch("aside", at="saved")
-    side._writer.journal.append(entries(rec.Note(at + 17, "", "mode", "hasty")), flush=True)
+    side._writer.append(entries(rec.Note(at + 17, "", "mode", "hasty")), flush=True)
     side.state["n"] = 2
     side.checkpoint("aside")
     side.close()
     agent.close()
     store.clone("doer", "heir")
-    gone = store.agent("heir", branch="aside")
-    gone._writer.journal.append(entries(rec.Note(at + 18, "", "mode", "of the heir")), flush=True)
-    gone.checkpoint("of the heir")
-    gone.close()
+    with store.agent("heir", branch="aside") as gone:
+        gone._writer.append(entries(rec.Note(at + 18, "", "mode", "of the heir")), flush=True)
+        gone.checkpoint("of the heir")
     store.clone("heir", "heir of the heir")
     store.remove("heir")
 
 
+def build(path: Path, key: bytes | None = None) -> None:
+    """A store with every kind of row."""
+    with limits({"SEAL_CHECKPOINTS": 6, "FOLD_MIN": 4}), holdfast.open(path, types=TYPES, key=key or False) as store:
+        fill(store)
+        share(store)
+        act(store)
+        for row in store._db.view.checkpoints("WHERE sealed = 1"):
+            fold_below(store._db, row.n)  # so that it does not depend on when the background does
+
+
 def line_of(store: holdfast.Store, name: str, branch: str) -> StoredLine:
-    row = store._catalog.agent(name_key(name))
-    return StoredLine(store._catalog, store._catalog.branch(row.a, name_key(branch)).b)
-
-
-def clone_log(store: holdfast.Store) -> list[holdfast.Checkpoint]:
-    return store.agent("clone", readonly=True).log(all=True)
+    view = store._db.view
+    return StoredLine(store._db, view.branch(view.agent(name).a, branch).b)
 
 
 # States whose section digests are golden: empty containers, order, types, leaves and index nodes of one and two levels.
@@ -213,7 +222,7 @@ STATES = {
     "types count": {"int": [1], "float": [1.0], "bool": [True]},
     "small": {"messages": [{"role": "user", "content": "hello"}], "set": {3, 1, 2}, "pair": (1, 2)},
     "several leaves": {"numbers": list(range(5_000))},
-    "two levels": {"numbers": [number % 100 for number in range(600_000)]},
+    "two levels": {"texts": [f"{number} " * 700 for number in range(1_500)]},
     "leaves cut by content": {"texts": [f"{number}: " + "text " * (number % 50) for number in range(2_000)]},
     "big inside": {"table": {"rows": {f"row {number}": "x" * 100 for number in range(400)}, "count": 400}},
     "dict of many": {"index": {f"key {number}": number for number in range(4_000)}},
@@ -223,10 +232,6 @@ STATES = {
 
 
 def golden() -> dict:
-    from holdfast.codec.document import Document
-    from holdfast.codec.types import REGISTRY as TYPES_KNOWN
-    from holdfast.codec.values import encode
-
     found: dict = {"values": {}, "states": {}}
     for name, value in VALUES.items():
         found["values"][name] = {"value": _shown(value), "encoding": encode(value).hex()}
@@ -235,7 +240,53 @@ def golden() -> dict:
         for section, value in state.items():
             document[section] = value
         found["states"][name] = {section: digest.hex() for section, digest in document.digests()}
-    return found
+    return found | {"format": vectors()}
+
+
+def chain_of_manifests() -> tuple[list[Manifest], list[bytes]]:
+    """Three checkpoints, each the parent of the next, and their operations."""
+    time_us, parent = 1_700_000_000_000_000, b""
+    made, operations = [], []
+    for depth, label in enumerate(["", "second", "\u2603"], 1):
+        value = encode(f"value {depth}")
+        some = [Operation(time_us - 1500, 0, ["n"], (value,)), Operation(time_us, 2, ["list"], (0, 0, [value]))]
+        operations.append(encode_whole(some, time_us))
+        sections = [("n", b"n" * 32), ("list", bytes([depth]) * 32)]
+        parts = (digest(b"operations", operations[-1]), (depth, b"c" * 32), b"m" * 32, label, time_us, b"r" * 16)
+        kind, target = ("undo", parent) if depth == 3 else ("checkpoint", b"")
+        made.append(Manifest(parent, depth, [("state", sections)], *parts, kind, target))
+        parent = identity(made[-1].encode())
+    return made, operations
+
+
+def vectors() -> dict:
+    """What follows from the page in one way only, and one segment as it was written once."""
+    manifests, operations = chain_of_manifests()
+    raw = [one.encode() for one in manifests]
+    leaf = b"l\0" + b"".join(encode(f"value {depth}") for depth in (1, 2, 3)) + (3).to_bytes(4)
+    segment = pack([5, 9, 7], raw, operations, {node_digest(leaf): leaf}, [b"x" * 32])
+    keyed = Keyed(KEY, b"u" * 16)
+    row = (5, mark_of(identity(raw[0])), b"key", 0, 3, 1, 0, 1, 2)
+    records = [b"\x81\xa1t\xa4note", b"\x82\xa1t\xa3end\xa2at\x07"]
+    chains = [b""]
+    for body in records:
+        chains.append(link(chains[-1], digest(b"record", body)))
+    return {
+        "manifests": [one.hex() for one in raw],
+        "ids": [identity(one).hex() for one in raw],
+        "mark": mark_of(identity(raw[0])),
+        "operations": [one.hex() for one in operations],
+        "payload": pack_payload(raw[0], operations[0]).hex(),
+        "node": leaf.hex(),
+        "segment": [part.hex() for part in segment],
+        "records": [body.hex() for body in records],
+        "chains": [one.hex() for one in chains],
+        "row": [part.hex() if isinstance(part, bytes) else part for part in row],
+        "sum": PLAIN.stored("checkpoint", *row)[-1].hex(),
+        "keyed row": [part.hex() if isinstance(part, bytes) else part for part in keyed.stored("checkpoint", *row)],
+        "tag name": keyed.name("tag", b"kept", 7).hex(),
+        "cell": witness._packed(witness.Noted(7, 8, 9, -10), b"").hex(),
+    }
 
 
 def _shown(value: object) -> str:
@@ -250,23 +301,22 @@ def describe(store: holdfast.Store) -> dict:
     found: dict = {}
     for info in store.agents():
         agent = store.agent(info.name, readonly=True)
+        rows = store._db.view.branches(agent._row.a)
         found[info.name] = {
-            "branches": {name: agent.at(name).id for name in info.branches},
+            "branches": {row.name: row.id.hex() for row in rows},
             "tags": {name: checkpoint.id for name, checkpoint in agent.tags().items()},
-            "events": [event["what"] for event in agent.events()],
-            "records": {name: _records(line_of(store, info.name, name)) for name in info.branches},
-            "checkpoints": [
-                c.to_json()
-                | {"state": {name: holdfast.plain(c.state[name]) for name in ("messages", "n") if name in c.state}}
-                for c in agent.log(all=True)
-            ],
+            "events": " ".join(event["what"] for event in agent.events()),
+            "lines": {name: _line(line_of(store, info.name, name)) for name in info.branches},
+            "checkpoints": {
+                c.id: " ".join([f"#{c.depth}", c.kind, c.validity, c.digest, c.label]) for c in agent.log(all=True)
+            },
         }
     return found
 
 
-def _records(line: StoredLine) -> dict:
+def _line(line: StoredLine) -> str:
     """The chain digest covers every byte of every record."""
-    return {"chain": line.chain.hex(), "types": " ".join(record.TYPE for _, record in line.records())}
+    return " ".join([line.chain.hex(), *(record.TYPE for _, record in line.records())])
 
 
 def main() -> None:
@@ -277,19 +327,18 @@ def main() -> None:
     target = here / f"store-v{FORMAT_VERSION}"
     # Where and with what it was made does not belong into a file that is kept for ever.
     metadata._process = lambda: {"format": FORMAT_VERSION, "holdfast": "0.1.0", "python": "3", "program": "make_store"}
+    described = {}
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "store"
-        sealing.SEAL_CHECKPOINTS = 6
-        with holdfast.open(path, types=TYPES) as store:
-            fill(store)
-            share(store)
-            act(store)
-        with holdfast.open(path, readonly=True, types=TYPES) as store:
-            target.with_suffix(".json").write_text(json.dumps(describe(store), indent=1, ensure_ascii=True) + "\n")
+        for name, key in STORES.items():
+            build(Path(directory, name), key)
+            with holdfast.open(Path(directory, name), readonly=True, types=TYPES, key=key or False) as store:
+                described[name] = describe(store)
+        holdfast.keys.add(Path(directory, "encrypted"), PASSPHRASE, key=KEY)
+        target.with_suffix(".json").write_text(json.dumps(described, indent=1, ensure_ascii=True) + "\n")
         with tarfile.open(target.with_suffix(".tar.xz"), "w:xz") as archive:
-            for file in sorted(path.rglob("*")):
+            for file in sorted(Path(directory).rglob("*")):
                 if file.name not in {"store.db-wal", "store.db-shm"}:
-                    archive.add(file, arcname=f"store/{file.relative_to(path)}", recursive=False, filter=_anonymous)
+                    archive.add(file, arcname=file.relative_to(directory), recursive=False, filter=_anonymous)
 
 
 def _anonymous(entry: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -1,16 +1,17 @@
 """An independent reader of a Holdfast store, written from docs/format.md alone. It must not import holdfast.
 
-``read(path)`` proves row sums, ids, the chain, nodes, chunks and values, and returns every state as plain data, and
-every record of what happened outside.
-Instances, enum members and NumPy values come as named tuples. Anything that does not fit raises ``Broken``.
+``read(path)`` proves sums, ids, chains, heads, nodes, chunks and values, and returns every state and every record as
+plain data. Anything that does not fit raises ``Broken`` or ``LookupError``. keyed.py is for encrypted stores.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 import sqlite3
 import uuid
 from collections import Counter, OrderedDict, deque, namedtuple
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
@@ -23,20 +24,18 @@ import zstandard
 from blake3 import blake3
 from msgspec import Raw, msgpack
 
-
-class Broken(Exception):
-    pass
-
-
-class Instance(namedtuple("Instance", "type version form data")):  # noqa: PYI024
-    __slots__ = ()
-
-    def __hash__(self) -> int:  # frozen ones can be keys
-        return hash(repr(self))
+PAGE = (Path(__file__).parents[2] / "docs" / "format.md").read_text(encoding="utf-8")
+Row = dict[str, Any]
 
 
+class Broken(Exception): ...
+
+
+Instance = namedtuple("Instance", "type version form data")  # noqa: PYI024
+Instance.__hash__ = lambda self: hash(repr(self))  # frozen ones can be keys
 Member = namedtuple("Member", "type version name value")  # noqa: PYI024
 Numpy = namedtuple("Numpy", "dtype shape data")  # noqa: PYI024
+End = namedtuple("End", "back count chain records")  # noqa: PYI024
 
 
 def digest(tag: str, data: bytes) -> bytes:
@@ -44,7 +43,7 @@ def digest(tag: str, data: bytes) -> bytes:
 
 
 def shown(value: Any) -> str:
-    """Text that is equal exactly when values are, types and order included; the items of a set have none."""
+    """Text that is equal exactly when values are, types and order included."""
     if isinstance(value, set | frozenset):
         return f"{type(value).__name__}{sorted(map(shown, value))}"
     if isinstance(value, dict):
@@ -57,11 +56,13 @@ def expect(condition: object, what: str) -> None:
         raise Broken(what)
 
 
+def pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
+
+
 # Section 1: values
 
-SCOPES = {4, 20, 26, 27, 28, 29}
-ALONE = {5, 6, 21}
-MAPPINGS = {1, 27, 28, 29}
+SCOPES, ALONE, MAPPINGS, BYTES = {4, 20, 26, 27, 28, 29}, {5, 6, 21}, {1, 27, 28, 29}, {2, 3, 7, 9, 16, 20, 40}
 PATHS = {"posix": PosixPath, "windows": WindowsPath, "pure-posix": PurePosixPath, "pure-windows": PureWindowsPath}
 
 
@@ -72,14 +73,10 @@ def zone(found: Any) -> Any:
     return timezone(offset) if found[2] is None else timezone(offset, found[2])
 
 
-def pairs(flat: list[Any]) -> list[tuple[Any, Any]]:
-    return list(zip(flat[::2], flat[1::2], strict=True))
-
-
 class Values:
     """Decodes values; big containers and bulk values are looked up in ``store``."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store | None) -> None:
         self.store = store
         self.scope: list[Any] | None = None
 
@@ -87,35 +84,26 @@ class Values:
         return msgpack.Decoder(ext_hook=self.extension).decode(data)
 
     def extension(self, code: int, view: memoryview) -> Any:
-        data = bytes(view)
         outer = self.scope
         if code in ALONE or (code in SCOPES and outer is None):
             self.scope = None if code in ALONE else []
-        try:
-            return self.value(code, data)
-        finally:
-            self.scope = outer
+        found = self.value(code, bytes(view))
+        self.scope = outer
+        return found
 
     def value(self, code: int, data: bytes) -> Any:
-        raw = {
-            2: lambda: int.from_bytes(data, "big", signed=True), 3: lambda: data.decode("utf-8", "surrogatepass"),
-            7: lambda: bytearray(data), 9: lambda: Decimal(data.decode("ascii")), 16: lambda: uuid.UUID(bytes=data),
-            20: lambda: self.instance(data), 40: lambda: self.store.container(data),
-        }  # fmt: skip
-        if code in raw:
-            return raw[code]()
-        v = self.keyed(code, data) if code in MAPPINGS else self.decode(data)
-        if code == 41:
-            return self.store.bulk(*v)
+        v = data if code in BYTES else self.keyed(code, data) if code in MAPPINGS else self.decode(data)
         return {
-            1: lambda: dict(pairs(v)), 4: lambda: tuple(v), 5: lambda: set(v), 6: lambda: frozenset(v),
-            8: lambda: complex(*v), 10: lambda: Fraction(*v), 12: lambda: date(*v), 14: lambda: timedelta(*v),
-            11: lambda: datetime(*v[:7], fold=v[7], tzinfo=zone(v[8])), 15: lambda: zone(v[0]),
-            13: lambda: time(*v[:4], fold=v[4], tzinfo=zone(v[5])), 17: lambda: PATHS[v[0]](v[1]),
-            18: lambda: range(*v), 21: lambda: Member(*v), 22: lambda: self.scope[v],
+            1: lambda: dict(pairs(v)), 2: lambda: int.from_bytes(v, "big", signed=True),
+            3: lambda: v.decode("utf-8", "surrogatepass"), 4: lambda: tuple(v), 5: lambda: set(v),
+            6: lambda: frozenset(v), 7: lambda: bytearray(v), 8: lambda: complex(*v), 9: lambda: Decimal(v.decode()),
+            10: lambda: Fraction(*v), 11: lambda: datetime(*v[:7], fold=v[7], tzinfo=zone(v[8])), 12: lambda: date(*v),
+            13: lambda: time(*v[:4], fold=v[4], tzinfo=zone(v[5])), 14: lambda: timedelta(*v), 15: lambda: zone(v[0]),
+            16: lambda: uuid.UUID(bytes=v), 17: lambda: PATHS[v[0]](v[1]), 18: lambda: range(*v),
+            20: lambda: self.instance(v), 21: lambda: Member(*v), 22: lambda: self.scope[v],
             24: lambda: Numpy(v[0], tuple(v[1]), v[2]), 25: lambda: Numpy(v[0], None, v[1]),
             26: lambda: deque(v[1:], v[0]), 27: lambda: OrderedDict(pairs(v)), 28: lambda: Counter(dict(pairs(v))),
-            29: lambda: dict(pairs(v[1:])),
+            29: lambda: dict(pairs(v[1:])), 40: lambda: self.store.container(v), 41: lambda: self.store.bulk(*v),
         }[code]()  # fmt: skip
 
     def keyed(self, code: int, data: bytes) -> list[Any]:
@@ -134,79 +122,118 @@ class Values:
         return made
 
 
-# Sections 2, 4 and 5: nodes, rows, chunks
+# Sections 2, 4 and 5: tables, nodes, chunks, segments
 
-TABLES = [
-    "store", "agent", "branch", "tag", "checkpoint", "validity", "tail", "seal",
-    "node", "metadata", "event", "pack", "chunk", "line", "effect",
-]  # fmt: skip
+TABLES = re.search(r"```\n(store +:.*?)```", PAGE, re.DOTALL)[1]
+
+
+class Plain:  # how things are stored where there is no key; keyed.py has the same for a store with one
+    overhead = 0
+    total = staticmethod(lambda table, covered: digest("holdfast.row", msgpack.encode([table, *covered]))[:8])
+    name = box = staticmethod(lambda kind, place, data: data)
+
+
+def frame(data: bytes, **dictionary: Any) -> bytes:
+    return zstandard.ZstdDecompressor(**dictionary).decompress(data, allow_extra_data=False)
+
+
+def unpacked(data: bytes) -> bytes:
+    expect(data[:1] in {b"\0", b"\1"}, "mark of compression")
+    return data[1:] if data[0] == 0 else frame(data[1:])
+
+
+def parts(data: bytes) -> list[bytes]:
+    """Parts that each stand behind their length."""
+    found = []
+    while data:
+        end = 4 + int.from_bytes(data[:4])
+        expect(end <= len(data), "length of a part")
+        found, data = [*found, data[4:end]], data[end:]
+    return found
 
 
 class Store:
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, unlock: Any) -> None:
+        self.path, self.values = path, Values(self)
         with closing(sqlite3.connect(f"file:{path}/store.db?mode=ro", uri=True)) as db:
-            expect(db.execute("PRAGMA application_id").fetchone() == (0x486F6C64,), "application id")
-            expect(db.execute("PRAGMA user_version").fetchone() == (1,), "format version")
-            rows = {table: db.execute(f"SELECT * FROM {table} ORDER BY 1").fetchall() for table in TABLES}
-        for table in set(TABLES) - {"node", "tail", "metadata"}:
-            for *columns, total in rows[table]:
-                expect(digest("holdfast.row", msgpack.encode([table, *columns]))[:8] == total, f"sum of {table}")
-        self.rows = rows
-        self.nodes = {found: self.node(found, data) for _, found, data in rows["node"]}
-        self.chunks = {row[0]: row for row in rows["chunk"]}
-        self.packs = {p: uuid.UUID(bytes=name) for p, name, _, _ in rows["pack"]}
-        self.values = Values(self)
+            marks = db.execute("SELECT * FROM pragma_application_id, pragma_user_version").fetchone()
+            expect(marks == (0x48464F52, 1), "application id, format version")
+            blocks = [body for (body,) in db.execute("SELECT body FROM slot")]
+            expect(len(blocks) == (2 if unlock else 0), "whether it is encrypted")
+            self.cipher = unlock(blocks[0]) if unlock else Plain()
+            described = (line.split(":") for line in TABLES.strip().splitlines())
+            self.rows = {table.strip(): list(self.table(db, table.strip(), about)) for table, about, *_ in described}
+        self.nodes = {row["digest"]: unpacked(row["data"]) for row in self.rows["node"]}
+        for found, raw in self.nodes.items():
+            expect(digest("holdfast.node", raw) == found, f"node {found.hex()}")
+        self.chunks = {row["digest"]: row for row in self.rows["chunk"]}
+        self.packs = {row["p"]: row for row in self.rows["pack"]}
 
-    def node(self, found: bytes, data: bytes) -> bytes:
-        raw = data[1:] if data[0] == 0 else zstandard.ZstdDecompressor().decompress(data[1:])
-        expect(digest("holdfast.node", raw) == found, f"node {found.hex()}")
-        return raw
+    def table(self, db: sqlite3.Connection, table: str, described: str) -> Iterator[Row]:
+        columns = [part.split() for part in described.replace("|", ",").split(",")]
+        covered = described.partition("|")[0].count(",") + 1
+        for stored in db.execute(f"SELECT * FROM {table} ORDER BY 1, 2"):
+            good = table == "node" or self.cipher.total(table, list(stored[:covered])) == stored[-1]
+            expect(good, f"sum of {table} {stored[0]}")
+            row = {name: value for (name, *_), value in zip(columns, stored, strict=False)}
+            place = [row[name] for name, _, *options in columns if "key" in options]
+            scope = row["a"] if table in {"branch", "tag"} else 0
+            boxes, looked_up = ([name for name, of, *_ in columns if of == kind] for kind in ("box", "name"))
+            row |= {name: self.cipher.box(f"{table}.{name}", place, row[name]) for name in boxes}
+            row |= {name: self.cipher.name(table, scope, row[name]) for name in looked_up}
+            if "body" in row and table not in {"slot", "record"}:
+                row["body"] = msgpack.decode(row["body"])
+            yield row
 
     def items(self, found: bytes, kind: bytes) -> list[Any]:
         """All parts below a node, in order."""
-        raw = self.nodes[found]
+        raw, each = self.nodes[found], 1 + (kind == b"d")
         expect(raw[:1] == kind, "kind of a node")
-        if raw[1] > 0:
-            parts = []
-            for at in range(2, len(raw), 40):
-                below = self.items(raw[at : at + 32], kind)
-                expect(len(below) == int.from_bytes(raw[at + 32 : at + 40]) * (1 + (kind == b"d")), "number of items")
-                parts += below
-            return parts
-        count = int.from_bytes(raw[-4:]) * (1 + (kind == b"d"))
-        return self.values.decode(b"\xdd" + count.to_bytes(4) + raw[2:-4])
+        if raw[1] == 0:
+            return self.values.decode(b"\xdd" + (int.from_bytes(raw[-4:]) * each).to_bytes(4) + raw[2:-4])
+        entries = [(raw[at : at + 32], int.from_bytes(raw[at + 32 : at + 40])) for at in range(2, len(raw), 40)]
+        below = [self.items(child, kind) for child, _ in entries]
+        expect([len(some) for some in below] == [count * each for _, count in entries], "number of items")
+        return [item for some in below for item in some]
 
     def container(self, found: bytes) -> Any:
         kind = self.nodes[found][:1]
-        items = self.items(found, kind)
-        return {b"l": list, b"s": set, b"v": lambda one: one[0], b"d": lambda flat: dict(pairs(flat))}[kind](items)
+        made = {b"l": list, b"s": set, b"v": lambda one: one[0], b"d": lambda flat: dict(pairs(flat))}[kind]
+        return made(self.items(found, kind))
 
     def bulk(self, name: bytes, length: int, chunks: list[bytes]) -> Any:
-        data = b"".join(map(self.chunk, chunks))
+        data = b"".join(self.chunk(**self.chunks[one]) for one in chunks)
         expect(len(data) == length and digest("holdfast.value", data) == name, "bulk value")
         return self.values.decode(data)
 
-    def chunk(self, name: bytes) -> bytes:
-        _, p, offset, length, stored, _ = self.chunks[name]
-        pack = (self.path / "packs" / f"{self.packs[p]}.pack").read_bytes()
-        expect(pack[:8] == b"HFPACK01" and offset % 4096 == 0, "pack")
-        data = pack[offset : offset + stored]
-        data = data if stored == length else zstandard.ZstdDecompressor().decompress(data, length)
-        expect(len(data) == length and digest("holdfast.chunk", data) == name, f"chunk {name.hex()}")
+    def chunk(self, digest: bytes, p: int, start: int, length: int, stored: int) -> bytes:
+        pack = (self.path / "packs" / f"{uuid.UUID(bytes=self.packs[p]['uuid'])}.pack").read_bytes()
+        expect(pack[:8] == b"HFPACK02" and len(pack) == self.packs[p]["size"] and start % 4096 == 0, "pack")
+        data = self.cipher.box("chunk", digest, pack[start : start + stored + self.cipher.overhead])
+        data = data if stored == length else frame(data)
+        expect(len(data) == length and blake3(b"holdfast.chunk\0" + data).digest() == digest, f"chunk {digest.hex()}")
         return data
 
-    def operand_values(self, n: int, b: int) -> list[bytes]:
-        """The values that a checkpoint's operations name by digest."""
-        tail = [data for number, data in self.rows["tail"] if number == n]
-        if tail:
-            return msgpack.decode(tail[0])
-        seal = next((row for row in self.rows["seal"] if row[1] == b and row[0] >= n), None)
-        if seal is None:
-            return []
-        nodes, entries = msgpack.decode(seal[2])
-        places = dict(entries).get(0 if seal[0] == n else n, [])
-        return [self.nodes[nodes[index]][offset : offset + length] for index, offset, length in places]
+    def payloads(self) -> Iterator[tuple[Row, bytes, bytes]]:
+        """Every checkpoint's row, manifest and operations."""
+        for row in self.rows["loose"]:
+            data = unpacked(row["data"])
+            end = 4 + int.from_bytes(data[:4])
+            yield row, data[4:end], data[end:]
+        folded = {row["n"]: row for row in self.rows["checkpoint"]}
+        expect(not folded.keys() & {row["n"] for row in self.rows["loose"]}, "each checkpoint is there once")
+        for s, members, refs, manifests, operations in map(Row.values, self.rows["segment"]):
+            known = b"".join(self.nodes[refs[at : at + 32]] for at in range(4, 4 + 32 * int.from_bytes(refs[:4]), 32))
+            raw = zstandard.ZstdCompressionDict(known, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+            more = {"dict_data": raw, "max_window_size": 2**29} if known else {}
+            above, every = b"", zip(parts(frame(manifests)), parts(frame(operations, **more)), strict=True)
+            for n, (short, some) in zip(msgpack.decode(members), every, strict=True):
+                manifest = short[:2] + b"\xc4\x20" + above + short[4:] if above else short
+                above = digest("holdfast.checkpoint", manifest)
+                row = folded.pop(n)
+                expect(row["s"] == s, f"segment of {n}")
+                yield row, manifest, some
+        expect(not folded, "segments of checkpoints")
 
 
 # Section 6: effects
@@ -214,46 +241,28 @@ class Store:
 MARKED = {"run", "doubt", "decision", "wait", "end", "rollback", "note"}
 
 
-class Lines:
-    """Records and chain digests of every branch's line."""
-
-    def __init__(self, store: Store, gone: list[list[int]]) -> None:
-        self.store = store
-        self.records: dict[int, list[Any]] = {0: []}
-        self.chains: dict[int, list[bytes]] = {0: [b""]}
-        own = {(b, i): (r, mark, refs, body) for r, b, i, mark, refs, body, _ in store.rows["effect"]}
-        for b, origin, start, count, chain, _ in store.rows["line"]:
-            expect(origin < b and start < len(self.chains[origin]), f"origin of line {b}")
-            chains, records = self.chains[origin][: start + 1], self.records[origin][:start]
-            for i in range(start + 1, count + 1):
-                _, mark, refs, body = own.pop((b, i))
-                chains.append(digest("holdfast.effect", chains[-1] + body))
-                records.append(self.record(mark, refs, body))
-            expect(chains[-1] == chain and len(chains) == count + 1, f"chain of line {b}")
-            self.chains[b], self.records[b] = chains, records
-        for r, *_ in own.values():
-            expect(any(first <= r <= last for first, last in gone), f"effect {r}")
-
-    def record(self, mark: int, refs: bytes, body: bytes) -> dict[str, Any]:
-        found = self.store.values.decode(body)
-        expect(mark == (found["t"] in MARKED), "mark of a record")
-        stored = [found.get("a"), found.get("v"), *found.get("e", [])[3:]]
-        named = b"".join(value[0] for value in stored if isinstance(value, list))
-        expect(named == refs, "references of a record")
-        for key in {"a", "v"} & set(found):
-            found[key] = self.value(found[key])
-        return found
-
-    def value(self, stored: Any) -> Any:
-        return self.store.container(stored[0]) if isinstance(stored, list) else self.store.values.decode(stored)
+def lines(store: Store) -> dict[int, End]:
+    """How every line looks at each of its records."""
+    found = {0: End(0, 0, b"", [])}
+    for row in sorted(store.rows["record"], key=lambda row: row["i"]):
+        r, prev, back, i, _, mark, about, body = row.values()
+        before = found[prev]
+        expect((back, i) == (before.back, before.count + 1), f"place of record {r}")
+        record = store.values.decode(body) if body else None
+        if record is not None:
+            stored = [record.get("a"), record.get("v"), *record.get("e", [])[3:]]
+            named = b"".join(one[0] for one in stored if isinstance(one, list))
+            expect((digest("holdfast.record", body) + named, record["t"] in MARKED) == (about, mark), f"record {r}")
+            for key, one in [(key, record[key]) for key in ("a", "v") if key in record]:
+                record[key] = store.container(one[0]) if isinstance(one, list) else store.values.decode(one)
+        chain = digest("holdfast.effect", before.chain + about[:32])
+        found[r] = End(r if mark else back, i, chain, [*before.records, record])
+    return found
 
 
 # Section 3: checkpoints
 
-FIELDS = [
-    "version", "parent", "agent", "sections", "operations", "effects", "metadata",
-    "label", "time", "nonce", "kind", "target",
-]  # fmt: skip
+FIELDS = re.search(r"`(version, parent, .*?)`", PAGE)[1].split(", ")
 
 
 def apply(state: dict[str, Any], code: int, path: list[Any], args: list[Any]) -> None:
@@ -266,84 +275,74 @@ def apply(state: dict[str, Any], code: int, path: list[Any], args: list[Any]) ->
         del holder[path[-1]]
     elif code == 2:
         holder[args[0] : args[0] + args[1]] = args[2]
-    elif code == 3:
-        old = list(holder)
-        holder[:] = [
-            item
-            for piece in args[0]
-            for item in (piece if len(piece) == 1 else [old[piece[0] + at * piece[2]] for at in range(piece[1])])
-        ]
     elif code in {4, 5}:
         (holder.update if code == 4 else holder.difference_update)(args[0])
     else:
+        old = list(holder)
         holder.clear()
+        for first, *more in args[0] if code == 3 else ():
+            holder += [old[first + at * more[1]] for at in range(more[0])] if more else [first]
 
 
-def read(path: Path) -> dict[str, Any]:
-    """``{"agents": {name: {"branches", "tags", "lines"}}, "checkpoints": {id: {..., "state"}}, "events": [...]}``."""
-    store = Store(path)
-    decode = store.values.decode
-    metadata = {name: decode(data) for name, data in store.rows["metadata"]}
-    for name, data in store.rows["metadata"]:
-        expect(digest("holdfast.metadata", data) == name or metadata[name] == {"lost": name}, f"metadata {name.hex()}")
-    ids: dict[int, bytes] = {0: b""}
-    states: dict[int, dict[str, Any]] = {0: {}}
-    checkpoints = {}
-    agents = {a: (name, decode(body)) for a, name, _, body, _ in store.rows["agent"]}
-    events = [(a, decode(body)) for _, a, _, body, _, _ in store.rows["event"]]
-    forgotten = [(a, body) for a, body in events if body["what"] in {"forget", "remove"}]
-    cut = {name for _, body in forgotten for name in body["cut"]}
-    lines = Lines(store, [pair for _, body in forgotten for pair in body.get("r", [])])
-    for n, a, b, parent, depth, base, manifest, operations, _, _ in store.rows["checkpoint"]:
-        ids[n] = digest("holdfast.checkpoint", manifest)
-        known = dict(zip(FIELDS, decode(manifest), strict=True))
-        alone = parent == 0 and base == n and known["parent"] in cut
-        expect(alone or known["parent"] == ids[parent], f"chain at {n}")
-        expect(a not in agents or known["agent"] == agents[a][0], f"agent of {n}")
-        expect(known["operations"] == digest("holdfast.operations", operations), f"operations of {n}")
-        expect(known["metadata"] in metadata, f"metadata of {n}")
-        count, chain = known["effects"]
-        expect(lines.chains[b if count else 0][count] == chain, f"effects of {n}")
-        named = store.operand_values(n, b)
-
-        def value(reference: list[Any], named: list[bytes] = named) -> Any:
-            if len(reference) == 2:
-                expect(digest("holdfast.value", named[reference[1]]) == reference[0], "value of an operation")
-            return decode(reference[0] if len(reference) == 1 else named[reference[1]])
-
-        state = copy.deepcopy(states[parent])
-        for _, code, where, *args in decode(operations) if not alone else ():
+def checkpoints(store: Store, ends: dict[int, End]) -> dict[int, Row]:
+    """Every checkpoint, proven, with its state."""
+    decode, known = store.values.decode, {}
+    found: dict[int, Row] = {0: {"id": b"", "depth": 0, "state": {}, "lineage": set()}}
+    over = {row["n"]: row["over"] for row in store.rows["shallow"]}
+    for row, manifest, operations in store.payloads():
+        said = dict(zip(FIELDS, decode(manifest), strict=True)) | {"id": digest("holdfast.checkpoint", manifest)}
+        expect(said["operations"] == digest("holdfast.operations", operations), f"operations of {row['n']}")
+        known[row["n"]] = row, said, decode(operations)
+    for n, (row, said, operations) in sorted(known.items(), key=lambda item: item[1][1]["depth"]):
+        parent, alone = found[row["parent"]], n in over
+        follows = (said["parent"], said["depth"]) == (parent["id"], parent["depth"] + 1)
+        expect(not row["parent"] and row["sealed"] if alone else follows, f"parent of {n}")
+        mark = int.from_bytes(said["id"][:8], signed=True)
+        expect((mark, said["effects"]) == (row["mark"], [*ends[row["line"]][1:3]]), f"row of {n}")
+        sections = dict(said["layers"])["state"]
+        stored = {name: store.container(root) for name, root in pairs(sections)} if row["sealed"] else None
+        state = stored if alone else copy.deepcopy(parent["state"])
+        for _, code, where, *args in () if alone else operations:
             if code in {0, 2, 4, 5}:
-                args[-1] = value(args[-1]) if code == 0 else [value(one) for one in args[-1]]
+                args[-1] = decode(args[-1][0]) if code == 0 else [decode(one) for (one,) in args[-1]]
             elif code == 3:
-                args[0] = [[value(piece[0])] if len(piece) == 1 else piece for piece in args[0]]
+                args[0] = [[decode(piece[0])] if len(piece) == 1 else piece for piece in args[0]]
             apply(state, code, where, args)
-        stored = {name: store.container(root) for name, root in pairs(known["sections"])} if base == n else state
-        state = stored if alone else state
-        expect(list(state) == known["sections"][::2], f"sections of {n}")
-        if base == n:
-            expect(shown(stored) == shown(state), f"the operations of {n} lead to what its nodes hold")
-        states[n] = state
-        known |= {"depth": depth, "sealed": base == n, "state": state, "metadata": metadata[known["metadata"]]}
-        checkpoints[ids[n].hex()] = known
-    found: dict[str, Any] = {"agents": {}, "checkpoints": checkpoints}
-    for a, (_, body) in agents.items():
-        hidden = [*body.get("without", [[]])[0], *(pair for at, said in forgotten if at == a for pair in said["n"])]
-        upto = {a: 1 << 63} | {origin: most for origin, _, most, _ in body.get("origins", ())}
-        seen = [
-            ids[n].hex()
-            for n, of, *_ in store.rows["checkpoint"]
-            if n <= upto.get(of, 0) and not any(first <= n <= last for first, last in hidden)
-        ]
-        branches = {decode(row[4])["name"]: row[6].hex() for row in store.rows["branch"] if row[1] == a}
-        tags = {decode(row[2])["name"]: ids[row[3]].hex() for row in store.rows["tag"] if row[0] == a}
-        doubts = {ids[n].hex(): decode(why)["validity"] for of, n, why, _ in store.rows["validity"] if of == a}
-        records = {decode(row[4])["name"]: lines.records.get(row[0], []) for row in store.rows["branch"] if row[1] == a}
-        found["agents"][body["name"]] = {
-            "branches": branches, "tags": tags, "seen": seen, "validity": doubts, "lines": records,
-        }  # fmt: skip
-    found["events"] = [body for _, body in events]
-    pairs_gone = [pair for _, said in forgotten for pair in said["n"]]
-    for n in set(range(1, max(ids))) - set(ids):
-        expect(any(first <= n <= last for first, last in pairs_gone), f"checkpoint {n}")
+        expect(list(state) == sections[::2] and shown(stored or state) == shown(state), f"state of {n}")
+        found[n] = row | said | {"state": state, "metadata": store.container(said["metadata"])}
+        found[n]["lineage"] = {said["id"], *found[over.get(n, row["parent"])]["lineage"]}
+    return found
+
+
+def read(path: Path, unlock: Any = None) -> dict[str, Any]:
+    """``{"agents": {name: {"branches", "tags", "seen", ...}}, "checkpoints": {id: {..., "state"}}, "log": [...]}``."""
+    store = Store(path, unlock)
+    points = checkpoints(store, ends := lines(store))
+    by_id = {point["id"]: n for n, point in points.items()}
+    found: dict[str, Any] = {"agents": {}, "log": store.rows["log"]}
+    found["checkpoints"] = {point["id"].hex(): point for n, point in points.items() if n}
+    epochs = [body for row in store.rows["log"] if "epoch" in (body := row["body"])]
+    for a, agent in ((row["a"], row["name"].decode()) for row in store.rows["agent"]):
+        branches = {row["name"].decode(): row for row in store.rows["branch"] if row["a"] == a}
+        tags = {row["name"].decode(): row for row in store.rows["tag"] if row["a"] == a}
+        for row in branches.values():
+            b, head = row["b"], points[row["head"]]
+            expect((row["id"], row["depth"]) == (head["id"], head["depth"]), f"head of branch {b}")
+            expect((row["back"], row["count"], row["chain"]) == ends[row["line"]][:3], f"line of branch {b}")
+            epoch, to = max((body["epoch"], body["to"]) for body in epochs if body["b"] == b)
+            made = [one for one in points.values() if (one.get("b"), one.get("epoch")) == (b, epoch)]
+            newest = max(made, key=lambda one: one["depth"], default={"id": to})
+            expect((row["epoch"], head["id"]) == (epoch, newest["id"]), f"what the log says of branch {b}")
+        expect(all(points[row["n"]]["id"] == row["id"] for row in tags.values()), f"tags of {agent}")
+        said = [row["body"] for row in store.rows["log"] if row["a"] == a and not row["key"]]
+        starts = [by_id.get(id, 0) for body in said for id in (body.get("from", b""), *body.get("left", ()))]
+        starts += [row["head"] for row in branches.values()] + [row["n"] for row in tags.values()]
+        judged = {row["n"]: row["body"] for row in store.rows["validity"] if row["a"] == a}
+        found["agents"][agent] = {
+            "branches": {name: row["id"].hex() for name, row in branches.items()},
+            "tags": {name: row["id"].hex() for name, row in tags.items()},
+            "lines": {name: ends[row["line"]].records for name, row in branches.items()},
+            "seen": {id.hex() for n in starts for id in points[n]["lineage"]},
+            "validity": {points[n]["id"].hex(): body["validity"] for n, body in judged.items()},
+        }
     return found

@@ -5,20 +5,35 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import os
+import shutil
 import sqlite3
 from collections import OrderedDict, defaultdict
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from zstandard import ZstdError
 
 import holdfast
 from holdfast.codec.values import encode
-from holdfast.store import sealing
+from holdfast.store2 import tables
 from tests.codec import kinds
-from tests.compat import reader
-from tests.compat.make_store import TYPES, act, fill, line_of
-from tests.faults import rich
+from tests.compat import keyed, reader
+from tests.compat.make_store import KEY, STORES, TYPES, build, line_of
+
+
+def unlocking(key):
+    return (lambda block: keyed.Keyed(block, key)) if key else None
+
+
+@pytest.fixture(scope="module")
+def stores(tmp_path_factory):
+    """A plain and an encrypted store, to be read only."""
+    folder = tmp_path_factory.mktemp("stores")
+    for name, key in STORES.items():
+        build(folder / name, key)
+    return folder
 
 
 def plain(value, store):
@@ -42,105 +57,137 @@ def plain(value, store):
     return value
 
 
-def compare(path: Path, types) -> dict:
-    found = reader.read(path)
-    with holdfast.open(path, readonly=True, types=types) as store:
+def compare(path: Path, key: bytes | None = None) -> dict:
+    """Read a store in both ways; gives what the independent reader has found."""
+    found = reader.read(path, unlocking(key))
+    with holdfast.open(path, readonly=True, types=TYPES, key=key or False) as store:
         assert store.verify().ok
         assert set(found["agents"]) == {info.name for info in store.agents()}
-        met = set()
         for info in store.agents():
-            agent = store.agent(info.name)
-            assert set(found["agents"][info.name]["branches"]) == set(info.branches)
-            tags = {name: checkpoint.id for name, checkpoint in agent.tags().items()}
-            assert found["agents"][info.name]["tags"] == tags
-            assert found["agents"][info.name]["seen"] == [c.id for c in reversed(agent.log(all=True))]
+            agent, theirs = store.agent(info.name), found["agents"][info.name]
+            rows = store._db.view.branches(agent._row.a)
+            assert theirs["branches"] == {row.name: row.id.hex() for row in rows}
+            assert theirs["tags"] == {name: checkpoint.id for name, checkpoint in agent.tags().items()}
+            everything = agent.log(all=True)
+            assert theirs["seen"] == {checkpoint.id for checkpoint in everything}
             for branch in info.branches:
-                ours = [record for _, record in line_of(store, info.name, branch).records()]
-                theirs = found["agents"][info.name]["lines"][branch]
-                assert [(one["t"], one["at"]) for one in theirs] == [(one.TYPE, one.at) for one in ours]
-            for checkpoint in agent.log(all=True):
-                met.add(checkpoint.id)
-                theirs = found["checkpoints"][checkpoint.id]
-                assert theirs["label"] == checkpoint.label
-                assert theirs["depth"] == checkpoint.depth
-                assert theirs["kind"] == checkpoint.kind
-                assert theirs["parent"].hex() == checkpoint.parent_id
-                assert theirs["target"].hex() == checkpoint.target_id
-                assert theirs["metadata"] == checkpoint.metadata
-                ours = {name: plain(holdfast.plain(checkpoint.state[name]), store) for name in checkpoint.state}
-                assert reader.shown(theirs["state"]) == reader.shown(ours)
-                assert found["agents"][info.name]["validity"].get(checkpoint.id, "good") == checkpoint.validity
-        assert met == set(found["checkpoints"])
-        assert found["events"]
+                ours = [(record.TYPE, record.at) for _, record in line_of(store, info.name, branch).records()]
+                assert [(one["t"], one["at"]) for one in theirs["lines"][branch]] == ours
+            for checkpoint in everything:
+                point = found["checkpoints"][checkpoint.id]
+                ours = (checkpoint.label, checkpoint.depth, checkpoint.kind)
+                assert (point["label"], point["depth"], point["kind"]) == ours
+                assert point["metadata"]["process"] | {"caller": point["metadata"]["caller"]} == checkpoint.metadata
+                assert theirs["validity"].get(checkpoint.id, "good") == checkpoint.validity
+                state = {name: plain(holdfast.plain(checkpoint.state[name]), store) for name in checkpoint.state}
+                assert reader.shown(point["state"]) == reader.shown(state)
     return found
 
 
-def test_reads_every_kind_of_record(store_path):
-    with rich.small_limits():
-        rich.build(store_path)
-        found = compare(store_path, rich.TYPES)
-    assert any(checkpoint["sealed"] for checkpoint in found["checkpoints"].values())
-    assert any(not checkpoint["sealed"] for checkpoint in found["checkpoints"].values())
+@pytest.mark.parametrize("name", STORES)
+def test_reads_every_kind_of_row(stores, name):
+    found = compare(stores / name, STORES[name])
+    seen = set().union(*(agent["seen"] for agent in found["agents"].values()))
+    assert seen == set(found["checkpoints"])
+    rows = reader.Store(stores / name, unlocking(STORES[name])).rows
+    assert all(rows[table] for table in rows if table != "slot")
+    assert any(int.from_bytes(row["refs"][:4]) for row in rows["segment"])  # one has a dictionary
+    assert {point["sealed"] for point in found["checkpoints"].values()} == {0, 1}
+    assert {"rollback", "clone", "forget", "signal"} <= {entry["body"]["what"] for entry in found["log"]}
 
 
-def test_reads_every_type_of_value(store_path, monkeypatch):
-    monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
-    with holdfast.open(store_path, types=TYPES) as store:
-        fill(store)
-        act(store)
-        store.remove("second")
-        store.clone("user@example.com", "clone")
-        clone = store.agent("clone")
-        clone.state["messages"].append("of the clone")
-        clone.checkpoint("of the clone")
-        clone.mark("message 3", "good")
-        numbers = {c.label: c._row.n for c in clone.log(all=True)}
-        row = clone._row
-        clone.close()
-        store._forget(row, {numbers["message 2"], numbers["message 5"]})
-        store.agent("user@example.com").close()
-        store._forget(store._catalog.agents()[0], {numbers["message 5"], numbers["changed"]})
-    compare(store_path, TYPES)
+def test_nothing_can_be_read_from_an_encrypted_store_without_its_key(stores):
+    with closing(sqlite3.connect(f"file:{stores}/encrypted/store.db?mode=ro", uri=True)) as db:
+        stored = b"".join(db.serialize().split(b"message 3"))
+        assert len(stored) == len(db.serialize())
+        assert b"user@example.com" not in stored
+    with pytest.raises(reader.Broken):
+        reader.read(stores / "encrypted", unlocking(bytes(32)))
+    with pytest.raises(reader.Broken):
+        reader.read(stores / "encrypted")
+
+
+def test_reads_what_is_still_in_the_log_and_chunks_that_do_not_compress(store_path):
+    bulk = os.urandom(300_000)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.state["bulk"] = bulk
+        made = agent.checkpoint("bulk")
+        found = reader.read(store_path)
+        assert found["checkpoints"][made.id]["state"] == {"bulk": bulk}
+    assert {row["length"] == row["stored"] for row in reader.Store(store_path, None).rows["chunk"]} == {True}
+
+
+def test_a_record_whose_body_is_gone_still_proves_the_line(stores, tmp_path):
+    path = shutil.copytree(stores / "store", tmp_path / "store")
+    with closing(sqlite3.connect(path / "store.db")) as db, db:
+        assert db.execute("UPDATE record SET body = x'' WHERE i = 2").rowcount == 1
+    line = reader.read(path)["agents"]["doer"]["lines"]["main"]
+    assert [one is None for one in line[:3]] == [False, True, False]
 
 
 @pytest.mark.parametrize(
     "sql",
     [
-        "UPDATE checkpoint SET depth = depth + 1 WHERE n = 3",
+        "UPDATE loose SET epoch = epoch + 1",
+        "UPDATE checkpoint SET parent = 0",
         "UPDATE node SET data = x'006c0000000000' WHERE k = 1",
-        "UPDATE tail SET data = x'91c403616263'",
-        "DELETE FROM metadata",
+        "UPDATE loose SET data = (SELECT data FROM loose ORDER BY n LIMIT 1)",
+        "UPDATE node SET data = CAST(data || x'00' AS BLOB) WHERE substr(data, 1, 1) = x'01'",
+        "UPDATE record SET body = x'81a174a3656e64' WHERE i = 3",
+        "UPDATE floor SET number = number - 1",
+        "DELETE FROM segment",
         "DELETE FROM checkpoint WHERE n = 2",
-        "DELETE FROM tail",
+        "DELETE FROM record WHERE i = 3",
+        "DELETE FROM shallow",
+        "DELETE FROM node WHERE k > 3",
         "DELETE FROM chunk",
-        "DELETE FROM effect WHERE i = 3",
-        "DELETE FROM line WHERE start = 0",
-        "UPDATE line SET origin = 0 WHERE start > 0",
+        "DELETE FROM pack",
+        "DELETE FROM log WHERE e > 2",
     ],
 )
-def test_refuses_what_does_not_fit(store_path, sql):
-    with rich.small_limits():
-        rich.build(store_path)
-    with holdfast.open(store_path, types=rich.TYPES) as store:
-        act(store)
-    reader.read(store_path)
-    with closing(sqlite3.connect(store_path / "store.db")) as db, db:
+def test_refuses_what_does_not_fit(stores, tmp_path, sql):
+    path = shutil.copytree(stores / "store", tmp_path / "store")
+    with closing(sqlite3.connect(path / "store.db")) as db, db:
         assert db.execute(sql).rowcount > 0
-    with pytest.raises((reader.Broken, LookupError)):
-        reader.read(store_path)
+    with pytest.raises((reader.Broken, LookupError, ZstdError)):
+        reader.read(path)
+
+
+@pytest.mark.parametrize("table", ["branch", "tag", "loose", "log", "record"])
+def test_refuses_rows_of_an_encrypted_store_that_changed_places(stores, tmp_path, table):
+    """Also with their sums: a box is bound to its row."""
+    path = shutil.copytree(stores / "encrypted", tmp_path / "store")
+    box = {"loose": "data", "record": "body"}.get(table, "body")
+    with closing(sqlite3.connect(path / "store.db")) as db, db:
+        rows = db.execute(f"SELECT {box} FROM {table} WHERE length({box}) > 0 LIMIT 2").fetchall()
+        one, two = (row[0] for row in rows)
+        db.execute(
+            f"UPDATE {table} SET {box} = CASE {box} WHEN ? THEN ? WHEN ? THEN ? ELSE {box} END", (one, two, two, one)
+        )
+    with pytest.raises(reader.Broken):
+        reader.read(path, unlocking(KEY))
+
+
+def test_the_page_describes_the_tables_as_they_are():
+    described = [line.split(":", 1) for line in reader.TABLES.strip().splitlines()]
+    assert [name.strip() for name, _ in described] == list(tables.TABLES)
+    ours = [line.split(":", 1) for line in tables._DESCRIPTION.strip().splitlines()]
+    assert [" ".join(about.split()) for _, about in described] == [" ".join(about.split()) for _, about in ours]
 
 
 def test_is_short_and_knows_nothing_of_holdfast():
-    source = Path(reader.__file__).read_text(encoding="utf-8")
-    names = {
-        alias.name if isinstance(node, ast.Import) else node.module
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    }
-    assert not any(name.startswith(("holdfast", "tests")) for name in names)
-    code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
-    assert len(code) <= 290
+    for module, most in ((reader, 284), (keyed, 60)):
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        names = {
+            alias.name if isinstance(node, ast.Import) else node.module
+            for node in ast.walk(ast.parse(source))
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for alias in node.names
+        }
+        assert not any(name.startswith("holdfast") for name in names)
+        code = [line for line in source.splitlines() if line.strip() and not line.strip().startswith("#")]
+        assert len(code) <= most
 
 
 def test_reads_scopes_and_keys_as_the_page_says():

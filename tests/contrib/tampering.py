@@ -16,17 +16,22 @@ from typing import Any, NamedTuple
 
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
-from holdfast.codec.values import decode, encode
-from holdfast.store.catalog import row_sum
+from holdfast.codec.values import encode
+from holdfast.store2.catalog import body_bytes, read_body
+from holdfast.store2.cipher import PLAIN
 
 OURS, THEIRS = "HoldfastSaver", "SqliteSaver"
 FILES = {OURS: "store/store.db", THEIRS: "checkpoints.sqlite"}
 HONEST, PERSON = "honest", "person"
 """Words of a message and of metadata that a forger replaces by others of the same length."""
-WRITES = "key IS NOT NULL"
-"""Of our events, those that hold what tasks wrote."""
-UNCHAINED = ("a task's write forged, sums and all", "a task's write added, sums and all")
-"""What tasks wrote lies outside the hash chain: a sum guards it, and anybody can compute that."""
+WRITES = "length(key) > 0"
+"""Of our log, the entries that hold what tasks wrote."""
+UNCHAINED = (
+    "a task's write forged, sums and all",
+    "a task's write added, sums and all",
+    "an earlier task's writes deleted",
+)
+"""What tasks wrote lies outside the hash chain: a sum guards it, and anybody can compute that, or take both away."""
 
 
 class Change(NamedTuple):
@@ -204,83 +209,58 @@ def forge_theirs(what: str) -> Callable[[Path], Iterator[Any]]:
     return ways
 
 
-EVENT = "e, a, at, body, key"
-CHECKPOINT = "n, a, b, parent, depth, base, manifest, operations, key"
-
-
 def writes_of(original: Path) -> list[tuple]:
-    """The events that hold what tasks wrote."""
-    found = sql(original / FILES[OURS], f"SELECT {EVENT}, sum FROM event WHERE key IS NOT NULL ORDER BY e")
-    return [row for row in found if decode(row[3])["what"] == "writes"]
+    """The entries that hold what tasks wrote: number, agent, key, time, body, sum."""
+    return sql(original / FILES[OURS], f"SELECT * FROM log WHERE {WRITES} ORDER BY e")
 
 
-def forged_write(body: bytes) -> bytes:
-    value = decode(body)
+def forged_write(body: bytes, **more: Any) -> bytes:
+    value = read_body(body, "an entry")
     value["writes"] = [
         [index, channel, encode(1_000_000) if channel == "balance" else data]
         for index, channel, data in value["writes"]
     ]
-    return encode(value)
+    return body_bytes({**value, **more})
 
 
 def forge_ours(what: str, *, with_sums: bool) -> Callable[[Path], Iterator[Any]]:
     """The same by somebody who knows the format, and, ``with_sums``, computes the row's sum anew."""
 
-    def summed(table: str, row: tuple, old: bytes) -> bytes:
-        return row_sum(table, *row) if with_sums else old
-
-    def update(row: tuple) -> Callable[[Path], None]:
+    def put(table: str, row: tuple, old: bytes) -> Callable[[Path], None]:
+        total = PLAIN.stored(table, *row)[-1] if with_sums else old
+        marks = ", ".join("?" * (len(row) + 1))
         return lambda directory: sql(
-            directory / FILES[OURS], "UPDATE event SET body = ?, sum = ? WHERE e = ?", row[3], row[5], row[0]
-        )
-
-    def insert(table: str, row: tuple) -> Callable[[Path], None]:
-        return lambda directory: sql(
-            directory / FILES[OURS], f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", *row
+            directory / FILES[OURS], f"INSERT OR REPLACE INTO {table} VALUES ({marks})", *row, total
         )
 
     def ways(original: Path) -> Iterator[Any]:
         path = original / FILES[OURS]
         if what in {"write", "new write"}:
             rows = writes_of(original)
-            ((last,),) = sql(path, "SELECT max(e) FROM event")
-            for row in (rows[-1], rows[12]):
+            ((last,),) = sql(path, "SELECT max(e) FROM log")
+            for e, a, key, at, body, total in (rows[-1], rows[12]):
                 if what == "write":
-                    new: tuple = (*row[:3], forged_write(row[3]), row[4])
-                    yield update((*new, summed("event", new, row[5])))
+                    yield put("log", (e, a, key, at, forged_write(body)), total)
                 else:
-                    value = decode(forged_write(row[3]))
-                    new = (last + 1, row[1], row[2], encode({**value, "task": "forged", "path": "~0"}), row[4])
-                    yield insert("event", (*new, summed("event", new, row[5])))
+                    yield put("log", (last + 1, a, key, at, forged_write(body, task="forged", path="~0")), total)
             return
+        ((*newest, total),) = sql(path, "SELECT * FROM loose ORDER BY n DESC LIMIT 1")
         if what == "new checkpoint":
             # A copy of the newest as its own child, and the branch led to it.
-            row = sql(path, f"SELECT {CHECKPOINT}, sum FROM checkpoint ORDER BY n DESC LIMIT 1")[0]
-            new = (row[0] + 1, row[1], row[2], row[0], row[4] + 1, *row[5:9])
-            yield insert("checkpoint", (*new, summed("checkpoint", new, row[9])))
+            n, mark, key, _, *rest = newest
+            ((*branch, branch_total),) = sql(path, "SELECT * FROM branch")
+            branch[5], branch[7] = n + 1, branch[7] + 1
+            one, two = put("loose", (n + 1, mark, key, n, *rest), total), put("branch", tuple(branch), branch_total)
+            yield lambda directory: (one(directory), two(directory))
             return
-        # A value inside the tail or the operations: the digits of a balance, or who approved, somewhere in them.
+        # A value inside the operations: what a message says, or who approved, somewhere in them.
         old, forged = {
             "checkpoint": (HONEST.encode(), b"dishon"),
             "metadata": (PERSON.encode(), b"nobody"),
         }[what]
-        tails = [row for row in sql(path, "SELECT n, data FROM tail ORDER BY n") if old in row[1]]
-        for n, data in (tails[-1], tails[0]) if tails else ():
-            yield lambda directory, n=n, data=data: sql(
-                directory / FILES[OURS], "UPDATE tail SET data = ? WHERE n = ?", data.replace(old, forged), n
-            )
-        rows = sql(path, f"SELECT {CHECKPOINT}, sum FROM checkpoint ORDER BY n")
-        held = [row for row in rows if old in row[7]]
-        for row in (held[-1], held[0]) if held else ():
-            new = (*row[:7], row[7].replace(old, forged), row[8])
-            total = summed("checkpoint", new, row[9])
-            yield lambda directory, new=new, total=total: sql(
-                directory / FILES[OURS],
-                "UPDATE checkpoint SET operations = ?, sum = ? WHERE n = ?",
-                new[7],
-                total,
-                new[0],
-            )
+        rows = [row for row in sql(path, "SELECT * FROM loose ORDER BY n") if old in row[-2]]
+        for *row, total in (rows[-1], rows[0]):
+            yield put("loose", (*row[:-1], row[-1].replace(old, forged)), total)
 
     return ways
 
@@ -295,12 +275,13 @@ def older(kind: str) -> Callable[[Path], Iterator[Any]]:
     return ways
 
 
-CHECKPOINT_FLIPS = together(
-    flips(OURS, "checkpoint", "manifest", "n"),
-    flips(OURS, "checkpoint", "operations", "n", rows=2),
-    flips(OURS, "tail", "data", "n", rows=2),
-    flips(OURS, "node", "data", "k", rows=2),
+PAYLOADS = (
+    ("loose", "data", "n"),
+    ("segment", "manifests", "s"),
+    ("segment", "operations", "s"),
+    ("node", "data", "k"),
 )
+CHECKPOINT_FLIPS = together(*(flips(OURS, *payload) for payload in PAYLOADS))
 
 CHANGES = [
     Change("one bit of a checkpoint", {
@@ -308,29 +289,29 @@ CHANGES = [
         THEIRS: flips(THEIRS, "checkpoints", "checkpoint", "checkpoint_id", rows=6),
     }),
     Change("one bit of its metadata", {
-        OURS: flips(OURS, "tail", "data", "n", rows=4),
+        OURS: flips(OURS, "loose", "data", "n", rows=4),
         THEIRS: flips(THEIRS, "checkpoints", "metadata", "checkpoint_id", rows=4),
     }),
     Change("one bit of a task's writes", {
-        OURS: flips(OURS, "event", "body", "e", rows=4, where=WRITES),
+        OURS: flips(OURS, "log", "body", "e", rows=4, where=WRITES),
         THEIRS: flips(THEIRS, "writes", "value", "rowid", rows=4),
     }),
     Change("one bit anywhere in the file", {kind: file_flips(kind) for kind in FILES}),
     Change("the file cut short", {kind: truncations(kind) for kind in FILES}),
     Change("two checkpoints' contents swapped", {
         OURS: together(
-            swaps(OURS, "checkpoint", "manifest, operations", "n"),
-            swaps(OURS, "checkpoint", "manifest, operations, sum", "n"),
-            swaps(OURS, "tail", "data", "n"),
+            swaps(OURS, "loose", "data", "n"),
+            swaps(OURS, "loose", "data, mark, key, sum", "n"),
+            swaps(OURS, "checkpoint", "key, mark, sum", "n"),
         ),
         THEIRS: swaps(THEIRS, "checkpoints", "checkpoint", "checkpoint_id"),
     }),
     Change("two checkpoints' metadata swapped", {
-        OURS: swaps(OURS, "tail", "data", "n"),
+        OURS: swaps(OURS, "loose", "data", "n"),
         THEIRS: swaps(THEIRS, "checkpoints", "metadata", "checkpoint_id"),
     }),
     Change("two tasks' writes swapped", {
-        OURS: together(swaps(OURS, "event", "body", "e", WRITES), swaps(OURS, "event", "body, sum", "e", WRITES)),
+        OURS: together(swaps(OURS, "log", "body", "e", WRITES), swaps(OURS, "log", "body, sum", "e", WRITES)),
         THEIRS: swaps(THEIRS, "writes", "value", "rowid"),
     }),
     Change("a value in a checkpoint forged", {
@@ -356,15 +337,16 @@ CHANGES = [
     }),
     Change("a task's write added, sums and all", {OURS: forge_ours("new write", with_sums=True)}),
     Change("the newest checkpoint deleted", {
-        OURS: deletions(OURS, "checkpoint", "n", -1),
+        OURS: deletions(OURS, "loose", "n", -1),
         THEIRS: deletions(THEIRS, "checkpoints", "checkpoint_id", -1),
     }),
     Change("a checkpoint in between deleted", {
-        OURS: deletions(OURS, "checkpoint", "n", 5, 14, -2),
+        OURS: together(deletions(OURS, "checkpoint", "n", 5, 14, -2), deletions(OURS, "loose", "n", 0, -2)),
         THEIRS: deletions(THEIRS, "checkpoints", "checkpoint_id", 5, 14, -2),
     }),
+    Change("an earlier task's writes deleted", {OURS: deletions(OURS, "log", "e", 12, 20, where=WRITES)}),
     Change("a task's writes deleted", {
-        OURS: deletions(OURS, "event", "e", -1, 12, 20, where=WRITES),
+        OURS: deletions(OURS, "log", "e", -1, where=WRITES),
         THEIRS: deletions(THEIRS, "writes", "rowid", -1, 12, 20),
     }),
     Change("an old copy of the file put back", {kind: older(kind) for kind in FILES}),

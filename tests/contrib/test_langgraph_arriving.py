@@ -15,7 +15,6 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command, Interrupt, Send
 
 import holdfast
-from holdfast.agent.names import name_key
 from holdfast.cli import main
 from holdfast.contrib.langgraph import HoldfastSaver, import_threads
 from holdfast.errors import BadName, BadOption, SourceUnreadable, StillArriving
@@ -105,7 +104,7 @@ def test_a_thread_that_cannot_come_as_a_whole_does_not_come_and_the_others_do(tm
         assert "builtins.set" in error.message
         assert "has to make it a tuple" in error.hint
         assert ours.get_tuple(config("b")) is None
-        assert ours.store._catalog.agent(name_key("b")) is None, "nothing is left that nobody would see"
+        assert ours.store._db.view.agent("b") is None, "nothing is left that nobody would see"
         assert {info.name for info in ours.store.agents()} == {"a", "c"}
         assert {one.config["configurable"]["thread_id"] for one in ours.list(None)} == {"a", "c"}
         ours.delete_for_runs(["nobody"])
@@ -144,9 +143,12 @@ def test_a_thread_whose_import_stopped_half_way_is_brought_anew_and_opens_then(t
 
 def test_a_thread_that_a_push_has_not_finished_is_not_imported_into(tmp_path, ours):
     chain(ours, "t", 2)
-    row = ours.store._catalog.agent_row(1)
-    main_row = ours.store._catalog.branches(row.a)[0]
-    ours.store._catalog.set_arriving(row.a, "push", guard=(main_row.b, main_row.generation))
+
+    def arriving(change):
+        branch = change.branch(change.agent("t").a, "main")
+        change.move(branch, branch._replace(body={**branch.body, "arriving": "push"}))
+
+    ours.store._db.change(arriving)
     with source(tmp_path) as (old, url):
         for found in reversed(list(ours_tuples(ours, "t"))):
             old.put(found.parent_config or config("t"), found.checkpoint, found.metadata, {})

@@ -26,12 +26,11 @@ from langgraph.types import Command, Send
 
 import holdfast
 from holdfast import errors
-from holdfast.agent.names import name_key
 from holdfast.cli import main
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import HoldfastSaver, import_threads
 from holdfast.contrib.langgraph.imports import parents_first
-from holdfast.contrib.langgraph.thread import writes_event
+from holdfast.contrib.langgraph.thread import writes_said
 from tests import warm
 from tests.contrib import graphs
 from tests.contrib.graphs import seen
@@ -556,12 +555,12 @@ def test_a_thread_that_does_not_read_back_equal_is_not_called_imported(sqlite_so
         chain(old, "u", 1)
 
     def meddle(what, done, total):
-        agent = ours.store._catalog.agent(name_key("t"))
+        agent = ours.store._db.view.agent("t")
         if (what, done) == ("checkpoints", 3) and agent is not None:
             ours.store.flush()
             at = made[1]["configurable"]["checkpoint_id"]
-            event = writes_event("", at, [(0, "x", encode(1))], "somebody", "", replace=False)
-            ours.store._catalog.add_events(agent.a, [event])
+            event = writes_said("", at, [(0, "x", encode(1))], "somebody", "", replace=False)
+            ours.store._db.change(lambda change: change.say(agent.a, event))
 
     report = import_threads(sqlite_source.url, ours, progress=meddle)
     assert [(one.thread, one.status) for one in report.threads] == [("t", "failed"), ("u", "imported")]
@@ -790,7 +789,7 @@ def test_classes_that_a_script_saved_come_over_when_the_script_is_named(tmp_path
     assert "not known which one that is: other_script.Offer and shop_script.Offer" in shown
     with holdfast.open(store_path) as store:
         assert store.agents() == []
-        assert store._catalog.agents() == [], "nothing of a thread that could not come is left"
+        assert store._db.view.agents() == [], "nothing of a thread that could not come is left"
     command("sqlite:///old.db", "--types", "shop_script")
     from shop_script import Offer
 

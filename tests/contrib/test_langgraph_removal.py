@@ -89,7 +89,7 @@ def test_copy_is_the_same_history_and_independent_both_ways(ours):
 
 
 def test_removing_from_the_original_leaves_the_copy_and_the_other_way_round(ours):
-    for removal in ("delete", "keep", "runs", "delete the copy", "keep the copy"):
+    for removal in ("delete", "keep", "runs", "delete the copy", "keep one that went on"):
         source, target = f"{removal} source", f"{removal} target"
         rich(ours, source)
         ours.copy_thread(source, target)
@@ -101,8 +101,9 @@ def test_removing_from_the_original_leaves_the_copy_and_the_other_way_round(ours
             assert everything(ours, source) == original
         elif removal == "keep":
             ours.prune([source])
-            assert len(everything(ours, source)) == 2
-            assert everything(ours, target) == copied
+            assert (everything(ours, source), everything(ours, target)) == (original, copied), "the copy sees it all"
+            ours.prune([source, target])
+            assert len(everything(ours, source)) == len(everything(ours, target)) == 2
         elif removal == "runs":
             # both have what the run made, so both lose it
             ours.delete_for_runs(["run-1"])
@@ -112,9 +113,12 @@ def test_removing_from_the_original_leaves_the_copy_and_the_other_way_round(ours
         elif removal == "delete the copy":
             ours.delete_thread(target)
             assert everything(ours, source) == original
-        else:
+        else:  # the copy has gone on, and only it sees that
+            at = ours.get_tuple(config(target)).config
+            for number in range(3):
+                at = ours.put(at, checkpoint({"m": [number]}), META, {"m": 50 + number})
             ours.prune([target])
-            assert len(everything(ours, target)) == 2
+            assert len(everything(ours, target)) == len(copied) + 1
             assert everything(ours, source) == original
         assert ours.store.verify().ok, str(ours.store.verify())
         for name in (source, target):
@@ -141,7 +145,7 @@ def test_copy_copies_no_bytes(ours):
     before = ours.store.stats()["counts"]
     ours.copy_thread("t", "u")
     after = ours.store.stats()["counts"]
-    for table in ("checkpoint", "node", "tail", "chunk"):
+    for table in ("checkpoint", "segment", "node", "chunk"):
         assert after[table] == before[table]
     assert ours.get_tuple(config("u")).checkpoint["channel_values"]["text"] == "x" * 200_000
 
@@ -270,13 +274,13 @@ def test_channels_that_were_never_whole_keep_the_thread(ours):
     ours.copy_thread("t", "u")
     before = {name: rebuilt(ours.get_delta_channel_history(config=at, channels=["a", "b", "c"]))
               for name, at in places.items()}  # fmt: skip
-    ours.prune(["t"])
+    ours.prune(["t", "u"])
     stays = ["side 2", "side 1", "side 0", *(f"main {number}" for number in range(3, -1, -1))]
     assert ids(ours.list(config("t"))) == [id_of(places[name]) for name in stays]
     for name in stays:
         found = ours.get_delta_channel_history(config=places[name], channels=["a", "b", "c"])
         assert rebuilt(found) == before[name]
-    assert len(everything(ours, "u")) == len(places)
+    assert len(everything(ours, "u")) == len(stays)
 
 
 def test_delta_history_survives_the_deletion_of_runs(ours):
@@ -307,9 +311,10 @@ def test_a_delta_graph_goes_on_after_prune_copy_and_restart(store_path):
         expected = graph.get_state(thread).values
         assert len(expected["items"]) == 21
         saver.copy_thread("t", "u")
-        saver.prune(["t"])
+        before = len(list(graph.get_state_history(copy)))
+        saver.prune(["t", "u"])
         assert graph.get_state(thread).values == graph.get_state(copy).values == expected
-        assert len(list(graph.get_state_history(thread))) < len(list(graph.get_state_history(copy)))
+        assert len(list(graph.get_state_history(thread))) == len(list(graph.get_state_history(copy))) < before
     with HoldfastSaver(store_path) as saver:
         graph = graphs.delta(saver)
         for each in (thread, copy):
@@ -333,6 +338,19 @@ def test_a_branch_that_a_person_made_is_no_namespace(ours):
     ours.prune(["t"])
     assert [found.config for found in ours.list(everywhere)] == made[-1:]
     assert ours.store.agent("t", branch="mine", readonly=True).state["number"] == 99
+
+
+def test_what_is_left_of_a_line_whose_end_went_is_listed_on(ours):
+    at, places = config("t"), []
+    for number in range(4):
+        at = ours.put(at, checkpoint({"n": number}), {**META, "run_id": f"run {number}"}, {"n": number})
+        places.append(at)
+    ours.put(places[0], checkpoint({"n": "other way"}), META, {"n": 9})
+    ours.delete_for_runs(["run 3"])
+    left = ids(ours.list(config("t")))
+    assert len(left) == 4
+    assert set(left) >= {id_of(at) for at in places[:3]}
+    assert ours.store.verify().ok
 
 
 # -- what is not LangGraph's, and what people have named -----------------------------------------------------------

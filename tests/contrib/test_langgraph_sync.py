@@ -336,9 +336,8 @@ def test_a_lease_is_let_go_after_each_call_and_taken_up_again_without_a_commit(o
     found = list(ours.list(config("t")))
     assert [one.checkpoint["channel_values"]["n"] for one in found] == list(range(19, -1, -1))
     assert [one.pending_writes for one in found] == [[("task", "c", number)] for number in range(19, -1, -1)]
-    catalog = ours.store._catalog
-    assert [branch.generation for branch in catalog.branches(thread.row.a)] == [1]
-    assert not list((ours.store.path / "locks").glob("*-1")), "nobody holds it"
+    assert [branch.generation for branch in ours.store._db.view.branches(thread.row.a)] == [1]
+    assert ours.store.stats()["writers"] == [], "nobody holds it"
 
 
 # -- its life -----------------------------------------------------------------------------------------------

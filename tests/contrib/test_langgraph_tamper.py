@@ -19,9 +19,10 @@ from unittest import mock
 import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
+from holdfast.agent2 import branch as sealing
+from holdfast.agent2.sealing import fold_below
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import HoldfastError
-from holdfast.store import sealing
 from tests.contrib.tampering import CHANGES, FILES, HONEST, OURS, PERSON, THEIRS, UNCHAINED
 from tests.contrib.threads import checkpoint, config, told
 from tests.faults.campaign import memory
@@ -32,7 +33,7 @@ MARK = f"written by the {HONEST} node"
 
 
 def build(kind: str, directory: Path, start: int, stop: int) -> None:
-    """A thread with messages, metadata and pending writes. Ours seals early, so that it has nodes as well as tails."""
+    """A thread with messages, metadata and pending writes. Ours seals early, so that it has segments and nodes, too."""
     with mock.patch.object(sealing, "SEAL_CHECKPOINTS", 12), opened(kind, directory) as saver:
         messages = [_message(number) for number in range(start)]
         at = saver.get_tuple(config("t")).config if start else config("t")
@@ -44,6 +45,9 @@ def build(kind: str, directory: Path, start: int, stop: int) -> None:
             metadata: Any = {"source": "loop", "step": number, "parents": {}, "approved_by": f"{PERSON} {number}"}
             at = saver.put(at, one, metadata, one["channel_versions"])
             saver.put_writes(at, [("balance", 101 + number), ("messages", f"{MARK} {number}")], f"task-{number}", "~1")
+        if kind == OURS:  # at once, and not when somebody has the time
+            for row in saver.store._db.view.checkpoints("WHERE sealed = 1"):
+                fold_below(saver.store._db, row.n)
 
 
 def _message(number: int) -> dict[str, str]:

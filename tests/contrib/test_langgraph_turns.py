@@ -20,10 +20,11 @@ from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Command, Send, interrupt
 
+from holdfast.agent2.graph import Graph
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import AgentBusy, Fenced
 from holdfast.run.store import Store
-from holdfast.store.embedded import open_embedded
+from holdfast.store2.database import open_database
 from tests.contrib.graphs import Trail
 from tests.contrib.threads import chain, checkpoint, config
 from tests.contrib.writer_child import end, line, start, tell, two_steps
@@ -45,7 +46,7 @@ def uncollected():
 @contextmanager
 def another(path, durability="commit", wait_s=0.0):
     """Another saver, with a handle of its own on the store, as in another process."""
-    store = Store(path, open_embedded(path, durability=durability), (False, durability, False, False))
+    store = Store(str(path), open_database(path), (False, durability, False, False))
     saver = HoldfastSaver(store, wait_s=wait_s)
     try:
         yield saver
@@ -329,10 +330,10 @@ def test_many_runs_of_one_thread_at_once_all_go_through(ours, mode):
 def test_who_read_late_does_not_make_a_fork_look_like_another_process(ours):
     made = chain(ours, "t", 3)
     thread = ours._known("t")
-    first = ours.store._catalog.named(next(iter(ours.store._catalog.checkpoints(b=1))).key)
+    first = Graph(ours.store._db.view, ours.store._agent_row("t")).everything()
     user = thread.enter()
     thread.become_writer()
-    thread.looked("", next(iter(first)).n)
+    thread.looked("", list(first)[-1].n)
     thread.leave(user)
     ours.put(made[0], checkpoint({"by": "a fork"}), META, {})
     ours.put(made[1], checkpoint({"by": "another"}), META, {})

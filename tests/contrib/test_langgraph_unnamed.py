@@ -20,7 +20,6 @@ import pytest
 from langgraph.graph import START, StateGraph
 from langgraph.types import Send
 
-from holdfast.agent.manifest import Manifest
 from holdfast.codec import wire
 from holdfast.codec.classes import Record
 from holdfast.codec.types import REGISTRY
@@ -243,8 +242,9 @@ def test_a_class_of_a_module_that_is_not_loaded_is_named_with_the_line_to_add(st
         assert (record.type_name, record.data) == ("shop_of_mine.Deal", {"price": 1})
         assert found.pending_writes[0][2].data == {"price": 2}
         after = saver.put(at, checkpoint({"v": record, "n": 2}), META, {})
-        rows = Reader.of(saver, "t", "").line.rows()
-        assert len({dict(Manifest.decode(row.manifest).sections)["v"] for row in rows}) == 1, "byte for byte"
+        made = list(Reader.of(saver, "t", "").points())
+        assert len(made) == 2
+        assert len({dict(point.manifest.sections)["v"] for point in made}) == 1, "byte for byte"
     with HoldfastSaver(store_path, types=[shop]) as saver:
         assert saver.get_tuple(after).checkpoint["channel_values"] == {"v": shop.Deal(1), "n": 2}
 

@@ -169,11 +169,11 @@ def test_thread_ids_of_all_kinds(ours, thread):
     ours.put_writes(made[-1], [("c", 1)], "task")
     ours.copy_thread(thread, "copy")
     assert ours.get_tuple(config("copy")).pending_writes == [("task", "c", 1)]
-    ours.prune([thread])
+    ours.prune([thread, "copy"])
     assert len(everything(ours, thread)) == 1
     ours.delete_thread(thread)
     assert ours.get_tuple(config(thread)) is None
-    assert len(everything(ours, "copy")) == 3
+    assert len(everything(ours, "copy")) == 1
 
 
 @pytest.mark.parametrize("thread", ["", " ", "a\x00b", "\ud800", "y" * 100_000])

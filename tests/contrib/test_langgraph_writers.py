@@ -9,7 +9,7 @@ import time
 import pytest
 
 from holdfast.contrib.langgraph import HoldfastSaver
-from holdfast.contrib.langgraph.thread import writes_event
+from holdfast.contrib.langgraph.thread import writes_said
 from holdfast.errors import AgentBusy, Fenced
 from tests.contrib.threads import chain, checkpoint, config, told
 from tests.contrib.writer_child import end, line, start, tell, two_steps
@@ -252,7 +252,7 @@ def test_writes_that_a_failing_checkpoint_took_along_are_told(ours, monkeypatch)
     (at,) = chain(ours, "t", 1)
     thread = ours._known("t")
     space = thread.begin("")
-    queued = thread.queue(writes_event("", at["configurable"]["checkpoint_id"], [], "task", "", replace=False))
+    queued = thread.queue(writes_said("", at["configurable"]["checkpoint_id"], [], "task", "", replace=False))
 
     def fails(*_args, **_options):
         raise OSError("no room to work in")

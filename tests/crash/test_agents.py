@@ -195,7 +195,7 @@ def test_a_lock_that_is_held_for_ever_costs_only_what_it_guards(store_path, tmp_
         hold, done = threading.Event(), threading.Event()
 
         def keep():
-            with agent._document.lock, store._catalog._read_lock:
+            with agent._document.lock, store._db.engine._reading:
                 hold.set()
                 done.wait()
 

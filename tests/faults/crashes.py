@@ -20,7 +20,7 @@ from blake3 import blake3
 
 import holdfast
 from holdfast.errors import HoldfastError, NotAStore
-from holdfast.store.schema import TABLE_NAMES
+from holdfast.store2.tables import TABLES
 from tests.faults import script
 from tests.faults.campaign import Task, campaign, memory, quiet, remembering
 from tests.faults.disk import Disk
@@ -61,19 +61,17 @@ def digest_of(state: State) -> bytes:
 def rows(store: holdfast.Store) -> str:
     """A digest of all that the catalog holds."""
     total = blake3()
-    select = store._catalog._select
-    for name in [*TABLE_NAMES, "sqlite_sequence"]:
-        total.update(repr(select(f"SELECT * FROM {name} ORDER BY 1, 2")).encode())
+    for name in TABLES:
+        total.update(repr(store._db.engine.run(f"SELECT * FROM {name} ORDER BY 1, 2")).encode())
     return total.hexdigest()
 
 
 def check_packs(store: holdfast.Store) -> None:
     """Every chunk that the catalog names is there, proven by its digest."""
-    catalog = store._catalog
-    for pack in catalog.pack_rows():
-        catalog.check_pack(pack)
-        for _ in catalog.chunks(row.digest for row in catalog.chunk_rows(pack.p)):
-            pass
+    view, packs = store._db.now
+    for pack in view.packs():
+        for flaw in packs.check(view, pack).values():
+            raise flaw
 
 
 @dataclass

@@ -160,17 +160,24 @@ class Disk:
         """Every call of this process below the root goes through here."""
         real = {name: getattr(os, name) for name in _OS_CALLS}
         real_open = io.open
+        by_name = [module for module in list(sys.modules.values()) if vars(module).get("FileIO") is io.FileIO]
+        by_name = [module for module in by_name if module.__name__.startswith("holdfast.")]
         vfs = Vfs(self)
         apsw.connection_hooks.append(self._connected)
         try:
             for name in _OS_CALLS:
                 setattr(os, name, self._wrapped(name, real[name]))
-            io.open = builtins.open = self._wrapped_open(real_open)  # type: ignore[assignment]
+            raw, io.open = self._wrapped_open(real_open)  # type: ignore[assignment]
+            builtins.open = io.open
+            for module in by_name:
+                module.FileIO = raw  # type: ignore[attr-defined]
             yield self
         finally:
             for name, function in real.items():
                 setattr(os, name, function)
             io.open = builtins.open = real_open  # type: ignore[assignment]
+            for module in by_name:
+                module.FileIO = io.FileIO  # type: ignore[attr-defined]
             apsw.connection_hooks.remove(self._connected)
             vfs.unregister()
 
@@ -318,11 +325,15 @@ class Disk:
     def _os_read(self, real: Any, fd: int, *args: Any) -> Any:
         return self._looked("read", real, fd, args, {})
 
-    def _wrapped_open(self, real_open: Any) -> Any:
+    def _wrapped_open(self, real_open: Any) -> tuple[Any, Any]:
+        """What stands for ``io.FileIO`` and for ``open``."""
         disk = self
 
         class Raw(io.FileIO):
             """A file opened by name or from a descriptor of ours, whose reads and writes are seen."""
+
+            def __init__(self, file: Any, mode: str, opener: Any = None) -> None:
+                super().__init__(file, mode, opener=opener or (lambda path, flags: os.open(path, flags, 0o666)))
 
             def write(self, data: Any) -> int:
                 position = self.tell()
@@ -343,30 +354,24 @@ class Disk:
                     disk._fds.pop(self.fileno(), None)
                 super().close()
 
+        def raw(file: Any, mode: str = "r", opener: Any = None) -> io.FileIO:
+            return (io.FileIO if disk.inside(file) is None else Raw)(file, mode, opener=opener)
+
         def open_(file: Any, mode: str = "r", buffering: int = -1, *args: Any, **kwargs: Any) -> Any:
             if disk.inside(file) is None:
                 return real_open(file, mode, buffering, *args, **kwargs)
-            flags = {
-                "r": os.O_RDONLY,
-                "w": os.O_WRONLY | os.O_CREAT | os.O_TRUNC,
-                "a": os.O_WRONLY | os.O_CREAT | os.O_APPEND,
-            }
-            kind = flags.get(mode[0], os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            if "+" in mode:
-                kind = kind & ~(os.O_RDONLY | os.O_WRONLY) | os.O_RDWR
-            fd = file if isinstance(file, int) else os.open(file, kind | os.O_CLOEXEC, 0o666)
-            raw = Raw(fd, mode.replace("b", "").replace("t", ""))
+            made = Raw(file, mode.replace("b", "").replace("t", ""))
             # A buffer of one byte keeps nothing back: each read and write of the program is a call of its own line.
             buffered: Any = (
-                io.BufferedRandom(raw, 1)
+                io.BufferedRandom(made, 1)
                 if "+" in mode
-                else io.BufferedReader(raw, 1)
+                else io.BufferedReader(made, 1)
                 if mode[0] == "r"
-                else io.BufferedWriter(raw, 1)
+                else io.BufferedWriter(made, 1)
             )
             return buffered if "b" in mode else io.TextIOWrapper(buffered, *args, **kwargs)
 
-        return open_
+        return raw, open_
 
 
 def _is_directory(fd: int) -> bool:

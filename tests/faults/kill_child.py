@@ -14,11 +14,12 @@ import random
 import sys
 
 import holdfast
+import holdfast.agent2.store  # its limits are changed
 from holdfast.errors import NothingToUndo
 from tests.faults.campaign import memory, quiet
 from tests.limits import limits
 
-# Seals, bulk values and foldings of the log happen often enough to be hit.
+# Seals, segments, bulk values and foldings of the log happen often enough to be hit.
 SMALL = {
     "SEAL_CHECKPOINTS": 12,
     "BULK_MIN_BYTES": 16_384,
@@ -26,7 +27,8 @@ SMALL = {
     "LEAF_MIN_BYTES": 1_024,
     "LEAF_TARGET_BYTES": 4_096,
     "LEAF_MAX_BYTES": 16_384,
-    "FOLD_PAGES": 40,
+    "FOLD_FRAMES": 40,
+    "EXTEND_BYTES": 16_384,
 }
 
 

@@ -14,24 +14,21 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import holdfast
-import holdfast.agent.store
-from holdfast.agent import metadata
-from holdfast.codec.values import encode
-from holdfast.errors import AgentBusy, BadOption, Fenced, StoreWentBack, WrongKey
+from holdfast.agent2 import metadata, removal
+from holdfast.errors import AgentBusy, Fenced, StoreWentBack, WrongKey
 from holdfast.run.store import Store
-from holdfast.store import upgrade
-from holdfast.store.cipher import PLAIN
-from holdfast.store.embedded import open_embedded
-from holdfast.store.forgetting import Forgetting
-from holdfast.store.tiering import file_name
+from holdfast.store2 import files
+from holdfast.store2.database import open_database
+from holdfast.store2.packs import file_name
 from tests.faults import crashes, script
-from tests.faults.script import Broken, Hand, Ledger
+from tests.faults.campaign import remembering
+from tests.faults.script import Broken, Hand, Ledger, let_go
 from tests.faults.stage import KEY, NEW_KEY, check, life
 
 # -- what is there before -------------------------------------------------------------------------------
@@ -70,6 +67,11 @@ def secret(folder: Path, ledger: Ledger) -> None:
             crashes.work_on(store, random.Random(seed))
         store.tier(folder / "cold")
     (folder / "key").write_text(KEY)
+    (folder / "secret" / "dumps").mkdir()
+
+
+SECRETS = 8
+"""How many checkpoints that store has."""
 
 
 def damaged(folder: Path, ledger: Ledger) -> None:
@@ -87,7 +89,7 @@ def damaged(folder: Path, ledger: Ledger) -> None:
             actor.run(script.journey, 2, id="one")
             if not key:
                 store.tier(folder / "cold")
-            packs = [folder / name / "packs" / file_name(row.uuid) for row in store._catalog.pack_rows()]
+            packs = [folder / name / "packs" / file_name(pack) for pack in store._db.view.packs()]
         spoil(folder / name / "store.db")
         oldest = next(pack for pack in packs if pack.exists())  # not in the colder place
         oldest.write_bytes(oldest.read_bytes()[:4096])
@@ -96,12 +98,13 @@ def damaged(folder: Path, ledger: Ledger) -> None:
 def spoil(catalog: Path) -> None:
     """Some pages in the middle of the database are not what was written."""
     with closing(sqlite3.connect(catalog)) as connection, connection:
-        connection.execute("DELETE FROM effect WHERE r = 2")
+        connection.execute("DELETE FROM record WHERE r = 2")
         connection.execute("DELETE FROM branch WHERE b = 2")
+        connection.execute("DELETE FROM node WHERE k = (SELECT max(k) FROM node)")
         connection.execute("DELETE FROM chunk WHERE p = (SELECT max(p) FROM pack)")
-        connection.execute("DELETE FROM metadata")
         connection.execute("DELETE FROM pack WHERE p = (SELECT max(p) FROM pack)")
-        connection.execute("DELETE FROM checkpoint WHERE n = (SELECT n FROM validity ORDER BY n LIMIT 1 OFFSET 2)")
+        for table in ("loose", "checkpoint"):
+            connection.execute(f"DELETE FROM {table} WHERE n = (SELECT n FROM validity ORDER BY n LIMIT 1 OFFSET 2)")
     data = bytearray(catalog.read_bytes())
     for page in range(4, len(data) // 4096, 5):
         data[page * 4096 + 100 : page * 4096 + 140] = bytes(40)
@@ -121,26 +124,6 @@ def elsewhere(folder: Path, ledger: Ledger) -> None:
     (folder / "other place").rename(folder / "new place")
 
 
-def old_format(folder: Path, ledger: Ledger) -> None:
-    """A store of the version before the first, which differs in nothing but its number."""
-    grown(folder, ledger)
-    _, value, total = PLAIN.stored("store", "format", encode(0))
-    with closing(sqlite3.connect(folder / "store" / "store.db")) as connection, connection:
-        connection.execute("UPDATE store SET value = ?, sum = ? WHERE name = 'format'", (value, total))
-        connection.execute("PRAGMA user_version=0")
-
-
-@contextmanager
-def steps() -> Iterator[None]:
-    """There is a step from that version."""
-    real = upgrade.STEPS
-    upgrade.STEPS = {0: lambda _connection: None}
-    try:
-        yield
-    finally:
-        upgrade.STEPS = real
-
-
 def program(folder: Path, _ledger: Ledger) -> None:
     """A program with its dependencies and its version control."""
     for place in ("work", "loose/.git/refs/heads", "packed/.git", "packages/some-1.0.dist-info"):
@@ -151,6 +134,9 @@ def program(folder: Path, _ledger: Ledger) -> None:
     (folder / "packed" / ".git" / "packed-refs").write_text(f"{'b' * 40} refs/heads/main\n")
     (folder / "work" / ".holdfast").mkdir()
     (folder / "store").symlink_to(Path("work") / ".holdfast")
+
+
+LITTLE = holdfast.Policy(last=1, tags=False)
 
 
 # -- the lives ------------------------------------------------------------------------------------------
@@ -183,7 +169,7 @@ def cold(folder: Path, ledger: Ledger) -> None:
         ledger.check(store)
         store.tier()
         store.tier(folder / "cold")
-        let_go(store, ledger)
+        let_go(store, ledger, LITTLE, list(ledger.checkpoints))
         ledger.check(store)
 
 
@@ -198,11 +184,15 @@ def retention(folder: Path, ledger: Ledger) -> None:
         store.set_policy(holdfast.Policy(last=2))
         store.retain(dry_run=True)
         with written_meanwhile(store, ledger):
-            let_go(store, ledger)
+            let_go(store, ledger, LITTLE, list(ledger.checkpoints))
         store.set_policy(None)
         ledger.write("changing", "twin")
         store.clone("actor", "twin")
-        for name in ("actor", "twin", "old"):
+        with store.agent("many") as many:  # pages become free when it goes
+            for number in range(24):
+                many.state["text"] = f"{number} " * 500
+                many.checkpoint()
+        for name in ("actor", "twin", "old", "many"):
             ledger.write("changing", name)
             store.remove(name)
             ledger.write("removed", name)
@@ -211,32 +201,21 @@ def retention(folder: Path, ledger: Ledger) -> None:
 @contextmanager
 def written_meanwhile(store: holdfast.Store, ledger: Ledger) -> Iterator[None]:
     """Somebody saves a checkpoint between the look at a history and the change of it."""
-    real = Forgetting.stand_alone
+    real = removal._stand_alone
     hand = Hand(ledger, store.agent("old"), state_of(store.agent("old")))
 
-    def late(forgetting: Forgetting, *found: Any) -> Any:
-        Forgetting.stand_alone = real
+    def late(*found: Any) -> Any:
+        removal._stand_alone = real
         hand.append("messages", "meanwhile")
         hand.save("meanwhile")
-        return real(forgetting, *found)
+        return real(*found)
 
-    Forgetting.stand_alone = late
+    removal._stand_alone = late
     try:
         yield
     finally:
-        Forgetting.stand_alone = real
+        removal._stand_alone = real
         hand.agent.close()
-
-
-def let_go(store: holdfast.Store, ledger: Ledger) -> None:
-    """Retention, of which the ledger knows that it may take what no branch stands on."""
-    stood_on = set(ledger.heads.values())
-    for name, known in ledger.checkpoints.items():
-        ledger.write("forgetting", name, *(identity for identity in known if identity not in stood_on))
-    store.retain(holdfast.Policy(last=1, tags=False))
-    for name, known in list(ledger.checkpoints.items()):
-        left = {checkpoint.id for checkpoint in store.agent(name, readonly=True).log(all=True)}
-        ledger.write("forgot", name, *(identity for identity in list(known) if identity not in left | stood_on))
 
 
 @life(grown)
@@ -267,9 +246,16 @@ def state_of(agent: holdfast.Agent) -> dict[str, object]:
 
 
 def check_keys(folder: Path, ledger: Ledger) -> None:
-    """What was begun can be finished, with the new key."""
-    with suppress(BadOption, WrongKey):
-        holdfast.keys.rotate(folder / "secret", key=NEW_KEY, full=True)
+    """What was begun can be finished, and nothing was lost on the way."""
+    for key in (KEY, NEW_KEY):
+        with suppress(WrongKey):
+            with holdfast.open(folder / "secret", key=key) as store:
+                store.tier()
+            holdfast.keys.rotate(folder / "secret", NEW_KEY, key=key, full=True)
+    with holdfast.open(folder / "secret", key=NEW_KEY) as store:
+        there = sum(len(store.agent(info.name, readonly=True).log(all=True)) for info in store.agents())
+        if there < SECRETS:
+            raise Broken(f"{there} of {SECRETS} checkpoints are left behind another key")
     check(folder, ledger)
 
 
@@ -279,15 +265,29 @@ def keys(folder: Path, _ledger: Ledger) -> None:
     path = folder / "secret"
     os.environ["HOLDFAST_KEY_FILE"] = str(folder / "key")
     try:
-        holdfast.open(path).close()
+        with holdfast.open(path) as store:
+            store.tier()  # nothing may lie elsewhere
         holdfast.keys.add(path, NEW_KEY)
         holdfast.keys.remove(path, 1, key=NEW_KEY)
         holdfast.keys.rotate(path, KEY, key=NEW_KEY)
-        holdfast.keys.rotate(path, NEW_KEY, full=True)
+        with without_exchange():
+            holdfast.keys.rotate(path, NEW_KEY, full=True)
         with holdfast.open(path, key=NEW_KEY) as store:
             crashes.work_on(store, random.Random(6))
+        files.aside(path).mkdir()  # as if somebody had been killed in the middle of that
+        holdfast.keys.discard_old(path)
     finally:
         del os.environ["HOLDFAST_KEY_FILE"]
+
+
+@contextmanager
+def without_exchange() -> Iterator[None]:
+    """On a system that cannot let two directories change places in one step."""
+    real, files.ctypes.CDLL = files.ctypes.CDLL, lambda *_args, **_options: None
+    try:
+        yield
+    finally:
+        files.ctypes.CDLL = real
 
 
 def check_mended(folder: Path, ledger: Ledger) -> None:
@@ -322,7 +322,7 @@ def meeting(folder: Path, ledger: Ledger) -> None:
     """Two have the store open, as two processes would: one waits, looks who it is, takes over, and is late."""
     path = folder / "store"
     with holdfast.open(path) as store:
-        other = Store(path, open_embedded(path), (False, "commit", False, False))
+        other = Store(str(path), open_database(path), (False, "commit", False, False))
         try:
             agent = store.agent("old")
             other.stats()
@@ -338,60 +338,56 @@ def meeting(folder: Path, ledger: Ledger) -> None:
             overtaken(store, other)
             late_for_a_name(store, other)
             taken_up_again(store, other)
-            dead = other._catalog.branches(1)[0]
+            dead = other._db.view.branches()[0]
             (path / "locks" / f"{dead.uuid.hex()}-0").touch()
-            other._catalog.holder_alive(dead.b, 0)
+            other._db.leases.alive(dead.uuid, 0)
         finally:
             other.close()
 
 
 def late_for_a_name(store: holdfast.Store, other: holdfast.Store) -> None:
     """Two make an agent of one name."""
-    look = store._catalog.agent
-
-    def late(key: bytes) -> Any:
-        store._catalog.agent = look
-        found = look(key)
-        other.agent("new here").close()
-        return found
-
-    store._catalog.agent = late
-    try:
+    with after_reading(store, "agent", lambda: other.agent("new here").close()):
         store.agent("new here").close()
-    finally:
-        store._catalog.agent = look
 
 
 def overtaken(store: holdfast.Store, other: holdfast.Store) -> None:
     """While one is about to become the writer, another does so twice."""
-    leases = store._catalog._leases
-    read = leases._read_row
-
-    def late(b: int) -> Any:
-        leases._read_row = read
-        row = read(b)
-        for _ in range(2):
-            other.agent("actor").close()
-        return row
-
-    leases._read_row = late
-    try:
+    with after_reading(store, "branch_at", lambda: [other.agent("actor").close() for _ in range(2)]):
         store.agent("actor").close()
+
+
+@contextmanager
+def after_reading(store: holdfast.Store, what: str, act: Callable[[], object]) -> Iterator[None]:
+    """Something happens between the first look of this kind and what follows from it."""
+    view = store._db.view
+
+    def late(*args: Any) -> Any:
+        del vars(view)[what]
+        found = getattr(view, what)(*args)
+        act()
+        return found
+
+    vars(view)[what] = late
+    try:
+        yield
     finally:
-        leases._read_row = read
+        vars(view).pop(what, None)
 
 
 def taken_up_again(store: holdfast.Store, other: holdfast.Store) -> None:
     """One lets a branch go and takes it up again, until somebody else has had it."""
-    catalog = store._catalog
-    lease = catalog.lease(catalog.branches(store._agent_row("actor").a)[0])
+    view, leases = store._db.view, store._db.leases
+    branch = view.branches(store._agent_row("actor").a)[0]
+    generation = lambda: view.branch_at(branch.b).generation  # noqa: E731
+    lease = store._lease("actor", branch, wait_s=0.0)
     lease.release()
-    again = catalog.lease_again(lease)
+    again = leases.again(lease, generation)
     if again is None or again.generation != lease.generation:
         raise Broken("a branch that nobody else had was not given back")
     again.release()
     other.agent("actor").close()
-    if catalog.lease_again(again) is not None:
+    if leases.again(again, generation) is not None:
         raise Broken("a branch was given back although somebody else had had it")
 
 
@@ -409,18 +405,11 @@ def moved(folder: Path, _ledger: Ledger) -> None:
         with suppress(StoreWentBack):
             holdfast.open(folder / "store", **options).close()
         holdfast.open(folder / "store", accept_older=True, **options).close()
-
-
-def check_upgraded(folder: Path, ledger: Ledger) -> None:
-    with steps():
-        check(folder, ledger)
-
-
-@life(old_format, check_upgraded)
-def upgraded(folder: Path, ledger: Ledger) -> None:
-    """A store of an older version is opened."""
-    with steps(), holdfast.open(folder / "store") as store:
-        ledger.check(store)
+    odd = folder / "odd" / "holdfast" / "seen"
+    odd.parent.mkdir(parents=True)
+    os.mkfifo(odd)
+    with remembering(folder / "odd"):
+        holdfast.open(folder / "new place").close()
 
 
 @life(program)
@@ -454,7 +443,7 @@ def made_twice(folder: Path, ledger: Ledger) -> None:
 
     def slower(old: Path, new: Path) -> None:
         os.rename = rename
-        open_embedded(folder / "store").close()
+        open_database(folder / "store").close()
         rename(old, new)
 
     os.rename = slower

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 import holdfast
-from holdfast.agent.names import name_key
 from tests.faults import script
 from tests.faults.campaign import Task, campaign, memory, quiet, remembering
 from tests.faults.crashes import lay_out
@@ -151,22 +150,14 @@ class Machine(RuleBasedStateMachine):
         self.tags[name] = self.heads[self.branch]
 
     @precondition(lambda self: len(self.saved) > 3)
-    @rule(seed=st.integers(0, 2**16))
-    def collect(self, seed: int) -> None:
-        """Forget some checkpoints that neither a branch nor a tag needs."""
-        if self.agent.dirty:
-            self.checkpoint()
-        kept = {*self.heads.values(), *self.tags.values()}
-        loose = [identity for identity in self.saved if identity not in kept]
-        chosen = random.Random(seed).sample(loose, k=len(loose) // 2)
-        if not chosen:
-            return
-        rows = {c.id: c._row.n for c in self.agent.log(all=True)}
-        self.store._forget(self.store._catalog.agent(name_key("a")), {rows[i] for i in chosen if i in rows})
-        for identity in chosen:
-            del self.saved[identity]
-        self.agent = self.store.agent("a", branch=self.branch)
-        self.plain = self.reached()
+    @rule(last=st.integers(1, 4))
+    def collect(self, last: int) -> None:
+        """Forget what is not among the newest of a branch, and has no tag."""
+        kept = {*self.heads.values(), *self.tags.values(), *(c.id for c in self.agent.log(limit=last))}
+        self.store.retain(holdfast.Policy(last=last), ["a"])
+        left = {c.id for c in self.agent.log(all=True)}
+        assert kept <= left
+        self.saved = {identity: plain for identity, plain in self.saved.items() if identity in left}
 
     # What happens to it
 

@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from msgspec.structs import replace
-
-from holdfast.agent import collecting
-from holdfast.store import cipher, commits, files, opening, packs, reading, sqlite, writing
+from holdfast.agent2 import collection
+from holdfast.agent2.store import Store
+from holdfast.store2 import catalog, changes, cipher, files, objects, packs, sqlite
 from tests.faults import crashes, damage, failing, writers  # noqa: F401  their campaigns are hunted with
 from tests.faults.campaign import CAMPAIGNS, Task, campaign
 from tests.faults.isolated import Died, isolated
@@ -35,7 +34,7 @@ class Mutant:
 
 
 def no_flush_of_packs() -> None:
-    packs.SystemIo.fsync = lambda _self, _fd: None
+    objects.Folder._flush = lambda _self, _flush: None
 
 
 def no_flush_of_the_log() -> None:
@@ -45,12 +44,11 @@ def no_flush_of_the_log() -> None:
         settle(connection, readonly=readonly)
         connection.execute("PRAGMA synchronous=OFF").fetchall()
 
-    sqlite.settle = opening.settle = unsafe
+    sqlite.settle = unsafe
 
 
 def no_flush_of_directories() -> None:
-    packs.SystemIo.fsync_directory = lambda _self, _path: None
-    files.fsync_directory = packs.fsync_directory = lambda _path: None
+    files.fsync_directory = objects.fsync_directory = lambda _path: None
 
 
 def no_rename() -> None:
@@ -65,22 +63,29 @@ def no_rename() -> None:
 
 def early_acknowledgement() -> None:
     """The barrier of batched checkpoints does not wait."""
-    commits.Batches.flush = lambda _self, _b=None: None
+    Store.flush = lambda _self: None
 
 
 def short_writes_ignored() -> None:
-    def write_staged(self: packs.Packs, fd: int, length: int, offset: int) -> int:
-        size = max(packs.round_up(length), packs.ALIGN_BYTES)
-        self._io.pwrite(fd, memoryview(self._staging)[:size], offset)
-        return size
+    def write(self: objects.Folder, path: Path, pieces: Any) -> int:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            size = 0
+            for piece in pieces:
+                os.write(fd, piece)
+                size += len(piece)
+            self._flush(lambda: os.fsync(fd))
+            return size
+        finally:
+            os.close(fd)
 
-    packs.Packs._write_staged = write_staged
+    objects.Folder._write = write
 
 
 def flush_retried() -> None:
     """A flush that failed is tried again, and believed when it then succeeds."""
 
-    def flush(_self: packs.Packs, what: Callable[[], None]) -> None:
+    def flush(_self: objects.Folder, what: Callable[[], None]) -> None:
         try:
             what()
         except OSError as error:
@@ -88,7 +93,7 @@ def flush_retried() -> None:
                 raise
             what()
 
-    packs.Packs._flush = flush
+    objects.Folder._flush = flush
 
 
 class _Anything(bytes):
@@ -107,46 +112,44 @@ def hashes_not_checked() -> None:
     def believed(function: Callable[..., bytes]) -> Callable[..., bytes]:
         return lambda *parts: _Anything(function(*parts))
 
-    cipher.row_sum = believed(cipher.row_sum)
+    cipher.Cipher._sum = believed(cipher.Cipher._sum)
     packs.chunk_digest = believed(packs.chunk_digest)
-    reading.node_digest = believed(reading.node_digest)
-    reading.metadata_digest = believed(reading.metadata_digest)
+    catalog.node_digest = believed(catalog.node_digest)
+    real, proving = catalog.digest, believed(catalog.digest)
+    catalog.digest = lambda tag, *parts: (proving if tag in {b"operations", b"record"} else real)(tag, *parts)
 
 
-def _careless(**ignored: Callable[[Any], Any]) -> None:
+def _careless(*ignored: str) -> None:
     """Commits are compared with the branch as it is, not as their writer believes it to be."""
-    move = writing.Writer._move_head
+    move = changes.Change.move
 
-    def careless(self: writing.Writer, commit: Any, n: int) -> Any:
-        row = self.read_branch(commit.b)
-        self._heads.pop(commit.b, None)
-        return move(self, replace(commit, **{name: value(row) for name, value in ignored.items()}), n)
+    def careless(self: changes.Change, old: Any, new: Any) -> None:
+        there = catalog.View(self.tx, self.cipher).branch_at(old.b)
+        move(self, old._replace(**{name: getattr(there, name) for name in ignored}), new)
 
-    writing.Writer._move_head = careless
+    changes.Change.move = careless
 
 
 def head_not_compared() -> None:
-    _careless(parent_id=lambda row: row.head_id, generation=lambda row: row.generation)
+    _careless("head", "line", "generation")
 
 
 def no_fencing() -> None:
-    _careless(generation=lambda row: row.generation)
+    _careless("generation")
 
 
 def collection_races() -> None:
     """A collection does not look again at what was saved since it looked, once nobody else can write any more."""
-    mark, take = collecting.Collection.mark, collecting.Collection.take
+    mark = collection.Reached.mark
+    marked: set[int] = set()
 
-    def slow(self: collecting.Collection) -> None:
-        mark(self)
-        time.sleep(0.4)  # the moment in which it matters, made longer
+    def hasty(self: collection.Reached, *args: Any, **options: Any) -> None:
+        if id(self) not in marked:
+            marked.add(id(self))
+            mark(self, *args, **options)
+            time.sleep(0.4)  # the moment in which it matters, made longer
 
-    def hasty(self: collecting.Collection, most: int) -> Any:
-        self._mark = lambda _pace: None  # type: ignore[method-assign]
-        return take(self, most)
-
-    collecting.Collection.mark = slow
-    collecting.Collection.take = hasty
+    collection.Reached.mark = hasty
 
 
 MUTANTS = [
@@ -156,7 +159,7 @@ MUTANTS = [
     Mutant("no rename", no_rename, "crashes", 300),
     Mutant("early acknowledgement", early_acknowledgement, "crashes", 1_000),
     Mutant("short write ignored", short_writes_ignored, "failing", 10_000, only="write pack"),
-    Mutant("flush retried", flush_retried, "flush", 400),
+    Mutant("flush retried", flush_retried, "flush", 400, only="made twice"),
     Mutant("hash not checked", hashes_not_checked, "bytes", 5_000),
     Mutant("head not compared", head_not_compared, "writers", 8_000),
     Mutant("no fencing", no_fencing, "writers", 8_000),

@@ -16,11 +16,8 @@ from typing import Any
 import apsw
 
 import holdfast
-import holdfast.agent.store
-import holdfast.codec.document
-import holdfast.store.embedded
+import holdfast.agent2.store  # its limits are changed
 from holdfast.codec.values import encode
-from holdfast.store.bodies import body_of
 from tests.limits import limits
 
 # Limits as small as the store, so that a few kilobytes have index nodes on two levels, bulk values and several seals.
@@ -34,7 +31,8 @@ SMALL = {
     "INLINE_MAX_BYTES": 256,
     "BULK_MIN_BYTES": 1500,
     "SEAL_CHECKPOINTS": 5,
-    "LEFTOVER_MAX_BYTES": 600,
+    "FOLD_MIN": 2,
+    "EXTEND_BYTES": 512,
 }
 
 
@@ -176,29 +174,26 @@ def build_killed(path: Path) -> None:
 
 def export(store: holdfast.Store) -> dict[str, Any]:
     """Everything that can be asked of a store."""
-    catalog = store._catalog
-    found: dict[str, Any] = {"agents": {}, "uuid": catalog.uuid, "created": catalog.created}
-    for agent in catalog.agents():
-        name = body_of(agent)["name"]
+    db = store._db
+    found: dict[str, Any] = {"agents": {}, "uuid": db.uuid, "created": db.created}
+    for row in db.view.agents():
+        agent = store.agent(row.name, readonly=True)
         checkpoints = {}
-        for row in catalog.checkpoints(a=agent.a):
-            checkpoint = holdfast.Checkpoint.of(store, row)
-            state = store._load(row)
-            checkpoints[row.n] = (
-                row,
+        for checkpoint in agent.log(all=True):
+            state = checkpoint.state
+            checkpoints[checkpoint.id] = (
+                checkpoint.to_json(),
                 {section: encode(state.raw_section(section), store._registry) for section in state},
                 checkpoint.metadata,
-                checkpoint.validity,
                 checkpoint.validity_reason,
             )
-        found["agents"][name] = {
-            "row": agent,
-            "branches": catalog.branches(agent.a),
-            "tags": sorted(catalog.tags(agent.a), key=lambda tag: tag.key),
-            "tips": [row.n for row in catalog.tips(agent.a)],
+        branches = db.view.branches(row.a)
+        found["agents"][row.name] = {
+            "row": row,
+            "branches": branches,
+            "tags": sorted(db.view.tags(row.a)),
+            "abandoned": [checkpoint.id for checkpoint in agent.abandoned()],
             "checkpoints": checkpoints,
-            "events": list(catalog.events(a=agent.a)),
-            "effects": [(catalog.line(row.b), list(catalog.effects(row.b))) for row in catalog.branches(agent.a)],
+            "effects": [db.view.line(branch.line) for branch in branches],
         }
-    found["events"] = list(catalog.events())
     return found

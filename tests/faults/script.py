@@ -16,12 +16,12 @@ from typing import Any
 from blake3 import blake3
 
 import holdfast
-from holdfast.agent.names import name_key
+import holdfast.agent2.store  # its limits are changed
 from holdfast.codec.values import encode
 from tests.faults.rich import journey
 from tests.limits import limits
 
-# So small that every few calls there is a seal, a node on a second level, a bulk value, a folding of the log.
+# So small that every few calls there is a seal, a segment, a node on a second level, a bulk value, a folded log.
 SMALL = {
     "SEAL_CHECKPOINTS": 4,
     "BULK_MIN_BYTES": 3_000,
@@ -30,8 +30,10 @@ SMALL = {
     "LEAF_TARGET_BYTES": 1_024,
     "LEAF_MAX_BYTES": 2_048,
     "LEAF_MAX_ITEMS": 16,
-    "FOLD_PAGES": 24,
-    "TRIM_FROM_PAGES": 0,
+    "FOLD_FRAMES": 24,
+    "FOLD_MIN": 2,
+    "EXTEND_BYTES": 8_192,
+    "TRIM_PAGES": 0,
 }
 
 
@@ -229,7 +231,7 @@ def act(store: holdfast.Store, ledger: Ledger, chance: random.Random, mark: str)
     branches(first, early)
     effects(store, ledger, mark)
     clones(store, ledger, first, mark)
-    forgets(store, ledger, first, early)
+    forgets(store, ledger, first)
     first.agent.close()
 
 
@@ -298,20 +300,22 @@ def clones(store: holdfast.Store, ledger: Ledger, hand: Hand, mark: str) -> None
     ledger.write("removed", name)
 
 
-def forgets(store: holdfast.Store, ledger: Ledger, hand: Hand, early: holdfast.Checkpoint) -> None:
+def forgets(store: holdfast.Store, ledger: Ledger, hand: Hand) -> None:
     """Forget most of what no branch reaches any more, and collect what only that needed."""
-    agent = hand.agent
-    doomed = [c for c in agent.abandoned() if c.label.startswith(("answer", "bulk"))]
-    every = {c.id: c for c in agent.log(all=True)}
-    chosen = [
-        c for c in every.values() if c.label in {"answer 1", "answer 2", "bulk", "bulk again"} and c.id != early.id
-    ]
-    ledger.write("forgetting", agent.name, *(c.id for c in [*doomed, *chosen]))
-    store._forget(store._catalog.agent(name_key(agent.name)), {c._row.n for c in [*doomed, *chosen]})
-    ledger.write("forgot", agent.name, *(c.id for c in [*doomed, *chosen]))
-    hand.agent = store.agent(agent.name)  # forgetting closed the handle
+    let_go(store, ledger, holdfast.Policy(last=2), [hand.agent.name])
     hand.append("messages", {"role": "user", "content": "lighter"})
     hand.save("lighter")
+
+
+def let_go(store: holdfast.Store, ledger: Ledger, policy: holdfast.Policy, names: list[str]) -> None:
+    """Retention, of which the ledger knows that it may take what no branch stands on."""
+    stood_on = set(ledger.heads.values())
+    for name in names:
+        ledger.write("forgetting", name, *(known for known in ledger.checkpoints[name] if known not in stood_on))
+    store.retain(policy, names)
+    for name in names:
+        left = {checkpoint.id for checkpoint in store.agent(name, readonly=True).log(all=True)} | stood_on
+        ledger.write("forgot", name, *(known for known in list(ledger.checkpoints[name]) if known not in left))
 
 
 def batched(store: holdfast.Store, ledger: Ledger, name: str) -> None:

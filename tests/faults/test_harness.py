@@ -104,5 +104,5 @@ def test_every_line_that_calls_the_disk_is_come_to_by_some_life():
     written = sites.written()
     reached = {site.where for found in failing.known_sites().values() for site in found}
     missed = [str(line) for line in sites.missed(written, reached) if not line.after_a_failure]
-    assert len(written) > 200
+    assert len(written) > 150
     assert not missed, f"extend a life of tests/faults/lives.py: {missed}"

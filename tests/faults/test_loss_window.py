@@ -8,9 +8,10 @@ import time
 import pytest
 
 import holdfast
-from holdfast.store import commits
+from holdfast.agent2 import branch
+from holdfast.store2 import writer
 from tests.faults.campaign import ROOT
-from tests.faults.power import Victim
+from tests.faults.victim import Victim
 from tests.limits import limits
 
 QUEUE = 16
@@ -18,7 +19,7 @@ QUEUE = 16
 
 def accept(path, name, say):
     """Checkpoints as fast as they are accepted, with a barrier now and then."""
-    with limits({"QUEUE_COMMITS": QUEUE}):
+    with limits({"PENDING_MAX": QUEUE}):
         agent = holdfast.open(path, durability="batched").agent(name)
         say("open")
         number = 0
@@ -62,6 +63,6 @@ def test_a_kill_costs_at_most_what_may_wait_and_nothing_before_a_flush(store_pat
 
 def test_the_documented_bounds_are_those_of_the_code():
     page = (ROOT / "docs" / "guide" / "durability.md").read_text(encoding="utf-8")
-    assert f"{commits.QUEUE_COMMITS:,} checkpoints" in page
-    assert f"{commits.QUEUE_BYTES // 2**20} MiB" in page
-    assert f"{commits.BATCH_DELAY_S * 1e3:g} ms" in page
+    assert f"{branch.PENDING_MAX:,} checkpoints" in page
+    assert f"{writer.QUEUE_BYTES // 2**20} MiB" in page
+    assert f"{writer.GATHER_S * 1e3:g} ms" in page

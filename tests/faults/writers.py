@@ -131,7 +131,7 @@ class Life:
                 self.done += 1
         except Fenced:
             # Whoever took the branch last must never be refused in favour of one who lost it.
-            if self.store._catalog.branch_row(agent._branch.b).generation == agent._lease.generation:
+            if self.store._db.view.branch_at(agent._branch.b).generation == agent._lease.generation:
                 self.tell(f"failed {name}: its rightful writer was refused")
         except _REFUSED:
             pass
@@ -261,4 +261,4 @@ def check(task: Task, path: Path, ledger: script.Ledger, ones: dict[str, Sequenc
             values = [checkpoint.state["n"] for checkpoint in line.values()][::-1]
             if values != list(range(1, len(values) + 1)):
                 task.broke(f"{name}: its history does not count by one: {values[:20]}")
-        task.details["packs in the end"] += len(store._catalog.pack_rows())
+        task.details["packs in the end"] += len(store._db.view.packs())

@@ -10,6 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from holdfast.store2.changes import Change
 
 
 class Crash(BaseException):
@@ -84,15 +85,15 @@ def test_an_interrupted_run_goes_on_and_repeats_nothing(opened, world, place):
 def test_a_finished_run_is_never_ahead_of_its_state(opened, world, monkeypatch):
     _, _, travel = world.tools()
     agent = opened()
-    commit = type(agent._store._catalog).commit
+    put = Change.put_checkpoint
 
-    def fails(catalog, what):
+    def fails(change, *what):
         if agent.state.get("done"):
             raise errors.DiskFull("no room")
-        return commit(catalog, what)
+        return put(change, *what)
 
     with monkeypatch.context() as patched:
-        patched.setattr(type(agent._store._catalog), "commit", fails)
+        patched.setattr(Change, "put_checkpoint", fails)
         with pytest.raises(errors.DiskFull):
             agent.run(travel, "Lisbon")
     agent = opened()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 import signal
@@ -10,7 +9,7 @@ import sys
 from pathlib import Path
 
 import holdfast
-from holdfast.agent.journal import Journal
+from holdfast.store2.database import Database
 
 THINGS = ("flight", "hotel", "car")
 outside = Path()
@@ -58,23 +57,19 @@ def travel(agent):
 
 
 def watch():
-    """Let the process die at any write to a line, before and after it."""
-    append, carrying = Journal.append, Journal.carrying
+    """Let the process die at any change of the store, before and after it."""
+    for name in ("change", "hand", "directly"):
+        setattr(Database, name, watched(getattr(Database, name)))
 
-    def watched_append(self, *args, **options):
-        point()
-        number = append(self, *args, **options)
-        point()
-        return number
 
-    @contextlib.contextmanager
-    def watched_carrying(self, records):
+def watched(call):
+    def around(self, *args, **options):
         point()
-        with carrying(self, records) as made:
-            yield made
+        found = call(self, *args, **options)
         point()
+        return found
 
-    Journal.append, Journal.carrying = watched_append, watched_carrying
+    return around
 
 
 if __name__ == "__main__":

@@ -23,6 +23,15 @@ def a_first_program() -> None:
         assert_type(agent.undo(), holdfast.Checkpoint)
 
 
+def another_place() -> None:
+    with holdfast.open("somewhere") as store, holdfast.open("postgresql:///agents", objects="s3://bucket/p") as server:
+        assert_type(store.backup(server), holdfast.TransferReport)
+        assert_type(store.move(server), holdfast.TransferReport)
+        assert_type(server.place, str)
+        assert_type(store.remove("trip-7", dry_run=True, with_copies=True).copies, list[str])
+        assert_type(holdfast.keys.init("new", "some words", objects="bulk"), str)
+
+
 @holdfast.tool
 def book(flight: str, seats: int = 1) -> dict[str, str]:
     assert_type(holdfast.effect(), holdfast.Effect)

@@ -21,14 +21,14 @@ def accept(*, json: Json = False, session: Given) -> None:
     """
     missing = ""
     try:
-        with holdfast.open(session.path, create=False, readonly=True, inert=True) as store:
-            place = store.path
+        with holdfast.open(session.place, create=False, readonly=True, inert=True) as store:
+            place = store.place
     except StoreWentBack as error:
         missing = error.lost
-        with holdfast.open(session.path, create=False, inert=True, accept_older=True) as store:
-            place = store.path
+        with holdfast.open(session.place, create=False, inert=True, accept_older=True) as store:
+            place = store.place
     if json:
-        session.out.json({"schema": SCHEMA, "store": str(place), "accepted": bool(missing), "missing": missing})
+        session.out.json({"schema": SCHEMA, "store": place, "accepted": bool(missing), "missing": missing})
     elif missing:
         session.out.say(f"Accepted. Missing from now on: {missing}.")
     else:

@@ -24,11 +24,11 @@ def agents(*, json: Json = False, session: Given) -> int:
     with session.reading() as store:
         found = store.agents()
         if json:
-            data = {"schema": SCHEMA, "store": str(store.path), "agents": [_as_json(info) for info in found]}
+            data = {"schema": SCHEMA, "store": store.place, "agents": [_as_json(info) for info in found]}
             session.out.json(data)
             return 0
         if not found:
-            session.out.say(f"No agents yet in {clean(str(store.path))}.")
+            session.out.say(f"No agents yet in {clean(store.place)}.")
             return 0
         session.out.columns(
             ("agent", "head", "checkpoints", "branches", "updated", "last label"),

@@ -7,9 +7,9 @@ Always holds: a person sees one clear line and what to do next, never a tracebac
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
@@ -29,7 +29,7 @@ _HINTS = {
     "run-unfinished": "Run it with its own arguments to finish it, with others and --change, or roll back.",
     "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
     " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME, --keep-effects).",
-    "not-a-store": "Name the store with --store DIR or $HOLDFAST_STORE, or go to where .holdfast is.",
+    "not-a-store": "Name the store with --store PLACE or $HOLDFAST_STORE, or go to where .holdfast is.",
 }
 
 _LOOK = Group("Look", sort_key=1)
@@ -45,11 +45,13 @@ _VERBS = {
     _RUN: ("run", "runs", "signal", "effects"),
     _CHANGE: ("branch", "tag", "rollback", "undo", "redo", "clone", "remove"),
     _CARE: ("init", "verify", "repair", "accept", "retain", "tier", "doctor", "demo", "key"),
-    _MOVE: ("push", "export", "drill", "import_"),
+    _MOVE: ("push", "move", "export", "drill", "import_"),
 }
 _PULL = (
     "Bring what DEST lacks of some agents, or of all, from SOURCE: the same as push, as it is thought of over there."
 )
+# What was typed is repeated, but for what may be a password in a URL.
+_PASSWORD = re.compile(r"://\S*@")
 _EVERYWHERE = Group("Everywhere", sort_key=9)
 
 
@@ -75,6 +77,7 @@ for _group, _verbs in _VERBS.items():
     for _order, _verb in enumerate(_verbs):
         app.command(f"holdfast.cli.{_verb}:{_verb}", group=_group, sort_key=_order)
 app.command("holdfast.cli.push:push", name="pull", help=_PULL, group=_MOVE, sort_key=0)
+app.command("holdfast.cli.move:backup", name="backup", group=_MOVE, sort_key=1)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 
 
@@ -84,7 +87,7 @@ app.meta.suppress_keyboard_interrupt = False  # `run` below knows what Ctrl-C me
 @app.meta.default
 def launch(
     *tokens: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
-    store: Annotated[Path | None, Parameter(group=_EVERYWHERE, metavar="DIR", show_default=False)] = None,
+    store: Annotated[str | None, Parameter(group=_EVERYWHERE, metavar="PLACE", show_default=False)] = None,
 ) -> int:
     """Find the verb and run it in its surroundings.
 
@@ -93,7 +96,7 @@ def launch(
     tokens
         The verb and what belongs to it.
     store
-        The store's directory. Otherwise $HOLDFAST_STORE, or .holdfast here or above.
+        The store's directory, or postgresql://... Otherwise $HOLDFAST_STORE, or .holdfast here or above.
     """
     command, bound, ignored = app.parse_args(tokens)
     given: dict[str, Any] = {}
@@ -155,7 +158,7 @@ def _usage(error: CycloptsError) -> int:
     message = str(error)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
         message = f"Too many arguments: {' '.join(error.unused_tokens)}"
-    _say(message, f"See `{' '.join(('holdfast', *(error.command_chain or ())))} --help`.")
+    _say(_PASSWORD.sub("://…@", message), f"See `{' '.join(('holdfast', *(error.command_chain or ())))} --help`.")
     return USAGE
 
 

@@ -24,7 +24,7 @@ KeyCommand = Annotated[str | None, Parameter(metavar="COMMAND", show_default=Fal
 OneKeyFile = Annotated[str | None, Parameter(metavar="FILE", show_default=False)]
 """Where two things have keys: the file of one of them, or "none" when it has no key."""
 
-_told: dict[Path, str] = {}
+_told: dict[str, str] = {}
 
 
 def environment_has_a_key() -> bool:
@@ -59,7 +59,7 @@ def key_in(file: str | None) -> holdfast.keys.Secret | Literal[False] | None:
     return False if file == "none" else holdfast.keys.from_file(file)
 
 
-def ask(place: Path) -> holdfast.keys.Secret:
+def ask(place: str) -> holdfast.keys.Secret:
     """The key of a store that is there, from whoever sits at the terminal; asked for once."""
     if place not in _told:
         if not sys.stdin.isatty():

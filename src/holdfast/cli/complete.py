@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from holdfast.errors import HoldfastError
@@ -26,8 +25,8 @@ def _store(context: CompletionContext) -> Iterator[Store]:
     import holdfast
 
     given = context.get("store")
-    path = Path(given.raw) if given is not None and given.raw else None
-    with holdfast.open(path, create=False, readonly=True, inert=True) as store:
+    place = given.raw if given is not None and given.raw else None
+    with holdfast.open(place, create=False, readonly=True, inert=True) as store:
         yield store
 
 

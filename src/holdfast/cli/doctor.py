@@ -14,7 +14,7 @@ from rich.text import Text
 from holdfast.cli import machine
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
-from holdfast.cli.session import Given, Json, Session
+from holdfast.cli.session import Given, Json, Session, is_url, shown
 from holdfast.cli.text import ago, clean, count, now, size
 from holdfast.errors import HoldfastError, NotAStore
 
@@ -68,11 +68,13 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
     try:
         with session.reading() as store:
             stats = store.stats()
-            found = {**stats, "path": str(store.path), "agents": len(store.agents()), "error": None}
+            found = {**stats, "agents": len(store.agents()), "error": None}
     except HoldfastError as error:
-        if isinstance(error, NotAStore) and session.path is None and not os.environ.get("HOLDFAST_STORE"):
+        if isinstance(error, NotAStore) and session.place is None and not os.environ.get("HOLDFAST_STORE"):
             return None, 0  # nobody named one, and there need not be any
-        return {"path": str(session.path) if session.path else None, "error": _error(error)}, exit_code(error)
+        return {"path": shown(session.place), "error": _error(error)}, exit_code(error)
+    if is_url(found["path"]):
+        return found | {"filesystem": None, "space_bytes": None, "flush": None}, 0
     place = Path(found["path"])
     flush = machine.flush_time(place)
     found["filesystem"] = machine.filesystem(place)
@@ -96,15 +98,19 @@ def _troubles(data: dict[str, Any]) -> Iterator[_Trouble]:
         said = store["error"]["message"], store["error"]["hint"]
         yield _Trouble("error", " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said if one))
         return
+    if store["moved"]:
+        yield _Trouble("note", f"This store was moved to {store['moved']}, and can only be read.")
+    for place in filter(None, (store["objects"], *store["cold"])):
+        if not place["reachable"]:
+            yield _Trouble("warning", f"Packs lie in {place['place']}, which cannot be reached: bring it back.")
+    if is_url(store["path"]):
+        return
     if store["filesystem"] in machine.NETWORK:
         yield _Trouble("warning", f"The store is on {store['filesystem']}: use a local disk, locks there are not safe.")
     if store["filesystem"] in machine.VOLATILE:
         yield _Trouble("warning", f"The store is on {store['filesystem']}: it is gone when the machine restarts.")
     if store["space_bytes"] < LOW_SPACE_BYTES:
         yield _Trouble("warning", f"Only {size(store['space_bytes'])} are free. Holdfast stops safely when it is full.")
-    for cold in store["cold"]:
-        if not cold["reachable"]:
-            yield _Trouble("warning", f"Packs lie in {cold['place']}, which cannot be reached: bring it back.")
     if store["bytes"].get("log", 0) > LARGE_LOG_BYTES:
         yield _Trouble("note", "The log is large. It shrinks when a program that writes the store closes it.")
     if store["flush"] is None:
@@ -144,9 +150,12 @@ def _facts(store: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "format", str(store["format"])
     yield "holds", f"{count(store['agents'], 'agent')}, {count(counts.get('checkpoint', 0), 'checkpoint')}"
     yield "size", ", ".join(f"{name} {size(number)}" for name, number in store["bytes"].items())
+    if store["objects"]:
+        yield "objects", f"{count(store['objects']['packs'], 'pack')} in {store['objects']['place']}"
     for cold in store["cold"]:
         yield "cold", f"{count(cold['packs'], 'pack')} in {cold['place']}"
-    yield "disk", f"{store['filesystem'] or 'unknown filesystem'}, {size(store['space_bytes'])} free"
+    if store["space_bytes"] is not None:
+        yield "disk", f"{store['filesystem'] or 'unknown filesystem'}, {size(store['space_bytes'])} free"
     if store["flush"]:
         median, worst = store["flush"]["median_s"] * 1e3, store["flush"]["worst_s"] * 1e3
         yield "flush", f"{median:.2f} ms for 4 KiB, the slowest of five {worst:.2f} ms"

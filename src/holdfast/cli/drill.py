@@ -27,7 +27,7 @@ _WORDS = {
 
 
 def drill(
-    store: Annotated[Path | None, Parameter(show_default=False)] = None,
+    store: Annotated[str | None, Parameter(show_default=False)] = None,
     /,
     *,
     agent: Annotated[tuple[Name, ...], Parameter(metavar="NAME", negative="", show_default=False)] = (),
@@ -56,7 +56,7 @@ def drill(
         Print JSON (schema holdfast.drill/1).
     """
     with (
-        holdfast.open(store if store is not None else session.path, create=False, readonly=True, inert=True) as opened,
+        holdfast.open(store if store is not None else session.place, create=False, readonly=True, inert=True) as opened,
         bars(session.err) as progress,
     ):
         report = opened.drill(agent, sample=sample, place=place, progress=progress)

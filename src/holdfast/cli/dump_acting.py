@@ -33,7 +33,7 @@ def folder_of(session: Session) -> Path:
     """Where this command looks for dumps."""
     from holdfast.crash import folder
 
-    return folder.of(session.path)
+    return folder.of(session.place)
 
 
 def find(session: Session, file: str | None) -> Path:

@@ -65,7 +65,7 @@ def export(
             key = chosen(key_file, key_env, key_command, "Passphrase of the file")
         with bars(session.err) as progress:
             written = store.export(Path(file), agents, key=key, replace=force, progress=progress)
-        place, encrypted = str(store.path), encrypt or (store.encrypted and not plain)
+        place, encrypted = store.place, encrypt or (store.encrypted and not plain)
     if json:
         said = {"schema": SCHEMA, "store": place, "file": file, "agents": agents, "bytes": written}
         session.out.json({**said, "encrypted": encrypted})

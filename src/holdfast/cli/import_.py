@@ -73,7 +73,7 @@ def bundle(
     with bars(session.err) as progress:
         report = holdfast.import_bundle(
             file,
-            session.path,
+            session.place,
             agents,
             key=key_in(dest_key_file),
             file_key=key_in(source_key_file),

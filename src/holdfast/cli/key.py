@@ -8,8 +8,9 @@ from rich.text import Text
 import holdfast
 from holdfast.cli.asking import KeyCommand, KeyEnv, KeyFile, chosen
 from holdfast.cli.progress import bars
-from holdfast.cli.session import Flag, Given, Json
-from holdfast.cli.text import ago, now
+from holdfast.cli.session import Flag, Given, Json, Session
+from holdfast.cli.text import ago, clean, now
+from holdfast.errors import BadOption
 
 LIST_SCHEMA = "holdfast.keys/1"
 SCHEMA = "holdfast.key/1"
@@ -26,7 +27,7 @@ def list_(*, json: Json = False, session: Given) -> int:
     json
         Print JSON (schema holdfast.keys/1).
     """
-    found = holdfast.keys.listed(session.path)
+    found = holdfast.keys.listed(session.place)
     if json:
         session.out.json({"schema": LIST_SCHEMA, "keys": [one.to_json() for one in found]})
     else:
@@ -58,7 +59,7 @@ def add(
         Print JSON (schema holdfast.key/1).
     """
     new = chosen(new_key_file, new_key_env, new_key_command, "New passphrase")
-    made = holdfast.keys.add(session.path, new)
+    made = holdfast.keys.add(session.place, new)
     if json:
         session.out.json({"schema": SCHEMA, "did": "add", "key": made.to_json()})
     else:
@@ -79,7 +80,7 @@ def remove(number: int, /, *, json: Json = False, session: Given) -> int:
     json
         Print JSON (schema holdfast.key/1).
     """
-    holdfast.keys.remove(session.path, number)
+    holdfast.keys.remove(session.place, number)
     if json:
         session.out.json({"schema": SCHEMA, "did": "remove", "key": {"number": number}})
     else:
@@ -91,6 +92,7 @@ def remove(number: int, /, *, json: Json = False, session: Given) -> int:
 def rotate(
     *,
     full: Flag = False,
+    discard_old: Flag = False,
     new_key_file: KeyFile = None,
     new_key_env: KeyEnv = None,
     new_key_command: KeyCommand = None,
@@ -102,8 +104,10 @@ def rotate(
     Parameters
     ----------
     full
-        Encrypt everything anew with another master key. Nobody else can use the store meanwhile, and all other keys
-        are gone afterwards. If it is interrupted, do it again with the new key.
+        Encrypt everything anew with another master key, in a new store that takes the place of this one. Nobody may
+        have it open meanwhile, and all other keys are gone afterwards. The old store stays beside it.
+    discard_old
+        Delete the old store when the new one has its place. Without --full: delete those that are left beside it.
     new_key_file
         The new key is the only line of this file: 64 hexadecimal digits, or a passphrase.
     new_key_env
@@ -113,17 +117,36 @@ def rotate(
     json
         Print JSON (schema holdfast.key/1).
     """
+    if discard_old and not full:
+        return _discard_old(session, json=json, given=any((new_key_file, new_key_env, new_key_command)))
     with bars(session.err) as progress:
         made = holdfast.keys.rotate(
-            session.path,
+            session.place,
             lambda: chosen(new_key_file, new_key_env, new_key_command, "New passphrase"),
             full=full,
+            discard_old=discard_old,
             progress=progress,
         )
+    old = [str(one) for one in holdfast.keys.old_stores(session.place)] if full else []
     if json:
-        session.out.json({"schema": SCHEMA, "did": "rotate", "full": full, "key": made.to_json()})
+        session.out.json({"schema": SCHEMA, "did": "rotate", "full": full, "key": made.to_json(), "old": old})
     elif full:
         session.out.say(f"Everything is encrypted anew. Key {made.number} is the only one that opens the store.")
+        for one in old:
+            session.out.say(f"The old store is {clean(one)}: `holdfast key rotate --discard-old` deletes it.")
     else:
         session.out.say(f"Key {made.number} opens the store from now on, the one that was used does not.")
+    return 0
+
+
+def _discard_old(session: Session, *, json: bool, given: bool) -> int:
+    if given:
+        raise BadOption("a new key was named without --full", hint="Add --full, or leave out --discard-old.")
+    gone = [str(one) for one in holdfast.keys.discard_old(session.place)]
+    if json:
+        session.out.json({"schema": SCHEMA, "did": "discard-old", "old": gone})
+    for one in gone if not json else ():
+        session.out.say(f"Deleted {clean(one)}.")
+    if not gone and not json:
+        session.out.say("There is no old store beside this one.")
     return 0

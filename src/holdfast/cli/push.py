@@ -1,11 +1,14 @@
-"""``holdfast push`` and ``holdfast pull``: bring what another store lacks there, proven on arrival."""
+"""``holdfast push`` and ``holdfast pull``: bring what another store lacks there, proven on arrival.
+
+Also how two stores are opened, and how people are told what moved: a move and a backup are pushes of everything.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeAlias
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -15,25 +18,27 @@ from holdfast import Store, TransferReport
 from holdfast.cli.asking import OneKeyFile, environment_has_a_key, key_in
 from holdfast.cli.output import Output
 from holdfast.cli.progress import bars
-from holdfast.cli.session import Given, Json, Session, reader
+from holdfast.cli.session import Given, Json, Objects, Session, is_url, reader, shown
 from holdfast.cli.text import clean, count, size
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, NotAStore, NotEncrypted
 
 SCHEMA = "holdfast.push/1"
 _STYLES = {"new": "bold green", "updated": "green", "ahead": "yellow"}
 _WORDS = {"new": "new", "updated": "updated", "unchanged": "unchanged", "ahead": "ahead there"}
 
+Key: TypeAlias = "holdfast.keys.Secret | Literal[False] | None"
 Called = Annotated[str | None, Parameter(name="--as", metavar="NAME", show_default=False)]
 Beside = Annotated[bool, Parameter(name="--beside", negative="", show_default=False)]
 
 
 def push(
-    source: Path,
-    dest: Path,
+    source: str,
+    dest: str,
     /,
     *agents: str,
     beside: Beside = False,
     called: Called = None,
+    objects: Objects = None,
     source_key_file: OneKeyFile = None,
     dest_key_file: OneKeyFile = None,
     json: Json = False,
@@ -47,15 +52,17 @@ def push(
     Parameters
     ----------
     source
-        The store to read.
+        The store to read: its directory, or postgresql://...
     dest
-        The store to write to.
+        The store to write to, likewise.
     agents
         Only these agents. [default: all]
     beside
         Where both stores have gone on with a branch, let it arrive under a name of its own instead of refusing.
     called
         What one agent is to be called in DEST.
+    objects
+        Where DEST keeps large values, if it is made now: a directory, or a URL such as s3://bucket/prefix.
     source_key_file
         The key of SOURCE, when it is not that of $HOLDFAST_KEY and the like; "none" when it has none.
     dest_key_file
@@ -63,35 +70,56 @@ def push(
     json
         Print JSON (schema holdfast.push/1).
     """
-    with (
-        _two(source, dest, source_key_file, dest_key_file, agents, called) as (one, other),
-        bars(session.err) as progress,
-    ):
-        report = one.push(other, agents, beside=beside, new_name=called, progress=progress)
+    with source_at(source, dest, key_in(source_key_file), readonly=True) as one:
+        for name in agents:
+            reader(one, name)  # raises if there is none
+        if called is not None and len(agents or one.agents()) != 1:
+            raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
+        with dest_at(dest, key_in(dest_key_file), objects, one) as other, bars(session.err) as progress:
+            report = one.push(other, agents, beside=beside, new_name=called, progress=progress)
     tell(session, report, json=json)
     return 0
 
 
 @contextmanager
-def _two(
-    source: Path, dest: Path, source_key: str | None, dest_key: str | None, agents: Sequence[str], called: str | None
-) -> Iterator[tuple[Store, Store]]:
-    """Both stores. One that is to be made is made after all that can be refused beforehand."""
-    if source.exists() and dest.exists() and source.samefile(dest):
-        raise BadOption(f"{source} and {dest} are the same store")
-    key = key_in(dest_key)
-    with holdfast.open(source, create=False, readonly=True, inert=True, key=key_in(source_key)) as one:
-        if one.encrypted and key is None and not environment_has_a_key() and not dest.exists():
-            raise BadOption(
-                f"{source} is encrypted, and the new store at {dest} would not be",
-                hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
-            )
-        for name in agents:
-            reader(one, name)  # raises if there is none
-        if called is not None and len(agents or one.agents()) != 1:
-            raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
-        with holdfast.open(dest, inert=True, key=key) as other:
-            yield one, other
+def source_at(source: str | None, dest: str, key: Key, *, readonly: bool) -> Iterator[Store]:
+    """The store that things are brought from. Raises if it is the other one."""
+    if source is not None and _same(source, dest):
+        raise BadOption(f"{shown(source)} and {shown(dest)} are the same store")
+    with holdfast.open(source, create=False, readonly=readonly, inert=True, key=key) as store:
+        if source is None and _same(store.place, dest):
+            raise BadOption(f"{shown(dest)} is the store itself", hint="Name another one.")
+        yield store
+
+
+@contextmanager
+def dest_at(dest: str, key: Key, objects: str | None, source: Store) -> Iterator[Store]:
+    """The store that they are brought to. One that is to be made is made after all that can be refused beforehand."""
+    if source.encrypted and key is None and not environment_has_a_key() and not _exists(dest):
+        raise BadOption(
+            f"{source.place} is encrypted, and the new store at {shown(dest)} would not be",
+            hint="Give it a key (--dest-key-file FILE), or say that it has none (--dest-key-file none).",
+        )
+    with holdfast.open(dest, inert=True, key=key, objects=objects) as store:
+        yield store
+
+
+def _same(one: str, other: str) -> bool:
+    if is_url(one) or is_url(other):
+        return one == other
+    return Path(one).exists() and Path(other).exists() and Path(one).samefile(other)
+
+
+def _exists(place: str) -> bool:
+    if not is_url(place):
+        return Path(place).exists()
+    try:
+        holdfast.keys.listed(place)
+    except NotEncrypted:
+        return True
+    except NotAStore:
+        return False
+    return True
 
 
 def tell(session: Session, report: TransferReport, *, json: bool, schema: str = SCHEMA) -> None:

@@ -14,16 +14,27 @@ from holdfast.errors import BadOption
 SCHEMA = "holdfast.remove/1"
 
 
-def remove(agent: Name, /, *, dry_run: Flag = False, yes: Flag = False, json: Json = False, session: Given) -> int:
+def remove(
+    agent: Name,
+    /,
+    *,
+    with_copies: Flag = False,
+    dry_run: Flag = False,
+    yes: Flag = False,
+    json: Json = False,
+    session: Given,
+) -> int:
     """Remove an agent with its whole history. There is no way back.
 
-    What clones of it, or the agent that it is a clone of, still see stays for them. Refused while another process
-    writes the agent. Asks on a terminal, and needs --yes elsewhere.
+    What clones of it, or the agent that it is a clone of, still see stays for them; they are named. Refused while
+    another process writes the agent. Asks on a terminal, and needs --yes elsewhere.
 
     Parameters
     ----------
     agent
         The agent's NAME.
+    with_copies
+        Remove those who see some of its checkpoints, too.
     dry_run
         Show what would go and change nothing.
     yes
@@ -39,19 +50,22 @@ def remove(agent: Name, /, *, dry_run: Flag = False, yes: Flag = False, json: Js
         name, revision = store.resolve(agent)
         if revision:
             raise BadOption(f"{agent!r} names a revision; only whole agents are removed", hint="Give the NAME alone.")
-        found = store.remove(name, dry_run=True)
+        found = store.remove(name, dry_run=True, with_copies=with_copies)
         if not json:
             session.out.say(
                 Text(clean(name), style="bold cyan"), f" has {count(found.checkpoints, 'checkpoint')}",
                 f" and {count(found.events, 'event')}.",
             )  # fmt: skip
             if found.kept_for:
-                session.out.say(f"What {', '.join(map(clean, found.kept_for))} also sees stays.")
+                session.out.say(f"Agents that keep some of its checkpoints: {', '.join(map(clean, found.kept_for))}.")
+                session.out.say("--with-copies removes them, too.")
+            if found.copies:
+                session.out.say(f"Agents that go with it: {', '.join(map(clean, found.copies))}.")
         if not dry_run:
             if not yes and not _confirmed(session.out):
                 session.out.say("Nothing was changed.")
                 return 0
-            found = store.remove(name)
+            found = store.remove(name, with_copies=with_copies)
         if json:
             session.out.json({"schema": SCHEMA, **found.to_json()})
         elif dry_run:

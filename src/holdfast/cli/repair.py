@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
@@ -18,7 +19,12 @@ SCHEMA = "holdfast.repair/1"
 _LISTED = 20
 
 
-def repair(*, to: Path | None = None, json: Json = False, session: Given) -> int:
+def repair(
+    *,
+    to: Annotated[str | None, Parameter(metavar="DIR")] = None,
+    json: Json = False,
+    session: Given,
+) -> int:
     """Copy what is intact of a damaged store into a new one, and say what is lost.
 
     The damaged store is not changed. Without --to it only says what could be saved. Ends with 5 when something is lost.
@@ -31,7 +37,7 @@ def repair(*, to: Path | None = None, json: Json = False, session: Given) -> int
         Print JSON (schema holdfast.repair/1).
     """
     with bars(session.err) as progress:
-        report = holdfast.repair(session.path, to, progress=progress)
+        report = holdfast.repair(session.place, to, progress=progress)
     if json:
         session.out.json({"schema": SCHEMA, **report.to_json()})
     else:

@@ -132,7 +132,7 @@ def _writing(session: Session, programs: Sequence[str]) -> Iterator[Store]:
             yield store
         return
     load(programs)
-    with holdfast.open(session.path, create=False) as store:
+    with holdfast.open(session.place, create=False) as store:
         yield store
 
 

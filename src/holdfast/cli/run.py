@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
-from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -24,7 +23,7 @@ from holdfast.cli.complete import agents
 from holdfast.cli.exits import ATTENTION, DAMAGED, FAILED, RAISED, exit_code
 from holdfast.cli.programs import existing, function_of, given_json, load, run_file, show_ended, show_raised, waits
 from holdfast.cli.runs import run_json, style_of, whose
-from holdfast.cli.session import Flag, Given, Json, Session, on_branch
+from holdfast.cli.session import Flag, Given, Json, Session, absolute, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
@@ -146,8 +145,8 @@ def marked(arguments: Sequence[str]) -> list[str]:
 
 def _script(session: Session, program: str, words: Sequence[str], *, dumps: bool) -> int:
     file = existing(program)
-    if session.path is not None:
-        os.environ["HOLDFAST_STORE"] = str(session.path.absolute())
+    if session.place is not None:
+        os.environ["HOLDFAST_STORE"] = absolute(session.place)
     sys.argv = [program, *words]
     sys.path.insert(0, str(file.resolve().parent))
     with _dumps(session, wanted=dumps) as failed:
@@ -184,8 +183,8 @@ def _dumps(session: Session, *, wanted: bool) -> Iterator[Failed]:
         yield lambda _error: None
         return
     # Where the program's own open() would make its store, unless one is there: its dumps go into it.
-    path = session.path or Path(os.environ.get("HOLDFAST_STORE") or ".holdfast")
-    installed = holdfast.crash.install(None if session.path is None and _has_store() else path.absolute())
+    place = session.place or os.environ.get("HOLDFAST_STORE") or ".holdfast"
+    installed = holdfast.crash.install(None if session.place is None and _has_store() else absolute(place))
     try:
         yield installed.failed
     finally:
@@ -237,7 +236,7 @@ def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
 @contextmanager
 def _store(session: Session, types: Sequence[str]) -> Iterator[Store]:
     """Not inert: what is stored is to be worked with, by a program that was named."""
-    with holdfast.open(session.path, types=tuple(types)) as store:
+    with holdfast.open(session.place, types=tuple(types)) as store:
         yield store
 
 

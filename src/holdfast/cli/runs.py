@@ -61,9 +61,7 @@ def runs(
         shown = found[:limit] if limit > 0 else found
         if json:
             entries = [run_json(info) for info in shown]
-            session.out.json(
-                {"schema": SCHEMA, "store": str(store.path), "runs": entries, "more": len(found) - len(shown)}
-            )
+            session.out.json({"schema": SCHEMA, "store": store.place, "runs": entries, "more": len(found) - len(shown)})
             return 0
         if not found:
             session.out.say("No runs." if condition is None else f"No runs are {clean(condition)}.")

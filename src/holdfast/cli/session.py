@@ -1,16 +1,16 @@
 """What one command has to work with: which store, and where its words go.
 
-Owns how the command line opens a store. Always holds: only import, push, pull, init and run create a store (the demo
-makes its own); what a store holds is read as inert data, so no name in it leads to code, unless a program was named to
-work with it.
+Owns how the command line opens a store. Always holds: only import, push, pull, backup, move, init and run create a
+store (the demo makes its own); what a store holds is read as inert data, so no name in it leads to code, unless a
+program was named to work with it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -26,24 +26,25 @@ from holdfast.errors import UnknownRevision
 class Session:
     """One command's surroundings."""
 
-    path: Path | None = None
+    place: str | None = None
+    """The store's directory, or its postgresql:// URL."""
     out: Output = field(default_factory=Output)
     err: Output = field(default_factory=lambda: Output(stderr=True))
 
     @contextmanager
     def reading(self) -> Iterator[Store]:
-        with holdfast.open(self.path, create=False, readonly=True, inert=True) as store:
+        with holdfast.open(self.place, create=False, readonly=True, inert=True) as store:
             yield store
 
     @contextmanager
     def writing(self) -> Iterator[Store]:
-        with holdfast.open(self.path, create=False, inert=True) as store:
+        with holdfast.open(self.place, create=False, inert=True) as store:
             yield store
 
     @contextmanager
     def filling(self) -> Iterator[Store]:
         """A store that takes in what can be read again from elsewhere, so that no checkpoint waits for the disk."""
-        with holdfast.open(self.path, durability="batched") as store:
+        with holdfast.open(self.place, durability="batched") as store:
             yield store
 
 
@@ -51,9 +52,24 @@ class Session:
 Given = Annotated[Session, Parameter(parse=False)]
 Name = Annotated[str, Parameter(completer=agents)]
 Revision = Annotated[str, Parameter(completer=revisions)]
+Objects = Annotated[str | None, Parameter(metavar="PLACE", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 Wait = Annotated[float, Parameter(name="--wait", metavar="SECONDS", show_default=False)]
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def absolute(place: str) -> str:
+    """The same place, from wherever it is looked at. Links stay."""
+    return place if is_url(place) else os.path.abspath(place)  # noqa: PTH100
+
+
+def shown(place: str | None) -> str | None:
+    """A place as it may be printed before it was opened: of a URL nothing that could be a password."""
+    return place if place is None or not is_url(place) else f"{place.partition('://')[0]}://…"
 
 
 def looking(store: Store, revision: str) -> tuple[Agent, Checkpoint]:

@@ -33,7 +33,7 @@ def tier(
     Parameters
     ----------
     to
-        A directory, on another disk for instance, or a URL such as s3://bucket/packs (needs the extra cold).
+        A directory, on another disk for instance, or a URL such as s3://bucket/packs (needs the extra objects).
     older_than
         Only packs that were written longer ago: 45s, 90m, 12h, 30d, 2w. [default: all]
     back

@@ -8,7 +8,7 @@ from holdfast import VerifyReport
 from holdfast.cli.exits import DAMAGED, FAILED
 from holdfast.cli.output import Output
 from holdfast.cli.progress import bars
-from holdfast.cli.session import Given, Json, Name
+from holdfast.cli.session import Given, Json, Name, shown
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import Damaged
 
@@ -37,7 +37,7 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
             with bars(session.err) as progress:
                 report = store.verify(progress, names)
             if json:
-                session.out.json({"schema": SCHEMA, "store": str(store.path), **report.to_json()})
+                session.out.json({"schema": SCHEMA, "store": store.place, **report.to_json()})
             else:
                 _print(session.out, report)
     except Damaged as error:  # so badly that it cannot even be opened
@@ -46,9 +46,8 @@ def verify(*agents: Name, json: Json = False, session: Given) -> int:
         if not json:
             raise
         problem = {"what": ", ".join(error.what) or "store", "detail": error.message, "agent": "", "affected": []}
-        place = str(session.path) if session.path else None
         found = {"ok": False, "checked": {}, "problems": [problem], "affected": [], "unreachable": []}
-        session.out.json({"schema": SCHEMA, "store": place, **found})
+        session.out.json({"schema": SCHEMA, "store": shown(session.place), **found})
         return DAMAGED
     return 0 if report.ok else DAMAGED if report.problems else FAILED
 

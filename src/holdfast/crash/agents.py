@@ -45,7 +45,7 @@ _travelling: set[int] = set()
 
 def open_stores() -> list[Any]:
     """The stores that this process has open."""
-    module = sys.modules.get("holdfast.agent.store")
+    module = sys.modules.get("holdfast.agent2.store")
     found = list(module._open.values()) if module is not None else []  # noqa: SLF001 (its registry of open stores)
     return [store for store in found if not store.closed and store._pid == os.getpid()]  # noqa: SLF001
 
@@ -128,9 +128,9 @@ def _again(store: Any, *, readonly: bool) -> Iterator[Any]:
     if not store.closed:
         yield store
         return
-    from holdfast.agent.store import open_as
+    from holdfast.agent2.store import open_as
 
-    fresh = open_as(type(store), store.path, create=False, readonly=readonly, inert=True)
+    fresh = open_as(type(store), store.place, create=False, readonly=readonly, inert=True)
     try:
         yield fresh
     finally:
@@ -144,7 +144,7 @@ def standing(handle: Any) -> dict[str, Any]:
     """
     head, stands_on = _heads(handle)
     store = handle._store  # noqa: SLF001
-    found = {"store": str(store.path), "kind": shapes.type_name(type(store)), "agent": handle.name}
+    found = {"store": store.place, "kind": shapes.type_name(type(store)), "agent": handle.name}
     found["branch"] = _branch(handle)
     if head is None:
         return {**found, "checkpoint": ""}
@@ -163,12 +163,10 @@ def standing(handle: Any) -> dict[str, Any]:
 def _heads(handle: Any) -> tuple[Any, Any]:
     """The newest checkpoint of the handle's branch, and the one that its state came from."""
     writer = handle._writer  # noqa: SLF001
-    if writer is None:
-        return handle._read_head, None  # noqa: SLF001
-    newest = writer.newest if writer.newest is not None and writer.newest._id == writer.branch_head else writer.head  # noqa: SLF001
+    newest = handle._made  # noqa: SLF001
     host = vars(handle).get("_host")  # of the room above, which executes runs again
-    base = host.base if host is not None else None
-    return newest, writer.head if base is None else handle._seen(base)  # noqa: SLF001
+    base = host.base if host is not None and writer is not None else None
+    return newest, None if writer is None else newest if base is None else handle._seen(base)  # noqa: SLF001
 
 
 # -- what the histories say ------------------------------------------------------------------------------------
@@ -194,7 +192,7 @@ def tell_death(
 
     What the store knows by now is added to the dump: checkpoints and effects after that. Returns who was told.
     """
-    from holdfast.agent.store import open_as
+    from holdfast.agent2.store import open_as
 
     told = []
     for place in dict.fromkeys(str(stands.get("store", "")) for stands in agents):
@@ -218,8 +216,8 @@ def tell_death(
 def _kind(stands: dict[str, Any]) -> Any:
     """The class of store that the process had: the room above has one that knows effects."""
     module, _, name = str(stands.get("kind", "")).rpartition(".")
-    if module not in ("holdfast.agent.store", "holdfast.run.store"):
-        module, name = "holdfast.agent.store", "Store"
+    if module not in ("holdfast.agent2.store", "holdfast.run.store"):
+        module, name = "holdfast.agent2.store", "Store"
     return getattr(import_module(module), name)
 
 
@@ -243,13 +241,12 @@ def _complete(dump: Path, handles: list[Any], redactor: Redactor) -> None:
 def _add(
     store: Any, stands: dict[str, Any], dump: Path, error: str, message: str, trigger: str, what: str = "crash"
 ) -> bool:
-    from holdfast.agent import crashes
-    from holdfast.agent.names import name_key
+    from holdfast.agent2 import crashes
 
-    row = store._catalog.agent(name_key(stands["agent"]))  # noqa: SLF001
+    row = store._db.view.agent(stands["agent"])  # noqa: SLF001
     if row is None:
         return False
-    beside = dump.parent.resolve() == (Path(store.path) / "dumps").resolve()
+    beside = dump.parent.resolve() == (Path(store.place) / "dumps").resolve()
     body = {
         "what": what,
         "dump": dump.name if beside else str(dump.resolve()),

@@ -22,7 +22,7 @@ _NAMED = 8  # files that an error names, when several could be meant
 
 def of(store: str | os.PathLike[str] | None) -> Path:
     """The folder of a store's dumps; without a store, where dumps go when nobody says."""
-    return Path(store) / "dumps" if store is not None else default_folder()
+    return Path(store) / "dumps" if store is not None and "://" not in os.fspath(store) else default_folder()
 
 
 def found(folder: Path) -> list[Path]:

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.agent.watchers import WATCHERS
+from holdfast.agent2.watchers import WATCHERS
 from holdfast.crash import agents, exceptions, kinds, logs, taking
 from holdfast.crash.guard import Guard, is_failure, place_of
 from holdfast.crash.limits import Limits
@@ -135,8 +135,8 @@ class _Hooks:
         self.sidecar: Sidecar | None = None
         self.watch: Watch = Watch(self)
         self._to = Path(to) if to is not None else None
-        path = getattr(store, "path", store)
-        self._store = Path(path) if path is not None else None
+        place = getattr(store, "place", store)
+        self._store = Path(place) if place is not None and "://" not in str(place) else None  # a server has no folder
         self._native: Callable[[], None] | None = None  # takes the sidecar's part of our dumps away
         self._used: Path | None = None  # the store of the agent that was opened last
         self._fatal: Fatal | None = None
@@ -233,7 +233,7 @@ class _Hooks:
         if self._store is not None and _is_store(self._store):
             return self._store / "dumps"
         if not os.environ.get("HOLDFAST_DUMPS"):
-            stores = [Path(store.path) for store in agents.open_stores()]
+            stores = [place for store in agents.open_stores() if _is_store(place := Path(store.place))]
             if self._used is not None and _is_store(self._used):
                 stores.append(self._used)  # an exception that leaves `with holdfast.open()` has closed it
             if stores:
@@ -272,7 +272,7 @@ class _Hooks:
         with suppress(Exception):  # whoever opens an agent must not fail for a dump's sake
             agents.watch(handle, opened)
             if opened and handle._writer is not None:  # noqa: SLF001
-                self._used = Path(handle._store.path)  # noqa: SLF001
+                self._used = Path(handle._store.place)  # noqa: SLF001
                 self._move_outside()
                 self.watch.soon()
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import gmtime, strftime
 
-from holdfast.agent import crashes
-from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.store import Store
+from holdfast.agent2 import crashes
+from holdfast.agent2.checkpoint import Checkpoint
+from holdfast.agent2.store import Store
 from holdfast.crash import kinds
 from holdfast.crash.dump import Dump
 from holdfast.crash.records import as_text
@@ -88,7 +88,7 @@ def rehydrate(dump: Dump, store: Store, agent: str | None = None, *, branch: str
             f"{stood.agent} had no checkpoint when the dump was taken", hint="It has nothing to go back to."
         )
     new = branch or _free(store, stood.agent, dump)
-    name = _link(dump.path, Path(store.path))
+    name = _link(dump.path, Path(store.place))
     checkpoint = crashes.take_up(store, stood.agent, stood.branch, stood.checkpoint, new, name)
     return Rehydrated(stood.agent, new, checkpoint, name, stood.dirty)
 

@@ -15,9 +15,9 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
-import holdfast.agent.agent as below
-from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.writing import Writing
+import holdfast.agent2.agent as below
+from holdfast.agent2.checkpoint import Checkpoint
+from holdfast.agent2.branch import BranchWriter
 from holdfast.errors import BadOption, ReadOnly
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
@@ -34,7 +34,7 @@ from holdfast.run.runs import Run
 from holdfast.run.scope import now_us
 from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
-from holdfast.store.catalog import CheckpointRow
+from holdfast.store2.catalog import Point
 
 if TYPE_CHECKING:
     from holdfast.run.replanning import Setback
@@ -251,7 +251,7 @@ class Agent(Surroundings, below.Agent):
         """For a dump of this process."""
         from holdfast.run.evidence import evidence
 
-        head = self._writer.head if self._writer is not None else self._read_head
+        head = below.Agent.head.fget(self)  # type: ignore[attr-defined] # of the branch, wherever a run is
         return evidence(self._view(), head._id if head is not None else b"")
 
     # -- checkpoints ----------------------------------------------------------------------------------------
@@ -389,16 +389,16 @@ class Agent(Surroundings, below.Agent):
                 hint='Return the value and change the state in the caller, or declare the tool effect="local".',
             )
 
-    def _check_writer(self) -> Writing:
+    def _check_writer(self) -> BranchWriter:
         writer = super()._check_writer()
         if (host := self._made_host()) is not None and host.base is not None:
             host.align(writer)
         return writer
 
-    def _find(self, revision: str | Checkpoint | None) -> CheckpointRow:
+    def _find(self, revision: str | Checkpoint | None) -> Point:
         host, head = self._made_host(), self.head
         if revision is None and host is not None and host.behind and head is not None:
-            return head._row
+            return head._current()
         return super()._find(revision)
 
     def close(self) -> None:

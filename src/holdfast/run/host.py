@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.history import Stored
-from holdfast.agent.names import check_label
-from holdfast.agent.writing import Writing
+from holdfast.agent2.checkpoint import Checkpoint
+from holdfast.agent2.history import Stored
+from holdfast.agent2.names import check_label
+from holdfast.agent2.branch import BranchWriter, Pending
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
@@ -29,9 +29,8 @@ from holdfast.run.listing import signals_to
 from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.run.waiting import Signal
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import CheckpointRow
-from holdfast.store.ranges import Ranges
+from holdfast.store2.catalog import Point
+from holdfast.store2.changes import NewRecord
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent
@@ -47,10 +46,10 @@ class AgentHost(Returning):
         self.name = agent.name
         self.registry = agent._store._registry
         self.ledger: Ledger = open_ledger(agent)
-        self.base: CheckpointRow | None = None  # what the live state stands on while that is not the writer's head
+        self.base: Point | None = None  # what the live state stands on while that is not the writer's head
         self.companions: dict[type[Companion], Companion] = {}
         self._loop: Loop | None = None
-        self._rows: dict[bytes, CheckpointRow] = {}
+        self._rows: dict[bytes, Point] = {}
         self._remains = b""  # the digest of what a run left behind that stopped
         self._executing = threading.Lock()
 
@@ -64,26 +63,24 @@ class AgentHost(Returning):
         return writer.generation if writer is not None else 0
 
     def is_dead(self, generation: int, number: int) -> bool:
-        catalog = self.handle._store._catalog
-        line = catalog.line(self.handle._branch.b)
-        while number <= line.start:
-            line = catalog.line(line.origin)
-        if (line.b, generation) == (self.handle._branch.b, self.generation):
+        db = self.handle._store._db
+        made = db.view.numbered(db.view.branch_at(self.handle._branch.b).line, number)
+        if not made.b:  # in another store: nobody here can tell whether whoever wrote it is still at it
             return False
-        received = Ranges(body_of(catalog.branch_row(line.b)).get("received", ()))
-        # Whoever wrote it did so in another store: nobody here can tell whether they are still at it.
-        return number not in received and not catalog.holder_alive(line.b, generation)
+        if (made.b, generation) == (self.handle._branch.b, self.generation):
+            return False
+        return not db.leases.alive(db.view.branch_at(made.b).uuid, generation)
 
     @property
     def config_hash(self) -> str:
         """Of the configuration that the agent was opened with; empty when there is none."""
         writer = self.handle._writer
-        config = writer._config if writer is not None else None
+        config = writer.config if writer is not None else None
         return digest_of("holdfast.config", encode(config, self.registry)).hex()[:16] if config is not None else ""
 
     def signals(self) -> list[Signal]:
         """Signals to this agent, or to this branch of it, that are younger than the branch; oldest first."""
-        return signals_to(self.handle._store._catalog, self.handle._row, self.handle._branch)
+        return signals_to(self.handle._store._db.view, self.handle._row, self.handle._branch)
 
     # -- plain use --------------------------------------------------------------------------------------
 
@@ -166,16 +163,21 @@ class AgentHost(Returning):
             one.keep()
             one.describe()
         self.loop.note()
+
+        def noted(pending: Pending) -> Sequence[NewRecord]:
+            made = Checkpoint(self.handle._store, self.handle._row, pending.raw, pending.manifest)
+            return entries(*note(made)) if note is not None else ()
+
         pending = writer.capture(
             document,
             label,
             kind,
             target,
-            note=(lambda made: entries(*note(made))) if note is not None else None,
+            note=noted if note is not None else None,
             nodes=stowed.nodes if stowed is not None else None,
             chunks=stowed.chunks if stowed is not None else None,
         )
-        return lambda: writer.finish(document, pending)
+        return lambda: self.handle._remember(writer.finish(pending))
 
     # -- executing again --------------------------------------------------------------------------------
 
@@ -191,9 +193,9 @@ class AgentHost(Returning):
             row = self._row(start)
             if document.changed and self.state_digest() != self._remains:
                 agent._make("before the run goes on")
-                writer.settle(document)
+                writer.settle()
             self._stand_on(row)
-            replaying = row.b != agent._branch.b and row.id != self._origin
+            replaying = row.row.b != agent._branch.b and row.id != self._origin
             for one in self.companions.values():
                 one.restore(replaying=replaying)
 
@@ -215,7 +217,7 @@ class AgentHost(Returning):
             if self.behind:
                 with agent._check_writer().still(agent._document):
                     head = agent._fresh_branch().head
-                    self._stand_on(agent._store._catalog.checkpoint(head))
+                    self._stand_on(agent._store._db.view.point(head))
                     for one in self.companions.values():
                         one.restore(replaying=False)
             else:
@@ -226,16 +228,14 @@ class AgentHost(Returning):
     @property
     def _origin(self) -> bytes:
         """The checkpoint with which the branch began."""
-        return bytes(body_of(self.handle._branch)["from"])
+        return bytes(self.handle._branch.body["from"])
 
-    def align(self, writer: Writing) -> None:
+    def align(self, writer: BranchWriter) -> None:
         """Let the writer go on from what the live state stands on. The branch stays where it is until it writes."""
         row, self.base = self.base, None
         if row is None or row.id == writer.head_id:
             return
-        stands = writer.branch_head, writer.newest
-        writer.start_from(self.handle._seen(row), Stored(self.handle._store._catalog, row).since_base())
-        writer.branch_head, writer.newest = stands
+        writer.start_from(row, Stored(self.handle._store._db.now, row).since_base())
 
     @property
     def behind(self) -> bool:
@@ -243,26 +243,24 @@ class AgentHost(Returning):
         writer = self.handle._writer
         if writer is None:
             return False
-        return (self.base.id if self.base is not None else writer.head_id) != writer.branch_head
+        return (self.base.id if self.base is not None else writer.head_id) != writer.branch.id
 
-    def _stand_on(self, row: CheckpointRow) -> None:
+    def _stand_on(self, row: Point) -> None:
         """Make the live state that of a checkpoint."""
         agent = self.handle
-        agent._document.become(agent._read(row), record=False)
+        agent._document.become(agent._read(row)[0], record=False)
         self.base = row
 
-    def _row(self, id: bytes) -> CheckpointRow:
+    def _row(self, id: bytes) -> Point:
         if id not in self._rows:
             self.handle._store.flush()
-            for row in self.handle._line().rows():
-                self._rows[row.id] = row
-                if row.id == id:
-                    break
-            else:
+            found = self.handle._store._db.view.find(id)
+            if found is None:
                 raise UnknownRevision(
                     f"checkpoint {id.hex()[:12]}, which the run needs, is not in the history any more",
                     hint="It was forgotten. Roll back to a checkpoint that is there, and begin the run anew.",
                 )
+            self._rows[id] = found
         return self._rows[id]
 
 
@@ -282,7 +280,7 @@ class _Reading(StoredLine):
 
 def open_ledger(agent: Agent) -> Ledger:
     """The line of an agent's branch."""
-    catalog, b = agent._store._catalog, agent._branch.b
+    db, b = agent._store._db, agent._branch.b
     if agent._writer is None:
-        return _Reading(catalog, b)
-    return StoredLedger(catalog, b, agent._writer.journal)
+        return _Reading(db, b)
+    return StoredLedger(db, b, agent._writer)

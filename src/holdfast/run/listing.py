@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.names import name_key
 from holdfast.errors import BadOption, UnknownTool
 from holdfast.run.arguments import fetch
 from holdfast.run.choosing import arguments_of, call_of
@@ -23,11 +22,11 @@ from holdfast.run.scope import effect_of, now_us
 from holdfast.run.standing import NESTED, SPAWN, Standing, nested_id
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, Catalog
+from holdfast.store2 import catalog
+from holdfast.store2.catalog import Branch
 
 if TYPE_CHECKING:
-    from holdfast.agent.store import Store
+    from holdfast.agent2.store import Store
 
 CONDITIONS = ("running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled")
 _WORDS = {"attention": "needs attention"}
@@ -83,10 +82,10 @@ class RunInfo:
 class View:
     """A branch's line, as far as lists need it. The state is not touched, so damage there does not hide runs."""
 
-    def __init__(self, store: Store, agent: AgentRow, branch: BranchRow) -> None:
-        self.name = str(body_of(agent)["name"])
-        self.branch_name = str(body_of(branch)["name"])
-        self.line = StoredLine(store._catalog, branch.b)
+    def __init__(self, store: Store, agent: catalog.Agent, branch: Branch) -> None:
+        self.name = agent.name
+        self.branch_name = branch.name
+        self.line = StoredLine(store._db, branch.b)
         self.registry, self.inert = store._registry, store._inert
         self._store, self._agent, self._branch = store, agent, branch
 
@@ -99,17 +98,17 @@ class View:
     @property
     def own_from(self) -> int:
         """The number of the first record that is not inherited."""
-        return self._store._catalog.line(self._branch.b).start + 1
+        return int(self._branch.body.get("start", 0)) + 1
 
     def at_it(self) -> bool:
         """Whether somebody may be executing a run: nobody but the writer of the branch can."""
         mine = self._store._handles.get(self._branch.b)
         if mine is not None and not mine.closed:
             return bool(mine._host.busy)  # type: ignore[attr-defined] # the handles of this room's store
-        return self._store._catalog.holder_alive(self._branch.b, self._branch.generation)
+        return self._store._db.leases.alive(self._branch.uuid, self._branch.generation)
 
     def signals(self) -> list[Signal]:
-        return signals_to(self._store._catalog, self._agent, self._branch)
+        return signals_to(self._store._db.view, self._agent, self._branch)
 
     @property
     def identity(self) -> tuple[bytes, bytes]:
@@ -118,17 +117,17 @@ class View:
 
     def other(self, name: str, branch: str) -> View | None:
         """The line of another agent."""
-        catalog = self._store._catalog
-        agent = catalog.agent(name_key(name))
-        found = catalog.branch(agent.a, name_key(branch)) if agent is not None else None
+        view = self._store._db.view
+        agent = view.agent(name)
+        found = view.branch(agent.a, branch) if agent is not None else None
         return View(self._store, agent, found) if agent is not None and found is not None else None
 
 
-def signals_to(catalog: Catalog, agent: AgentRow, branch: BranchRow) -> list[Signal]:
+def signals_to(view: catalog.View, agent: catalog.Agent, branch: Branch) -> list[Signal]:
     """Signals to an agent, or to this branch of it, that are younger than the branch; oldest first."""
-    born = body_of(branch)["created"]
-    rows = catalog.events_named([signal_key(agent.uuid)])
-    found = [read_signal(row.at, row.body) for row in rows if row.a == agent.a and row.at >= born]
+    born = branch.body["created"]
+    entries = view.log_under([signal_key(agent.uuid)])
+    found = [read_signal(entry.at, entry.body) for entry in entries if entry.a == agent.a and entry.at >= born]
     return [signal for signal in found if signal.branch in {None, branch.uuid}]
 
 

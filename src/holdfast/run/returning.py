@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.names import name_key
+from holdfast.agent2.checkpoint import Checkpoint
 from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run import records as rec
 from holdfast.run.past import Past
 from holdfast.run.planning import Target, pending
 from holdfast.run.stored import entries
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import CheckpointRow
+from holdfast.store2.catalog import Point
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent
@@ -42,24 +40,29 @@ class Returning:
         agent = self.handle
         row = self._by_id(revision) if isinstance(revision, bytes) else agent._find(revision)
         found = self._target(agent._seen(row))
-        if row.b != agent._branch.b and found.position > self._common(row.b):
+        if found.position and not self._knows(row, found.position):
             raise BadOption(
                 f"{found.name} was made on another branch, after effects that this one knows nothing of",
                 hint="Begin a branch there: agent.branch(name, at=...).",
             )
         return found
 
-    def _by_id(self, id: bytes) -> CheckpointRow:
+    def _by_id(self, id: bytes) -> Point:
         return self.handle._find(f"id:{id.hex()}")
 
     def _target(self, found: Checkpoint) -> Target:
         manifest = found._manifest
         return Target(found._id, manifest.effects[0], manifest.time_us, found.label or found.short_id, found)
 
+    def _knows(self, point: Point, count: int) -> bool:
+        """Whether the records before a checkpoint are those that this branch's line begins with."""
+        view, branch = self.handle._store._db.view, self.handle._fresh_branch()
+        return count <= branch.records and view.numbered(branch.line, count).r == point.row.line
+
     def newest_before(self, at_us: int) -> Target | None:
         agent = self.handle
         agent._store.flush()
-        for row in agent._line().up(agent._fresh_branch().head):
+        for row in agent._store._db.view.walk(agent._fresh_branch().head):
             found = agent._seen(row)
             if found._manifest.time_us <= at_us:
                 return self._target(found)
@@ -67,43 +70,25 @@ class Returning:
 
     def stands_at(self, target: Target) -> bool:
         self.handle._store.flush()
-        return self.handle._fresh_branch().head_id == target.id and not self.handle.dirty
+        return self.handle._fresh_branch().id == target.id and not self.handle.dirty
 
     @property
     def inherited(self) -> int:
-        return self.handle._store._catalog.line(self.handle._branch.b).start
+        return int(self.handle._branch.body.get("start", 0))
 
     def users(self) -> list[tuple[str, int]]:
-        store, mine = self.handle._store, self.handle._branch.b
+        view, mine = self.handle._store._db.view, self.handle._fresh_branch()
+        line = view.handles(mine.line)
         found = []
-        for agent in store._catalog.agents():
-            for name, branch in store._branches(agent.a):
-                shared = self._shared(branch.b) if branch.b != mine else 0
-                if shared:
-                    own = agent.a == self.handle._row.a
-                    found.append((f"branch {name}" if own else f"agent {body_of(agent)['name']}", shared))
+        for agent in view.agents():
+            for branch in view.branches(agent.a):
+                if branch.b == mine.b or not branch.line:
+                    continue
+                shared = max((i for r, i in view.handles(branch.line).items() if r in line), default=0)
+                if shared > self.inherited:
+                    own = agent.a == mine.a
+                    found.append((f"branch {branch.name}" if own else f"agent {agent.name}", shared))
         return found
-
-    def _shared(self, b: int) -> int:
-        """How many records of this branch's own another one inherits."""
-        return self._above(b).get(self.handle._branch.b, 0)
-
-    def _above(self, b: int) -> dict[int, int]:
-        """The lines that a branch's line comes from, and how many of its first records it shares with each."""
-        catalog = self.handle._store._catalog
-        line = catalog.line(b)
-        found = {b: line.count}
-        most = line.start
-        while line.start:
-            found[line.origin] = most
-            line = catalog.line(line.origin)
-            most = min(most, line.start)
-        return found
-
-    def _common(self, b: int) -> int:
-        """How many records this line and another branch's have in common."""
-        mine, other = self._above(self.handle._branch.b), self._above(b)
-        return max((min(most, other[line]) for line, most in mine.items() if line in other), default=0)
 
     def leaving(self, target: Target) -> tuple[list[Any], Any]:
         shown = self.handle.preview_rollback(target.checkpoint)
@@ -113,7 +98,7 @@ class Returning:
         self.handle._secure(label)
 
     def return_to(self, target: Target, record: rec.RolledBack | None) -> Checkpoint:
-        made = self.handle._go_back(target.checkpoint._row, entries(record) if record is not None else ())
+        made = self.handle._go_back(target.checkpoint._current(), entries(record) if record is not None else ())
         self.whole = True
         self.moved()
         return made
@@ -136,16 +121,16 @@ class Returning:
 
     def child(self, name: str, branch: str, *, write: bool) -> AgentHost | None:
         store = self.handle._store
-        row = store._catalog.agent(name_key(name))
-        known = store._catalog.branch(row.a, name_key(branch)) if row is not None else None
+        row = store._db.view.agent(name)
+        known = store._db.view.branch(row.a, branch) if row is not None else None
         return self._opened(name, branch, known.b, write=write) if known is not None else None
 
     def own_child(self, name: str, branch: str) -> AgentHost:
         store = self.handle._store
-        row = store._catalog.agent(name_key(name))
+        row = store._db.view.agent(name)
         if row is None:
-            row, _ = store._add_agent(name)
-        known = store._catalog.branch(row.a, name_key(branch))
+            row = store._add_agent(name)
+        known = store._db.view.branch(row.a, branch)
         if known is None:  # this branch's child shares nothing with that of another branch
             known = store._add_branch(row, branch, None)
         return self._opened(name, branch, known.b, write=True)

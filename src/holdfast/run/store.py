@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
-import holdfast.agent.store as below
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import name_key
+import holdfast.agent2.store as below
 from holdfast.errors import BadOption, ReadOnly, UnknownRevision
 from holdfast.run import secrets
 from holdfast.run.handle import Agent
@@ -21,9 +19,9 @@ from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
 from holdfast.run.needed import needed
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import signal_body, signal_key
-from holdfast.store.catalog import BranchRow, CheckpointRow, Event
-from holdfast.store.keysources import Key
-from holdfast.store.opening import now_us
+from holdfast.store2.catalog import Branch, Point
+from holdfast.store2.changes import Said
+from holdfast.store2.keys import Key
 
 if TYPE_CHECKING:
     from holdfast.run.batch import Batch, OnError
@@ -72,12 +70,12 @@ class Store(below.Store):
         row = self._agent_row(agent)
         only = None
         if branch is not None:
-            found = self._catalog.branch(row.a, name_key(branch))
+            found = self._db.view.branch(row.a, branch)
             if found is None:
                 raise UnknownRevision(f"agent {agent!r} has no branch {branch!r}")
             only = found.uuid
         body = signal_body(name, value, self._registry, only)
-        self._catalog.add_events(row.a, [Event(now_us(), body, signal_key(row.uuid))])
+        self._db.change(lambda change: change.say(row.a, Said(body, signal_key(row.uuid))))
 
     def runs(self, condition: str | None = None) -> list[RunInfo]:
         """The runs of all agents and branches; with ``condition`` those that are so. See ``RunInfo``."""
@@ -138,19 +136,20 @@ class Store(below.Store):
             if not any(agent is one for one in before):  # nobody else holds it
                 agent.close()
 
-    def _needed(self, branches: Sequence[BranchRow], rows: Iterable[CheckpointRow]) -> Iterator[tuple[bytes, str]]:
+    def _needed(self, branches: Sequence[Branch], points: Iterable[Point]) -> Iterator[tuple[bytes, str]]:
         """What runs that have not ended would look for when they go on, and where effects in doubt can be undone to."""
-        busy = [branch for branch in branches if self._catalog.line(branch.b).count]
-        places = sorted((Manifest.decode(row.manifest).effects[0], row.n, row.id) for row in rows) if busy else []
+        busy = [branch for branch in branches if branch.records]
+        known = ((point.manifest.effects[0], point.manifest.depth, point.id) for point in points) if busy else ()
+        places = sorted(known)
         for branch in busy:
-            yield from needed(StoredLine(self._catalog, branch.b), places)
+            yield from needed(StoredLine(self._db, branch.b), places)
 
     def _views(self) -> Iterator[View]:
         self._check_open()
         self.flush()
-        for agent in self._catalog.agents():
-            for branch in self._catalog.branches(agent.a):
-                if self._catalog.line(branch.b).count:
+        for agent in self._db.view.agents():
+            for branch in self._db.view.branches(agent.a):
+                if branch.records:
                     yield View(self, agent, branch)
 
 
@@ -166,6 +165,7 @@ def open_store(
     accept_older: bool = False,
     inert: bool = False,
     key: Key = None,
+    objects: str | None = None,
 ) -> Store:
     """Open a store, making it first if there is none.
 
@@ -187,4 +187,5 @@ def open_store(
         accept_older=accept_older,
         inert=inert,
         key=key,
+        objects=objects,
     )

@@ -1,4 +1,4 @@
-"""A line in a store: records as a run knows them, over the journal of an agent's branch.
+"""A line in a store: records as a run knows them, over the records of an agent's branch.
 
 Owns the step from records to bytes and back. Must not know what records mean, nor how they reach the disk. What always
 holds: what the ledger protocol promises; and that whoever reads a line from its beginning to its end has had it proven.
@@ -8,31 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from holdfast.agent.journal import Entry, Journal, read_line
+from holdfast.agent2.branch import BranchWriter, read_line
 from holdfast.errors import CorruptValue, Damaged
 from holdfast.run.records import Record, decode_record
-from holdfast.store.catalog import Catalog
+from holdfast.store2.changes import NewRecord
+from holdfast.store2.database import Database
 
 
-def entries(*records: Record) -> list[Entry]:
-    """Records as a journal takes them, or a checkpoint that carries them (``Writing.capture(note=...)``)."""
-    return [(record.MARK, record.refs, record.encode()) for record in records]
+def entries(*records: Record) -> list[NewRecord]:
+    """Records as a branch's writer takes them, alone or with a checkpoint (``capture(note=...)``)."""
+    return [NewRecord(record.MARK, record.refs, record.encode()) for record in records]
 
 
 class StoredLine:
     """The line of a branch, to be read. Shows also what another process writes."""
 
-    def __init__(self, catalog: Catalog, b: int) -> None:
-        self._catalog = catalog
+    def __init__(self, db: Database, b: int) -> None:
+        self._db = db
         self._b = b
 
     @property
     def count(self) -> int:
-        return self._catalog.line(self._b).count
+        self._settle()
+        return self._db.view.branch_at(self._b).records
 
     @property
     def chain(self) -> bytes:
-        return self._catalog.line(self._b).chain
+        self._settle()
+        return self._db.view.branch_at(self._b).chain
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
         """Records with their numbers, in order, inherited ones first. Raises at the end if they are not proven."""
@@ -42,8 +45,13 @@ class StoredLine:
         """Only the records that summaries need: runs, ends, waits, doubts, rollbacks, notes. Proven by sums alone."""
         return self._decoded(after, marked=True)
 
+    def _settle(self) -> None:
+        """What was accepted is read only when it is there."""
+        self._db.flush()
+
     def _decoded(self, after: int, *, marked: bool) -> Iterator[tuple[int, Record]]:
-        for number, body in read_line(self._catalog, self._b, after, marked=marked):
+        self._settle()
+        for number, body in read_line(self._db.view, self._b, after, marked=marked):
             try:
                 yield number, decode_record(body)
             except CorruptValue as error:
@@ -51,10 +59,10 @@ class StoredLine:
 
     def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
         """Raw nodes, each proven by its digest."""
-        found = self._catalog.nodes(digests)
+        found = self._db.view.nodes(digests)
         if len(found) < len(set(digests)):
-            self._catalog.flush()  # those of a record that still waits
-            found = self._catalog.nodes(digests)
+            self._settle()  # those of a record that still waits
+            found = self._db.view.nodes(digests)
         for digest in digests:
             if digest not in found:
                 raise Damaged(f"node {digest.hex()[:16]} is missing", what=(f"node {digest.hex()[:16]}",))
@@ -62,23 +70,26 @@ class StoredLine:
 
     def bulk(self, digests: list[bytes]) -> bytes:
         """The chunks, one after another."""
-        return b"".join(self._catalog.chunks(digests))
+        return b"".join(self._db.packs.read(self._db.view, digests))
 
 
 class StoredLedger(StoredLine):
     """The line of a branch, open for writing: one for each writing agent. Threads may share it."""
 
-    def __init__(self, catalog: Catalog, b: int, journal: Journal) -> None:
-        super().__init__(catalog, b)
-        self.journal = journal
+    def __init__(self, db: Database, b: int, writer: BranchWriter) -> None:
+        super().__init__(db, b)
+        self.writer = writer
+
+    def _settle(self) -> None:
+        self.writer.settle()
 
     @property
     def count(self) -> int:
-        return self.journal.count
+        return self.writer.position[0]
 
     @property
     def chain(self) -> bytes:
-        return self.journal.chain
+        return self.writer.position[1]
 
     def append(
         self,
@@ -88,7 +99,7 @@ class StoredLedger(StoredLine):
         flush: bool = False,
     ) -> int:
         """Write records at the end; returns the last one's number. What raises is not in the line."""
-        return self.journal.append(entries(*records), nodes=nodes, chunks=chunks, flush=flush)
+        return self.writer.append(entries(*records), nodes=nodes, chunks=chunks, flush=flush)
 
     def flush(self) -> None:
-        self.journal.flush()
+        self.writer.settle()

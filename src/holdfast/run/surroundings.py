@@ -15,7 +15,7 @@ from holdfast.run import companions, modes, secrets, waiting
 from holdfast.run.tools import tool
 
 if TYPE_CHECKING:
-    from holdfast.agent.writing import Writing
+    from holdfast.agent2.branch import BranchWriter
     from holdfast.run.host import AgentHost
     from holdfast.run.resources import Resource
 
@@ -32,7 +32,7 @@ class Surroundings:
         @property
         def _host(self) -> AgentHost: ...
 
-        def _check_writer(self) -> Writing: ...
+        def _check_writer(self) -> BranchWriter: ...
 
     # -- what differs each time, recorded -------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any
 
@@ -98,22 +98,21 @@ def signal_key(agent: bytes) -> bytes:
     return digest_of("holdfast.signal", agent)[:16]
 
 
-def signal_body(name: str, value: Any, registry: Registry, branch: bytes | None = None) -> bytes:
-    """The body of the event that is a signal."""
+def signal_body(name: str, value: Any, registry: Registry, branch: bytes | None = None) -> dict[str, Any]:
+    """The body of the entry that is a signal."""
     check_name(name)
     data = encode(value, registry)
     if len(data) > SIGNAL_MAX_BYTES:
         raise BadOption(f"a signal's value takes {len(data)} bytes, more than {SIGNAL_MAX_BYTES}")
-    return encode({"what": "signal", "name": name, "value": data, "branch": branch, "id": os.urandom(SIGNAL_ID_BYTES)})
+    return {"what": "signal", "name": name, "value": data, "branch": branch, "id": os.urandom(SIGNAL_ID_BYTES)}
 
 
-def read_signal(at: int, body: bytes) -> Signal:
-    """A signal from its event."""
-    parts = decode(body, inert=True)
+def read_signal(at: int, parts: Mapping[str, Any]) -> Signal:
+    """A signal from its entry."""
     try:
         return Signal(parts["id"], at, parts["name"], parts["value"], parts["branch"])
     except (KeyError, TypeError) as error:
-        raise CorruptValue("an event that should be a signal does not follow the format") from error
+        raise CorruptValue("an entry that should be a signal does not follow the format") from error
 
 
 def check_name(name: str) -> None:

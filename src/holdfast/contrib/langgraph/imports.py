@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from holdfast.agent.line import Line
-from holdfast.agent.names import check_name, name_key
+from holdfast.agent2.graph import Graph
+from holdfast.agent2.names import check_name
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph.removal import check_thread
 from holdfast.contrib.langgraph.revival import Revival
 from holdfast.contrib.langgraph.sources import Entry, Source, Write, open_source
-from holdfast.contrib.langgraph.thread import BROUGHT, ROOT, Thread, key_of, writes_event
+from holdfast.contrib.langgraph.thread import BROUGHT, ROOT, Thread, key_of, writes_said
 from holdfast.contrib.langgraph.tuples import Reader, agent_of, placed
 from holdfast.errors import (
     AgentBusy,
@@ -39,8 +39,9 @@ from holdfast.errors import (
     StillArriving,
     ThreadExists,
 )
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import Event, EventRow, Progress
+from holdfast.store2.catalog import Entry as LogEntry
+from holdfast.store2.catalog import Progress
+from holdfast.store2.changes import Said
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver
@@ -221,8 +222,8 @@ class _Import:
         """Remove what an import that did not end has left of the thread."""
         store = self._saver.store
         row = agent_of(store, self._thread)
-        main = store._catalog.branch(row.a, name_key(ROOT)) if row is not None else None
-        if main is not None and body_of(main).get("arriving") == BROUGHT:
+        main = store._db.view.branch(row.a, ROOT) if row is not None else None
+        if main is not None and main.body.get("arriving") == BROUGHT:
             store.remove(self._thread)
 
     def _is_there(self) -> bool:
@@ -234,7 +235,7 @@ class _Import:
             check_thread(self._saver, row)
         except BadName:
             raise self._exists("no LangGraph thread") from None
-        return bool(list(Line(self._saver.store, row).rows(limit=1))) or not any(self._differences(exact=False))
+        return bool(Graph(self._saver.store._db.view, row).starts) or not any(self._differences(exact=False))
 
     def _exists(self, what: str) -> ThreadExists:
         return ThreadExists(
@@ -284,18 +285,18 @@ class _Import:
             writer.queue(event)
         writer.save(ns, entry.parent, entry.checkpoint, entry.metadata)
 
-    def _events(self, ns: str, checkpoint_id: str, writes: Sequence[Write]) -> Iterator[Event]:
+    def _events(self, ns: str, checkpoint_id: str, writes: Sequence[Write]) -> Iterator[Said]:
         for (task, path), group in groupby(writes, key=lambda write: (write.task, write.path)):
             encoded = [(write.index, write.channel, encode(write.value, self._saver._registry)) for write in group]
             replace = all(index < 0 for index, _, _ in encoded)
-            yield writes_event(ns, checkpoint_id, encoded, task, path, replace=replace)
+            yield writes_said(ns, checkpoint_id, encoded, task, path, replace=replace)
 
     # -- comparing with what is there ------------------------------------------------------------------------
 
     def _differences(self, *, exact: bool) -> Iterator[str]:
         """What the store has otherwise than the source, in words. ``exact``: also what only the store has."""
         store = self._saver.store
-        line = Line(store, store._agent_row(self._thread, arriving=True))
+        graph = Graph(store._db.view, store._agent_row(self._thread, arriving=True))
         for ns in self._source.namespaces(self._thread):
             missing = set(self._source.lineage(self._thread, ns))
             reader = Reader.of(self._saver, self._thread, ns, arriving=exact)
@@ -308,7 +309,7 @@ class _Import:
                     one = self._parts(held.checkpoint, held.metadata, parent)
                     two = self._parts(entry.checkpoint, entry.metadata, entry.parent)
                     different = [what for what in {*one, *two} if one.get(what) != two.get(what)]
-                    different += self._unlike(entry.writes, line.events_named([key_of(ns, name)]), exact)
+                    different += self._unlike(entry.writes, graph.under([key_of(ns, name)]), exact)
                     yield from (f"{what} of checkpoint {name}" for what in different)
                     self._count.step("verified")
                 elif exact:
@@ -316,7 +317,7 @@ class _Import:
             if missing:
                 yield f"{len(missing)} checkpoints of the source are not there"
             for name, writes in self._source.early(self._thread, ns):
-                found = line.events_named([key_of(ns, name)])
+                found = graph.under([key_of(ns, name)])
                 yield from (f"{what} of checkpoint {name}" for what in self._unlike(writes, found, exact))
 
     def _parts(self, checkpoint: Mapping[str, Any], metadata: Any, parent: str | None) -> dict[str, bytes]:
@@ -326,7 +327,7 @@ class _Import:
         parts |= {f"channel {name!r}": value for name, value in channels.items()}
         return {what: encode(value, self._saver._registry) for what, value in parts.items()}
 
-    def _unlike(self, writes: Sequence[Write], events: Iterable[EventRow], exact: bool) -> Iterator[str]:
+    def _unlike(self, writes: Sequence[Write], events: Iterable[LogEntry], exact: bool) -> Iterator[str]:
         held = placed(events)
         for write in writes:
             found = held.pop((write.task, write.index), None)

@@ -8,35 +8,33 @@ each checkpoint those from which its delta channels are rebuilt.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import name_key
+from holdfast.agent2.graph import Graph
 from holdfast.contrib.langgraph.thread import ROOT, Thread, about_of, has_thread
 from holdfast.contrib.langgraph.tuples import Reader, agent_of
 from holdfast.errors import BadName
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, TagRow
+from holdfast.store2.catalog import Agent, Point, View
+from holdfast.store2.changes import Change
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver
 
 
-def check_thread(saver: HoldfastSaver, row: AgentRow) -> None:
+def check_thread(saver: HoldfastSaver, row: Agent) -> None:
     """Raise ``BadName`` unless an agent is a LangGraph thread, or nothing yet, or gone meanwhile."""
-    catalog = saver.store._catalog
-    main = catalog.branch(row.a, name_key(ROOT))
+    view = saver.store._db.view
+    main = view.branch(row.a, ROOT)
     if main is not None and main.head:
-        ours = has_thread(Manifest.decode(catalog.checkpoint(main.head).manifest))
+        ours = has_thread(view.point(main.head).manifest)
     else:  # all of its checkpoints may have been removed; records of effects are no thread's
-        rows = Line(saver.store, row).rows()
-        ours = main is not None and all(has_thread(Manifest.decode(one.manifest)) for one in rows)
-        ours = ours and not any(catalog.line(branch.b).count for branch in catalog.branches(row.a))
-    if not ours and catalog.agent_row(row.a) is not None:
+        graph = Graph(view, row)
+        ours = main is not None and all(has_thread(one.manifest) for one in graph.everything())
+        ours = ours and not any(branch.records for branch in graph.branches)
+    if not ours and view.agent(row.name) is not None:
         raise BadName(
-            f"agent {body_of(row)['name']!r} is not a LangGraph thread; nothing was changed",
+            f"agent {row.name!r} is not a LangGraph thread; nothing was changed",
             hint="`holdfast remove`, `holdfast retain` and `holdfast clone` are for agents of every kind.",
         )
 
@@ -71,62 +69,84 @@ def remove(saver: HoldfastSaver, name: str) -> None:
             thread.release()  # there is nothing left that it could be for
 
 
-def keep_latest(saver: HoldfastSaver, name: str) -> None:
+Choose = Callable[[Reader], list[Point]]
+"""What is to go of a namespace."""
+
+
+def keep_latest(saver: HoldfastSaver, names: Sequence[str]) -> None:
     """Forget all but the checkpoint at which each namespace stands, and what people have named."""
-    with alone(saver, name) as thread:
-        if thread is None:
-            return
-        bad = {row.n for row in saver.store._catalog.validities(thread.row.a)}
 
-        def older(reader: Reader) -> list[CheckpointRow]:
-            head = reader.branch.head
-            good = next((row.n for row in reader.line.left(head) if row.n not in bad), head) if head in bad else head
-            return [row for row in reader.line.rows() if row.n not in {head, good}]
+    def older(reader: Reader) -> list[Point]:
+        bad, head = reader.graph.view.validities(reader.branch.a), reader.branch.head
+        good = next((row.n for row in reader.graph.line(head) if row.n not in bad), head) if head in bad else head
+        return [row for row in reader.points() if row.n not in {head, good}]
 
-        _forget(saver, thread, older)
+    for name in names:
+        row = agent_of(saver.store, name)
+        if row is not None:
+            check_thread(saver, row)
+    _forget_of(saver, names, older)
 
 
 def delete_for_runs(saver: HoldfastSaver, run_ids: set[str], names: Sequence[str]) -> None:
     """Forget what these runs made."""
 
-    def made(reader: Reader) -> list[CheckpointRow]:
+    def made(reader: Reader) -> list[Point]:
         gone = {about["id"] for _, about, _ in reader.states() if str(about["metadata"].get("run_id", "")) in run_ids}
         return [row for name in gone if (row := reader.find(name)) is not None]
 
-    for name in names:
-        if any(made(reader) for reader in Reader.all_of(saver, name)):
-            with alone(saver, name) as thread:
-                if thread is not None:
-                    _forget(saver, thread, made)
+    _forget_of(saver, names, made)
 
 
-def _forget(saver: HoldfastSaver, thread: Thread, choose: Callable[[Reader], list[CheckpointRow]]) -> None:
-    catalog, agent = saver.store._catalog, thread.row
-    readers = Reader.all_of(saver, thread.name)
-    namespaces = {reader.branch.b for reader in readers}
-
-    def named(branches: Sequence[BranchRow], tags: Sequence[TagRow]) -> set[int]:
-        return {tag.n for tag in tags} | {branch.head for branch in branches if branch.b not in namespaces}
-
-    doomed = {row.n for reader in readers for row in choose(reader)}
-    doomed -= named(catalog.branches(agent.a), catalog.tags(agent.a))
-    for reader in readers:
-        for row in reader.line.rows():
-            if row.n not in doomed and row.parent in doomed:
-                doomed -= set(_rebuilt_from(reader, row))
-    if not doomed:
-        return
-    # A tag needs no lease: one may have come meanwhile.
-    if not saver.store._forget(agent, doomed, unless=lambda *now: not doomed.isdisjoint(named(*now))).done:
-        _forget(saver, thread, choose)
+def _forget_of(saver: HoldfastSaver, names: Sequence[str], choose: Choose) -> None:
+    """Forget some checkpoints of threads. What several see, because they are copies, goes if all of these forget it."""
+    groups: list[tuple[list[str], set[int]]] = []
+    for name in dict.fromkeys(names):
+        doomed = {point.n for reader in Reader.all_of(saver, name) for point in choose(reader)}
+        copies = [group for group in groups if not group[1].isdisjoint(doomed)]
+        groups = [group for group in groups if group not in copies]
+        if doomed:
+            groups.append(([*(one for some, _ in copies for one in some), name], doomed.union(*(n for _, n in copies))))
+    for some, _ in groups:
+        with ExitStack() as stack:
+            threads = [stack.enter_context(alone(saver, name)) for name in sorted(some)]  # in one order for all
+            _forget(saver, [thread for thread in threads if thread is not None], choose)
 
 
-def _rebuilt_from(reader: Reader, row: CheckpointRow) -> Iterator[int]:
+def _forget(saver: HoldfastSaver, threads: Sequence[Thread], choose: Choose) -> None:
+    view = saver.store._db.view
+    readers = {thread.row.a: Reader.all_of(saver, thread.name) for thread in threads}
+    namespaces = {reader.branch.b for some in readers.values() for reader in some}
+
+    def named(view: View, a: int) -> set[int]:
+        heads = {branch.head for branch in view.branches(a) if branch.b not in namespaces}
+        return heads | {tag.n for tag in view.tags(a)}
+
+    going = []
+    for thread in threads:
+        a = thread.row.a
+        doomed = {point.n for reader in readers[a] for point in choose(reader)} - named(view, a)
+        for reader in readers[a]:
+            for point in reader.points():
+                if point.n not in doomed and point.row.parent in doomed:
+                    doomed -= set(_rebuilt_from(reader, point))
+        if doomed:
+            going.append((thread.row, doomed))
+
+    def came(change: Change) -> bool:
+        """A tag needs no lease: one may have come meanwhile."""
+        return any(not doomed.isdisjoint(named(change, row.a)) for row, doomed in going)
+
+    if going and not saver.store._forget(*going[0], *going[1:], unless=came).done:
+        _forget(saver, threads, choose)
+
+
+def _rebuilt_from(reader: Reader, point: Point) -> Iterator[int]:
     """The ancestors of a checkpoint back to where all of its delta channels were stored whole."""
-    counted = about_of(reader.state_at(row))["metadata"].get("counters_since_delta_snapshot") or ()
-    missing = set(counted) - {name for name, _ in Manifest.decode(row.manifest).sections}
-    for above in reader.line.up(row.parent) if missing else ():
+    counted = about_of(reader.state_at(point))["metadata"].get("counters_since_delta_snapshot") or ()
+    missing = set(counted) - {name for name, _ in point.manifest.sections}
+    for above in reader.graph.view.walk(point.row.parent) if missing and point.row.parent else ():
         yield above.n
-        missing -= {name for name, _ in Manifest.decode(above.manifest).sections}
+        missing -= {name for name, _ in above.manifest.sections}
         if not missing:
             return

@@ -36,19 +36,18 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
-from holdfast.agent.names import check_name
-from holdfast.agent.store import Store
+from holdfast.agent2.names import check_name
+from holdfast.agent2.store import Store
 from holdfast.codec.assigned import Known
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
-from holdfast.contrib.langgraph.thread import Thread, writes_event
+from holdfast.contrib.langgraph.thread import Thread, writes_said
 from holdfast.contrib.langgraph.tuples import Reader, config_of
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import AgentBusy, BadOption, Unencodable
 from holdfast.run.store import open_store
-from holdfast.store.bodies import body_of
-from holdfast.store.keysources import Key
-from holdfast.store.locks import LEASE_POLL_S
+from holdfast.store2.keys import Key
+from holdfast.store2.leases import POLL_S
 
 # Threads whose states stay in memory after their runs, so that the next turn need not load them.
 THREADS_KEPT = 64
@@ -197,7 +196,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
                 raise error.within(channel) from None
         replace = all(channel in WRITES_IDX_MAP for channel, _ in writes)
         ns, name = conf.get("checkpoint_ns", ""), str(conf["checkpoint_id"])
-        return writes_event(ns, name, encoded, task_id, task_path, replace=replace)
+        return writes_said(ns, name, encoded, task_id, task_path, replace=replace)
 
     # -- reading --------------------------------------------------------------------------------------------
 
@@ -284,7 +283,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return readers
 
     def _names(self) -> Sequence[str]:
-        return [str(body_of(row)["name"]) for row in self.store._agents()]
+        return [row.name for row in self.store._agents()]
 
     def _get_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -328,15 +327,17 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def _prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
         """Keep only the newest checkpoint of each namespace, or (``delete``) nothing. Safe for delta channels.
 
-        With the newest ones stays what people have tagged, and where branches of theirs stand.
+        With the newest ones stays what people have tagged, where branches of theirs stand, and what a copy of the
+        thread sees that is not pruned with it.
         """
         if strategy not in {"keep_latest", "delete"}:
             raise BadOption(f"prune strategy {strategy!r}", hint="Use keep_latest or delete.")
-        for name in map(str, thread_ids):
-            if strategy == "delete":
+        names = list(map(str, thread_ids))
+        if strategy == "keep_latest":
+            removal.keep_latest(self, names)
+        else:
+            for name in names:
                 removal.remove(self, name)
-            else:
-                removal.keep_latest(self, name)
 
     prune, aprune = _forms(_prune)
 
@@ -382,7 +383,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
                 until = until if until is not None else time.monotonic() + self._wait_s
                 if time.monotonic() >= until:
                     raise
-            time.sleep(LEASE_POLL_S)
+            time.sleep(POLL_S)
 
     async def _aside(self, call: Callable[[], T]) -> T:
         """As _wait(), in a worker, which is not kept by waiting. What has begun is done, also when it is cancelled."""
@@ -398,7 +399,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
                 until = until if until is not None else time.monotonic() + self._wait_s
                 if time.monotonic() >= until:
                     raise
-            await asyncio.sleep(LEASE_POLL_S)
+            await asyncio.sleep(POLL_S)
 
 
 # -- runs ------------------------------------------------------------------------------------------------------

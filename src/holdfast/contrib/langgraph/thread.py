@@ -1,7 +1,7 @@
 """One LangGraph thread as this process writes it: its lease, its namespaces, and the writes that wait for a flush.
 
 Owns the order of everything that goes to disk for a thread. A namespace is a branch of the agent, a LangGraph
-checkpoint is one checkpoint of it, and a task's writes are events under the checkpoint's key, so that they may come
+checkpoint is one checkpoint of it, and a task's writes are entries of the log under the checkpoint's key, so that they may come
 before, while or after it is saved. Whoever is at work on the thread here, a run or a single call, shares one lease,
 and the last one who leaves gives it back. Must not know how checkpoints are read back. What always holds: the
 checkpoints of a branch form the tree that LangGraph's parent ids describe; what ``save`` and ``wait`` returned for is
@@ -20,23 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from holdfast.agent import history
-from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import LABEL_MAX_CHARACTERS, check_name, name_key
-from holdfast.agent.writing import Writing
+from holdfast.agent2 import history
+from holdfast.agent2.branch import BranchWriter
+from holdfast.agent2.graph import Graph
+from holdfast.agent2.names import LABEL_MAX_CHARACTERS, check_name
 from holdfast.codec.assigned import Assigned, Known, Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import AgentBusy, BadName, Fenced, HoldfastError, StillArriving
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, digest
-from holdfast.store.locks import Lease
-from holdfast.store.opening import now_us
+from holdfast.store2.catalog import Agent, Branch, Point
+from holdfast.store2.changes import Change, Said
+from holdfast.store2.cipher import digest
+from holdfast.store2.engine import Lease
+from holdfast.store2.manifest import Manifest
 
 if TYPE_CHECKING:
-    from holdfast.agent.store import Store
+    from holdfast.agent2.store import Store
 
 # The section that holds what LangGraph says about a checkpoint besides its channels, as one value: (record,).
 ABOUT = "__langgraph__"
@@ -59,7 +58,7 @@ _KEYS_KEPT = 256
 @lru_cache(_KEYS_KEPT)  # tasks write under the checkpoint that was saved before
 def key_of(ns: str, checkpoint_id: str) -> bytes:
     """What the catalog finds a LangGraph checkpoint, and the writes that belong to it, by."""
-    return digest(b"holdfast.langgraph", encode([ns, checkpoint_id]))[:KEY_BYTES]
+    return digest(b"langgraph", encode([ns, checkpoint_id]))[:KEY_BYTES]
 
 
 def branch_name(ns: str) -> str:
@@ -71,12 +70,12 @@ def branch_name(ns: str) -> str:
             return check_name(ns, "a branch", but="@")
         except BadName:
             pass
-    return _HASHED + digest(b"holdfast.name", ns.encode("utf-8", "surrogatepass")).hex()[:32]
+    return _HASHED + digest(b"name", ns.encode("utf-8", "surrogatepass")).hex()[:32]
 
 
-def check_whole(thread: str, branch: BranchRow, *, but: str | None = None) -> None:
+def check_whole(thread: str, branch: Branch, *, but: str | None = None) -> None:
     """Raise while not all of a thread has come, so that nobody goes on from an old state. ``but``: not that way."""
-    arriving = body_of(branch).get("arriving", False)
+    arriving = branch.body.get("arriving", False)
     if arriving and arriving != but:
         raise StillArriving(
             f"thread {thread!r} is still arriving from elsewhere: not all of it has come",
@@ -98,7 +97,7 @@ def about_of(state: Assigned | Still) -> dict[str, Any]:
 class Namespace:
     """One checkpoint namespace: the branch, and its newest state as encodings."""
 
-    def __init__(self, thread: Thread, ns: str, branch: BranchRow, writer: Writing) -> None:
+    def __init__(self, thread: Thread, ns: str, branch: Branch, writer: BranchWriter) -> None:
         self.ns = ns
         self.branch = branch
         self.writer = writer
@@ -112,11 +111,11 @@ class Namespace:
         self.stands_at({"id": ""})
         self.deltas: set[str] = set()  # channels that are stored whole now and then, and otherwise not at all
         if not n:
-            self.document = Assigned(registry, history.Blank(store._catalog), self._thread.known)
+            self.document = Assigned(registry, history.Blank(store._db.now), self._thread.known)
             self.writer.start_from(None, [])
             return
-        row = store._catalog.checkpoint(n)
-        source = history.Stored(store._catalog, row)
+        point = store._db.view.point(n)
+        source = history.Stored(store._db.now, point)
         self.document = Assigned(registry, source, self._thread.known)
         if ABOUT not in self.document:
             raise BadName(
@@ -124,7 +123,7 @@ class Namespace:
                 hint="Use another thread_id, or another store.",
             )
         self.stands_at(about_of(self.document))
-        self.writer.start_from(Checkpoint.of(store, row), source.since_base())
+        self.writer.start_from(point, source.since_base())
 
     def stands_at(self, checkpoint: Mapping[str, Any]) -> None:
         """What is known of the checkpoint that the document holds."""
@@ -139,10 +138,10 @@ class Namespace:
 
 
 class Writes:
-    """Events on their way, and the answer that those who wait for them get."""
+    """Entries of the log on their way, and the answer that those who wait for them get."""
 
     def __init__(self) -> None:
-        self.events: list[Event] = []
+        self.said: list[Said] = []
         self.done: Future[None] = Future()
 
 
@@ -171,7 +170,7 @@ class Thread:
         self._users: set[object] = set()  # who is at work; only ever changed by steps that cannot be cut
         self._lease: Lease | None = None  # also one that is released: nobody may have had it since
         self._turn = 0  # how often it was taken
-        self._row: AgentRow | None = None
+        self._row: Agent | None = None
         self._spaces: dict[str, Namespace] = {}
         self._heads: dict[str, int] = {}  # where this process last saw each namespace's branch stand
         self._before: dict[str, int] = {}  # the same, when another process had gone on from there
@@ -234,27 +233,33 @@ class Thread:
             if self.held:
                 return
             try:
-                lease = self.store._catalog.lease_again(self._lease) if self._lease is not None else None
-                self._lease = lease if lease is not None else self._take()
+                self._lease = self._again() or self._take()
             except AgentBusy as error:
                 waits = "HoldfastSaver(..., wait_s=30) waits until its run has ended. Reading it waits for nobody."
                 busy = error.message.replace("the branch", f"thread {self.name!r}")
                 raise AgentBusy(busy, holder=error.holder, hint=waits) from None
             self._turn += 1
 
+    def _again(self) -> Lease | None:
+        """The lease that was let go, unless somebody else has had the thread since."""
+        lease, view = self._lease, self.store._db.view
+        if lease is None:
+            return None
+        return self.store._db.leases.again(lease, lambda: view.branch_at(lease.b).generation)
+
     def _take(self) -> Lease:
         """A new lease. Others may have written meanwhile, while one that is taken up again means that nobody has."""
-        store = self.store
+        store, view = self.store, self.store._db.view
         check_name(self.name, "an agent")
-        row = store._catalog.agent(name_key(self.name))
+        row = view.agent(self.name)
         if row is None:
-            row, _ = store._add_agent(self.name)
-        branch = store._catalog.branch(row.a, name_key(ROOT))
+            row = store._add_agent(self.name)
+        branch = view.branch(row.a, ROOT)
         if branch is None:
             raise BadName(f"agent {self.name!r} has no branch {ROOT!r}, so it is not a LangGraph thread")
         lease = store._lease(self.name, branch, wait_s=0.0)
         try:
-            check_whole(self.name, lease.row, but=BROUGHT if self._arriving else None)
+            check_whole(self.name, view.branch_at(branch.b), but=BROUGHT if self._arriving else None)
         except BaseException:
             lease.release()
             raise
@@ -273,7 +278,7 @@ class Thread:
     @property
     def guard(self) -> tuple[int, int]:
         lease = self._held_lease()
-        return lease.row.b, lease.generation
+        return lease.b, lease.generation
 
     def _held_lease(self) -> Lease:
         if self._lease is None or not self._lease.held:
@@ -284,15 +289,22 @@ class Thread:
         """If somebody took the thread over, it is not ours any more, and has to be asked for again."""
         with self.lock, suppress(HoldfastError):
             lease = self._lease if isinstance(error, Fenced) else None
-            if lease is not None and self.store._catalog.branch_row(lease.row.b).generation != lease.generation:
+            if lease is not None and self.store._db.view.branch_at(lease.b).generation != lease.generation:
                 lease.release()
 
     def set_arriving(self, *, arriving: bool) -> None:
         """Nobody may open the thread before all of it has come, or it has."""
-        self.store._catalog.set_arriving(self.row.a, BROUGHT if arriving else None, guard=self.guard)
+
+        def mark(change: Change) -> None:
+            change.guard(*self.guard)
+            for branch in change.branches(self.row.a):
+                body = {name: value for name, value in branch.body.items() if name != "arriving"}
+                change.move(branch, branch._replace(body={**body, "arriving": BROUGHT} if arriving else body))
+
+        self.store._db.change(mark, self.guard[0])
 
     @property
-    def row(self) -> AgentRow:
+    def row(self) -> Agent:
         if self._row is None:
             raise Fenced(f"thread {self.name!r} is not open for writing")
         return self._row
@@ -320,15 +332,16 @@ class Thread:
         if found is not None and (found.turn == self._turn or self._unchanged(found)):
             found.turn = self._turn
             return found
-        lease = self._held_lease()
+        self._held_lease()
         store, row = self.store, self.row
         name = branch_name(ns)
-        branch = store._catalog.branch(row.a, name_key(name))
+        branch = store._db.view.branch(row.a, name)
         if branch is None:
             more = {"arriving": BROUGHT} if self._arriving else {}
             branch = store._add_branch(row, name, None, {"ns": ns, **more})
         self.chosen(ns, branch.head)  # nobody has gone on with it if it was there
-        writer = Writing(store, row, lease, None, branch=branch if ns else None)
+        # A commit to the lease's own branch compares its generation anyway.
+        writer = BranchWriter(store, branch, guard=(lambda: self.guard) if ns else None)
         found = self._spaces[ns] = Namespace(self, ns, branch, writer)
         found.turn = self._turn
         return found
@@ -338,21 +351,19 @@ class Thread:
 
         Nobody wrote the thread since. But a subgraph's branch is one that a person can open and move.
         """
-        if not space.ns:
-            return self._held_lease().row.head_id == space.writer.branch_head
-        row = self.store._catalog.branch(self.row.a, space.branch.key)
-        return row is not None and (row.head_id, row.generation) == (space.writer.branch_head, space.writer.generation)
+        row, stands = self.store._db.view.branch(self.row.a, space.branch.name), space.writer.branch
+        return row is not None and (row.id, row.generation) == (stands.id, stands.generation)
 
     # -- checkpoints ----------------------------------------------------------------------------------
 
-    def state_of(self, ns: str, row: CheckpointRow) -> Still | None:
+    def state_of(self, ns: str, point: Point) -> Still | None:
         """The state of a checkpoint, if this process has it at hand. Waits for nobody."""
         space = self._spaces.get(ns)
         if space is None or not self.lock.acquire(blocking=False):
             return None
         try:
             # A checkpoint's id names its content, whoever has written since.
-            at_rest = space.writer.head_id == row.id and not space.writer.queued
+            at_rest = space.writer.head_id == point.id and not space.writer.under_way
             return space.document.still() if at_rest else None
         finally:
             self.lock.release()
@@ -390,20 +401,19 @@ class Thread:
                     space.document,
                     _label(metadata, checkpoint, space.seen),
                     key=key_of(ns, checkpoint["id"]),
-                    events=writes.events,
-                    guard=self.guard if ns else None,  # a commit to the lease's own branch compares it anyway
+                    said=writes.said,
                 )
             except BaseException as error:
                 self._failed(space, writes, error)
                 raise
             space.stands_at(checkpoint)
         try:
-            space.writer.finish(space.document, pending)
+            space.writer.finish(pending)
         except BaseException as error:
             self._failed(space, writes, error)
             raise
-        if pending.n:  # 0 when batched
-            self.looked(ns, pending.n)
+        if pending.done is not None:  # otherwise it is batched
+            self.looked(ns, pending.done.head)
         writes.done.set_result(None)
 
     def _assign(
@@ -447,36 +457,45 @@ class Thread:
 
     def _fork(self, space: Namespace, parent: str | None, *, running: bool) -> None:
         """The parent is not where the branch stands: let the new checkpoint grow from the parent, or be a root."""
-        target = Line(self.store, self.row, space.branch).named(key_of(space.ns, parent)) if parent else None
+        target = named(Graph(self.store._db.view, self.row), key_of(space.ns, parent)) if parent else None
         n = target.n if target is not None else 0
         if not running and self._before.get(space.ns) == n:
             raise Fenced(
                 f"another process has continued thread {self.name!r} since this one read it; nothing was written",
                 hint="Read its state again (graph.get_state) and run from there, or give each run its own thread_id.",
             )
-        space.writer.settle(space.document)
-        head = space.writer.branch_head  # stays what it is on disk
+        space.writer.settle()
         space.load(n)
-        space.writer.branch_head = head
         space.id = parent or ""
+
+    def _say(self, said: Sequence[Said]) -> None:
+        a, (b, generation) = self.row.a, self.guard
+
+        def say(change: Change) -> None:
+            change.guard(b, generation)
+            for one in said:
+                change.say(a, one)
+
+        if self.store._db.directly(say, b) is None:
+            self.store._db.change(say, b)
 
     # -- writes -----------------------------------------------------------------------------------------
 
-    def queue(self, event: Event) -> Writes:
-        """Let an event wait for the next flush of this thread."""
+    def queue(self, said: Said) -> Writes:
+        """Let an entry wait for the next flush of this thread."""
         with self._collecting:
-            self._writes.events.append(event)
+            self._writes.said.append(said)
             return self._writes
 
     def _take_writes(self) -> Writes:
         with self._collecting:
             taken, self._writes = self._writes, Writes()
-            if taken.events:
+            if taken.said:
                 self._in_vain = 0
             return taken
 
     def wait(self, writes: Writes) -> None:
-        """Return when a queued event is on disk: taken along by a checkpoint, or written now."""
+        """Return when a queued entry is on disk: taken along by a checkpoint, or written now."""
         with suppress(TimeoutError):
             return writes.done.result(SHARE_S if self._in_vain >= 0 else 0.0)
         with self._collecting:
@@ -487,7 +506,7 @@ class Thread:
         if waiting:
             try:
                 self.become_writer()
-                self.store._catalog.add_events(self.row.a, writes.events, guard=self.guard)
+                self._say(writes.said)
                 writes.done.set_result(None)
             except BaseException as error:  # noqa: BLE001 - whoever waits gets it
                 self._give_up(error)
@@ -495,7 +514,14 @@ class Thread:
         return writes.done.result()
 
 
-def writes_event(
+def named(graph: Graph, key: bytes) -> Point | None:
+    """The checkpoint of an agent that has that key; the newest, where a graph has saved it again."""
+    mine = {branch.b for branch in graph.branches}
+    found = [point for point in graph.view.keyed(key) if point.row.b in mine or graph.sees(point.n)]
+    return max(found, key=lambda point: (point.manifest.time_us, point.manifest.depth), default=None)
+
+
+def writes_said(
     ns: str,
     checkpoint_id: str,
     writes: Sequence[tuple[int, str, bytes]],
@@ -503,8 +529,8 @@ def writes_event(
     task_path: str,
     *,
     replace: bool,
-) -> Event:
-    """A task's writes as an event under their checkpoint's key. Values come encoded."""
+) -> Said:
+    """A task's writes as an entry under their checkpoint's key. Values come encoded."""
     body = {
         "what": "writes",
         "task": task_id,
@@ -512,7 +538,7 @@ def writes_event(
         "replace": replace,
         "writes": [list(write) for write in writes],
     }
-    return Event(now_us(), encode(body), key_of(ns, checkpoint_id))
+    return Said(body, key_of(ns, checkpoint_id))
 
 
 def _label(metadata: Mapping[str, Any], checkpoint: Mapping[str, Any], before: Mapping[str, Any]) -> str:

@@ -9,31 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import wraps
+from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from holdfast.agent import history
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import check_name, name_key
+from holdfast.agent2 import history
+from holdfast.agent2.graph import Graph
+from holdfast.agent2.names import check_name
 from holdfast.codec.assigned import Assigned, Still
 from holdfast.codec.values import decode
-from holdfast.contrib.langgraph.thread import ABOUT, about_of, branch_name, check_whole, has_thread, key_of
+from holdfast.contrib.langgraph.thread import ABOUT, about_of, branch_name, check_whole, has_thread, key_of, named
 from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, EventRow
-from holdfast.store.sealing import Values
+from holdfast.store2.catalog import Agent, Branch, Entry, Point
 
 if TYPE_CHECKING:
-    from holdfast.agent.store import Store
+    from holdfast.agent2.store import Store
     from holdfast.contrib.langgraph.saver import HoldfastSaver
 
 # A state, what LangGraph says about it, and what tasks wrote under it.
-Told = tuple[Still, dict[str, Any], Sequence[EventRow]]
+Told = tuple[Still, dict[str, Any], Sequence[Entry]]
 
 # Checkpoints whose states are worked out together. Their lists of encodings are all in memory, their values are not.
 PAGE = 64
@@ -59,17 +57,17 @@ def _explained(read: Callable[P, T]) -> Callable[P, T]:
 class Reader:
     """One namespace of a thread, as it is in the catalog."""
 
-    def __init__(self, saver: HoldfastSaver, thread: str, row: AgentRow, branch: BranchRow) -> None:
+    def __init__(self, saver: HoldfastSaver, thread: str, row: Agent, branch: Branch) -> None:
         store = saver.store
-        self._catalog = store._catalog
+        self._contents = store._db.now
         self._registry = saver._registry
         self._strict = saver._strict
         self._evidence = saver._evidence
         self._open = saver._threads.get(thread) if saver._strict else None
         self.thread = thread
-        self.ns = str(body_of(branch).get("ns", ""))
+        self.ns = str(branch.body.get("ns", ""))
         self.branch = branch
-        self.line = Line(store, row, branch)
+        self.graph = Graph(store._db.view, row)
 
     @classmethod
     def of(cls, saver: HoldfastSaver, thread: str, ns: str, *, arriving: bool = False) -> Reader | None:
@@ -78,7 +76,7 @@ class Reader:
         ``arriving``: also of a thread that is not whole yet.
         """
         row = agent_of(saver.store, thread)
-        branch = saver.store._catalog.branch(row.a, name_key(branch_name(ns))) if row is not None else None
+        branch = saver.store._db.view.branch(row.a, branch_name(ns)) if row is not None else None
         if row is None or branch is None:
             return None
         if not arriving:
@@ -91,8 +89,8 @@ class Reader:
         row = agent_of(saver.store, thread)
         if row is None:
             return []
-        readers = [cls(saver, thread, row, branch) for branch in saver.store._catalog.branches(row.a)]
-        readers = [reader for reader in readers if name_key(branch_name(reader.ns)) == reader.branch.key]
+        readers = [cls(saver, thread, row, branch) for branch in saver.store._db.view.branches(row.a)]
+        readers = [reader for reader in readers if branch_name(reader.ns) == reader.branch.name]
         for reader in readers:
             if not reader.ns:
                 check_whole(thread, reader.branch)
@@ -100,28 +98,43 @@ class Reader:
 
     # -- one checkpoint -------------------------------------------------------------------------------------
 
-    def find(self, checkpoint_id: str | None) -> CheckpointRow | None:
+    def find(self, checkpoint_id: str | None) -> Point | None:
         """The row of a checkpoint, or of the one where the branch stands."""
         if checkpoint_id:
-            return self.line.named(key_of(self.ns, checkpoint_id))
+            return named(self.graph, key_of(self.ns, checkpoint_id))
         if not self.branch.head:
             return None
-        row = self._catalog.checkpoint(self.branch.head)
-        return row if has_thread(Manifest.decode(row.manifest)) else None
+        point = self._contents.view.point(self.branch.head)
+        return point if has_thread(point.manifest) else None
 
-    def tuple_at(self, row: CheckpointRow) -> CheckpointTuple:
+    def points(self) -> Iterator[Point]:
+        """All checkpoints of the namespace, newest first: from where its branch stands, and from where it stood."""
+        view, starts, left = self.graph.view, {self.branch.head} - {0}, set[bytes]()
+        for entry in view.log(self.branch.a, kept=False):
+            left.update(entry.body.get("left", ()))  # by any branch, or what is left of a line whose end is gone
+            if entry.body.get("b") == self.branch.b and entry.body.get("from"):
+                point = view.find(entry.body["from"])
+                starts |= {point.n} if point is not None else set()
+        others = [point for id in left if (point := view.find(id)) is not None and point.n not in starts]
+        return self.graph.walk(starts | {point.n for point in others if self._is_ours(point)})
+
+    def _is_ours(self, point: Point) -> bool:
+        """Whether a checkpoint that the agent came by in another way is of this namespace."""
+        return has_thread(point.manifest) and about_of(self.state_at(point)).get("checkpoint_ns", "") == self.ns
+
+    def tuple_at(self, row: Point) -> CheckpointTuple:
         state = (self._open and self._open.state_of(self.ns, row)) or self.state_at(row).still()
         about = about_of(state)
         key = key_of(self.ns, about["id"])
-        return self._tuple(state, about, self.line.events_named([key]), returning=True)
+        return self._tuple(state, about, self.graph.under([key]), returning=True)
 
-    def state_at(self, row: CheckpointRow) -> Assigned:
-        source = history.Stored(self._catalog, row)
+    def state_at(self, row: Point) -> Assigned:
+        source = history.Stored(self._contents, row)
         return Assigned(self._registry, source, self._evidence, inert=False if self._strict else None)
 
     @_explained
     def _tuple(
-        self, state: Still, about: dict[str, Any], events: Iterable[EventRow], *, returning: bool = False
+        self, state: Still, about: dict[str, Any], events: Iterable[Entry], *, returning: bool = False
     ) -> CheckpointTuple:
         checkpoint = {name: value for name, value in about.items() if name not in OURS}
         checkpoint["channel_values"] = {
@@ -138,7 +151,7 @@ class Reader:
 
     @_explained
     def writes(
-        self, events: Iterable[EventRow], only: Collection[str] | None = None
+        self, events: Iterable[Entry], only: Collection[str] | None = None
     ) -> list[tuple[str, str, str, Any]]:
         """What tasks wrote, as (path, task, channel, value), in LangGraph's order; of some channels, or of all."""
         ordered = sorted(placed(events).items(), key=lambda item: writes_sort_key(item[1][0], *item[0]))
@@ -183,36 +196,27 @@ class Reader:
 
     def states(self, before: str | None = None, size: int = PAGE) -> Iterator[Told]:
         """States, what LangGraph says about them and what was written under them, newest first, each id once."""
-        limit: int | None = None
-        if before is not None:
-            start = self.line.named(key_of(self.ns, before))
-            # Ids grow with time, as numbers do; an id that is not here is compared as text.
-            limit = start.n if start is not None else None
         told: set[str] = set()
-        while True:
-            page = list(self.line.rows(before=limit, limit=size))
-            if not page:
-                return
+        points = self.points()
+        while page := list(islice(points, size)):
             for state, about, events in self._page(page):
                 name = about["id"]
                 if name not in told and (before is None or name < before):
                     told.add(name)
                     yield state, about, events
-            limit = page[-1].n
 
-    def _page(self, rows: Sequence[CheckpointRow]) -> list[Told]:
+    def _page(self, rows: Sequence[Point]) -> list[Told]:
         """LangGraph's among some rows, in their order. Neighbours follow from each other by their operations."""
-        values = Values(self._catalog, rows[::-1])
         found: list[tuple[Still, dict[str, Any]]] = []
         state: Assigned | None = None
         at = 0
         for row in reversed(rows):
-            manifest = Manifest.decode(row.manifest)
+            manifest = row.manifest
             if not has_thread(manifest):
                 state = None
                 continue
-            if state is not None and row.parent == at:
-                state.do(history.operations_of(row, manifest, values))
+            if state is not None and row.row.parent == at:
+                state.do(history.operations_of(self._contents.view, row))
                 if state.digests() != manifest.sections:
                     raise Damaged(
                         f"the operations of checkpoint {row.id.hex()[:12]} do not lead to the state that it recorded",
@@ -229,26 +233,26 @@ class Reader:
         events = self._events_by_key(keys)
         return [(still, about, events.get(key, ())) for (still, about), key in zip(found, keys, strict=True)]
 
-    def _events_by_key(self, keys: Sequence[bytes]) -> dict[bytes, list[EventRow]]:
-        found: dict[bytes, list[EventRow]] = {}
-        for event in self.line.events_named(keys):
-            found.setdefault(event.key or b"", []).append(event)
+    def _events_by_key(self, keys: Sequence[bytes]) -> dict[bytes, list[Entry]]:
+        found: dict[bytes, list[Entry]] = {}
+        for event in self.graph.under(keys):
+            found.setdefault(event.key, []).append(event)
         return found
 
     # -- delta channels ---------------------------------------------------------------------------------------
 
     @_explained
-    def deltas(self, row: CheckpointRow, channels: Sequence[str]) -> dict[str, Any]:
+    def deltas(self, row: Point, channels: Sequence[str]) -> dict[str, Any]:
         """Per channel, what was written to it since it was last stored whole, and that value, in one walk back.
 
         Which ancestors hold the channel is known from their manifests, so that only the one that does is loaded.
         """
         missing = set(channels)
         seeds: dict[str, Any] = {}
-        rows: list[tuple[CheckpointRow, set[str]]] = []  # ancestors, each with the channels that its writes matter to
-        for found in self.line.up(row.parent) if row.parent else ():
+        rows: list[tuple[Point, set[str]]] = []  # ancestors, each with the channels that its writes matter to
+        for found in self._contents.view.walk(row.row.parent) if row.row.parent else ():
             rows.append((found, missing.copy()))
-            held = {name for name, _ in Manifest.decode(found.manifest).sections} & missing
+            held = {name for name, _ in found.manifest.sections} & missing
             if held:
                 state = self.state_at(found).still()
                 about = about_of(state)
@@ -257,9 +261,9 @@ class Reader:
                 if not missing:
                     break
         newest_first: dict[str, list[Any]] = {name: [] for name in channels}
-        events = self._events_by_key([found.key for found, _ in rows if found.key is not None])
+        events = self._events_by_key([found.row.key for found, _ in rows if found.row.key])
         for found, wanted in rows:
-            for _, task, name, value in reversed(self.writes(events.get(found.key or b"", ()), wanted)):
+            for _, task, name, value in reversed(self.writes(events.get(found.row.key, ()), wanted)):
                 newest_first[name].append((task, name, value))
         return {
             name: {"writes": newest_first[name][::-1], **({"seed": seeds[name]} if name in seeds else {})}
@@ -272,12 +276,12 @@ def config_of(thread: str, ns: str, checkpoint_id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread, "checkpoint_ns": ns, "checkpoint_id": checkpoint_id}}
 
 
-def agent_of(store: Store, thread: str) -> AgentRow | None:
+def agent_of(store: Store, thread: str) -> Agent | None:
     """The agent that a thread is; None where there is none, and where there can be none."""
     if store._durability == "batched":
         store.flush()  # what this process has put is read only when it is there
     try:
-        return store._catalog.agent(name_key(check_name(thread, "an agent")))
+        return store._db.view.agent(check_name(thread, "an agent"))
     except BadName:
         return None
 
@@ -299,14 +303,14 @@ def channel_of(state: Still, about: Mapping[str, Any], name: str, *, returning: 
     return _DeltaSnapshot(value) if name in about.get("wrapped", ()) else value
 
 
-def placed(events: Iterable[EventRow]) -> dict[tuple[str, int], tuple[str, str, bytes]]:
+def placed(events: Iterable[Entry]) -> dict[tuple[str, int], tuple[str, str, bytes]]:
     """What tasks wrote, by task and index, as (path, channel, encoded value).
 
     A write that is there already stays, unless it is of a kind that replaces: errors, interrupts, resumptions.
     """
     found: dict[tuple[str, int], tuple[str, str, bytes]] = {}
     for event in events:
-        body = body_of(event)
+        body = event.body
         if body["what"] != "writes":
             continue
         for index, channel, data in body["writes"]:

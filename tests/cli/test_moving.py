@@ -1,0 +1,148 @@
+"""``backup``, ``move`` and ``key rotate --full``: a whole store in another place, or under another key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import holdfast
+from tests import warm
+
+HOLD_OPEN = "import sys, holdfast\nholdfast.open(sys.argv[1], inert=True)\nprint('ready', flush=True)\ninput()\n"
+
+
+def ids(cli, store):
+    """Every checkpoint that there is of one agent, also those that no branch leads to."""
+    return [one["id"] for one in cli("log", "trip-7", "--all", "--json", store=store).json["checkpoints"]]
+
+
+@pytest.fixture
+def elsewhere(filled):
+    """Another process that has the filled store open."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with warm.Popen([sys.executable, "-c", HOLD_OPEN, str(filled)], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_a_backup_has_everything_and_can_be_repeated(cli, filled, tmp_path):
+    dest = tmp_path / "dest"
+    cli("retain", "--last", "100", "--save")
+    done = cli("backup", str(dest))
+    assert (done.code, "3 agents brought to" in done.out) == (0, True)
+    assert cli("agents", "--json", store=dest).json["agents"] == cli("agents", "--json").json["agents"]
+    assert cli("retain", "--json", store=dest).json["policies"] == [{"agent": None, "policy": {"last": 100}}]
+    assert cli("verify", store=dest).code == 0
+    assert "Nothing was missing." in cli("backup", str(dest)).out
+    assert cli("tag", "trip-7", "here").code == 0, "the store goes on as before"
+    again = cli("backup", str(dest), "--json").json
+    assert (again["schema"], [one["status"] for one in again["agents"]].count("updated")) == ("holdfast.backup/1", 1)
+    assert cli("backup", str(filled)).code == 2
+
+
+def test_a_backup_may_be_made_while_others_write(cli, elsewhere, tmp_path):
+    assert cli("backup", str(tmp_path / "dest")).code == 0
+
+
+def test_a_moved_store_is_only_read_and_says_where_everything_is(cli, filled, tmp_path):
+    dest = tmp_path / "dest"
+    before = {words: cli(*words, "--json").json for words in (("log", "trip-7"), ("show", "trip-7"), ("tag", "trip-7"))}
+    done = cli("move", str(dest))
+    assert done.code == 0
+    assert done.out.splitlines()[-1] == f"{filled} can only be read from now on. Programs open {dest}."
+    assert ids(cli, dest) == ids(cli, filled)
+    for store in (filled, dest):
+        for words, found in before.items():
+            assert cli(*words, "--json", store=store).json == found
+    refused = cli("tag", "trip-7", "late")
+    assert (refused.code, f"was moved to {dest}" in refused.err) == (2, True)
+    with pytest.raises(holdfast.errors.ReadOnly, match="was moved to"):
+        holdfast.open(filled)
+    assert cli("doctor", "--json").json["store"]["moved"] == str(dest)
+    assert f"moved to {dest}" in cli("doctor").out
+    assert cli("tag", "trip-7", "late", store=dest).code == 0
+    assert cli("verify", store=dest).code == 0
+
+
+def test_a_store_that_is_open_elsewhere_is_not_moved(cli, filled, elsewhere, tmp_path):
+    refused = cli("move", str(tmp_path / "dest"))
+    assert (refused.code, "open elsewhere" in refused.err) == (3, True)
+    elsewhere.kill()
+    elsewhere.wait()
+    assert cli("tag", "trip-7", "here").code == 0
+    assert cli("move", str(tmp_path / "dest"), "--json").json["schema"] == "holdfast.move/1"
+    assert "here" in cli("tag", "trip-7", store=tmp_path / "dest").out
+
+
+def test_what_moves_can_get_a_key_and_a_place_for_large_values(cli, filled, tmp_path):
+    key, dest, bulk = (tmp_path / name for name in ("key", "dest", "bulk"))
+    key.write_text("ab" * 32 + "\n")
+    with holdfast.open(filled, inert=True) as store, store.agent("photos") as agent:
+        agent.state["photo"] = bytes(range(256)) * 2000
+        agent.checkpoint()
+    assert cli("move", str(dest), "--dest-key-file", str(key), "--objects", str(bulk)).code == 0
+    assert list(bulk.rglob("*.pack"))
+    assert not list(dest.rglob("*.pack"))
+    assert cli("verify", store=dest).code == 4, "it needs the key"
+    with holdfast.open(dest, key="ab" * 32, inert=True) as store:
+        assert store.agent("photos").state["photo"] == bytes(range(256)) * 2000
+        assert store.stats()["objects"] == {"place": f"file://{bulk}", "packs": 1, "reachable": True}
+
+
+def test_init_keeps_where_large_values_go(cli, tmp_path):
+    place, bulk = tmp_path / "new", tmp_path / "bulk"
+    made = cli("init", str(place), "--objects", str(bulk), "--json", store=None).json
+    assert made == {"schema": "holdfast.init/1", "store": str(place), "encrypted": False}
+    assert cli("init", str(place), store=None).code == 2
+    with pytest.raises(holdfast.errors.BadOption, match="keeps its packs in"):
+        holdfast.open(place, objects=str(tmp_path / "other"))
+    (bulk).rename(tmp_path / "away")
+    assert f"file://{bulk}, which cannot be reached" in cli("doctor", store=place).out
+    assert cli("init", str(tmp_path / "x"), "--objects", "s3://key:secret@bucket/p", store=None).code == 2
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.fixture
+def vault(cli, filled, tmp_path, monkeypatch):
+    """An encrypted store with everything in it; its key is in the environment."""
+    key = tmp_path / "first.key"
+    key.write_text("ab" * 32 + "\n")
+    cli("push", str(filled), str(tmp_path / "vault"), "--dest-key-file", str(key))
+    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
+    return tmp_path / "vault"
+
+
+def test_a_full_rotation_keeps_the_old_store_until_somebody_says_otherwise(cli, vault, tmp_path, monkeypatch):
+    before = ids(cli, vault)
+    (tmp_path / "second.key").write_text("cd" * 32 + "\n")
+    named = ("--new-key-file", str(tmp_path / "second.key"))
+    assert cli("key", "rotate", "--discard-old", *named, store=vault).code == 2
+    done = cli("key", "rotate", "--full", *named, "--json", store=vault).json
+    (old,) = done["old"]
+    assert (done["did"], done["full"], done["key"]["kind"]) == ("rotate", True, "key")
+    assert cli("verify", store=vault).code == 4, "the old key opens it no more"
+    assert ids(cli, old) == before
+    assert "was moved to" in cli("tag", "trip-7", "late", store=old).err
+    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(tmp_path / "second.key"))
+    assert ids(cli, vault) == before
+    assert cli("key", "rotate", "--discard-old", store=vault).out == f"Deleted {old}.\n"
+    assert cli("key", "rotate", "--discard-old", "--json", store=vault).json["old"] == []
+    assert cli("verify", store=vault).code == 0
+    third = ("--new-key-file", str(tmp_path / "first.key"))
+    assert cli("key", "rotate", "--full", "--discard-old", *third, "--json", store=vault).json["old"] == []
+    assert sorted(path.name for path in tmp_path.iterdir() if "vault" in path.name) == ["vault"]
+
+
+def test_a_store_that_is_open_elsewhere_is_not_rotated(cli, vault, tmp_path):
+    (tmp_path / "second.key").write_text("cd" * 32 + "\n")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with warm.Popen([sys.executable, "-c", HOLD_OPEN, str(vault)], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        words = ("key", "rotate", "--full", "--new-key-file", str(tmp_path / "second.key"))
+        refused = cli(*words, store=vault)
+        process.kill()
+    assert (refused.code, "open elsewhere" in refused.err) == (3, True)
+    assert cli("verify", store=vault).code == 0
