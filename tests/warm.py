@@ -43,9 +43,9 @@ LANGGRAPH = "langgraph"
 LOADED = {
     HOLDFAST: (
         "asyncio", "cryptography.hazmat.primitives.ciphers.aead", "cyclopts.help", "rich.markdown",
-        "holdfast.agent2.*", "holdfast.cli.*", "holdfast.run.*", "holdfast.store2.*",
+        "holdfast.agent.*", "holdfast.cli.*", "holdfast.run.*", "holdfast.store.*",
     ),
-    LANGGRAPH: ("asyncio", "holdfast.agent2.*", "holdfast.run.*", "holdfast.contrib.langgraph", "langgraph.graph"),
+    LANGGRAPH: ("asyncio", "holdfast.agent.*", "holdfast.run.*", "holdfast.contrib.langgraph", "langgraph.graph"),
 }  # fmt: skip
 """What a process begins with; with a star, all modules below."""
 

@@ -32,18 +32,18 @@ from holdfast.errors import (
 
 if TYPE_CHECKING:
     from holdfast import crash
-    from holdfast.agent2 import keys
-    from holdfast.agent2.agent import Rollback
-    from holdfast.agent2.bundle import import_bundle
-    from holdfast.agent2.changes import Change, Diff
-    from holdfast.agent2.checkpoint import Checkpoint
-    from holdfast.agent2.drill import DrillReport
-    from holdfast.agent2.policy import Policy
-    from holdfast.agent2.repair import RepairReport, repair
-    from holdfast.agent2.retention import RetentionReport
-    from holdfast.agent2.store import AgentInfo
-    from holdfast.agent2.transfer import TransferReport
-    from holdfast.agent2.verify import Problem, VerifyReport
+    from holdfast.agent import keys
+    from holdfast.agent.agent import Rollback
+    from holdfast.agent.bundle import import_bundle
+    from holdfast.agent.changes import Change, Diff
+    from holdfast.agent.checkpoint import Checkpoint
+    from holdfast.agent.drill import DrillReport
+    from holdfast.agent.policy import Policy
+    from holdfast.agent.repair import RepairReport, repair
+    from holdfast.agent.retention import RetentionReport
+    from holdfast.agent.store import AgentInfo
+    from holdfast.agent.transfer import TransferReport
+    from holdfast.agent.verify import Problem, VerifyReport
     from holdfast.codec.classes import Record
     from holdfast.codec.document import MISSING, Document, plain
     from holdfast.codec.types import register
@@ -120,35 +120,35 @@ _HOMES = {
     "MISSING": ("holdfast.codec.document", "MISSING"),
     "Absent": ("holdfast.run.effects", "Absent"),
     "Agent": ("holdfast.run.handle", "Agent"),
-    "AgentInfo": ("holdfast.agent2.store", "AgentInfo"),
+    "AgentInfo": ("holdfast.agent.store", "AgentInfo"),
     "Breaker": ("holdfast.run.resilience", "Breaker"),
-    "Change": ("holdfast.agent2.changes", "Change"),
-    "Checkpoint": ("holdfast.agent2.checkpoint", "Checkpoint"),
-    "Diff": ("holdfast.agent2.changes", "Diff"),
+    "Change": ("holdfast.agent.changes", "Change"),
+    "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
+    "Diff": ("holdfast.agent.changes", "Diff"),
     "Document": ("holdfast.codec.document", "Document"),
-    "DrillReport": ("holdfast.agent2.drill", "DrillReport"),
+    "DrillReport": ("holdfast.agent.drill", "DrillReport"),
     "Effect": ("holdfast.run.effects", "Effect"),
     "Found": ("holdfast.run.effects", "Found"),
-    "Policy": ("holdfast.agent2.policy", "Policy"),
-    "Problem": ("holdfast.agent2.verify", "Problem"),
+    "Policy": ("holdfast.agent.policy", "Policy"),
+    "Problem": ("holdfast.agent.verify", "Problem"),
     "Record": ("holdfast.codec.classes", "Record"),
-    "RepairReport": ("holdfast.agent2.repair", "RepairReport"),
-    "RetentionReport": ("holdfast.agent2.retention", "RetentionReport"),
-    "Rollback": ("holdfast.agent2.agent", "Rollback"),
+    "RepairReport": ("holdfast.agent.repair", "RepairReport"),
+    "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
+    "Rollback": ("holdfast.agent.agent", "Rollback"),
     "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
     "RunInfo": ("holdfast.run.listing", "RunInfo"),
     "Store": ("holdfast.run.store", "Store"),
-    "TransferReport": ("holdfast.agent2.transfer", "TransferReport"),
+    "TransferReport": ("holdfast.agent.transfer", "TransferReport"),
     "Unknown": ("holdfast.run.effects", "Unknown"),
-    "VerifyReport": ("holdfast.agent2.verify", "VerifyReport"),
+    "VerifyReport": ("holdfast.agent.verify", "VerifyReport"),
     "current": ("holdfast.run.context", "current"),
     "durable": ("holdfast.run.durables", "durable"),
     "effect": ("holdfast.run.context", "effect"),
-    "import_bundle": ("holdfast.agent2.bundle", "import_bundle"),
+    "import_bundle": ("holdfast.agent.bundle", "import_bundle"),
     "open": ("holdfast.run.store", "open_store"),
     "plain": ("holdfast.codec.document", "plain"),
     "register": ("holdfast.codec.types", "register"),
-    "repair": ("holdfast.agent2.repair", "repair"),
+    "repair": ("holdfast.agent.repair", "repair"),
     "tool": ("holdfast.run.tools", "tool"),
 }
 
@@ -159,7 +159,7 @@ def __getattr__(name: str) -> object:
 
         return version("holdfast")
     if name == "keys":
-        return _import_module("holdfast.agent2.keys")
+        return _import_module("holdfast.agent.keys")
     if name == "crash":
         return _import_module("holdfast.crash")
     if name not in _HOMES:

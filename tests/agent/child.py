@@ -59,7 +59,7 @@ def hold(path: str, name: str) -> None:
 
 def retained(path: str, name: str, count: str) -> None:
     """Append while others let go what is old, with a rollback now and then; say whether all is as it was."""
-    from holdfast.agent2 import branch
+    from holdfast.agent import branch
 
     branch.SEAL_CHECKPOINTS = 6
     store = holdfast.open(path)

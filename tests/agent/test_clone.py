@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from holdfast.agent2 import branch as branches
-from holdfast.agent2.graph import Graph
+from holdfast.agent import branch as branches
+from holdfast.agent.graph import Graph
 from holdfast.errors import BadName, Damaged, UnknownAgent, UnknownRevision
-from holdfast.store2.changes import Said
+from holdfast.store.changes import Said
 from tests.agent.damage import flipped, rows, spoil
 
 

@@ -8,8 +8,8 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent2 import branch as sealing
-from holdfast.agent2 import retention
+from holdfast.agent import branch as sealing
+from holdfast.agent import retention
 from holdfast.errors import NotAuthentic
 from tests.agent.damage import rows, spoil
 from tests.agent.test_clone import sound

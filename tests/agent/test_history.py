@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import holdfast
-from holdfast.agent2 import branch as sealing
+from holdfast.agent import branch as sealing
 from holdfast.errors import BadName, BadOption, NothingToUndo, ReadOnly, Stale, UnknownAgent, UnknownRevision
 
 NAMES = [

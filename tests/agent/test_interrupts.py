@@ -8,7 +8,7 @@ import threading
 import pytest
 
 import holdfast
-from holdfast.agent2 import branch as sealing
+from holdfast.agent import branch as sealing
 from holdfast.errors import HoldfastError, StoreBusy
 
 # What a handler raises in a destructor reaches nobody.

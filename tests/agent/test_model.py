@@ -9,7 +9,7 @@ import warnings
 import pytest
 
 import holdfast
-from holdfast.agent2 import branch as sealing
+from holdfast.agent import branch as sealing
 from holdfast.errors import DetachedChange, DiskFull, NothingToUndo
 from tests.codec.fuzz import Model, Note, Point, Slotted, World, apart, canon, twin
 

@@ -9,11 +9,11 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent2 import branch as sealing
-from holdfast.agent2 import history
+from holdfast.agent import branch as sealing
+from holdfast.agent import history
 from holdfast.codec.types import Registry
 from holdfast.errors import Forgotten
-from holdfast.store2.database import Contents
+from holdfast.store.database import Contents
 from tests.agent import child
 from tests.agent.test_clone import sound
 from tests.agent.test_removal import large

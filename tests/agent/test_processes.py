@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreClosed, StorePoisoned
-from holdfast.store2.database import open_database
+from holdfast.store.database import open_database
 from tests.agent.child import end, line, start
 
 
@@ -348,7 +348,7 @@ def test_failed_flush_poisons_and_reopening_recovers(store_path, monkeypatch):
     vfs = FailingSync()
     real = open_database
     holdfast.open(store_path).close()
-    monkeypatch.setattr("holdfast.agent2.store.open_database", lambda path, **more: real(path, vfs=vfs.name, **more))
+    monkeypatch.setattr("holdfast.agent.store.open_database", lambda path, **more: real(path, vfs=vfs.name, **more))
     store = holdfast.open(store_path)
     try:
         agent = store.agent("a")

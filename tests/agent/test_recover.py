@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from holdfast.agent2 import branch as sealing
+from holdfast.agent import branch as sealing
 from holdfast.errors import BadOption, Damaged
 from tests.agent.damage import everything, flipped, rows, spoil
 

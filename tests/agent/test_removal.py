@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.agent2 import branch as sealing
+from holdfast.agent import branch as sealing
 from holdfast.errors import AgentBusy, Fenced, NothingToUndo, StoreClosed, UnknownAgent, UnknownRevision
-from holdfast.store2.changes import Said
-from holdfast.store2.packs import file_name
+from holdfast.store.changes import Said
+from holdfast.store.packs import file_name
 from tests import warm
 from tests.agent import child
 from tests.agent.damage import flipped, spoil

@@ -15,9 +15,9 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent2 import branch as sealing
-from holdfast.agent2 import retention, tending
-from holdfast.agent2.policy import Moment
+from holdfast.agent import branch as sealing
+from holdfast.agent import retention, tending
+from holdfast.agent.policy import Moment
 from holdfast.errors import BadOption, Forgotten, InDoubt, ReadOnly, UnknownRevision
 from tests import warm
 from tests.agent import child

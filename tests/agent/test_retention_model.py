@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent2 import branch as sealing
+from holdfast.agent import branch as sealing
 from holdfast.errors import NothingToUndo, UnknownRevision
 from tests.agent.test_clone import sound
 from tests.conftest import SOAK

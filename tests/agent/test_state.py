@@ -298,7 +298,7 @@ def test_told_bytes_that_were_let_go_are_read_off_the_event_loop(agent, monkeypa
     agent.checkpoint()
     document = agent._document
     agent.state["more"] = 1
-    monkeypatch.setattr("holdfast.agent2.branch.SEAL_CHECKPOINTS", 1)
+    monkeypatch.setattr("holdfast.agent.branch.SEAL_CHECKPOINTS", 1)
     agent.checkpoint("sealed")
     monkeypatch.undo()
     readers = []

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast.agent2 import arrival
-from holdfast.agent2.graph import Graph
+from holdfast.agent import arrival
+from holdfast.agent.graph import Graph
 from holdfast.errors import AgentBusy, BadOption, Damaged, HistoriesDiverged, HoldfastError, ReadOnly, UnknownAgent
-from holdfast.store2.changes import Objects, pack_node
-from holdfast.store2.sqlite import Sqlite
+from holdfast.store.changes import Objects, pack_node
+from holdfast.store.sqlite import Sqlite
 from tests.agent import child
 from tests.agent.damage import spoil
 from tests.agent.transferred import assert_same, grow, plain, view

@@ -10,10 +10,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import holdfast
-from holdfast.agent2.graph import Graph
+from holdfast.agent.graph import Graph
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError
-from holdfast.store2.changes import Said
+from holdfast.store.changes import Said
 
 if TYPE_CHECKING:
     import random

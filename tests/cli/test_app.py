@@ -148,7 +148,7 @@ def test_ctrl_c_ends_quietly(filled):
     waiting = (
         "import os, signal, sys, time, holdfast.cli.app\n"
         "def sleep(seconds, real=time.sleep):\n"
-        "    if sys._getframe(1).f_globals['__name__'] == 'holdfast.store2.leases':  # it waits for the other one\n"
+        "    if sys._getframe(1).f_globals['__name__'] == 'holdfast.store.leases':  # it waits for the other one\n"
         "        os.kill(os.getpid(), signal.SIGINT)\n"
         "    real(seconds)\n"
         "time.sleep = sleep\n"

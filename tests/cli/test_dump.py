@@ -12,7 +12,7 @@ import sys
 import pytest
 
 import holdfast
-from holdfast.agent2 import crashes
+from holdfast.agent import crashes
 from holdfast.crash import Limits, capture, holders
 from tests.cli.conftest import PROGRAM
 from tests.cli.test_app import PAGE, differences

@@ -25,8 +25,8 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 import holdfast
-from holdfast.agent2 import metadata
-from holdfast.agent2.sealing import fold_below
+from holdfast.agent import metadata
+from holdfast.agent.sealing import fold_below
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation, encode_whole
 from holdfast.codec.types import REGISTRY as TYPES_KNOWN
@@ -34,12 +34,12 @@ from holdfast.codec.values import encode
 from holdfast.run import records as rec
 from holdfast.run.arguments import stow
 from holdfast.run.stored import StoredLine, entries
-from holdfast.store2 import witness
-from holdfast.store2.catalog import link, node_digest
-from holdfast.store2.cipher import PLAIN, Keyed, digest
-from holdfast.store2.manifest import Manifest, identity, mark_of, pack_payload
-from holdfast.store2.segments import pack
-from holdfast.store2.tables import FORMAT_VERSION
+from holdfast.store import witness
+from holdfast.store.catalog import link, node_digest
+from holdfast.store.cipher import PLAIN, Keyed, digest
+from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
+from holdfast.store.segments import pack
+from holdfast.store.tables import FORMAT_VERSION
 from tests.limits import limits
 
 

@@ -17,7 +17,7 @@ from zstandard import ZstdError
 
 import holdfast
 from holdfast.codec.values import encode
-from holdfast.store2 import tables
+from holdfast.store import tables
 from tests.codec import kinds
 from tests.compat import keyed, reader
 from tests.compat.make_store import KEY, STORES, TYPES, build, line_of

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 
-from holdfast.agent2.branch import SEAL_BYTES, SEAL_CHECKPOINTS
+from holdfast.agent.branch import SEAL_BYTES, SEAL_CHECKPOINTS
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.contrib.langgraph.tuples import PAGE
-from holdfast.store2.catalog import ROWS_AT_ONCE
+from holdfast.store.catalog import ROWS_AT_ONCE
 from tests.contrib.threads import checkpoint, config
 
 pytestmark = pytest.mark.slow

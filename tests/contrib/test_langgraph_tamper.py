@@ -19,8 +19,8 @@ from unittest import mock
 import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
-from holdfast.agent2 import branch as sealing
-from holdfast.agent2.sealing import fold_below
+from holdfast.agent import branch as sealing
+from holdfast.agent.sealing import fold_below
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import HoldfastError
 from tests.contrib.tampering import CHANGES, FILES, HONEST, OURS, PERSON, THEIRS, UNCHAINED

@@ -20,11 +20,11 @@ from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import Command, Send, interrupt
 
-from holdfast.agent2.graph import Graph
+from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import AgentBusy, Fenced
 from holdfast.run.store import Store
-from holdfast.store2.database import open_database
+from holdfast.store.database import open_database
 from tests.contrib.graphs import Trail
 from tests.contrib.threads import chain, checkpoint, config
 from tests.contrib.writer_child import end, line, start, tell, two_steps

@@ -20,7 +20,7 @@ from blake3 import blake3
 
 import holdfast
 from holdfast.errors import HoldfastError, NotAStore
-from holdfast.store2.tables import TABLES
+from holdfast.store.tables import TABLES
 from tests.faults import script
 from tests.faults.campaign import Task, campaign, memory, quiet, remembering
 from tests.faults.disk import Disk

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple
 import apsw
 
 import holdfast
-from holdfast.agent2.verify import _Verification
+from holdfast.agent.verify import _Verification
 from holdfast.errors import HoldfastError
-from holdfast.store2.catalog import quietly
-from holdfast.store2.tables import TABLES
-from holdfast.store2.witness import witness_report
+from holdfast.store.catalog import quietly
+from holdfast.store.tables import TABLES
+from holdfast.store.witness import witness_report
 from tests.faults import rich
 from tests.faults.campaign import Task, campaign, memory, quiet, remembering
 

@@ -14,7 +14,7 @@ import random
 import sys
 
 import holdfast
-import holdfast.agent2.store  # its limits are changed
+import holdfast.agent.store  # its limits are changed
 from holdfast.errors import NothingToUndo
 from tests.faults.campaign import memory, quiet
 from tests.limits import limits

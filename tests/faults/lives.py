@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import holdfast
-from holdfast.agent2 import metadata, removal
+from holdfast.agent import metadata, removal
 from holdfast.errors import AgentBusy, Fenced, StoreWentBack, WrongKey
 from holdfast.run.store import Store
-from holdfast.store2 import files
-from holdfast.store2.database import open_database
-from holdfast.store2.packs import file_name
+from holdfast.store import files
+from holdfast.store.database import open_database
+from holdfast.store.packs import file_name
 from tests.faults import crashes, script
 from tests.faults.campaign import remembering
 from tests.faults.script import Broken, Hand, Ledger, let_go

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent2 import collection
-from holdfast.agent2.store import Store
-from holdfast.store2 import catalog, changes, cipher, files, objects, packs, sqlite
+from holdfast.agent import collection
+from holdfast.agent.store import Store
+from holdfast.store import catalog, changes, cipher, files, objects, packs, sqlite
 from tests.faults import crashes, damage, failing, writers  # noqa: F401  their campaigns are hunted with
 from tests.faults.campaign import CAMPAIGNS, Task, campaign
 from tests.faults.isolated import Died, isolated

@@ -16,7 +16,7 @@ from typing import Any
 from blake3 import blake3
 
 import holdfast
-import holdfast.agent2.store  # its limits are changed
+import holdfast.agent.store  # its limits are changed
 from holdfast.codec.values import encode
 from tests.faults.rich import journey
 from tests.limits import limits

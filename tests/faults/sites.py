@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tests.faults.calls import HOLDFAST
 
-ROOMS = ("store2", "agent2", "run")
+ROOMS = ("store", "agent", "run")
 
 _OS = frozenset((
     "open", "close", "pwrite", "pread", "preadv", "write", "read", "fsync", "fdatasync", "ftruncate", "truncate",
@@ -34,9 +34,9 @@ NEVER_FAIL = ("ROLLBACK", "ROLLBACK TO one", "RELEASE one")
 """Statements for which SQLite needs no disk."""
 
 EXEMPT = {
-    ("store2/objects.py", "put", "file"): "object storage: the disk is that of temporary files",
-    ("store2/objects.py", "_send", "file"): "as above",
-    ("store2/objects.py", "names", "entry"): "the list of a directory says what is a file",
+    ("store/objects.py", "put", "file"): "object storage: the disk is that of temporary files",
+    ("store/objects.py", "_send", "file"): "as above",
+    ("store/objects.py", "names", "entry"): "the list of a directory says what is a file",
     ("run/handle.py", "run", "self"): "what a run executes is no statement",
 }
 ELSEWHERE = frozenset(("postgres.py", "connection.py"))

@@ -8,8 +8,8 @@ import time
 import pytest
 
 import holdfast
-from holdfast.agent2 import branch
-from holdfast.store2 import writer
+from holdfast.agent import branch
+from holdfast.store import writer
 from tests.faults.campaign import ROOT
 from tests.faults.victim import Victim
 from tests.limits import limits

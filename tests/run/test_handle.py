@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.store2.changes import Change
+from holdfast.store.changes import Change
 
 
 class Crash(BaseException):

@@ -15,17 +15,17 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.agent2.branch import RECORD_MAX_BYTES
-from holdfast.agent2.store import Store, open_as
+from holdfast.agent.branch import RECORD_MAX_BYTES
+from holdfast.agent.store import Store, open_as
 from holdfast.codec.types import REGISTRY
 from holdfast.errors import BadOption, Damaged, DiskFull, Fenced, ForkedHandle
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
 from holdfast.run.stored import StoredLedger, StoredLine, entries
-from holdfast.store2 import writer as writers
-from holdfast.store2.changes import NewRecord
-from holdfast.store2.cipher import PLAIN
-from holdfast.store2.database import open_database
+from holdfast.store import writer as writers
+from holdfast.store.changes import NewRecord
+from holdfast.store.cipher import PLAIN
+from holdfast.store.database import open_database
 from tests import warm
 from tests.agent.damage import flipped, rows, spoil
 from tests.compat.make_store import act

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import holdfast
-from holdfast.store2.database import Database
+from holdfast.store.database import Database
 
 THINGS = ("flight", "hotel", "car")
 outside = Path()

@@ -1,132 +1,237 @@
-"""Keys of checkpoints and events, events that travel with a commit, and writes under another branch's lease."""
+"""The keys that open a store: where they come from, how they are added and removed, and what damage does to them."""
 
 from __future__ import annotations
 
+import io
+import os
+import random
+import sys
+
 import pytest
 
-from holdfast.errors import Damaged, Fenced
-from holdfast.store.catalog import Event
-from holdfast.store.embedded import open_embedded
-from holdfast.store.reading import BATCH_ROWS
-from tests.store.support import Hand, event, new_branch
+from holdfast.errors import BadOption, Damaged, HoldfastError, KeyNeeded, NotAuthentic, NotEncrypted, WrongKey
+from holdfast.store import keys
+from holdfast.store.catalog import View
+from holdfast.store.cipher import PLAIN, Keyed
+from holdfast.store.database import open_database
+from holdfast.store.engine import Refused
+from holdfast.store.keys import (
+    SLOTS_MAX,
+    BundleKeys,
+    Keys,
+    Slot,
+    carved,
+    find_secret,
+    from_environment,
+    new_keys,
+    problems,
+    read_slots,
+    secret_of,
+    write_slots,
+)
+
+KEY, OTHER, THIRD = (secret_of(bytes(range(first, first + 32))) for first in range(3))
+UUID = bytes(range(16))
 
 
-def _side(store, a, name=b"side"):
-    return store.add_branch(
-        a, key=name.ljust(32, b"."), body=b"\x80", uuid=name.ljust(16, b"."), head=0, head_id=b"", event=event()
-    )
+@pytest.fixture
+def store(tmp_path):
+    with_key = open_database(tmp_path / "store", secret=KEY, remember=False)
+    yield with_key
+    with_key.close()
 
 
-def _durably(hand, **more):
-    hand.commit(**more)
-    hand.store.flush(hand.row.b)
+def opens(store, secret):
+    open_database(store.engine.layout.path, secret=secret, readonly=True, remember=False).close()
 
 
-class Covered(Hand):
-    """Writes a branch under the lease of another."""
-
-    def __init__(self, store, branch, cover):
-        self.store = store
-        self.row = branch
-        self.lease = branch
-        self.head = branch.head_id
-        self.depth = 0
-        self.ids = []
-        self.cover = cover
-
-    def next(self, tail=b"tail", **more):
-        return super().next(tail, guard=(self.cover.row.b, self.cover.lease.generation), **more)
+def changed(store, change):
+    """Change the list of keys as whoever has ``KEY`` would."""
+    found = read_slots(store.view)
+    master, slot = found.unlock(KEY)
+    new = change(found, master, slot)
+    store.change(lambda tx: write_slots(tx, new, found))
+    return new
 
 
-def test_checkpoints_are_found_by_key_newest_first(store):
-    one, two = Hand(store, new_branch(store, "one")), Hand(store, new_branch(store, "two"))
-    one.commit(key=b"k" * 16)
-    two.commit()
-    two.commit(key=b"k" * 16)
-    one.commit(key=b"l" * 16)
-    assert [row.n for row in store.named(b"k" * 16)] == [3, 1]
-    assert [(row.n, row.key) for row in store.named(b"l" * 16)] == [(4, b"l" * 16)]
-    assert store.named(b"none") == []
-    assert store.checkpoint(2).key is None
+def spoil(store, *names, body=None):
+    for name in names:
+        row = PLAIN.stored("slot", name, body) if body is not None else (name, b"spoilt", b"no sum")
+        store.change(lambda tx: tx.tx.do("DELETE FROM slot WHERE name = ?", (name,)))  # noqa: B023
+        store.change(lambda tx: tx.tx.do("INSERT INTO slot (name, body, sum) VALUES (?, ?, ?)", row))  # noqa: B023
 
 
-def test_events_are_found_by_key_oldest_first(store):
-    hand = Hand(store, new_branch(store))
-    keys = [b"%d" % number for number in range(2 * BATCH_ROWS)]
-    numbers = store.add_events(hand.row.a, [Event(1, b"", key) for key in keys])
-    assert numbers == list(range(numbers[0], numbers[0] + len(keys)))
-    assert [row.key for row in store.events_named(reversed(keys))] == keys
-    store.add_events(hand.row.a, [Event(2, b"again", keys[0])])
-    assert [row.at for row in store.events_named([keys[0], keys[0]])] == [1, 2]
-    assert store.events_named([]) == []
+def test_keys_are_added_replaced_and_removed(store):
+    changed(store, lambda found, master, _: found.with_slot(master, OTHER, 5)[0])
+    assert [(slot.number, slot.kind) for slot in read_slots(store.view).slots] == [(1, "key"), (2, "key")]
+    opens(store, OTHER)
+    with pytest.raises(BadOption, match="this is key 2, which opens the store already"):
+        changed(store, lambda found, master, _: found.with_slot(master, OTHER, 5)[0])
+    new = changed(store, lambda found, master, slot: found.with_slot(master, THIRD, 6, instead_of=slot)[0])
+    assert [slot.number for slot in new.slots] == [2, 3]
+    with pytest.raises(WrongKey, match="does not open the store"):
+        opens(store, KEY)
+    master, _ = new.unlock(THIRD)
+    left = new.without(master, 2)
+    assert left.unlock(THIRD)[0] == master
+    for number, words in ((3, "last key"), (9, "no key number 9")):
+        with pytest.raises(BadOption, match=words):
+            left.without(master, number)
 
 
-@pytest.mark.parametrize("durability", ["commit", "batched"])
-def test_events_of_a_commit_come_with_it_or_not_at_all(path, durability):
-    with_events = [Event(5, b"one", b"key"), Event(6, b"two", b"key")]
-    store = open_embedded(path, durability=durability)
-    hand = Hand(store, new_branch(store))
-    hand.commit(events=with_events)
-    store.flush()
-    assert [row.body for row in store.events_named([b"key"])] == [b"one", b"two"]
-    good, hand.head = hand.head, b"\0" * 32
-    with pytest.raises(Fenced):
-        _durably(hand, events=with_events)
-    assert len(store.events_named([b"key"])) == 2
-    hand.head = good
-    hand.commit()
-    store.close()
-    again = open_embedded(path)  # the witness has not been told of what was undone
-    assert [row.e for row in again.events()] == [1, 2, 3] or durability == "commit"
-    again.close()
+def test_without_the_right_key_nothing_opens(store):
+    with pytest.raises(KeyNeeded, match="is encrypted"):
+        opens(store, None)
+    for wrong in (OTHER, secret_of("a passphrase")):
+        with pytest.raises(WrongKey):
+            opens(store, wrong)
 
 
-@pytest.mark.parametrize("durability", ["commit", "batched"])
-def test_a_covering_lease_that_was_taken_over_fences_the_other_branches(path, durability):
-    store = open_embedded(path, durability=durability)
-    main = Hand(store, new_branch(store))
-    side = Covered(store, _side(store, main.row.a), main)
-    side.commit(events=[Event(1, b"", b"key")])
-    main.commit()
-    side.commit()
-    store.flush()
-    assert [row.parent for row in store.checkpoints(b=side.row.b)] == [0, 1]
-    guard = (main.row.b, main.lease.generation)
-    store.add_events(main.row.a, [event()], guard=guard)
-    thief = open_embedded(path)
-    thief.lease(main.row.b, takeover=True)
-    before = store.counts()
-    with pytest.raises(Fenced):
-        _durably(side, events=[Event(1, b"", b"key")])
-    with pytest.raises(Fenced):
-        store.add_events(main.row.a, [event()], guard=guard)
-    assert store.counts() == before
-    thief.close()
-    store.close()
+def test_a_plain_store_is_refused_by_who_has_a_key(tmp_path):
+    open_database(tmp_path / "plain", remember=False).close()
+    with pytest.raises(NotEncrypted):
+        open_database(tmp_path / "plain", secret=KEY, remember=False)
 
 
-def test_bytes_of_tails_are_summed_without_reading_them(store):
-    hand = Hand(store, new_branch(store))
-    for number in range(1, 11):
-        hand.commit(b"x" * number)
-    assert store.tail_bytes([1, 2, 10, 10, 99]) == 13
-    assert store.tail_bytes([]) == 0
+def test_a_passphrase_opens_however_it_was_typed():
+    made, master = new_keys(UUID, secret_of("caf\u00e9 au lait"), 1)
+    assert made.unlock(secret_of("cafe\u0301 au lait"))[0] == master
+    with pytest.raises(WrongKey, match="this passphrase"):
+        made.unlock(secret_of("tea"))
 
 
-def test_scanning_sees_every_row_of_every_page_once(store):
-    hand = Hand(store, new_branch(store))
-    agents = [hand.row.a, new_branch(store, "two").a, new_branch(store, "three").a]
-    store.add_events(hand.row.a, [event()] * (2 * BATCH_ROWS))
-    for number in range(BATCH_ROWS + 3):
-        store.set_tag(agents[number % 3], b"%032d" % number, body=b"", n=1, event=event())
-    assert [key for key, fits in store.scan("event") if fits] == list(range(1, store.newest()[1] + 1))
-    assert sorted(key for key, fits in store.scan("tag") if fits) == [b"%032d" % n for n in range(BATCH_ROWS + 3)]
-    assert [fits for _, fits in store.scan("store")] == [True] * 3
+def test_a_store_has_a_bounded_number_of_keys():
+    made, master = new_keys(UUID, KEY, 1)
+    for number in range(SLOTS_MAX - 1):
+        made, _ = made.with_slot(master, secret_of(bytes([number]) * 32), 1)
+    assert Keys.decode(made.encode()) == made
+    with pytest.raises(BadOption, match="keys already"):
+        made.with_slot(master, OTHER, 1)
+    assert len(made.with_slot(master, OTHER, 1, instead_of=made.slots[3])[0].slots) == SLOTS_MAX
 
 
-def test_a_changed_key_is_damage(store):
-    hand = Hand(store, new_branch(store))
-    hand.commit(key=b"k")
-    store._writer.connection.execute("UPDATE checkpoint SET key = x'6c'")
-    with pytest.raises(Damaged):
-        store.named(b"l")
+def test_two_who_change_the_keys_at_once_do_not_undo_each_other(store):
+    found = read_slots(store.view)
+    master, _ = found.unlock(KEY)
+    changed(store, lambda found, master, _: found.with_slot(master, OTHER, 5)[0])
+    for over in (found, None):
+        with pytest.raises(Refused, match="meanwhile"):
+            store.change(lambda tx, over=over: write_slots(tx, found.with_slot(master, THIRD, 5)[0], over))
+    assert len(read_slots(store.view).slots) == 2
+
+
+def test_one_row_is_enough_and_verify_tells(store):
+    assert problems(store.view) == []
+    for name in keys.COPIES:
+        spoil(store, name)
+        opens(store, KEY)
+        assert problems(store.view)
+        changed(store, lambda found, master, _: found.with_slot(master, secret_of(os.urandom(32)), 1)[0])
+        assert problems(store.view) == []  # both are written anew
+    content = store.engine.layout.catalog.read_bytes() + store.engine.layout.wal.read_bytes()
+    spoil(store, *keys.COPIES)
+    with pytest.raises(Damaged, match="both copies"):
+        opens(store, KEY)
+    newest = carved(content)[0]  # repair finds it in the pages
+    assert len(newest.slots) == 3
+    newest.unlock(KEY)
+
+
+def test_who_has_no_key_cannot_change_the_list(store):
+    changed(store, lambda found, master, _: found.with_slot(master, OTHER, 5)[0])
+    found = read_slots(store.view)
+    own, _ = new_keys(found.uuid, THIRD, 1)
+    first, second = found.slots
+    for slots in (found.slots[:1], (*found.slots, own.slots[0]), (first._replace(created=9), second), (second, first)):
+        spoil(store, *keys.COPIES, body=found._replace(slots=slots).encode())
+        with pytest.raises(NotAuthentic, match="changed by somebody"):
+            opens(store, KEY)
+    other, _ = new_keys(found.uuid, KEY, 1)  # a list of somebody who has the key, but not this store's master key
+    spoil(store, *keys.COPIES, body=other.encode())
+    with pytest.raises(NotAuthentic):
+        opens(store, KEY)
+
+
+def test_a_slot_cannot_ask_for_more_than_the_bounds():
+    """Before memory is taken: whoever writes the row must not choose how much this machine works."""
+    made, _ = new_keys(UUID, KEY, 1)
+    slot = made.slots[0]._replace(kind="passphrase")
+    for cost in ((2**30, 1, 1), (256 * 1024, 5, 1), (64 * 1024, 3, 200), (0, 1, 1), (8, 0, 1), (-8, 1, 1), (4, 1, 1)):
+        with pytest.raises(Damaged, match="format"):
+            Keys.decode(made._replace(slots=(slot._replace(cost=cost),)).encode())
+    for slots in ((), made.slots * (SLOTS_MAX + 1)):
+        with pytest.raises(Damaged):
+            Keys.decode(made._replace(slots=slots).encode())
+
+
+def test_hostile_lists_give_declared_errors_only(rounds):
+    made, _ = new_keys(UUID, KEY, 1)
+    data = made.encode()
+    dice = random.Random(7)
+    for _ in range(rounds(500, 200_000)):
+        spoiled = bytearray(data[:-32])
+        for _ in range(dice.randint(1, 4)):
+            spoiled[dice.randrange(len(spoiled))] = dice.randrange(256)
+        if bytes(spoiled) != data[:-32]:
+            with pytest.raises(HoldfastError):
+                Keys.decode(bytes(spoiled) + keys.digest(b"keys", spoiled)).unlock(KEY)
+    for length in range(len(data)):
+        with pytest.raises(HoldfastError):
+            Keys.decode(data[:length])
+
+
+def test_a_bundle_opens_with_the_keys_of_its_store_or_its_own(store):
+    heads = [BundleKeys.of_store(View(store.engine, PLAIN), store.cipher), BundleKeys.of_secret(OTHER, 1)]
+    for (head, cipher), secret, wrong in zip(heads, (KEY, OTHER), (OTHER, KEY), strict=True):
+        box = cipher.box("bundle", 0, b"frame")
+        file = io.BytesIO(head.encode() + b"more")
+        read = BundleKeys.read(file.read)
+        assert file.read() == b"more"
+        assert read.open(secret).unbox("bundle", 0, box) == b"frame"
+        with pytest.raises(WrongKey, match="does not open the bundle"):
+            read.open(wrong)
+        with pytest.raises(KeyNeeded):
+            read.open(None)
+        for short in (b"", head.encode()[:-1], b"x" * 100):
+            with pytest.raises(Damaged):
+                BundleKeys.read(io.BytesIO(short).read)
+    assert isinstance(store.cipher, Keyed)
+    with pytest.raises(HoldfastError):
+        store.cipher.unbox("bundle", 0, box)
+
+
+def test_a_key_comes_from_one_place_and_is_never_shown(tmp_path, monkeypatch):
+    file = tmp_path / "key"
+    file.write_text(KEY.data.hex() + "\n")
+    program = f"{sys.executable} -c \"print('{KEY.data.hex()}')\""
+    assert find_secret(None) is None
+    for name, value in zip(keys.VARIABLES, (KEY.data.hex().upper(), str(file), program), strict=True):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert find_secret(None).same(KEY.mark())
+            assert find_secret(False) is None
+            assert find_secret(OTHER) is OTHER
+            patch.setenv("HOLDFAST_KEY_FILE" if name == "HOLDFAST_KEY" else "HOLDFAST_KEY", "another")
+            with pytest.raises(BadOption, match="are set"):
+                find_secret(None)
+    for command in ("false", "/no/such/program", "'"):
+        with pytest.raises(BadOption, match="key command"):
+            keys.from_command(command)
+    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(file))
+    for wrong, about in (
+        (b"", "one line"),
+        (b"a\nb\n", "one line"),
+        (b"\xff\xfe", "not text"),
+        (b"x" * 5000, "longer"),
+    ):
+        file.write_bytes(wrong)
+        with pytest.raises(BadOption, match=about) as caught:
+            find_secret(None)
+        assert "xxx" not in str(caught.value)
+    for wrong in (b"", b"short", b"x" * 33, "", "\ud800"):
+        with pytest.raises(BadOption):
+            secret_of(wrong)
+    with pytest.raises(BadOption, match="MY_KEY is not set"):
+        from_environment("MY_KEY")
+    assert "abc" not in repr(secret_of("abc"))
+    assert isinstance(new_keys(UUID, KEY, 1)[0].slots[0], Slot)

@@ -1,1 +1,1 @@
-"""One agent's history: checkpoint, restore, branch, diff, rollback."""
+"""Agents: their states, histories and branches in a store."""

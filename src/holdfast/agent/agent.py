@@ -16,25 +16,22 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from msgspec import Struct
 
 from holdfast.agent import crashes, history
+from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.journal import Entry
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
+from holdfast.agent.graph import Graph
 from holdfast.agent.names import check_label, check_new
 from holdfast.agent.watchers import WATCHERS
-from holdfast.agent.writing import Writing
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document
 from holdfast.codec.state import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
-from holdfast.store import sealing
 from holdfast.store.apart import apart
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event
-from holdfast.store.locks import Lease
-from holdfast.store.opening import now_us
+from holdfast.store.catalog import Agent as AgentRow
+from holdfast.store.catalog import Branch, Point
+from holdfast.store.changes import NewRecord
+from holdfast.store.engine import Lease
 
 if TYPE_CHECKING:
     from holdfast.agent.store import AgentInfo, Store
@@ -51,25 +48,17 @@ class Rollback(Struct, frozen=True):
 class Agent:
     """The handle on an agent. Get one from ``store.agent(name)``."""
 
-    def __init__(
-        self,
-        store: Store,
-        name: str,
-        row: AgentRow,
-        branch: BranchRow,
-        lease: Lease | None,
-        *,
-        config: Any = None,
-    ) -> None:
-        self.name = name
+    def __init__(self, store: Store, row: AgentRow, branch: Branch, lease: Lease | None, *, config: Any = None) -> None:
+        self.name = row.name
         self.recovery: str | None = None
         self.damaged = False  # a section could not be read
         self._store = store
+        self._db = store._db
         self._row = row
         self._branch = branch
         self._lease = lease
         self._closed = False
-        self._writer = Writing(store, row, lease, config) if lease is not None else None
+        self._writer = BranchWriter(store, branch, config=config) if lease is not None else None
         self._load_head()
         for watcher in WATCHERS:
             watcher(self, True)
@@ -82,36 +71,37 @@ class Agent:
         return recovery.explain(self._store, self.name, self._fresh_branch(), error)
 
     def _load_head(self) -> None:
-        """Take the head's state from the catalog; sections are read when they are touched."""
+        """Take the head's state from the store; sections are read when they are touched."""
         store, branch = self._store, self._branch
-        self._read_head: Checkpoint | None = None
-        if not branch.head:
-            self._document = store._empty()
-        else:
-            head = store._catalog.checkpoint(branch.head)
-            if head.id != branch.head_id or Manifest.decode(head.manifest).agent not in self._line().uuids:
-                raise Damaged(
-                    f"the head of {self.name!r} is not the checkpoint that its branch names",
-                    what=(f"branch {self.branch_name}",),
-                    hint="Run `holdfast verify`, then open it with recover=True.",
-                )
-            source = history.Stored(store._catalog, head)
-            since_base = source.since_base()
-            self._document = history.Live(store._registry, source, inert=store._inert, explain=self._explain)
-            self._read_head = Checkpoint.of(store, head, self._row)
-            if self._writer is not None:
-                self._writer.start_from(self._read_head, since_base)
+        self._made: Checkpoint | None = None  # the newest, as far as it is known here
+        point = self._db.view.point(branch.head) if branch.head else None
+        if point is not None and point.id != branch.id:
+            raise Damaged(
+                f"the head of {self.name!r} is not the checkpoint that its branch names",
+                what=(f"branch {self.branch_name}",),
+                hint="Run `holdfast verify`, then open it with recover=True.",
+            )
+        source = history.source_of(self._db.now, point, self._newest if self._lease is not None else None)
+        since_base = source.since_base() if isinstance(source, history.Stored) else []
+        self._document = history.Live(store._registry, source, inert=store._inert, explain=self._explain)
+        if point is not None:
+            self._made = self._seen(point)
+        if self._writer is not None:
+            self._writer.start_from(point, since_base, moved=branch)
         self._document.readonly = self._lease is None
         self._document.paranoid = store._paranoid
         self._document.guard = self._check_open
 
+    def _newest(self) -> Point | None:
+        """The newest checkpoint of this writer that is stored."""
+        firm = self._writer.firm if self._writer is not None else self._branch
+        return self._db.view.point(firm.head) if firm.head else None
+
     def _say_recovered(self, damaged: bytes, lost: str) -> None:
         """Tell the user, and note in the history, once, that this line goes on from a damaged one."""
         self.recovery = lost
-        if self._branch.head_id == body_of(self._branch)["from"]:
-            writer = self._check_writer()
-            label = f"recovered from {damaged.hex()[:12]}"
-            writer.finish(self._document, writer.capture(self._document, label, "recover", damaged))
+        if self._branch.id == self._branch.body["from"]:
+            self._make(f"recovered from {damaged.hex()[:12]}", "recover", damaged)
 
     # -- the state ------------------------------------------------------------------------------------
 
@@ -130,18 +120,24 @@ class Agent:
 
     @property
     def branch_name(self) -> str:
-        return str(body_of(self._branch)["name"])
+        return self._branch.name
 
     @property
     def head(self) -> Checkpoint | None:
         """The newest checkpoint of this branch, None when there is none."""
-        return self._writer.head if self._writer is not None else self._read_head
+        writer, made = self._writer, self._made
+        if writer is None or not writer.head_id or (made is not None and made._id == writer.head_id):
+            return made if writer is None or writer.head_id else None
+        self._settle()
+        point = self._db.view.find(writer.head_id)
+        self._made = self._seen(point) if point is not None else None
+        return self._made
 
     @property
     def dirty(self) -> bool:
         """Whether the state has changed since the last checkpoint."""
         writer = self._writer
-        return writer is not None and (self._document.changed_since(writer.under_way) or writer.waiting)
+        return writer is not None and (writer.waiting or self._document.changed_since(writer.under_way))
 
     @property
     def digest(self) -> str:
@@ -166,8 +162,8 @@ class Agent:
         writer = self._check_writer()
         await self._bring_told()
         pending = writer.capture(self._document, check_label(label))
-        pending.apart = True
-        return await asyncio.shield(asyncio.to_thread(writer.finish, self._document, pending))
+        await asyncio.shield(asyncio.to_thread(writer.finish, pending))
+        return self._remember(pending)
 
     async def _bring_told(self) -> None:
         """Read what the next capture has to be compared with, and that is not in memory any more."""
@@ -179,7 +175,12 @@ class Agent:
 
     def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
         writer = self._check_writer()
-        return writer.finish(self._document, writer.capture(self._document, check_label(label), kind, target))
+        return self._remember(writer.checkpoint(self._document, check_label(label), kind=kind, target=target))
+
+    def _remember(self, pending: Pending) -> Checkpoint:
+        """A checkpoint that was just made, as user code sees it."""
+        made = self._made = Checkpoint(self._store, self._row, pending.raw, pending.manifest)
+        return made
 
     # -- reading history --------------------------------------------------------------------------------
 
@@ -196,18 +197,19 @@ class Agent:
         if limit is not None and limit < 1:
             return []
         self._store.flush()
-        with self._store._catalog.snapshot():  # what is forgotten meanwhile would leave a gap
-            line = self._line()
-            head = self._fresh_branch().head if at is None else self._find(at).n
-            rows = line.rows(limit=limit) if all else islice(line.left(head), limit)
-            return [self._seen(row) for row in rows]
+        with self._db.moment() as (view, _):  # what is forgotten meanwhile would leave a gap
+            graph = Graph(view, self._row)
+            if all:
+                found = graph.everything()
+            else:
+                found = graph.line(view.branch_at(self._branch.b).head if at is None else self._find(at).n)
+            return [self._seen(point) for point in islice(found, limit)]
 
     def abandoned(self) -> list[Checkpoint]:
         """The ends of lines that no branch reaches any more: what rollbacks left behind."""
         self._check_open()
         self._store.flush()
-        heads = {row.head for _, row in self._store._branches(self._row.a)}
-        return [self._seen(row) for row in self._line().tips() if row.n not in heads]
+        return [self._seen(point) for point in self._graph().tips()]
 
     def diff(self, old: str | Checkpoint | None = None, new: str | Checkpoint | None = None) -> Diff:
         """What changed from ``old`` (default: the head) to ``new`` (default: the live state)."""
@@ -229,30 +231,30 @@ class Agent:
         """
         self._check_open()
         self._store.flush()
-        catalog = self._store._catalog
+        now = self._db.now
         start = self._find(since) if since is not None else None
-        line = self._line()
-        rows = line.ancestry(self._fresh_branch().head, stop_at=start.n if start is not None else 0)
-        if start is None and rows and line.cut(rows[-1]):
-            start = rows.pop()
+        points: list[Point] = []
+        for point in now.view.walk(self._fresh_branch().head):
+            if start is not None and point.n == start.n:
+                break
+            points.append(point)
+        if start is None and points and points[-1].cut:
+            start = points.pop()
             yield from self._seen(start).changes()
-        state = history.state_of(catalog, start)
+        state = history.state_of(now, start)
         reader = self._store._reader(state)
-        values = sealing.Values(catalog, rows[::-1])
-        for row in reversed(rows):
-            manifest = Manifest.decode(row.manifest)
-            with history.unless_forgotten(catalog, row):
-                operations = history.operations_of(row, manifest, values)
-            yield from mutations(state, reader, operations, manifest.label, row.id.hex())
+        for point in reversed(points):
+            with history.unless_forgotten(now.view, point):
+                operations = history.operations_of(now.view, point)
+                yield from mutations(state, reader, operations, point.manifest.label, point.id.hex())
 
     def events(self, limit: int | None = None) -> list[dict[str, Any]]:
         """What happened besides checkpoints, newest first: branches, tags, rollbacks, validity."""
         self._check_open()
         found = []
-        for row in self._store._catalog.events(a=self._row.a, newest_first=True, limit=limit):
-            body = body_of(row)
-            named = {key: _hex(value) for key, value in body.items()}
-            found.append({"when": datetime.fromtimestamp(row.at / 1e6, UTC), **named})
+        for entry in islice(reversed(self._db.view.log(self._row.a)), limit):
+            named = {key: _hex(value) for key, value in entry.body.items()}
+            found.append({"when": datetime.fromtimestamp(entry.at / 1e6, UTC), **named})
         return found
 
     def crashes(self) -> list[dict[str, Any]]:
@@ -268,7 +270,7 @@ class Agent:
         if self._lease is not None:
             raise ReadOnly("only read-only handles are refreshed; this one writes the newest state itself")
         self._check_open()
-        self._branch = self._store._catalog.branch_row(self._branch.b)
+        self._branch = self._db.view.branch_at(self._branch.b)
         self._load_head()
 
     # -- moving through history -------------------------------------------------------------------------
@@ -277,10 +279,10 @@ class Agent:
         """What ``rollback`` would do, without doing it."""
         target = self.at(required(revision))
         ahead = []
-        for row in self._line().left(self._fresh_branch().head):
-            if row.n == target._row.n:
+        for point in self._graph().line(self._fresh_branch().head):
+            if point.id == target._id:
                 break
-            ahead.append(self._seen(row))
+            ahead.append(self._seen(point))
         else:
             ahead = ahead[:1]
         with self._document.lock:
@@ -291,31 +293,22 @@ class Agent:
         """Go back to a checkpoint. What came after it stays in the history, and unsaved changes are saved first."""
         return self._go_back(self._find(required(revision)))
 
-    def _go_back(self, target: CheckpointRow, records: Sequence[Entry] = ()) -> Checkpoint:
+    def _go_back(self, target: Point, records: Sequence[NewRecord] = ()) -> Checkpoint:
         """Make the live state and the head those of a checkpoint. The records go to disk in the same transaction."""
         return self._apart(lambda: self._move_back(target, records))
 
-    def _move_back(self, target: CheckpointRow, records: Sequence[Entry]) -> Checkpoint:
+    def _move_back(self, target: Point, records: Sequence[NewRecord]) -> Checkpoint:
         writer = self._check_writer()
         with writer.still(self._document):
             self._secure(f"before rollback to {_describe(self._seen(target))}")
-            wanted = self._read(target)
-            since_base = history.Stored(self._store._catalog, target).since_base()
-            body = {"what": "rollback", "branch": self.branch_name, "from": writer.branch_head, "to": target.id}
-            event = Event(now_us(), encode(body))
-            with writer.journal.carrying(records) as append:
-                self._branch = self._store._catalog.set_head(
-                    self._branch.b,
-                    generation=writer.generation,
-                    expect_head_id=writer.branch_head,
-                    head=target.n,
-                    head_id=target.id,
-                    event=event,
-                    append=append,
-                )
+            wanted, source = self._read(target)
+            firm = writer.settle()
+            self._branch = self._db.change(
+                lambda change: change.move_to(firm, history.current(change, target), records), firm.b
+            )
             self._document.become(wanted, record=False)
-            head = self._seen(target)
-            writer.start_from(head, since_base)
+            head = self._made = self._seen(target)
+            writer.start_from(target, source.since_base(), moved=self._branch)
             return head
 
     def _secure(self, label: str) -> None:
@@ -324,7 +317,7 @@ class Agent:
         with writer.still(self._document):
             if self._document.changed:
                 self._make(label)
-                writer.settle(self._document)
+                writer.settle()
 
     def undo(self) -> Checkpoint:
         """Append a checkpoint that reverses the last one not yet undone."""
@@ -335,14 +328,13 @@ class Agent:
         with writer.still(self._document):
             if self._document.changed:
                 self._make("unsaved changes")
-                writer.settle(self._document)
-            row = self._to_undo()
-            line = self._line()
-            if line.cut(row):
+                writer.settle()
+            point = self._to_undo()
+            if point.cut:
                 raise NothingToUndo("the checkpoint before the last one was forgotten, so there is no way back to it")
-            parent = line.parent(row)
-            self._document.become(history.state_of(self._store._catalog, parent), record=True)
-            return self._make(f"undo {_describe(self._seen(row))}", "undo", row.id)
+            parent = self._db.view.point(point.row.parent) if point.row.parent else None
+            self._become(parent)
+            return self._make(f"undo {_describe(self._seen(point))}", "undo", point.id)
 
     def redo(self) -> Checkpoint:
         """Append a checkpoint that does again what the last undo reversed."""
@@ -353,53 +345,65 @@ class Agent:
         with writer.still(self._document):
             if self._document.changed:
                 raise NothingToUndo("the state has changed since the undo, so there is nothing to do again")
-            row = self._to_redo()
-            self._document.become(history.state_of(self._store._catalog, row), record=True)
-            return self._make(f"redo {_describe(self._seen(row))}", "redo", row.id)
+            point = self._to_redo()
+            self._become(point)
+            return self._make(f"redo {_describe(self._seen(point))}", "redo", point.id)
+
+    def _become(self, point: Point | None) -> None:
+        """Let the live state be that of a checkpoint: a change like any other."""
+        try:
+            self._document.become(history.state_of(self._db.now, point, self._newest), record=True)
+        except Damaged:
+            if point is not None:
+                history.current(self._db.view, point)  # says so if it was forgotten meanwhile
+            raise
 
     def _apart(self, work: Callable[[], Checkpoint]) -> Checkpoint:
         """Move through history where no signal handler can raise half-way between two states."""
-        for lock in (self._check_writer().writing, self._document.lock):
+        writer = self._check_writer()
+        for lock in (writer.lock, self._document.lock):
             if lock._is_owned():  # type: ignore[attr-defined]
                 return work()  # in another thread it would wait for this one
         return apart(work)
 
-    def _to_undo(self) -> CheckpointRow:
+    def _to_undo(self) -> Point:
         settled: dict[bytes, str] = {}
-        for row, manifest in self._walk():
+        for point in self._walk():
+            manifest = point.manifest
             if manifest.kind in {"undo", "redo"}:
                 settled.setdefault(manifest.target, manifest.kind)
-            elif settled.get(row.id) != "undo":
-                return row
+            elif settled.get(point.id) != "undo":
+                return point
         if self.head is None:
             raise NothingToUndo("this agent has no checkpoint yet")
         raise NothingToUndo("every checkpoint of this branch is undone already")
 
-    def _to_redo(self) -> CheckpointRow:
+    def _to_redo(self) -> Point:
         again: set[bytes] = set()
-        for _, manifest in self._walk():
+        for point in self._walk():
+            manifest = point.manifest
             if manifest.kind == "redo":
                 again.add(manifest.target)
             elif manifest.kind != "undo":
                 break
             elif manifest.target not in again:
-                for row, _ in self._walk():
-                    if row.id == manifest.target:
-                        return row
+                for other in self._walk():
+                    if other.id == manifest.target:
+                        return other
         raise NothingToUndo("there is no undo to do again")
 
-    def _walk(self) -> Iterator[tuple[CheckpointRow, Manifest]]:
-        """The branch's history, newest first, a few rows at a time."""
+    def _walk(self) -> Iterator[Point]:
+        """The branch's history, newest first, a few at a time."""
         self._store.flush()
-        for row in self._line().up(self._fresh_branch().head):
-            yield row, Manifest.decode(row.manifest)
+        return self._db.view.walk(self._fresh_branch().head)
 
-    def _read(self, row: CheckpointRow) -> State:
+    def _read(self, point: Point) -> tuple[State, history.Stored]:
         """The state of a checkpoint. What differs from the live one is read, so that damage shows before it is used."""
-        wanted = history.state_of(self._store._catalog, row)
+        source = history.Stored(self._db.now, point, self._newest)
+        wanted = State(source)
         self._document.digests()
         self._document.told.differences(wanted)
-        return wanted
+        return wanted, source
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
         """Begin a branch at a checkpoint (default: here, saving unsaved changes first) and return a handle on it."""
@@ -413,7 +417,7 @@ class Agent:
 
     def branches(self) -> list[str]:
         self._check_open()
-        return [name for name, _ in self._store._branches(self._row.a)]
+        return [branch.name for branch in self._db.view.branches(self._row.a)]
 
     def tag(self, name: str, at: str | Checkpoint | None = None) -> None:
         """Give a checkpoint (default: the newest) a name; a tag that exists moves."""
@@ -427,8 +431,8 @@ class Agent:
 
     def tags(self) -> dict[str, Checkpoint]:
         self._check_open()
-        catalog = self._store._catalog
-        return {name: self._seen(catalog.checkpoint(n)) for name, n in self._store._tags(self._row.a).items()}
+        view = self._db.view
+        return {tag.name: self._seen(view.point(tag.n)) for tag in view.tags(self._row.a)}
 
     def mark(
         self, revision: str | Checkpoint, validity: Literal["good", "suspect", "corrupt"], reason: str = ""
@@ -439,20 +443,25 @@ class Agent:
 
     # -- the handle -------------------------------------------------------------------------------------
 
-    def _find(self, revision: str | Checkpoint | None) -> CheckpointRow:
+    def _find(self, revision: str | Checkpoint | None) -> Point:
         self._store.flush()
         return self._store._find(self._fresh_branch(), revision)
 
-    def _line(self) -> Line:
-        return Line(self._store, self._row)
+    def _graph(self) -> Graph:
+        return Graph(self._db.view, self._row)
 
-    def _seen(self, row: CheckpointRow) -> Checkpoint:
-        return Checkpoint.of(self._store, row, self._row)
+    def _seen(self, point: Point) -> Checkpoint:
+        return Checkpoint.of(self._store, self._row, point)
 
-    def _fresh_branch(self) -> BranchRow:
+    def _fresh_branch(self) -> Branch:
         if self._lease is None:
             return self._branch
-        return self._store._catalog.branch_row(self._branch.b)
+        return self._db.view.branch_at(self._branch.b)
+
+    def _settle(self) -> None:
+        """Bring everything that was made to disk."""
+        if self._writer is not None and not self._closed:
+            self._writer.settle()
 
     def flush(self) -> None:
         """Return when every checkpoint so far is durable."""
@@ -474,9 +483,8 @@ class Agent:
 
     def _let_go(self, lease: Lease | None) -> None:
         try:
-            batched = self._store._durability == "batched"
-            if not self._store.closed and (batched or self._store._catalog.pending):
-                self._store.flush()
+            if not self._store.closed and self._writer is not None:
+                self._writer.settle()
         finally:
             if self._store._handles.get(self._branch.b) is self:
                 del self._store._handles[self._branch.b]
@@ -488,7 +496,7 @@ class Agent:
             raise StoreClosed(f"the handle on agent {self.name!r} was closed", hint="Get a new one: store.agent(...).")
         self._store._check_open()
 
-    def _check_writer(self) -> Writing:
+    def _check_writer(self) -> BranchWriter:
         self._check_open()
         if self._writer is not None:
             return self._writer

@@ -5,18 +5,17 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent import history
+from holdfast.agent import history, metadata
 from holdfast.agent.changes import Change, mutations
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
+from holdfast.agent.graph import Graph
 from holdfast.agent.names import is_bookkeeping
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.document import Document
-from holdfast.codec.values import decode, encode
-from holdfast.errors import UnknownAgent
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, CheckpointRow, checkpoint_id
-from holdfast.store.sealing import Values
+from holdfast.codec.operations import raw_operations
+from holdfast.codec.values import encode
+from holdfast.errors import Damaged, Forgotten
+from holdfast.store.catalog import Agent, Point
+from holdfast.store.manifest import Manifest, identity
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -28,35 +27,30 @@ class Checkpoint:
     """An immutable, verified record of one moment."""
 
     def __init__(
-        self,
-        store: Store,
-        raw: bytes,
-        depth: int,
-        branch: int,
-        *,
-        row: CheckpointRow | None = None,
-        manifest: Manifest | None = None,
-        agent: AgentRow | None = None,
+        self, store: Store, agent: Agent, raw: bytes, manifest: Manifest | None = None, point: Point | None = None
     ) -> None:
+        """``agent``: who looks at it. ``point`` is None for one that was just made, and may be on its way."""
         self._store = store
-        self._manifest = manifest or Manifest.decode(raw)
+        self._agent = agent
         self._raw = raw
-        self._id = checkpoint_id(raw)
-        self._branch = branch
-        self._row_known = row
-        self._agent = agent  # who looks at it; a clone looks at checkpoints that others made
-        self.depth = depth
+        self._manifest = manifest or Manifest.decode(raw)
+        self._id = identity(raw) if point is None else point.id
+        self._found = point
         self._state: Document | None = None
 
     @classmethod
-    def of(cls, store: Store, row: CheckpointRow, agent: AgentRow | None = None) -> Checkpoint:
-        return cls(store, row.manifest, row.depth, row.b, row=row, agent=agent)
+    def of(cls, store: Store, agent: Agent, point: Point) -> Checkpoint:
+        return cls(store, agent, point.raw, point.manifest, point)
 
     @property
-    def _row(self) -> CheckpointRow:
-        if self._row_known is None:  # just made, in batched mode perhaps not written yet
-            self._row_known = self._store._row_by_id(self._branch, self._id)
-        return self._row_known
+    def _point(self) -> Point:
+        if self._found is None:
+            self._store.flush()
+            found = self._store._db.view.find(self._id)
+            if found is None:
+                raise Forgotten(f"checkpoint {self.short_id} is not in the store", hint="See `holdfast log`.")
+            self._found = found
+        return self._found
 
     @property
     def id(self) -> str:
@@ -71,6 +65,11 @@ class Checkpoint:
         return self._manifest.label
 
     @property
+    def depth(self) -> int:
+        """How many checkpoints its history has, itself included."""
+        return self._manifest.depth
+
+    @property
     def time(self) -> datetime:
         return datetime.fromtimestamp(self._manifest.time_us / 1e6, UTC)
 
@@ -81,11 +80,10 @@ class Checkpoint:
     @property
     def previous_id(self) -> str:
         """The id of the nearest checkpoint before it that is left: of its parent, unless that was forgotten."""
-        line = self._line()
-        if not line.cut(self._row):
+        if not self.cut:
             return self.parent_id
-        over = line.over.get(self._row.n, 0)
-        return self._store._catalog.checkpoint(over).id.hex() if over else ""
+        above = self._graph().before(self._current())
+        return above.id.hex() if above is not None else ""
 
     @property
     def kind(self) -> str:
@@ -99,10 +97,13 @@ class Checkpoint:
 
     @property
     def branch(self) -> str:
-        """The branch on which it was made."""
-        if self._agent is not None and self._row_known is not None and self._row.a != self._agent.a:
-            return Line(self._store, self._agent).branch_name(self._branch)
-        return self._store._branch_name(self._branch)
+        """The branch on which it was made; for one that came from elsewhere, one that has it."""
+        graph = self._graph()
+        row = self._point.row
+        for branch in graph.branches:
+            if row.b in (branch.b, *branch.body.get("origins", ())):  # of the branch that it was copied from
+                return branch.name
+        return next((one.name for one in graph.branches if one.head and row.n in graph.above([one.head])), "")
 
     @property
     def sections(self) -> dict[str, str]:
@@ -123,16 +124,19 @@ class Checkpoint:
     def state(self) -> Document:
         """The state of that moment, read-only. Sections load when they are touched."""
         if self._state is None:
-            self._state = self._store._load(self._row)
+            self._state = self._store._load(self._point)
         return self._state
 
     @property
     def metadata(self) -> dict[str, Any]:
-        data = self._store._catalog.metadata(self._manifest.metadata)
-        if data is None:
-            history.current(self._store._catalog, self._row)  # it was forgotten, and its metadata with it
-        found = decode(data, inert=True) if data is not None else {}
-        return found if isinstance(found, dict) else {}
+        """What ran when it was made: versions, configuration, and the line that asked for it."""
+        try:
+            return metadata.read(history.state_of(self._store._db.now, None), self._manifest.metadata)
+        except Damaged:
+            self._current()  # it may have been forgotten, and its metadata with it
+            if self._manifest.metadata in metadata.lost(self._store._db.view):
+                return {"lost": self._manifest.metadata.hex()}
+            raise
 
     @property
     def validity(self) -> str:
@@ -144,49 +148,50 @@ class Checkpoint:
         return str(self._validity().get("reason", ""))
 
     def _validity(self) -> dict[str, Any]:
-        row = self._store._catalog.validity(self._a, self._row.n)
-        return body_of(row) if row is not None else {}
+        return self._store._db.view.validities(self._agent.a).get(self._point.n, {})
 
     @property
     def tags(self) -> list[str]:
-        return [name for name, n in self._store._tags(self._a).items() if n == self._row.n]
+        n = self._point.n
+        return [tag.name for tag in self._store._db.view.tags(self._agent.a) if tag.n == n]
 
     @property
     def cut(self) -> bool:
         """Whether the checkpoint before it was forgotten: its history begins here."""
-        return self._line().cut(self._row)
+        return self._current().cut
 
-    @property
-    def _a(self) -> int:
-        return self._agent.a if self._agent is not None else self._row.a
+    def _current(self) -> Point:
+        """As it is stored now."""
+        return history.current(self._store._db.view, self._point)
 
-    def _line(self) -> Line:
-        agent = self._agent if self._agent is not None else self._store._catalog.agent_row(self._row.a)
-        if agent is None:
-            raise UnknownAgent("the agent of this checkpoint was removed")
-        return Line(self._store, agent)
+    def _graph(self) -> Graph:
+        return Graph(self._store._db.view, self._agent)
 
     @property
     def operations(self) -> int:
         """How many changes it recorded."""
-        return len(history.operations_of(self._row, self._manifest, None))
+        return len(raw_operations(self._operations()))
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the checkpoint's own records, shared nodes not counted."""
-        return len(self._raw) + len(self._row.operations)
+        return len(self._raw) + len(self._operations())
+
+    def _operations(self) -> bytes:
+        try:
+            return self._store._db.view.operations(self._point)
+        except Damaged:
+            self._found = self._current()
+            return self._store._db.view.operations(self._found)
 
     def changes(self) -> list[Change]:
         """What it changed, in order; all that it holds, where the checkpoint before it was forgotten."""
-        row, line = self._row, self._line()
-        parent = line.parent(row)
-        before = history.state_of(self._store._catalog, parent)
-        if line.cut(row):
-            operations = before.differences(self.state.told)
-        else:
-            with history.unless_forgotten(self._store._catalog, row):
-                operations = history.operations_of(row, self._manifest, Values(self._store._catalog))
-        return list(mutations(before, self._store._reader(before), operations, self.label, self.id))
+        now = self._store._db.now
+        point = self._current()
+        with history.unless_forgotten(now.view, point):
+            before = history.state_of(now, now.view.point(point.row.parent) if point.row.parent else None)
+            operations = before.differences(self.state.told) if point.cut else history.operations_of(now.view, point)
+            return list(mutations(before, self._store._reader(before), operations, self.label, self.id))
 
     def to_json(self) -> dict[str, Any]:
         return {

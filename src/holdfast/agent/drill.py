@@ -1,33 +1,33 @@
 """A restore drill: some checkpoints are brought back elsewhere, as after a loss, and proven there.
 
-Owns the choice of the sample and the proof. The store itself is only read. What always holds: what counts as restored
-was written to a store of its own, closed, opened again, and its content has the digests that its checkpoint recorded,
-computed anew from that content.
+Owns the choice of the sample and the proof. The store is only read, as it was at one moment. What always holds: what
+counts as restored was written to a store of its own, closed, opened again, and its content has the digests that its
+checkpoint recorded, computed anew from that content; the scratch place is encrypted with a key that nobody keeps where
+the store is, and gone when the work is done. A process that is killed leaves a folder ``.holdfast-scratch-*`` behind.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from holdfast.agent import history
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import name_key
-from holdfast.agent.parcels import Last
-from holdfast.agent.receiving import Receiver
-from holdfast.agent.scratch import scratch
-from holdfast.agent.sending import Sending
+from holdfast.agent.graph import Graph
+from holdfast.codec.state import Reader, State
+from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, Damaged, HoldfastError, Unavailable
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, CheckpointRow, Progress, quietly
+from holdfast.store.catalog import Agent, Point, Progress, View, quietly
+from holdfast.store.changes import Change, NewCheckpoint, NewPack, Objects, pack_node
+from holdfast.store.database import Contents, Database, create_store, open_database
+from holdfast.store.files import discard, unavailable
+from holdfast.store.keys import secret_of
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -51,10 +51,7 @@ class Drilled:
     unknown: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "agent": self.agent, "id": self.id, "label": self.label, "depth": self.depth, "ok": not self.problem,
-            "problem": self.problem, "unknown": self.unknown,
-        }  # fmt: skip
+        return {**asdict(self), "ok": not self.problem}
 
 
 @dataclass(slots=True)
@@ -79,6 +76,24 @@ class DrillReport:
         }  # fmt: skip
 
 
+class _Copying(history.Stored):
+    """The source of a state, which keeps what is read of it."""
+
+    def __init__(self, contents: Contents, point: Point) -> None:
+        self.kept: dict[bytes, bytes] = {}
+        self.chunks: dict[bytes, bytes] = {}
+        super().__init__(contents, point)
+
+    def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
+        found = super().nodes(digests)
+        self.kept.update(found)
+        return found
+
+    def bulk(self, digests: list[bytes]) -> bytes:
+        self.chunks.update((digest, super(_Copying, self).bulk([digest])) for digest in digests)
+        return b"".join([self.chunks[digest] for digest in digests])
+
+
 def drill(
     store: Store,
     agents: Sequence[str] = (),
@@ -90,99 +105,103 @@ def drill(
     """Restore the newest checkpoint of each branch and others at random, ``sample`` in all, and prove them."""
     if sample < 1:
         raise BadOption(f"a sample of {sample}", hint="Restore at least one checkpoint.")
-    began = time.monotonic()
+    began, say = time.monotonic(), progress or quietly
     rows = [store._agent_row(name) for name in agents] if agents else store._agents()
-    chosen, total = _choose(store, rows, sample)
-    report = DrillReport(str(store.path), total)
-    said = progress or quietly
-    wanted = sum(map(len, chosen.values()))
-    for agent in rows:
-        for one in _restore(store, agent, chosen.get(agent.a, []), report, place):
-            report.checkpoints.append(one)
-            said("checkpoints", len(report.checkpoints), wanted)
+    store.flush()
+    room = _scratch(place, store)
+    try:
+        secret = secret_of(os.urandom(32)) if store.encrypted else None
+        with store._db.moment() as contents:
+            chosen, total = _choose(contents.view, rows, sample)
+            report = DrillReport(store.place, total)
+            restored: list[tuple[Agent, int, Point | None, HoldfastError | None]] = []
+            create_store(room / "store", secret)
+            made = open_database(room / "store", create=False, secret=secret, remember=False)
+            try:
+                for done, (agent, n) in enumerate(chosen, 1):
+                    point, error = None, None
+                    try:
+                        point = contents.view.point(n)
+                        report.bytes += _bring_back(contents, point, made)
+                    except (Damaged, Unavailable) as failed:
+                        error = failed
+                    restored.append((agent, n, point, error))
+                    say("checkpoints", done, len(chosen))
+            finally:
+                made.close()
+        again = open_database(room / "store", readonly=True, secret=secret, remember=False)
+        try:
+            report.checkpoints = [_drilled(again, *one) for one in restored]
+        finally:
+            again.close()
+    finally:
+        discard(room)
     report.seconds = time.monotonic() - began
     return report
 
 
-def _choose(store: Store, agents: Sequence[AgentRow], sample: int) -> tuple[dict[int, list[CheckpointRow]], int]:
+def _scratch(place: Path | None, store: Store) -> Path:
+    """A folder for this user only: below ``place``, or beside the store, or where temporary files go."""
+    places = [place] if place is not None else [Path(store.place).parent, None]
+    for folder in places:
+        try:
+            return Path(tempfile.mkdtemp(prefix=".holdfast-scratch-", dir=folder))
+        except OSError as error:
+            failed = error
+    raise unavailable(failed, f"making a scratch place in {places[0]}") from failed
+
+
+def _choose(view: View, agents: Sequence[Agent], sample: int) -> tuple[list[tuple[Agent, int]], int]:
     """A sample by numbers alone, so that choosing reads little: heads first, then any."""
-    heads: list[tuple[int, int]] = []
-    others: list[tuple[int, int]] = []
-    total = 0
+    heads: list[tuple[Agent, int]] = []
+    others: list[tuple[Agent, int]] = []
     for agent in agents:
-        line = Line(store, agent)
-        here = {
-            n
-            for b, most in line.streams
-            for n, _, _ in store._catalog.links(b)
-            if (most is None or n <= most) and n not in line.forgotten
-        }
-        total += len(here)
-        at = {branch.head for branch in store._catalog.branches(agent.a)} & here
-        heads += [(agent.a, n) for n in at]
-        others += [(agent.a, n) for n in here - at]
+        graph = Graph(view, agent)
+        try:
+            seen = graph.numbers
+        except Damaged:  # what a branch has left cannot be read; the rest can be tried
+            seen = graph.above(graph.heads)
+        heads += [(agent, n) for n in graph.heads]
+        others += [(agent, n) for n in seen - graph.heads]
     choose = random.SystemRandom()
     picked = choose.sample(heads, min(sample, len(heads)))
     picked += choose.sample(others, min(sample - len(picked), len(others)))
-    found: dict[int, list[CheckpointRow]] = defaultdict(list)
-    for a, n in sorted(picked):
+    return picked, len(heads) + len(others)
+
+
+def _bring_back(contents: Contents, point: Point, to: Database) -> int:
+    """Write a checkpoint with all of its state to another store; returns how many bytes that took."""
+    source = _Copying(contents, point)
+    state = State(source)
+    Reader(state, Registry(), inert=True).everything()
+    nodes = {name: pack_node(raw) for name, raw in {**source.kept, **state.unstored()}.items()}
+    pack = to.packs.write(source.chunks.items()) if source.chunks else None
+    operations = contents.view.operations(point)
+    new = NewCheckpoint(point.id, point.raw, operations, sealed=True)
+    to.change(partial(_put, new=new, nodes=nodes, pack=pack))
+    parts = (point.raw, operations, *nodes.values(), *source.chunks.values())
+    return sum(map(len, parts))
+
+
+def _put(change: Change, new: NewCheckpoint, nodes: dict[bytes, bytes], pack: NewPack | None) -> None:
+    change.put_objects(Objects(nodes, pack))
+    if change.find(new.id) is None:
+        change.put("shallow", change.put_checkpoint(new, 0, 0, 0, 0), 0)
+
+
+def _drilled(again: Database, agent: Agent, n: int, point: Point | None, error: HoldfastError | None) -> Drilled:
+    """What became of a checkpoint: it has the digests of the original, computed from its content."""
+    if point is None:
+        problem = error.message if error is not None else "it cannot be read"
+        return Drilled(agent.name, "", f"checkpoint {n}", 0, problem, isinstance(error, Unavailable))
+    if error is None:
         try:
-            found[a].append(store._catalog.checkpoint(n))
-        except HoldfastError:
-            found[a].append(CheckpointRow(n, a, 0, 0, 0, 0, b"", b""))  # its restoring says what is wrong with it
-    return found, total
-
-
-def _restore(
-    store: Store, agent: AgentRow, rows: Sequence[CheckpointRow], report: DrillReport, place: Path | None
-) -> Iterator[Drilled]:
-    """All at once; if that fails each alone, so that one does not stand in the way of the others."""
-    if not rows:
-        return
-    try:
-        report.bytes += _bring_back(store, agent, rows, place)
-        yield from (_drilled(agent, row) for row in rows)
-    except HoldfastError as error:
-        if len(rows) == 1:
-            yield _drilled(agent, rows[0], error)
-            return
-        for row in rows:
-            yield from _restore(store, agent, [row], report, place)
-
-
-def _drilled(agent: AgentRow, row: CheckpointRow, error: HoldfastError | None = None) -> Drilled:
-    name = str(body_of(agent)["name"])
-    problem, unknown = error.message if error is not None else "", isinstance(error, Unavailable)
-    if not row.manifest:
-        return Drilled(name, "", f"checkpoint {row.n}", 0, problem, unknown)
-    return Drilled(name, row.id.hex(), Manifest.decode(row.manifest).label, row.depth, problem, unknown)
-
-
-def _bring_back(store: Store, agent: AgentRow, rows: Sequence[CheckpointRow], place: Path | None) -> int:
-    """Restore checkpoints in a scratch store and prove them there; returns how many bytes that took."""
-    rows = [store._catalog.checkpoint(row.n) for row in rows]  # raises for one that cannot be read
-    sending = Sending(store, agent)
-    # Nothing stands anywhere: restoring single checkpoints moves no branch.
-    about = replace(sending.about, branches=[replace(one, head=b"") for one in sending.about.branches])
-    near = place if place is not None else store.path.parent
-    with scratch(near, encrypted=store._catalog.encrypted, strict=place is not None) as room:
-        with room.open(type(store)) as made, Receiver(made, about) as into:
-            into.begin()
-            for parcel in sending.alone(rows, into):
-                into.take(parcel)
-            into.finish(Last([], [], (0, b"")), heads=[])
-        with room.open(type(store), readonly=True) as again:
-            _prove(again, about.name, rows)
-    return into.arrived.bytes
-
-
-def _prove(again: Store, name: str, rows: Sequence[CheckpointRow]) -> None:
-    """What was restored has the digests of the originals, computed from its content."""
-    agent = again._catalog.agent(name_key(name))
-    found = {one.id: one for one in Line(again, agent).rows()} if agent is not None else {}
-    for row in rows:
-        if row.id not in found:
-            raise Damaged("it did not come back")
-        state = history.read_all(again._catalog, found[row.id])
-        if state.digests() != Manifest.decode(row.manifest).sections:
-            raise Damaged("what came back has other digests")
+            found = again.view.find(point.id)
+            if found is None:
+                raise Damaged("it did not come back")
+            if history.read_all(again.now, found).digests() != point.manifest.sections:
+                raise Damaged("what came back has other digests")
+        except (Damaged, Unavailable) as failed:
+            error = failed
+    problem, unknown = (error.message, isinstance(error, Unavailable)) if error is not None else ("", False)
+    return Drilled(agent.name, point.id.hex(), point.manifest.label, point.manifest.depth, problem, unknown)

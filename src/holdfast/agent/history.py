@@ -1,77 +1,120 @@
-"""Reading states out of the catalog: the base's nodes, and the operations since.
+"""From a checkpoint to its state: the nodes of the nearest sealed one at or above it, and the operations since.
 
-Owns the way from a checkpoint's row to a document. Changes nothing. What always holds: a state that is loaded has
-the digests that its manifest recorded, or an error is raised.
+Owns that way, and the search for what encodings name. Changes nothing. What always holds: a state that is loaded has
+the digests that its manifest recorded, or an error is raised; a state whose base was forgotten meanwhile is found again
+by the way in which it is stored now.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from holdfast.agent.manifest import Manifest
-from holdfast.codec.blocks import digest_of
+from holdfast.codec.blocks import roots_in
 from holdfast.codec.diff import values_of
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation, decode_operations, needed, raw_operations, resolved
 from holdfast.codec.state import Reader, State
 from holdfast.codec.tracked import Section
 from holdfast.codec.types import Registry
+from holdfast.codec.values import decode
+from holdfast.codec.wire import BULK
 from holdfast.errors import Damaged, Forgotten
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import CheckpointRow, States, clone_key
-from holdfast.store.ranges import Ranges
-from holdfast.store.sealing import Values
+from holdfast.store.catalog import Point, View
+from holdfast.store.cipher import HINT
+from holdfast.store.database import Contents
 
-# A section that is given anew in each step needs no operations from before: so many checkpoints are looked at first.
 RECENT = 4
+"""A section that is given anew in each step needs nothing from before: so many checkpoints are looked at first."""
+
+_UP_MAX = 1 << 20
+_CHUNKS = re.compile(rb"\x29\x93\xc4\x20")
+_DIGEST_BYTES = 32
+
+Newest = Callable[[], Point | None]
+"""Gives where a writer stands."""
 
 
-def operations_of(row: CheckpointRow, manifest: Manifest, values: Values | None) -> list[Operation]:
+def operations_of(view: View, point: Point) -> list[Operation]:
     """A checkpoint's operations, proven against its manifest."""
-    data = _proven(row, manifest)
-    return decode_operations(data, manifest.time_us, _lookup(row, values) if values is not None else None)
+    return decode_operations(view.operations(point), point.manifest.time_us, None)
 
 
-def _proven(row: CheckpointRow, manifest: Manifest) -> bytes:
-    if digest_of("holdfast.operations", row.operations) != manifest.operations:
-        short = row.id.hex()[:12]
-        raise Damaged(f"the operations of checkpoint {short} are not what was written", what=(f"checkpoint {short}",))
-    return row.operations
+def named_in(data: bytes) -> tuple[set[bytes], set[bytes]]:
+    """The trees and chunks that encodings may name. Other bytes can look like a name, so some may not exist."""
+    return set(roots_in(data)), chunks_in(data)
 
 
-def _lookup(row: CheckpointRow, values: Values) -> Callable[[int], bytes]:
-    """Gives a checkpoint's values by their numbers; they are read when the first of them is asked for."""
-    found: list[bytes] | None = None
+def chunks_in(data: bytes) -> set[bytes]:
+    """The chunks that encodings may name."""
+    chunks: set[bytes] = set()
+    for match in _CHUNKS.finditer(data):
+        chunks |= _chunk_names(data, match.end())
+    return chunks
 
-    def value_at(ordinal: int) -> bytes:
-        nonlocal found
-        if found is None:
-            found = values.of(row)
-        if not 0 <= ordinal < len(found):
-            raise Damaged(f"a value of checkpoint {row.id.hex()[:12]} is missing", what=(f"checkpoint {row.n}",))
-        return found[ordinal]
 
-    return value_at
+def chunks_of(operations: Iterable[Operation]) -> set[bytes]:
+    """The chunks that operations do name: looked for in the bytes first, and then known by reading the value."""
+    found: set[bytes] = set()
+
+    def note(code: int, payload: bytes) -> None:
+        if code == BULK:
+            found.update(decode(payload)[2])
+
+    for operation in operations:
+        for data in values_of(operation.code, operation.args):
+            if _CHUNKS.search(data):
+                decode(data, Registry(), inert=True, big=note)
+    return found
+
+
+def _chunk_names(data: bytes, at: int) -> set[bytes]:
+    """The chunks of what may be a bulk value: digest, length, then an array of digests."""
+    at += _DIGEST_BYTES
+    at += {0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9}.get(data[at] if at < len(data) else 0, 1)
+    if at >= len(data):
+        return set()
+    head = data[at]
+    if head & 0xF0 == 0x90:
+        count, at = head & 0x0F, at + 1
+    elif head in {0xDC, 0xDD}:
+        width = 2 if head == 0xDC else 4
+        count, at = int.from_bytes(data[at + 1 : at + 1 + width], "big"), at + 1 + width
+    else:
+        return set()
+    found = set()
+    for _ in range(count):
+        if data[at : at + 2] != b"\xc4\x20" or at + 2 + _DIGEST_BYTES > len(data):
+            break
+        found.add(data[at + 2 : at + 2 + _DIGEST_BYTES])
+        at += 2 + _DIGEST_BYTES
+    return found
+
+
+def children(raw: bytes) -> list[bytes]:
+    """The nodes that an inner node has; none for a leaf."""
+    return [raw[at : at + _DIGEST_BYTES] for at in range(2, len(raw), _DIGEST_BYTES + 8)] if raw[1] else []
 
 
 class Blank:
-    """The source of the empty state, from which operations may still name what the catalog holds."""
+    """The source of the empty state, from which operations may still name what the store holds."""
 
-    def __init__(self, catalog: States) -> None:
-        self._catalog = catalog
+    def __init__(self, contents: Contents) -> None:
+        self._view, self._packs = contents
         self.sections: list[tuple[str, bytes]] = []
         self.base: dict[str, bytes] = {}
 
     def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
-        found = self._catalog.nodes(digests)
+        found = self._view.nodes(digests)
         for digest in digests:
             if digest not in found:
-                raise Damaged(f"node {digest.hex()[:16]} is missing", what=(f"node {digest.hex()[:16]}",))
+                short = digest.hex()[:16]
+                raise Damaged(f"node {short} is missing", what=(f"node {short}",), hint=HINT)
         return found
 
     def bulk(self, digests: list[bytes]) -> bytes:
-        return b"".join(self._catalog.chunks(digests))
+        return b"".join(self._packs.read(self._view, digests))
 
     def operations(self, section: str) -> list[Operation]:  # noqa: ARG002 - there are none
         return []
@@ -81,30 +124,33 @@ class Blank:
 
 
 class Stored(Blank):
-    """The source of a document: the state of one checkpoint."""
+    """The source of a state: one checkpoint's."""
 
-    def __init__(self, catalog: States, row: CheckpointRow, *, arriving: bool = False) -> None:
-        """``arriving``: it is not in the catalog yet, so that nobody can have stored it in another way."""
-        super().__init__(catalog)
-        self._arriving = arriving
-        self._manifests: dict[bytes, Manifest] = {}  # of rows that were looked at, by their bytes
-        self.sections = self._manifest_of(row).sections
+    def __init__(self, contents: Contents, point: Point, newest: Newest | None = None) -> None:
+        """``newest``: where a writer stands that began here. What it has not read yet is the same there."""
+        super().__init__(contents)
+        self.point = point
+        self._newest = newest
+        self._gone: Forgotten | None = None
+        self.sections = point.manifest.sections
         try:
-            self._rest_on(row)
+            self._rest_on(point)
         except Damaged:
             if not self.again():
                 raise
 
-    def _rest_on(self, row: CheckpointRow) -> None:
-        self._row = row
+    def _rest_on(self, point: Point) -> None:
+        """Find the base: the nearest that is sealed. Ancestors are read a few at a time, and only if need be."""
         self._operations: dict[str, list[Operation]] | None = None
         self._recent: dict[str, list[Operation]] | None = None
+        self._since: list[Point] | None = None
         self.base = {}
-        if row.base == row.n:
-            self.base = dict(self.sections)
-        elif row.base:
-            base = self._catalog.checkpoint(row.base)
-            self.base = dict(Manifest.decode(base.manifest).sections)
+        if point.row.sealed:
+            self._since, self.base = [], dict(self.sections)
+        else:
+            last = self._view.up(point.n, _UP_MAX, to_base=True)[-1]
+            if last.sealed:
+                self.base = dict(self._view.point(last).manifest.sections)
 
     def again(self) -> bool:
         """After something could not be read: whether the same state is stored in another way since, and can be now.
@@ -112,45 +158,47 @@ class Stored(Blank):
         What was before a checkpoint may be forgotten while somebody reads it. Raises ``Forgotten`` when it was
         forgotten itself.
         """
-        row = current(self._catalog, self._row) if not self._arriving else None
-        if row is None or row.base == self._row.base:
-            return False
-        self._rest_on(row)
-        return True
+        before = self.point.id, self.point.row.sealed, self.base
+        try:
+            self.point = current(self._view, self.point)
+        except Forgotten as error:
+            newest = self._newest() if self._newest is not None else None
+            if newest is None:
+                raise
+            self._gone, self.point = error, newest
+        self._rest_on(self.point)
+        changed = (self.point.id, self.point.row.sealed, self.base) != before
+        if not changed and self._gone is not None:  # its writer has not begun to go on from it
+            raise self._gone
+        return changed
 
     def operations(self, section: str) -> list[Operation]:
         """What leads from the base's section to this state's, or from nothing, where it was given as a whole since."""
-        if self._operations is None:
-            if self._recent is None:
-                rows = self._catalog.ancestry(self._row.n, stop_at=self._row.base, limit=RECENT)
-                self._check_chain(rows)
-                found, complete = self._by_section(rows[::-1])
-                self._recent = {name: found[name] for name in complete}
-            if section in self._recent:
-                return self._recent[section]
-            # Not again from elsewhere: what lies below is read already.
-            self._operations, _ = self._by_section(self._since_base())
-            self._manifests.clear()
-        return self._operations.get(section, [])
+        try:
+            if self._operations is None:
+                if self._recent is None:
+                    rows = self._view.up(self.point.n, RECENT, to_base=True)
+                    found, complete = self._by_section(self._chain([self._view.point(row) for row in rows])[::-1])
+                    self._recent = {name: found[name] for name in complete}
+                if section in self._recent:
+                    return self._recent[section]
+                # Not again from elsewhere: what lies below is read already.
+                self._operations, _ = self._by_section(self._since_base())
+            return self._operations.get(section, [])
+        except Forgotten as error:  # whether that is the end of it, ``again`` says
+            raise Damaged(error.message, what=(f"checkpoint {self.point.id.hex()[:12]}",), hint=HINT) from error
 
-    def _by_section(self, rows: list[CheckpointRow]) -> tuple[dict[str, list[Operation]], set[str]]:
+    def _by_section(self, points: list[Point]) -> tuple[dict[str, list[Operation]], set[str]]:
         """The operations of each section, without those before it was last given as a whole; and which were."""
         complete: set[str] = set()
-        wanted = [needed(raw_operations(_proven(row, self._manifest_of(row))), complete) for row in reversed(rows)]
+        wanted = [needed(raw_operations(self._view.operations(point)), complete) for point in reversed(points)]
         found: dict[str, list[Operation]] = {}
-        values = Values(self._catalog, rows)
-        for row, some in zip(rows, reversed(wanted), strict=True):
-            for operation in resolved(some, self._manifest_of(row).time_us, _lookup(row, values)):
+        for point, some in zip(points, reversed(wanted), strict=True):
+            for operation in resolved(some, point.manifest.time_us, None):
                 found.setdefault(operation.path[0], []).append(operation)
         return found, complete
 
-    def _manifest_of(self, row: CheckpointRow) -> Manifest:
-        known = self._manifests.get(row.manifest)
-        if known is None:
-            known = self._manifests[row.manifest] = Manifest.decode(row.manifest)
-        return known
-
-    def since_base(self) -> list[CheckpointRow]:
+    def since_base(self) -> list[Point]:
         """The checkpoints whose operations lead from the base to this state, oldest first, proven to be a chain."""
         while True:
             try:
@@ -159,27 +207,27 @@ class Stored(Blank):
                 if not self.again():
                     raise
 
-    def _since_base(self) -> list[CheckpointRow]:
-        if self._row.sealed:
-            return []
-        rows = self._catalog.ancestry(self._row.n, stop_at=self._row.base)
-        below = self._check_chain(rows)
-        expected = self._catalog.checkpoint(self._row.base).id if self._row.base else b""
-        if below != expected:
-            raise Damaged(f"the history below checkpoint {self._row.n} has a gap", what=(f"checkpoint {self._row.n}",))
-        rows.reverse()
-        return rows
+    def _since_base(self) -> list[Point]:
+        if self._since is None:
+            rows = self._view.up(self.point.n, _UP_MAX, to_base=True)
+            points = self._chain([self._view.point(row) for row in rows])
+            if points[-1].row.sealed:
+                points.pop()
+            elif points[-1].manifest.parent:
+                short = points[-1].id.hex()[:12]
+                raise Damaged(f"the history below checkpoint {short} has a gap", what=(f"checkpoint {short}",))
+            self._since = points[::-1]
+        return self._since
 
-    def _check_chain(self, rows: list[CheckpointRow]) -> bytes:
-        """Prove that each row, from this state's own on, is the one that its child names; returns the next one's id."""
-        below = self._row.id
-        for row in rows:
-            if row.id != below:
-                raise Damaged(
-                    f"checkpoint {row.n} is not the one that its child names", what=(f"checkpoint {row.id.hex()[:12]}",)
-                )
-            below = self._manifest_of(row).parent
-        return below
+    def _chain(self, points: list[Point]) -> list[Point]:
+        """Prove that each is the one that its child names, from this state's own on."""
+        expected = self.point.id
+        for point in points:
+            if point.id != expected:
+                short = point.id.hex()[:12]
+                raise Damaged(f"checkpoint {short} is not the one that its child names", what=(f"checkpoint {short}",))
+            expected = point.manifest.parent
+        return points
 
 
 class Live(Document):
@@ -191,7 +239,7 @@ class Live(Document):
     def __init__(
         self,
         registry: Registry,
-        source: Stored,
+        source: Blank,
         *,
         readonly: bool = False,
         inert: bool = False,
@@ -206,60 +254,42 @@ class Live(Document):
                 super().load(section)
                 return
             except Damaged as error:
-                source = self.told.source
-                if isinstance(source, Stored) and source.again():
+                if self.told.source.again():
                     continue
-                self._complete(error, section)
+                error.what = tuple(dict.fromkeys((*error.what, f"section {section.name}")))
+                if self.explain is not None:
+                    self.explain(error)
                 raise
 
-    def _complete(self, error: Damaged, section: Section) -> None:
-        error.what = tuple(dict.fromkeys((*error.what, f"section {section.name}")))
-        if self.explain is not None:
-            self.explain(error)
 
-
-def current(catalog: States, row: CheckpointRow) -> CheckpointRow | None:
-    """A checkpoint's row as it is now, None when it cannot be read. ``Forgotten`` when nobody sees it any more."""
-    try:
-        found = catalog.checkpoint(row.n)
-    except Damaged:
-        found = None
-    if found is not None and found.id == row.id and found.base != row.base:
-        return found
-    if not _seen(catalog, row):
+def current(view: View, point: Point) -> Point:
+    """A checkpoint as it is stored now. ``Forgotten`` when it is not."""
+    found = view.find(point.id)
+    if found is None:
         raise Forgotten(
-            f"checkpoint {row.id.hex()[:12]} was forgotten while it was being read",
+            f"checkpoint {point.id.hex()[:12]} was forgotten while it was being read",
             hint="See `holdfast log` for what is left.",
         )
     return found
 
 
 @contextmanager
-def unless_forgotten(catalog: States, row: CheckpointRow) -> Iterator[None]:
+def unless_forgotten(view: View, point: Point) -> Iterator[None]:
     """What cannot be read of a checkpoint is damage, unless it was forgotten: then that is what is said."""
     try:
         yield
     except Damaged:
-        current(catalog, row)
+        current(view, point)
         raise
 
 
-def _seen(catalog: States, row: CheckpointRow) -> bool:
-    """Whether the agent that made a checkpoint, or a clone of it, has not forgotten it."""
-    for a in (row.a, *(event.a for event in catalog.events_named([clone_key(row.a)]))):
-        agent = catalog.agent_row(a)
-        if agent is None:
-            continue
-        hidden = [body["n"] for _, body in catalog.forgotten(a)]
-        hidden.append(body_of(agent).get("without", ((), ()))[0])
-        if not any(row.n in Ranges(pairs) for pairs in hidden):
-            return True
-    return False
+def source_of(contents: Contents, point: Point | None, newest: Newest | None = None) -> Blank:
+    return Stored(contents, point, newest) if point is not None else Blank(contents)
 
 
-def state_of(catalog: States, row: CheckpointRow | None) -> State:
+def state_of(contents: Contents, point: Point | None, newest: Newest | None = None) -> State:
     """The state of a checkpoint as bytes, or the one before the first. Sections are read when they are asked for."""
-    return State(Stored(catalog, row) if row is not None else Blank(catalog))
+    return State(source_of(contents, point, newest))
 
 
 def read_values(state: State, operations: Iterable[Operation]) -> None:
@@ -270,20 +300,20 @@ def read_values(state: State, operations: Iterable[Operation]) -> None:
             reader.value(data)
 
 
-def read_all(catalog: States, row: CheckpointRow, *, arriving: bool = False) -> State:
+def read_tree(state: State, root: bytes) -> None:
+    """Read the tree of a value, with all that it names."""
+    Reader(state, Registry(), inert=True).content(state.tree(root))
+
+
+def read_all(contents: Contents, point: Point) -> State:
     """The state of a checkpoint, after every node and every value in it was read."""
-    state = State(Stored(catalog, row, arriving=arriving))
+    state = state_of(contents, point)
     Reader(state, Registry(), inert=True).everything()
     return state
 
 
-def empty(catalog: States, registry: Registry, *, inert: bool = False) -> Document:
-    """The state before the first checkpoint."""
-    return Document(registry, Blank(catalog), inert=inert)
-
-
 def load(
-    catalog: States, row: CheckpointRow, registry: Registry, *, readonly: bool = True, inert: bool = False
-) -> Document:
-    """The state of a checkpoint. Sections are read when they are touched."""
-    return Live(registry, Stored(catalog, row), readonly=readonly, inert=inert)
+    contents: Contents, point: Point | None, registry: Registry, *, readonly: bool = True, inert: bool = False
+) -> Live:
+    """The state of a checkpoint, or the one before the first. Sections are read when they are touched."""
+    return Live(registry, source_of(contents, point), readonly=readonly, inert=inert)

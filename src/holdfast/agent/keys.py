@@ -8,28 +8,42 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from holdfast.agent.store import find_store
-from holdfast.errors import BadOption, KeyNeeded
-from holdfast.store import files, keysources, rekeying
-from holdfast.store.catalog import Progress
-from holdfast.store.keys import Secret, Slot, secret_of
-from holdfast.store.keysources import Key, find_secret, from_command, from_environment, from_file
-from holdfast.store.opening import create_store
+from holdfast.errors import BadOption, KeyNeeded, NotAStore, NotEncrypted
+from holdfast.store import files, keys
+from holdfast.store.catalog import Progress, View
+from holdfast.store.changes import now_us
+from holdfast.store.cipher import PLAIN
+from holdfast.store.database import is_url, open_database, reading, shown
+from holdfast.store.keys import (
+    Key,
+    Keys,
+    Secret,
+    Slot,
+    find_secret,
+    from_command,
+    from_environment,
+    from_file,
+    secret_of,
+)
 
 __all__ = [
     "KeyInfo",
     "Secret",
     "add",
     "ask_with",
+    "discard_old",
     "from_command",
     "from_environment",
     "from_file",
     "init",
     "listed",
+    "old_stores",
     "remove",
     "rotate",
     "secret_of",
@@ -54,43 +68,54 @@ def _info(slot: Slot) -> KeyInfo:
     return KeyInfo(slot.number, slot.kind, datetime.fromtimestamp(slot.created / 1e6, UTC))
 
 
-def _place(path: StorePath) -> Path:
-    return Path(os.path.realpath(path if path is not None else find_store()))
+def _place(path: StorePath) -> str:
+    named = path if path is not None else find_store()
+    return named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
 
 
-def ask_with(ask: Callable[[Path], Secret]) -> None:
+def ask_with(ask: Callable[[str], Secret]) -> None:
     """How a person is asked for the key of a store that turns out to be encrypted. Otherwise nobody is asked."""
-    keysources.ask = ask
+    keys.ask = ask
 
 
-def init(path: StorePath = None, key: Key | Callable[[], Key] = False) -> Path:
-    """Make a new store; with a key, an encrypted one. Raises if there is a store already.
+def init(path: StorePath = None, key: Key | Callable[[], Key] = False, *, objects: str | None = None) -> str:
+    """Make a new store; with a key, an encrypted one. Raises if there is a store already. Returns where it is.
 
-    A function that gives the key is called when there is none.
+    A function that gives the key is called when there is none. ``objects`` as in ``holdfast.open``.
     """
     place = _place(path)
-    if files.classify(place):
+    if (known := _there(place)) is not None:
         hint = "An existing store cannot be encrypted in place: make a new one, and push this one into it."
-        raise BadOption(f"there is a store at {place} already", hint=hint if key is not False else "")
-    create_store(place, secret=find_secret(key() if callable(key) else key))
-    return place
+        raise BadOption(f"there is a store at {known} already", hint=hint if key is not False else "")
+    secret = find_secret(key() if callable(key) else key)
+    with closing(open_database(place, secret=secret, objects=objects)) as db:
+        return db.place
+
+
+def _there(place: str) -> str | None:
+    """How the store at a place is called, if there is one."""
+    if not is_url(place):
+        return place if files.classify(Path(place)) else None
+    try:
+        with reading(place) as engine:
+            return engine.place
+    except NotAStore:
+        return None
 
 
 def listed(path: StorePath = None) -> list[KeyInfo]:
     """The keys that open a store. Needs none of them."""
-    return [_info(slot) for slot in rekeying.keys_of(_place(path)).slots]
+    return [_info(slot) for slot in _known(_place(path)).slots]
 
 
 def add(path: StorePath, new: str | bytes | Secret, *, key: Key = None) -> KeyInfo:
     """Let one more key open the store."""
-    place = _place(path)
-    return _info(rekeying.add_key(place, _current(place, key), _new(new)))
+    return _info(_changed(_place(path), key, lambda known, master, _: known.with_slot(master, _new(new), now_us())))
 
 
 def remove(path: StorePath, number: int, *, key: Key = None) -> None:
     """Let a key open the store no more."""
-    place = _place(path)
-    rekeying.remove_key(place, _current(place, key), number)
+    _changed(_place(path), key, lambda known, master, slot: (known.without(master, number), slot))
 
 
 def rotate(
@@ -99,13 +124,14 @@ def rotate(
     *,
     key: Key = None,
     full: bool = False,
+    discard_old: bool = False,
     progress: Progress | None = None,
 ) -> KeyInfo:
     """Put another key in the place of the one that is given.
 
-    ``full`` also replaces what everything is encrypted with: all other keys are gone then, and whoever has the store
-    open is refused. If that was interrupted, doing it again with the new key finishes it. ``new`` may be a function
-    that is called when it is known to be needed.
+    ``full`` also replaces what everything is encrypted with: a new store is written beside the old one, proven, and
+    put in its place, which nobody may have open meanwhile; all other keys are gone then. The old one stays beside it
+    unless ``discard_old`` says otherwise. ``new`` may be a function that is called when it is known to be needed.
     """
     place = _place(path)
 
@@ -115,25 +141,65 @@ def rotate(
             raise BadOption("no new key was given", hint="Give the key that shall open the store from now on.")
         return _new(given)
 
-    rekeying.keys_of(place)
-    secret = _current(place, key)
     if not full:
-        return _info(rekeying.replace_key(place, secret, wanted()))
-    rekeying.replace_master(place, secret, wanted, progress)
+        return _info(
+            _changed(place, key, lambda known, master, slot: known.with_slot(master, wanted(), now_us(), slot))
+        )
+    from holdfast.agent import move
+
+    move.rotate(place, _current(place, key), wanted, discard_old=discard_old, progress=progress)
     return listed(place)[0]
+
+
+def old_stores(path: StorePath = None) -> list[Path]:
+    """The stores that full rotations have left beside this one."""
+    from holdfast.agent import move
+
+    place = _place(path)
+    return [] if is_url(place) else move.old_ones(Path(place))
+
+
+def discard_old(path: StorePath = None) -> list[Path]:
+    """Delete the stores that full rotations have left beside this one. Returns where they were."""
+    from holdfast.agent import move
+
+    place = _place(path)
+    return [] if is_url(place) else move.discard_old(place)
 
 
 def _new(given: str | bytes | Secret) -> Secret:
     return given if isinstance(given, Secret) else secret_of(given)
 
 
-def _current(place: Path, key: Key) -> Secret:
-    rekeying.keys_of(place)
+def _known(place: str) -> Keys:
+    """The keys of a store, read without any of them."""
+    with reading(place) as engine:
+        found = keys.read_slots(View(engine, PLAIN))
+    if found is None:
+        raise NotEncrypted(
+            f"{shown(place)} is not encrypted", hint="Make an encrypted store, and push this one into it."
+        )
+    return found
+
+
+def _current(place: str, key: Key) -> Secret:
+    _known(place)
     secret = find_secret(key)
-    if secret is None and keysources.ask is not None and key is None:
-        secret = keysources.ask(place)
+    if secret is None and keys.ask is not None and key is None:
+        secret = keys.ask(shown(place))
     if secret is None:
         raise KeyNeeded(
-            f"{place} is encrypted", hint="Give the key: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND."
+            f"{shown(place)} is encrypted",
+            hint="Give the key: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND.",
         )
     return secret
+
+
+def _changed(place: str, key: Key, change: Callable[[Keys, bytes, Slot], tuple[Keys, Slot]]) -> Slot:
+    """Change the keys of a store; gives the slot that the change is about."""
+    secret = _current(place, key)
+    known = _known(place)
+    made, slot = change(known, *known.unlock(secret))
+    with closing(open_database(place, create=False, secret=secret)) as db:
+        db.change(lambda change: keys.write_slots(change, made, over=known))
+    return slot

@@ -1,6 +1,8 @@
-"""What ran: code version, configuration, dependencies (mission A6). Collected once per process, stored once per change.
+"""What ran: code version, configuration, dependencies, and the line that asked for a checkpoint.
 
-Reads files only: no subprocess, no import of anything that is not loaded already.
+Owns what is collected, and the two nodes that hold it: what is the same for a whole process, and what differs from line
+to line of a program, which names the first. Reads files only: no subprocess, no import of anything that is not loaded
+already.
 """
 
 from __future__ import annotations
@@ -10,19 +12,81 @@ import platform
 import sys
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
-from holdfast.codec.blocks import digest_of
+from holdfast.codec.blocks import VALUE, big, digest_of, leaf_node, node_digest
+from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
-from holdfast.store.upgrade import FORMAT_VERSION
+from holdfast.errors import CorruptValue
+from holdfast.store.catalog import DIGEST_BYTES, View
+from holdfast.store.tables import FORMAT_VERSION
 
 # Enough for any real environment; a bound all the same.
 _DEPENDENCIES_MAX = 2_000
+# Lines of a program that make checkpoints.
+_KNOWN_MAX = 1_000
+# The head of a map of two.
+_PAIR = b"\x82"
+
+
+class Description:
+    """The metadata of the checkpoints that one writer makes."""
+
+    def __init__(self, registry: Registry, config: Any) -> None:
+        self._registry = registry
+        self._config = config
+        self._known: dict[tuple[int, str, int], tuple[bytes, dict[bytes, bytes]]] = {}
+
+    def now(self) -> tuple[bytes, dict[bytes, bytes]]:
+        """The name of the metadata of a checkpoint that is made now, and the nodes that it consists of."""
+        file, line = _caller()
+        key = self._registry.revision, file, line
+        found = self._known.get(key)
+        if found is None:
+            common = leaf_node(VALUE, [collect(self._registry, self._config)])
+            root = node_digest(common)
+            pairs = encode("caller") + encode([file, line]) + encode("process") + big(root)
+            own = leaf_node(VALUE, [_PAIR + pairs])
+            found = node_digest(own), {root: common, node_digest(own): own}
+            if len(self._known) >= _KNOWN_MAX:
+                self._known.clear()
+            self._known[key] = found
+        return found
+
+
+def _caller() -> tuple[str, int]:
+    """The line of the program that asked for this, outside of this package."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_globals.get("__name__", "")
+        if not (name == "holdfast" or name.startswith(("holdfast.", "contextlib"))):
+            return os.path.basename(frame.f_code.co_filename), frame.f_lineno  # noqa: PTH119 - a text, no path of ours
+        frame = frame.f_back
+    return "", 0
+
+
+LOST = "lost metadata"
+"""The fact of a store that names the metadata which a repair could not save."""
+
+
+def lost(view: View) -> set[bytes]:
+    """Metadata that is lost and known to be: the checkpoints that have it are whole without."""
+    data = view.facts().get(LOST, b"")
+    return {data[at : at + DIGEST_BYTES] for at in range(0, len(data), DIGEST_BYTES)}
+
+
+def read(state: State, root: bytes) -> dict[str, Any]:
+    """The metadata of that name; what is the same for the process, and the caller."""
+    found = Reader(state, Registry(), inert=True).content(state.tree(root))
+    if not isinstance(found, dict) or not isinstance(found.get("process"), dict):
+        raise CorruptValue("the metadata of a checkpoint do not follow the format")
+    return {**found["process"], "caller": found.get("caller")}
 
 
 def collect(registry: Registry, config: Any) -> bytes:
-    """The metadata of a checkpoint made now, encoded."""
+    """What is the same for the whole process, encoded."""
     data = dict(_process())
     data["types"] = {
         name: registration.version for name in registry.names() if (registration := registry.by_name(name))

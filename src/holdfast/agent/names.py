@@ -1,4 +1,4 @@
-"""Names and labels: what people may call things, and how the catalog finds them.
+"""Names and labels: what people may call things.
 
 Owns the refusal of names that could not be shown or found again. Knows nothing of what is named.
 """
@@ -9,7 +9,6 @@ import re
 
 from holdfast.codec.wire import is_utf8
 from holdfast.errors import BadName, BadOption
-from holdfast.store.catalog import digest
 
 _REVISION = re.compile(r"^(~\d+|#\d+|id:.*)$", re.DOTALL)
 
@@ -22,11 +21,6 @@ LABEL_MAX_CHARACTERS = 1_000
 def is_bookkeeping(section: object) -> bool:
     """Whether a section is an integration's own record, such as LangGraph's: it is shown when it is asked for."""
     return isinstance(section, str) and section.startswith("__")
-
-
-def name_key(name: str) -> bytes:
-    """What the catalog looks names up by."""
-    return digest(b"holdfast.name", name.encode("utf-8"))
 
 
 def check_name(name: object, what: str, *, but: str = "") -> str:

@@ -81,6 +81,11 @@ class Policy:
 
     # -- what it keeps ----------------------------------------------------------------------------------
 
+    @property
+    def reads(self) -> bool:
+        """Whether a rule looks at times or labels. If not, a checkpoint's place in its line is all that counts."""
+        return any((self.hourly, self.daily, self.weekly, self.labels, self.newer_than is not None))
+
     def keeps(
         self, lines: Mapping[str, Sequence[Moment]], all: Iterable[Moment], now_us: int
     ) -> Iterable[tuple[int, str]]:

@@ -8,179 +8,197 @@ happened, whatever state one goes back to: the new branch inherits every record 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
-
-from holdfast.agent import history, salvage
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.errors import ColdPlaceMissing, Damaged, HoldfastError
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, checkpoint_id
+from holdfast.agent import history
+from holdfast.agent.verify import Found, Histories, Lines, Told
+from holdfast.errors import Damaged, Forgotten, Unavailable
+from holdfast.store.catalog import BEGINNING, Agent, Branch, End, Point, View, read_body
+from holdfast.store.database import Contents
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-# How many of the checkpoints that are passed over are named one by one.
 _NAMED_MAX = 5
+"""How many of the checkpoints that are passed over are named one by one."""
+
 _NO_WAY = "Put the store back from a backup, or see with `holdfast repair` what can be saved of it."
 
 
-class Finding(Struct, frozen=True):
-    """The newest checkpoint at or above a head that can be trusted, and those that were passed over on the way."""
+class Finding(NamedTuple):
+    """The newest checkpoint at or above a head that can be trusted, and those that were passed over on the way.
 
-    valid: CheckpointRow | None
+    The records of the branch can be trusted to ``end``; ``broken`` says why no further, if there are more.
+    """
+
+    valid: Point | None
     passed: list[str]
+    end: End
+    broken: str
 
     @property
     def lost(self) -> str:
         """In words what goes missing; empty when nothing does."""
-        if not self.passed:
-            return ""
-        named = "; ".join(self.passed[:_NAMED_MAX])
-        if len(self.passed) > _NAMED_MAX:
-            named += f"; and {len(self.passed) - _NAMED_MAX} more"
-        if self.valid is None:
-            return f"everything: no checkpoint can be trusted: {named}"
-        where = f"{self.valid.id.hex()[:12]} (#{self.valid.depth})"
-        return f"{len(self.passed)} checkpoint(s) after {where} cannot be trusted: {named}"
+        said = []
+        if self.passed:
+            named = "; ".join(self.passed[:_NAMED_MAX])
+            if len(self.passed) > _NAMED_MAX:
+                named += f"; and {len(self.passed) - _NAMED_MAX} more"
+            if self.valid is None:
+                said.append(f"everything: no checkpoint can be trusted: {named}")
+            else:
+                where = f"{self.valid.id.hex()[:12]} (#{self.valid.manifest.depth})"
+                said.append(f"{len(self.passed)} checkpoint(s) after {where} cannot be trusted: {named}")
+        if self.broken:
+            said.append(f"what happened outside after record {self.end.records} cannot be trusted: {self.broken}")
+        return "; ".join(said)
 
 
-def problem_with(store: Store, row: CheckpointRow, a: int) -> str:
+def find(contents: Contents, branch: Branch) -> Finding:
+    """Walk from a branch's head towards its root until a checkpoint can be trusted; and along its records."""
+    view, sound = contents.view, _Sound(contents)
+    passed: list[str] = []
+    n, expected, depth = branch.head, branch.id, branch.depth
+    valid = None
+    while n and valid is None:
+        try:
+            point = view.point(n)
+            if expected and point.id != expected:
+                raise Damaged(f"checkpoint {n} is not the one that is named", what=(f"checkpoint {n}",))
+            reason = _problem_with(contents, point, branch.a)
+            if not reason:
+                valid = point
+                continue
+            passed.append(f"{point.id.hex()[:12]}: {reason}")
+            depth = point.manifest.depth - 1
+            n, expected = point.row.parent, point.manifest.parent
+            if not n:
+                n, expected = next((over for _, over in view.rows("shallow", "WHERE n = ?", (point.n,))), 0), b""
+        except (Damaged, Forgotten) as error:
+            passed.append(f"{expected.hex()[:12] or n}: {error.message}")
+            n, expected = sound.before(branch, depth), b""
+    return Finding(valid, passed, *_records(view, branch, sound))
+
+
+def _problem_with(contents: Contents, point: Point, a: int) -> str:
     """Why a checkpoint's state cannot be trusted; empty when it can."""
     try:
-        validity = store._catalog.validity(a, row.n)
-        if validity is not None:
-            body = body_of(validity)
-            return f"it is marked {body['validity']}: {body['reason']}".removesuffix(": ")
-        history.Stored(store._catalog, row).since_base()
-        history.read_all(store._catalog, row)
-    except ColdPlaceMissing:
-        raise
-    except HoldfastError as error:
+        for _, _, body in contents.view.rows("validity", "WHERE a = ? AND n = ?", (a, point.n)):
+            judged = read_body(body, f"validity {point.n}")
+            return f"it is marked {judged.get('validity')}: {judged.get('reason', '')}".removesuffix(": ")
+        history.Stored(contents, point).since_base()
+        history.read_all(contents, point)
+    except Damaged as error:
         return error.message
     return ""
 
 
-def find(store: Store, branch: BranchRow) -> Finding:
-    """Walk from a branch's head towards its root until a checkpoint can be trusted."""
-    passed: list[str] = []
-    line = store._line(branch.a)
-    n, expected = branch.head, branch.head_id
-    while n and n not in line.forgotten:
-        row: CheckpointRow | None
-        try:
-            row = store._catalog.checkpoint(n)
-            if not line.owns(row.a, row.n) or (expected and row.id != expected):
-                raise Damaged(f"checkpoint {n} is not the one that is named", what=(f"checkpoint {n}",))
-            expected = Manifest.decode(row.manifest).parent
-            reason = problem_with(store, row, branch.a)
-            if not reason:
-                return Finding(row, passed)
-            passed.append(f"{row.id.hex()[:12]}: {reason}")
-            n = row.parent
-        except ColdPlaceMissing:
-            raise
-        except HoldfastError as error:
-            passed.append(f"{expected.hex()[:12] or n}: {error.message}")
-            row = _parent_of_unreadable(store, branch, line, n, expected)
-            if row is None:
-                break
-            n, expected = row.n, row.id
-    return Finding(None, passed)
+class _Sound:
+    """All rows that are sound, for where links are broken: read when the first of them is needed."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+
+    @cached_property
+    def found(self) -> Found:
+        made = Found()
+        made.read(self._contents.view, ("log", "loose", "checkpoint", "shallow", "record"), lambda *_: None)
+        return made
+
+    def before(self, branch: Branch, depth: int) -> int:
+        """The nearest ancestor of one that cannot be read, by the stretch of the branch that it was made on."""
+        found, told = self.found, Told(self.found.log)
+        deep = Histories(self._contents, found, Lines({})).depth
+        for epoch in range(branch.epoch, -1, -1):
+            here = [n for n in found.stretches.get((branch.b, epoch), ()) if 0 < deep(n) < depth]
+            n = max(here, key=deep, default=0) or found.find(told.begun.get((branch.b, epoch)))
+            if n and deep(n) < depth:
+                return n
+        return 0
 
 
-def _parent_of_unreadable(store: Store, branch: BranchRow, line: Line, n: int, expected: bytes) -> CheckpointRow | None:
-    """The parent of a checkpoint whose row is damaged.
+def _records(view: View, branch: Branch, sound: _Sound) -> tuple[End, str]:
+    """How far the records of a branch can be trusted, and why not further.
 
-    Where the manifest is still what its id says, it names the parent, and that is proof. Otherwise the newest readable
-    checkpoint that was made on this branch before it, or the one that the branch began at, is as near as one can get.
+    Where some are missing, all before these count that are whole: what happened must not be forgotten for want of a
+    second witness. Where all are there, and are not those that were written, only what checkpoints speak of counts.
     """
     try:
-        manifest = store._catalog.manifest_as_it_is(n)
-        if manifest is not None and checkpoint_id(manifest) == expected:
-            parent = Manifest.decode(manifest).parent
-            return next((row for row in _readable(store, line, n) if row.id == parent), None)
-    except HoldfastError:
+        if Lines({record.r: record for record in view.line(branch.line)}).end(branch.line) == branch.end:
+            return branch.end, ""
+    except Damaged:
         pass
-    began = bytes(body_of(branch)["from"])
-    on = {b for b, _ in Line(store, line.agent, branch).streams}
-    return next((row for row in _readable(store, line, n) if row.b in on or row.id == began), None)
+    found = sound.found
+    lines, ancestors = Lines(found.records), found.above([branch.head])
+    spoken = {record.r for record in found.records.values() if record.b == branch.b}
+    spoken |= {found.rows[n].line for n in ancestors if n in found.rows}
+    ends = [end for r in spoken if (end := lines.end(r)) is not None]
+    broken = "they are not those that were written"
+    if lines.end(branch.line) is None:
+        broken = lines.break_below(branch.line)
+    else:
+        said = set()
+        for n in ancestors:
+            with suppress(Damaged, Forgotten):
+                said.add(view.point(n).manifest.effects)
+        ends = [end for end in ends if end.position in said]
+    return max(ends, key=lambda end: end.records, default=BEGINNING), broken
 
 
-def _readable(store: Store, line: Line, before: int) -> Iterator[CheckpointRow]:
-    """Every visible row below a number that can be read, newest first."""
-    for n in range(before - 1, 0, -1):
-        try:
-            row = store._catalog.checkpoint(n)
-        except HoldfastError:
-            continue
-        if line.sees(row):
-            yield row
-
-
-def explain(store: Store, name: str, branch: BranchRow, error: Damaged) -> Damaged:
+def explain(store: Store, name: str, branch: Branch, error: Damaged) -> Damaged:
     """Complete an error that was met while reading the head of a branch: what would be left, and what lost."""
     if error.newest_valid or error.lost:
         return error
     try:
-        finding = find(store, branch)
-    except ColdPlaceMissing:
+        with store._db.moment() as contents:
+            finding = find(contents, branch)
+    except (Damaged, Unavailable):
         return error
-    lost = _lost(finding, salvage.trusted(store, branch.b))
+    lost = finding.lost
     if not lost:
         return error
     error.lost = lost
-    if finding.valid is None and not finding.passed:
-        error.hint = f"store.agent({name!r}, recover=True) goes on without it on a new branch. Lost would be: {lost}"
-        return error
     if finding.valid is None:
         error.hint = _NO_WAY
+        if not finding.passed:
+            error.hint = (
+                f"store.agent({name!r}, recover=True) goes on without it on a new branch. Lost would be: {lost}"
+            )
         return error
     error.newest_valid = finding.valid.id.hex()
     error.hint = (
-        f"The newest valid checkpoint is {error.newest_valid[:12]} (#{finding.valid.depth}); "
+        f"The newest valid checkpoint is {error.newest_valid[:12]} (#{finding.valid.manifest.depth}); "
         f"store.agent({name!r}, recover=True) goes on from it on a new branch. Lost would be: {lost}"
     )
     return error
 
 
-def _lost(finding: Finding, records: salvage.Salvage) -> str:
-    return "; ".join(filter(None, (finding.lost, records.lost)))
-
-
-def recover(store: Store, name: str, agent: AgentRow, branch: BranchRow) -> tuple[BranchRow, str]:
+def recover(store: Store, name: str, agent: Agent, branch: Branch) -> tuple[Branch, str]:
     """The branch to go on with, and in words what is lost (empty when nothing is)."""
-    finding = find(store, branch)
-    records = salvage.trusted(store, branch.b)
-    lost = _lost(finding, records)
-    if not lost:
-        return branch, ""
-    if finding.valid is None and finding.passed:
-        raise Damaged(
-            f"no checkpoint of {name!r} can be trusted",
-            what=tuple(finding.passed),
-            lost=finding.lost,
-            hint=_NO_WAY,
-        )
-    branches = dict(store._branches(agent.a))
-    start = finding.valid.id if finding.valid is not None else b""
-    number = 1
-    while True:
-        new = f"recovered-{number}"
-        existing = branches.get(new)
-        if existing is None and new not in store._tags(agent.a):
-            line, copies = salvage.inheritance(store, branch.b, records)
-            more = {"recovered": branch.b}
-            return store._add_branch(agent, new, finding.valid, more, line=line, copies=copies), lost
-        if (
-            existing is not None
-            and body_of(existing)["from"] == start
-            and body_of(existing).get("recovered") == branch.b
-            and not find(store, existing).passed
-            and not salvage.trusted(store, existing.b).problem
-        ):
-            return existing, lost
-        number += 1
+    with store._db.moment() as contents:
+        finding = find(contents, branch)
+        lost = finding.lost
+        if not lost:
+            return branch, ""
+        if finding.valid is None and finding.passed:
+            raise Damaged(
+                f"no checkpoint of {name!r} can be trusted", what=tuple(finding.passed), lost=lost, hint=_NO_WAY
+            )
+        branches = {one.name: one for one in contents.view.branches(agent.a)}
+        tags = {tag.name for tag in contents.view.tags(agent.a)}
+        start = finding.valid.id if finding.valid is not None else b""
+        number = 1
+        while (new := f"recovered-{number}") in branches.keys() | tags:
+            existing = branches.get(new)
+            if existing is not None and (existing.body.get("from"), existing.body.get("recovered")) == (
+                start,
+                branch.b,
+            ):
+                again = find(contents, existing)
+                if not again.passed and not again.broken:
+                    return existing, lost
+            number += 1
+    more = {"recovered": branch.b}
+    return store._add_branch(agent, new, finding.valid, more, end=finding.end), lost

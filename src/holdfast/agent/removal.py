@@ -1,38 +1,45 @@
-"""Forgetting: whole agents, or some checkpoints of one, also while somebody writes it.
+"""Forgetting: letting checkpoints go, whole agents, or some checkpoints of one, also while somebody writes it.
 
-Owns the decision what goes and what must be made to stand alone first; the store does it, one short transaction at a
-time. What always holds: an event says first, durably, what is forgotten; whatever somebody else sees is only hidden
-from the agent that forgot it; a checkpoint that stays keeps its id, its digest and its changes; and a process that
-dies half way leaves a sound store, which the next removal finishes clearing.
+Owns the way in which checkpoints go: those that stay although the one before them goes are made to stand alone, what
+lies in a segment with others is taken out of it, and rows are deleted, children first, in small transactions. There is
+no note of what is under way: after each of them the store is whole, and whoever is killed starts over. What always
+holds: inside each transaction it is asked again whether something has come to stand on what goes; a checkpoint that
+stays keeps its id, its state and its changes; what another agent sees stays for all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from msgspec.structs import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import history
-from holdfast.agent.collecting import Collection, Reached
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.sparing import spared
-from holdfast.codec.values import decode
-from holdfast.errors import Damaged
-from holdfast.store import sealing
-from holdfast.store.bodies import body_of, places_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, SealRow, clone_key
-from holdfast.store.catalog import effect_chain as chain
-from holdfast.store.forgetting import Forgetting, Guard, Pace, Unless
-from holdfast.store.opening import now_us
-from holdfast.store.ranges import Ranges
-from holdfast.store.reading import Reading
+from holdfast.agent.collection import AT_ONCE, WASTE, Links, Pace, Reached, alone, at_once, collect, note_waste
+from holdfast.agent.sealing import fold_below
+from holdfast.errors import AgentBusy, Damaged, Forgotten, StoreBusy, UnknownAgent
+from holdfast.store.catalog import Agent, Branch, View, listed, slices
+from holdfast.store.changes import Change, Objects, Work, moved_body, pack_node
+from holdfast.store.database import Contents, Database
+from holdfast.store.engine import Refused
+from holdfast.store.manifest import pack_payload
+from holdfast.store.tables import CHECKPOINTS, TABLES
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
+
+log = logging.getLogger("holdfast.store")
+
+TRIES = 16
+"""How often others may come between before it is given up. What was deleted until then stays deleted."""
+
+STANDING_BYTES = 2**20
+"""Nodes that one transaction writes when checkpoints are made to stand alone; those of one state it writes whole."""
+
+ROW_BYTES = 96
+"""What a row takes besides its content: numbers, its sum, its place in indexes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,408 +50,538 @@ class Removal:
     checkpoints: int
     events: int
     kept_for: list[str]
-    """Agents that still see some of it: clones, or what this one is a clone of."""
+    """Agents that still see some of it: copies, or what this one is a copy of."""
     freed_bytes: int
-    """By how much the store got smaller; for a dry run, what the records take that would go."""
+    """By how much the store got smaller, or would, roughly."""
     done: bool
+    copies: list[str]
+    """Agents that went with it."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "agent": self.name, "checkpoints": self.checkpoints, "events": self.events, "kept_for": self.kept_for,
-            "freed_bytes": self.freed_bytes, "done": self.done,
+            "copies": self.copies, "freed_bytes": self.freed_bytes, "done": self.done,
         }  # fmt: skip
 
 
-class Family:
-    """The agents that share rows with one, directly or through others, and all rows of theirs."""
+class Plan:
+    """What is to stay, of everything that was there at one moment. All else goes, seen by somebody or not."""
 
-    def __init__(self, store: Store, reading: Reading, a: int, pace: Pace = lambda: None) -> None:
-        self.living: dict[int, Line] = {}
-        self.agents: set[int] = set()
-        branches: set[int] = set()
-        waiting = [a]
-        while waiting:
-            one = waiting.pop()
-            if one in self.agents:
-                continue
-            self.agents.add(one)
-            row = reading.agent_row(one)
-            if row is not None:
-                line = self.living[one] = Line(store, row)
-                branches.update(b for b, _ in line.streams)
-                waiting.extend(line.origins)
-            for _, body in reading.forgotten(one) if row is None else ():
-                branches.update(body.get("branches", ()))
-                waiting.extend(body.get("origins", ()))
-            waiting.extend(event.a for event in reading.events_named([clone_key(one)]))
-        self.branches = sorted(branches)
-        self.reading = reading
-        self.newest = reading.newest()[0]  # before its rows: those above may be missing from them, no others
-        # One that is damaged could belong to anybody. Where there is nobody else, it goes with the rest.
-        alone = not set(self.living) - {a}
-        self.rows: dict[int, CheckpointRow] = {}
-        for b in self.branches:
-            for found in reading.rows_as_they_are(b) if alone else reading.checkpoints(b=b):
-                self.rows[found.n] = found
-                pace()
+    def __init__(self, links: Links, keep: set[int]) -> None:
+        self.links = links
+        self.keep = keep
+        self.dead = links.rows.keys() - keep
+        self.forgets: dict[int, tuple[int, list[bytes]]] = {}
+        """By agent: how many of its checkpoints go, and the ends of lines that nothing else leads to any more."""
+        self.untag: set[int] = set()
+        """Agents whose tags go with their checkpoints."""
+        self.entries = 0
+        """How many entries of the log went with what has gone."""
 
-    def seen(self, n: int, but: int | None = None) -> list[Line]:
-        """Who sees a checkpoint."""
-        row = self.rows[n]
-        return [line for a, line in self.living.items() if a != but and line.sees(row)]
+    def over(self, n: int) -> int:
+        """The nearest ancestor of a checkpoint that stays, or 0."""
+        above = self.links.before(n)
+        while above and above not in self.keep:
+            above = self.links.before(above)
+        return above
 
-    def dead(self, doomed: Iterable[int] = (), by: int | None = None) -> set[int]:
-        """Checkpoints that nobody sees, once agent ``by`` has forgotten the doomed ones."""
-        going = set(doomed)
-        return {n for n in self.rows if not self.seen(n, by if n in going else None)}
+    @property
+    def orphans(self) -> list[int]:
+        """Checkpoints that stay although the one before them goes."""
+        return [n for n in self.keep if self.links.rows[n].parent in self.dead]
 
-    def orphans(self, dead: set[int]) -> list[CheckpointRow]:
-        """Checkpoints that stay although the one before them goes, oldest first."""
-        return [row for n, row in sorted(self.rows.items()) if n not in dead and row.parent in dead]
+    @property
+    def broken(self) -> dict[int, list[int]]:
+        """The segments that lose checkpoints, each with all of its own."""
+        rows = self.links.rows
+        found: dict[int, list[int]] = {s: [] for n in self.dead if (s := rows[n].s)}
+        for n, link in rows.items():
+            if link.s in found:
+                found[link.s].append(n)
+        return found
 
-    def cut(self, dead: set[int]) -> list[bytes]:
-        """The ids of forgotten checkpoints whose children stay: the children still name them."""
-        stay = (row for n, row in self.rows.items() if n not in dead and (not row.parent or row.parent in dead))
-        return sorted({parent for row in stay if (parent := Manifest.decode(row.manifest).parent)})
+    def forget(self, agent: Agent) -> None:
+        """Let an agent's log say that it forgets what goes of its checkpoints, and name the ends that stay.
 
-    def over(self, line: Line, going: Container[int]) -> list[list[int]]:
-        """For each checkpoint whose parent an agent does not see any more: the nearest ancestor that it does see.
-
-        0 where there is none.
+        Of lines, that is, which no branch and no tag leads to: where the end of such a line goes, nothing else would
+        lead to what stays of it, and from now on whatever is missing besides was lost.
         """
-        left = {n: row for n, row in self.rows.items() if n not in going and line.sees(row)}
-        found = []
-        for n, row in sorted(left.items()):
-            if row.parent in left or not (row.parent or n in line.over):
-                continue
-            above = row.parent or line.over.get(n, 0)
-            while above and above not in left:
-                known = self.rows.get(above)
-                parent = known.parent if known is not None else 0
-                above = parent if parent in self.rows else line.over.get(above, 0)
-            found.append([n, above])
-        return found
-
-    def dead_events(self) -> list[int]:
-        """Events that nobody sees. Of an agent that is gone, the last word stays: it says so."""
-        found: list[int] = []
-        for a in self.agents:
-            events = list(self.reading.events(a=a))
-            if a not in self.living and events:
-                events.pop()
-            lines = self.living.values()
-            found += [event.e for event in events if not any(line.sees_event(event) for line in lines)]
-        return found
+        links = self.links
+        seen = links.seen(agent.a)
+        if seen <= self.keep:
+            return
+        kept = seen & self.keep
+        led_to: set[int] = set()
+        for start in links.named(agent.a) & kept:
+            n = start
+            while n and n not in led_to:
+                led_to.add(n)
+                n = self.over(n)
+        ends = kept - led_to - {self.over(n) for n in kept}
+        self.forgets[agent.a] = len(seen) - len(kept), [links.view.point(n).id for n in ends]
 
 
-def remove(store: Store, agent: AgentRow, *, dry_run: bool = False) -> Removal:
-    """Remove an agent with everything that nobody else sees."""
-    name = body_of(agent)["name"]
-    with ExitStack() as stack:
-        forgetting = stack.enter_context(store._catalog.forgetting())
-        finish(store, forgetting)
-        guards = [] if dry_run else stack.enter_context(_alone(store, agent))
-        family = Family(store, forgetting.reading, agent.a)
-        line = family.living[agent.a]
-        going = [n for n, row in family.rows.items() if line.sees(row)]
-        dead = family.dead(going, agent.a)
-        shared = _shared(family, going, agent.a)
-        events = [e for e in _named_elsewhere(forgetting, line) if line.sees_event(e)]
+Choose = Callable[[Contents, Links], Plan]
+
+
+def let_go(db: Database, choose: Choose, pace: Pace = at_once) -> Plan:
+    """Delete every checkpoint that a plan does not keep. ``choose`` is asked again when something came between."""
+    for left in reversed(range(TRIES)):
+        try:
+            with db.moment() as contents:
+                plan = choose(contents, Links(contents.view, pace))
+                if plan.dead:
+                    _stand_alone(db, contents, plan, pace)
+            if plan.dead:
+                _delete(db, plan, pace)
+            return plan
+        except (Refused, Forgotten, UnknownAgent):
+            if not left:
+                raise StoreBusy(
+                    "others kept changing what was to be let go; the store is whole, and some of it is gone",
+                    hint="Try again: what is left goes then.",
+                ) from None
+    raise StoreBusy("nothing was tried")
+
+
+# -- what stays ----------------------------------------------------------------------------------------------------
+
+
+class _Standing(NamedTuple):
+    """A checkpoint that is to stand alone. ``parent`` goes; where it is 0, what was before it does."""
+
+    n: int
+    parent: int
+    over: int
+
+
+def fresh_nodes(contents: Contents, n: int) -> tuple[list[bytes], dict[bytes, bytes]]:
+    """The roots of a checkpoint's state, and those nodes of it that are not stored."""
+    point = contents.view.point(n)
+    roots = [root for _, root in point.manifest.sections]
+    return roots, {} if point.row.sealed else history.state_of(contents, point).unstored()
+
+
+def _stand_alone(db: Database, contents: Contents, plan: Plan, pace: Pace) -> None:
+    """Before a checkpoint goes, each child of it that stays is sealed, has no parent, and is listed as shallow."""
+    shallow = plan.links.shallow
+    group = [_Standing(n, 0, plan.over(n)) for n, over in shallow.items() if n in plan.keep and over in plan.dead]
+    roots: set[bytes] = set()
+    nodes: dict[bytes, bytes] = {}
+    for n in plan.orphans:
+        pace()
+        group.append(_Standing(n, plan.links.rows[n].parent, plan.over(n)))
+        sections, fresh = fresh_nodes(contents, n)
+        roots.update(sections)
+        nodes |= fresh
+        if len(group) >= AT_ONCE or sum(map(len, nodes.values())) > STANDING_BYTES:
+            db.change(_standing(group, roots, nodes))
+            group, roots, nodes = [], set(), {}
+    if group:
+        db.change(_standing(group, roots, nodes))
+
+
+def _standing(group: Sequence[_Standing], roots: set[bytes], nodes: dict[bytes, bytes]) -> Work[None]:
+    needs = roots.union(*map(history.children, nodes.values())) - nodes.keys()
+    objects = Objects({name: pack_node(raw) for name, raw in nodes.items()}, needs_nodes=frozenset(needs))
+
+    def stand(change: Change) -> None:
+        change.put_objects(objects)
+        for over in {one.over for one in group if one.over}:
+            change.hold(over)  # another policy may not keep it
+        for n, parent, over in group:
+            row = change.row(n)
+            if row.parent:
+                if row.parent != parent:
+                    raise Refused("the checkpoint has another parent meanwhile")
+                change.set_row(row, row._replace(sealed=1, parent=0))
+            change.delete("shallow", "n", [n])
+            change.put("shallow", n, over)
+
+    return stand
+
+
+# -- what goes -----------------------------------------------------------------------------------------------------
+
+
+class _Watch:
+    """Whether a ref has come to stand on what goes since the plan was made. Asked where nobody else can write.
+
+    A branch that is still in the epoch of the plan can only have gone on from its head, which stays. One that has moved
+    once since, or is new, has nothing but what its head leads to.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._epochs = {branch.b: branch.epoch for some in plan.links.branches.values() for branch in some}
+        self._tags = {tag.n for some in plan.links.tags.values() for tag in some}
+
+    def check(self, change: Change) -> None:
+        dead = self._plan.dead
+        for b, a, head, epoch in change.tx.run("SELECT b, a, head, epoch FROM branch"):
+            known = self._epochs.get(b, -1)
+            if a and epoch != known:
+                if epoch > known + 1:
+                    raise Refused("a branch has moved more than once")
+                self._land(change, head)
+                if a not in self._plan.links.agents and not self._plan.links.left_by(change, a).isdisjoint(dead):
+                    raise Refused("a copy was made of what is to go")
+                self._epochs[b] = epoch
+        for (n,) in change.tx.run("SELECT n FROM tag"):
+            if n not in self._tags:
+                self._land(change, n)
+                self._tags.add(n)
+        for n, over in change.tx.run("SELECT n, over FROM shallow"):
+            if over in dead and n not in dead:
+                raise Refused("something goes on from what is to go")
+
+    def _land(self, change: Change, n: int) -> None:
+        """Follow a checkpoint up to one that the plan knows."""
+        while n and n not in self._plan.links.rows:
+            rows = change.up(n, 64)
+            n = next((row.n for row in rows if row.n in self._plan.links.rows), rows[-1].parent)
+        if n in self._plan.dead:
+            raise Refused("something has come to stand on what is to go")
+
+
+def _delete(db: Database, plan: Plan, pace: Pace) -> None:
+    watch = _Watch(plan)
+    broken = plan.broken
+
+    def say(change: Change) -> None:
+        watch.check(change)
+        for a, (count, left) in plan.forgets.items():
+            change.agent_at(a)
+            earlier = [entry.e for entry in change.log(a) if entry.body.get("what") == "forget"]
+            change.delete("log", "e", earlier)  # one that forgets a little every hour has one entry and not thousands
+            change.say(a, {"what": "forget", "checkpoints": count, "left": left})
+
+    if plan.forgets:
+        alone(db, say)
+    for loose, segments in _steps(plan, broken):
+        pace()
+        unfolded = _unfolded(db, plan, segments, broken)
+        plan.entries += alone(db, partial(_drop, watch=watch, plan=plan, loose=loose, segments=unfolded))
+    rows = plan.links.rows
+    for n in plan.keep:
+        parent = rows[n].parent
+        if rows[n].sealed and parent in plan.keep and (not rows[parent].s or rows[parent].s in broken):
+            pace()
+            with suppress(Forgotten):
+                fold_below(db, n)  # also what whoever made it had no time for
+
+
+def _steps(plan: Plan, broken: dict[int, list[int]]) -> Iterator[tuple[list[int], list[int]]]:
+    """What one transaction after the other deletes: loose checkpoints and segments, children always before parents.
+
+    A segment is a run of checkpoints, so nothing can be between two of its own: what goes is a forest of loose ones and
+    of segments.
+    """
+    rows, dead = plan.links.rows, plan.dead
+    unit = {n: -rows[n].s or n for n in dead}  # segments as negative numbers
+    above: dict[int, int] = {}
+    for n in dead:
+        parent = rows[n].parent
+        if parent in dead and unit[parent] != unit[n]:
+            above[unit[n]] = unit[parent]
+    depth: dict[int, int] = {}
+    for one in unit.values():
+        way = []
+        while one and one not in depth:
+            way.append(one)
+            one = above.get(one, 0)  # noqa: PLW2901  the walk up
+        deep = depth.get(one, 0)
+        for at, other in enumerate(reversed(way), 1):
+            depth[other] = deep + at
+    loose: list[int] = []
+    segments: list[int] = []
+    size = 0
+    for one in sorted(depth, key=depth.__getitem__, reverse=True):
+        (loose if one > 0 else segments).append(abs(one))
+        size += 1 if one > 0 else len(broken[-one])
+        if size >= AT_ONCE:
+            yield loose, segments
+            loose, segments, size = [], [], 0
+    if size:
+        yield loose, segments
+
+
+_Unfolded = dict[int, tuple[list[int], dict[int, bytes]]]
+"""By segment: all that lie in it, and the payloads of those that stay."""
+
+
+def _unfolded(db: Database, plan: Plan, segments: Sequence[int], broken: dict[int, list[int]]) -> _Unfolded:
+    """Of segments that go, the payloads of those that stay: they become loose again."""
+    found: _Unfolded = {}
+    for s in segments:
+        staying = {}
+        for n in broken[s]:
+            if n in plan.keep:
+                try:
+                    segment = db.view.segment(s)
+                    at = segment.place[n]
+                    staying[n] = pack_payload(segment.manifests[at], segment.operations(at))
+                except (Damaged, KeyError):
+                    if db.view.rows("segment", "WHERE s = ?", (s,)):
+                        raise
+                    raise Refused("the segment has gone meanwhile") from None
+        found[s] = broken[s], staying
+    return found
+
+
+def _drop(change: Change, watch: _Watch, plan: Plan, loose: Sequence[int], segments: _Unfolded) -> int:
+    """Delete some checkpoints, and what was said of them. Returns how many entries of the log went with them."""
+    watch.check(change)
+    gone = [("loose", row) for row in _taken(change, "loose", loose)]
+    for s, (members, staying) in segments.items():
+        for row in _taken(change, "checkpoint", members):
+            if row[8] != s:
+                raise Refused("the checkpoint lies in another segment meanwhile")
+            data = staying.get(row[0])
+            if data is None:
+                gone.append(("checkpoint", row))
+            else:
+                *columns, _ = change.cipher.loaded("checkpoint", row)
+                change.put("loose", *columns, data)
+    change.delete("segment", "s", list(segments))
+    numbers = [row[0] for _, row in gone]
+    for a, name, *_ in list(change.some("tag", "n", numbers)):
+        if a not in plan.untag:
+            raise Refused("a tag was set on what is to go")
+        untag(change, a, name.decode())
+    for table in ("shallow", "validity"):
+        change.delete(table, "n", numbers)
+    note_waste(change)
+    return drop_under(change, {change.cipher.unname(table, row[2]) for table, row in gone if row[2]})
+
+
+def untag(change: Change, a: int, name: str) -> None:
+    change.drop_tag(a, name)
+    change.say(a, {"what": "untag", "name": name})
+
+
+def _taken(change: Change, table: str, numbers: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Delete rows of checkpoints; gives them as they were stored. ``Refused`` unless all of them are there."""
+    columns = TABLES[table].listed if table == "checkpoint" else "n, mark, key"
+    found = []
+    for part in slices(numbers):
+        found += change.tx.run(f"DELETE FROM {table} WHERE n IN {listed(len(part))} RETURNING {columns}", part)
+    if len(found) != len(numbers):
+        raise Refused("some of it is gone already, or lies elsewhere")
+    if numbers:
+        change.remember("loose", max(numbers))
+    return found
+
+
+def drop_under(change: Change, keys: Iterable[bytes]) -> int:
+    """Delete what the log keeps under keys that no checkpoint has any more. Returns how much that was."""
+    gone = [key for key in keys if not has_key(change, key)]
+    entries = [entry.e for entry in change.log_under(gone)]
+    change.delete("log", "e", entries)
+    return len(entries)
+
+
+def has_key(change: Change, key: bytes) -> bool:
+    """Whether a checkpoint has that key."""
+    sql = "SELECT n FROM {} WHERE length(key) > 0 AND key = ? LIMIT 1"
+    return any(change.tx.run(sql.format(table), (change.cipher.name(table, key),)) for table in CHECKPOINTS)
+
+
+# -- agents, and some checkpoints of one ---------------------------------------------------------------------------
+
+
+def clear(db: Database, choose: Choose, pace: Pace = at_once) -> Plan:
+    """Let go what a plan does not keep, and all that only this needed."""
+    plan = let_go(db, choose, pace)
+    if plan.dead or WASTE in db.view.facts():
+        try:
+            collect(db, pace)
+        except Damaged as error:  # what cannot be read might name anything: so nothing is known to be waste
+            log.warning("the room of what was let go in %s cannot be used again: %s", db.place, error)
+    return plan
+
+
+def everything(links: Links, but: Collection[int] = ()) -> set[int]:
+    """What somebody sees, some agents aside."""
+    return links.held.union(*(links.seen(a) for a in links.agents if a not in but))
+
+
+def remove(store: Store, agent: Agent, *, dry_run: bool = False, with_copies: bool = False) -> Removal:
+    """Remove an agent with everything that nobody else sees; ``with_copies``: and whoever sees some of it."""
+    db = store._db
+    with db.moment() as contents:
+        links = Links(contents.view)
+        going = links.seen(agent.a, damaged=True)
+        others = [one for one in links.agents.values() if one.a != agent.a]
+        copies = [one for one in others if not going.isdisjoint(links.seen(one.a, damaged=True))]
+        names = sorted(one.name for one in copies)
+        removed = [agent, *copies] if with_copies else [agent]
+        events = sum(len(contents.view.log(one.a)) for one in removed)
+        size = 0
         if dry_run:
-            own = sum(1 for event in forgetting.reading.events(a=agent.a))
-            size = _size(store, family, dead)
-            if not shared:
-                size += sum(forgetting.reading.effect_bytes(b) for b, _ in line.streams)
-            return Removal(name, len(going), own + len(events), shared, size, done=False)
-        before = stored_bytes(store)
-        body = {
-            "name": name,
-            "n": (Ranges.of(going) | line.forgotten).pairs,
-            "e": (Ranges.of(event.e for event in events) | line.forgotten_events).pairs,
-            "cut": family.cut(dead),
-            "branches": sorted(b for b, _ in line.streams),
-            "origins": sorted(line.origins),
-        }
-        forgetting.remove(agent, body, guards, now_us())
-        cleared = clear(store, forgetting, [agent.a])
-    store._catalog.shrink()
-    return Removal(name, len(going), cleared, shared, max(0, before - stored_bytes(store)), done=True)
+            size = expected_bytes(contents, Plan(links, everything(links, {one.a for one in removed})))
+    if not dry_run:
+        before = stored_bytes(db)
+        for one in removed:
+            _remove_refs(store, one)
+        try:
+            clear(db, lambda _, links: Plan(links, everything(links)))
+        except Damaged as error:
+            log.warning("agents were removed from %s, but their room cannot be used again: %s", db.place, error)
+        size = max(0, before - stored_bytes(db))
+    kept_for, went = ([], names) if with_copies else (names, [])
+    return Removal(agent.name, len(going), events, kept_for, size, done=not dry_run, copies=went)
+
+
+def _remove_refs(store: Store, agent: Agent) -> None:
+    """Take away an agent with its branches, tags, judgements and log. Handles of this process on it are closed."""
+    for _ in range(TRIES):
+        with ExitStack() as stack, suppress(Refused):
+            held: dict[int, int] = {}
+            for branch in store._db.view.branches(agent.a):
+                held[branch.b] = _become_writer(store, agent, branch, stack)
+            alone(store._db, partial(_drop_refs, agent=agent, held=held))
+            return
+    raise AgentBusy(f"others keep opening branches of {agent.name!r}; nothing was removed", hint="Try again.")
+
+
+def _become_writer(store: Store, agent: Agent, branch: Branch, stack: ExitStack) -> int:
+    """Keep others from writing a branch; returns its generation then."""
+    handle = store._handles.get(branch.b)
+    if handle is not None:
+        handle.close()  # its state may name what goes
+    if branch.generation:  # otherwise nobody has ever opened it
+        try:
+            lease = store._lease(agent.name, branch, wait_s=0.0)
+        except AgentBusy as error:
+            if not error.holder.get("this_process"):
+                raise
+        else:
+            stack.callback(lease.release)
+            return lease.generation
+    return store._db.view.branch_at(branch.b).generation
+
+
+def _drop_refs(change: Change, agent: Agent, held: dict[int, int]) -> None:
+    change.agent_at(agent.a)
+    for branch in change.branches(agent.a):
+        if held.get(branch.b) != branch.generation:
+            raise Refused("somebody has begun to write a branch")
+        change.retire(branch)
+    for table in ("tag", "validity"):
+        change.delete(table, "a", [agent.a])
+    # A copy sees what was kept under the keys of checkpoints that it sees: that goes with these.
+    entries = change.log(agent.a)
+    change.delete("log", "e", [one.e for one in entries if not one.key or not has_key(change, one.key)])
+    change.delete("agent", "a", [agent.a])
+    for tag in change.tags(0):
+        if tag.body.get("agent") == agent.uuid:  # held what was arriving for it
+            change.drop_tag(0, tag.name)
+    change.say(0, {"what": "remove"})
+    note_waste(change)
 
 
 def forget(
-    store: Store, agent: AgentRow, numbers: set[int], *, guard: Guard | None = None, unless: Unless | None = None
+    store: Store, chosen: Sequence[tuple[Agent, set[int]]], *, unless: Callable[[Change], bool] | None = None
 ) -> Removal:
-    """Forget some checkpoints of an agent, and the events that were found by their keys."""
-    name = body_of(agent)["name"]
-    with ExitStack() as stack:
-        forgetting = stack.enter_context(store._catalog.forgetting())
-        finish(store, forgetting)
-        guards = [guard] if guard is not None else stack.enter_context(_alone(store, agent))
-        family = Family(store, forgetting.reading, agent.a)
-        line = family.living[agent.a]
-        going = {n for n in numbers if n in family.rows and line.sees(family.rows[n])}
-        if not going:
-            return Removal(name, 0, 0, [], 0, done=True)
-        dead = family.dead(going, agent.a)
-        before = stored_bytes(store)
-        body = said(family, line, going, dead)
-        nearest = _nearest(family, line, going)
-        if not forgetting.forget(agent, Ranges.of(going), body, nearest, guards, now_us(), unless):
-            return Removal(name, 0, 0, [], 0, done=False)
-        clear(store, forgetting, [agent.a])
-    shared = _shared(family, going, agent.a)
-    return Removal(name, len(going), len(Ranges(body["e"])), shared, max(0, before - stored_bytes(store)), done=True)
+    """Forget some checkpoints of each of some agents, and what the log kept under their keys.
+
+    What several of them see goes if all of these forget it.
+    """
+    db = store._db
+    before = stored_bytes(db)
+
+    def move(change: Change) -> bool:
+        for agent, _ in chosen:
+            change.agent_at(agent.a)
+        if unless is not None and unless(change):
+            return False
+        shallow = change.shallow()
+        for agent, numbers in chosen:
+            for branch in change.branches(agent.a):
+                n = branch.head
+                while n in numbers:
+                    n = change.row(n).parent or shallow.get(n, 0)
+                if n != branch.head:
+                    _stand_at(change, branch, n)
+            for tag in change.tags(agent.a):
+                if tag.n in numbers:
+                    untag(change, agent.a, tag.name)
+        return True
+
+    gone: dict[int, None] = {}
+    kept_for: set[str] = set()
+
+    def choose(_now: Contents, links: Links) -> Plan:
+        there = [(agent, numbers) for agent, numbers in chosen if agent.a in links.agents]
+        names = {agent.a for agent, _ in there}
+        # What somebody has named since stays.
+        going = {agent.a: (numbers & links.seen(agent.a)) - links.named(agent.a) for agent, numbers in there}
+        keep = everything(links, names).union(*(links.seen(a) - some for a, some in going.items()))
+        plan = Plan(links, keep)
+        for agent, _ in there:
+            plan.forget(agent)
+        every = set[int]().union(*going.values())
+        gone.update(dict.fromkeys(every - keep))
+        kept_for.update(one.name for a, one in links.agents.items() if a not in names and links.seen(a) & every)
+        return plan
+
+    called = ", ".join(agent.name for agent, _ in chosen)
+    if not db.change(move):
+        return Removal(called, 0, 0, [], 0, done=False, copies=[])
+    plan = clear(db, choose)
+    count = len(gone.keys() - plan.keep)
+    size = max(0, before - stored_bytes(db))
+    return Removal(called, count, plan.entries, sorted(kept_for), size, done=True, copies=[])
 
 
-def said(family: Family, line: Line, going: set[int], dead: set[int]) -> dict[str, Any]:
-    """What the event says when an agent forgets checkpoints, and the events that were found by their keys."""
-    keys = {family.rows[n].key for n in going}
-    keys -= {row.key for n, row in family.rows.items() if n not in going and line.sees(row)}
-    events = line.events_named(key for key in keys if key is not None)
-    return {
-        "n": Ranges.of(going).pairs,
-        "e": Ranges.of(event.e for event in events).pairs,
-        "cut": family.cut(dead),
-        "over": family.over(line, going),
-    }
-
-
-@contextmanager
-def _alone(store: Store, agent: AgentRow) -> Iterator[list[Guard]]:
-    """This process as the only writer of an agent. Handles on it are closed: their states may name what goes."""
-    guards = []
-    with ExitStack() as stack:
-        for row in store._catalog.branches(agent.a):
-            handle = store._handles.get(row.b)
-            if handle is not None:
-                handle.close()
-            held = store._catalog.held_lease(row.b)
-            if held is None and row.generation:  # a branch that nobody ever opened has no writer
-                who = {"agent": body_of(agent)["name"], "branch": body_of(row)["name"]}
-                held = store._catalog.lease(row.b, who=who)
-                stack.callback(held.release)
-            if held is not None:
-                guards.append((row.b, held.generation))
-        yield guards
-
-
-def finish(store: Store, forgetting: Forgetting) -> None:
-    """What a process that died, or stopped, left to be cleared."""
-    note = forgetting.unfinished()
-    if note.agents or note.packs or note.nodes:
-        clear(store, forgetting, note.agents, spare=note.spare)
+def _stand_at(change: Change, branch: Branch, n: int) -> None:
+    """Let a branch stand at an ancestor, or at nothing."""
+    if n:
+        change.move_to(branch, change.point(n))
     else:
-        forgetting.clear_strays()
+        moved = branch._replace(head=0, id=b"", depth=0, epoch=branch.epoch + 1)
+        change.move(branch, moved)
+        change.say(branch.a, moved_body(branch, moved, b""))
 
 
-def _named_elsewhere(forgetting: Forgetting, line: Line) -> Iterator[Any]:
-    for a, (_, most) in line.origins.items():
-        for event in forgetting.reading.events(a=a):
-            if event.e > most:
-                break
-            yield event
+# -- room ----------------------------------------------------------------------------------------------------------
 
 
-def _nearest(family: Family, line: Line, going: set[int]) -> Callable[[BranchRow], tuple[int, bytes]]:
-    """Where a branch whose head goes stands then: at the nearest ancestor that stays.
-
-    Where the line was cut before, that is the newest checkpoint before the head that was made on the branch.
-    """
-    staying = {n: row for n, row in sorted(family.rows.items()) if n not in going and line.sees(row)}
-
-    def find(branch: BranchRow) -> tuple[int, bytes]:
-        n = branch.head
-        while n in going:
-            below = family.rows[n]
-            n = below.parent
-        if n in staying:
-            return n, staying[n].id
-        if not Manifest.decode(below.manifest).parent:
-            return 0, b""
-        made_on = {branch.b, *(b for b, _ in body_of(branch).get("origins", ()))}
-        older = [row for row in staying.values() if row.b in made_on and row.n < branch.head]
-        return (older[-1].n, older[-1].id) if older else (0, b"")
-
-    return find
+def stored_bytes(db: Database) -> int:
+    """What the store takes, its log aside: that is as long as the last changes were many."""
+    sizes = db.engine.sizes()
+    return sizes["catalog"] - sizes["free"] + sum(db.view.packs().values())
 
 
-def _shared(family: Family, going: Iterable[int], a: int) -> list[str]:
-    return sorted({str(line.body["name"]) for n in going for line in family.seen(n, a)})
-
-
-def clear(store: Store, forgetting: Forgetting, agents: Sequence[int], *, spare: bool = False) -> int:
-    """Everything of some agents' families that nobody sees goes, and the space that it took.
-
-    ``spare``: what takes less than sealing what rests on it stays, unseen. Not where something was to be deleted.
-    Can be done again from any point at which it stopped. Returns how many events went.
-    """
-    families: list[Family] = []
-    for a in agents:
-        if not any(a in family.agents for family in families):
-            families.append(Family(store, forgetting.reading, a, forgetting.pace))
-    dead: set[int] = set()
-    ends: dict[int, int] = {}
-    for family in families:
-        going = family.dead()
-        if spare:
-            going -= spared(store, family, going)
-        _stand_alone(store, forgetting, family, going)
-        ends.update(_cut_lines(forgetting, family, going))
-        dead |= going
-    left = forgetting.unfinished().nodes
-    records = _collect(forgetting, families, dead, ends) if dead or ends or left else set()
-    events = [e for family in families for e in family.dead_events()]
-    forgetting.delete(sorted(dead), events, sorted(records))
-    forgetting.rewrite_packs()
-    forgetting.finish()
-    forgetting.remove_strays()
-    forgetting.give_back()
-    return len(events)
-
-
-def _stand_alone(store: Store, forgetting: Forgetting, family: Family, dead: set[int]) -> None:
-    """Seal what stays although the one before it goes, and let those after it that stay rest on it.
-
-    The newest first: an older one that stands alone cuts the way on which a newer one is still to be read.
-    """
-    children: dict[int, list[int]] = {}
-    for n, row in sorted(family.rows.items()):
-        if n not in dead:
-            children.setdefault(row.parent, []).append(n)
-    living, newest = sorted(family.living), family.newest
-    for row in reversed(family.orphans(dead)):
-        resting: list[int] = []
-        if not row.sealed:
-            forgetting.write_nodes(history.state_of(store._catalog, row).unstored())
-            waiting = list(children.get(row.n, ()))
-            while waiting:
-                n = waiting.pop()
-                if family.rows[n].base == row.base:
-                    resting.append(n)
-                    waiting.extend(children.get(n, ()))
-        for n in forgetting.stand_alone(row.n, sorted(resting), family.branches, newest, living):
-            if n in family.rows:
-                known = family.rows[n]
-                family.rows[n] = replace(known, base=row.n, parent=0 if n == row.n else known.parent)
-
-
-def _cut_lines(forgetting: Forgetting, family: Family, dead: set[int]) -> dict[int, int]:
-    """Let the lines of branches that are gone end where nobody needs them any more; where that is, for each of these.
-
-    A line is needed as far as a checkpoint that stays speaks of it, and as far as a line that stays inherits from it.
-    """
-    reading = forgetting.reading
-    own = {branch.b for a in family.living for branch in reading.branches(a)}
-    lines = {b: reading.line(b) for b in family.branches}
-    needed = {b: line.count if b in own else 0 for b, line in lines.items()}
-    for n, row in family.rows.items():
-        if n not in dead and row.b not in own and lines[row.b].count > needed[row.b]:
-            needed[row.b] = max(needed[row.b], _position(row, lines[row.b].count))
-    for b in sorted(lines, reverse=True):
-        if lines[b].origin in needed:
-            needed[lines[b].origin] = max(needed[lines[b].origin], min(lines[b].start, needed[b]))
-    gone = {b: needed[b] for b in lines if b not in own}
-    # Those that inherit come first: whoever is interrupted leaves no line that rests on one that is gone.
-    for b, count in sorted(gone.items(), reverse=True):
-        if count < lines[b].count:
-            try:
-                end = b""
-                for record in reading.effects(b, before=count + 1):
-                    end = chain(end, record.body)
-                forgetting.cut_line(lines[b], count, end)
-            except Damaged:
-                gone[b] = lines[b].count
-    return gone
-
-
-def _position(row: CheckpointRow, most: int) -> int:
-    """Of how many records a checkpoint speaks; of all, where that cannot be read."""
+def expected_bytes(contents: Contents, plan: Plan) -> int:
+    """By how many bytes the store would get smaller, as far as rows, nodes and chunks tell."""
+    view, rows = contents.view, plan.links.rows
+    broken = plan.broken
+    reached = Reached()
+    added: dict[bytes, bytes] = {}
     try:
-        return Manifest.decode(row.manifest).effects[0]
+        reached.mark(view, plan.dead, broken)
+        for n in plan.orphans:
+            roots, fresh = fresh_nodes(contents, n)
+            reached.add(view, roots, more=fresh)
+            added |= fresh
     except Damaged:
-        return most
+        return 0  # nothing would be collected
+    freed = sum(ROW_BYTES for _ in plan.dead)
+    loose = [n for n in plan.dead if not rows[n].s]
+    for part in slices(loose):
+        freed += _sum(view, f"SELECT sum(length(data)) FROM loose WHERE n IN {listed(len(part))}", part)
+    for s, members in broken.items():
+        size = _sum(view, "SELECT length(manifests) + length(operations) FROM segment WHERE s = ?", (s,))
+        freed += size * len(plan.dead.intersection(members)) // len(members)
+    for table, column, alive in (("node", "length(data)", reached.nodes), ("chunk", "stored", reached.chunks)):
+        for name, size in view.reader.run(f"SELECT digest, {column} FROM {table}"):
+            freed += 0 if view.cipher.unname(table, bytes(name)) in alive else size + ROW_BYTES
+    there = view.has_nodes(added)
+    freed -= sum(len(pack_node(raw)) + ROW_BYTES for name, raw in added.items() if name not in there)
+    return max(0, freed)
 
 
-def _collect(forgetting: Forgetting, families: list[Family], dead: set[int], ends: dict[int, int]) -> set[int]:
-    """Delete what only the dead checkpoints needed, and the records after these ends.
-
-    Returns the numbers of these records.
-    """
-    reading = forgetting.reading
-    waste, altered, records = doomed_by(reading, families, dead, ends, forgetting.unfinished().nodes)
-    collection = Collection(reading, waste, dead, records, seals={seal.n for seal, _ in altered}, pace=forgetting.pace)
-    try:
-        # What cannot be read might name anything: then nothing is known to be waste.
-        collection.mark()
-    except Damaged:
-        return records
-    for seal, entries in altered:
-        places, nodes = refolded(reading, seal, entries, collection.live) if entries is not None else (None, {})
-        forgetting.replace_seal(seal, places, nodes, places_of(seal)[0])
-        if places is not None:
-            collection.live.add(decode(places)[0])
-    try:
-        while not collection.empty and forgetting.sweep(collection.take):
-            pass
-    except Damaged:
-        pass
-    return records
-
-
-Altered = list[tuple[SealRow, list[Any] | None]]
-"""Seals that lose entries, and what is left of these; None where the seal goes with them."""
-
-
-def doomed_by(
-    reading: Reading, families: Sequence[Family], dead: set[int], ends: Mapping[int, int], left: Sequence[bytes] = ()
-) -> tuple[Reached, Altered, set[int]]:
-    """What the dead checkpoints name, the seals that lose entries with them, and the records after these ends.
-
-    ``left`` are nodes that were named by seals which have changed since.
-    """
-    doomed = Reached(reading, tolerant=True)
-    doomed.add(left)
-    altered: Altered = []
-    for family in families:
-        for n in dead & family.rows.keys():
-            doomed.checkpoint(family.rows[n], reading.tail(n))
-        for b in family.branches:
-            for seal in reading.seals(b):
-                nodes, entries = places_of(seal)
-                kept = [[n, places] for n, places in entries if _stays(n or seal.n, family, dead)]
-                needed = bool(kept) or _stays(seal.n, family, dead)
-                if not needed or len(kept) < len(entries):
-                    doomed.add(nodes)
-                    altered.append((seal, kept if needed else None))
-    records = set()
-    for b, count in ends.items():
-        for record, _ in reading.records_as_they_are(b, count):
-            doomed.effect(record)
-            records.add(record.r)
-    return doomed, altered, records
-
-
-def _stays(n: int, family: Family, dead: set[int]) -> bool:
-    return n not in dead and (n in family.rows or n > family.newest)
-
-
-def refolded(reading: Reading, seal: SealRow, entries: list[Any], live: Reached) -> tuple[bytes, dict[bytes, bytes]]:
-    """The places of a seal with only these entries, and the nodes that must be written for it.
-
-    A value stays in its node when that is needed anyway; the others move together, so that a node of many values does
-    not stay for the sake of one.
-    """
-    nodes = places_of(seal)[0]
-    used = {nodes[place[0]] for _, places in entries for place in places}
-    return sealing.moved(nodes, entries, reading.nodes(used - live.nodes))
-
-
-def _size(store: Store, family: Family, dead: set[int]) -> int:
-    """What the records of these checkpoints take. Nodes that others may share are not counted."""
-    rows = [family.rows[n] for n in dead]
-    return sum(len(row.manifest) + len(row.operations) for row in rows) + store._catalog.tail_bytes(dead)
-
-
-def stored_bytes(store: Store) -> int:
-    sizes = store._catalog.sizes()
-    return sizes["catalog"] + sizes["log"] + sizes["packs"]
+def _sum(view: View, sql: str, args: Sequence[int]) -> int:
+    return int(view.reader.run(sql, args)[0][0] or 0)

@@ -1,47 +1,75 @@
 """Repair: what is intact in a damaged store, in a new store, with a precise account of what is not.
 
 Owns the judgement what can be kept, and the words for what cannot. The damaged store is only read, and from a copy of
-its catalog. What always holds: everything in the new store was proven on its way there; a checkpoint that cannot be
-proven is left out and named; where a branch's head is lost, the branch ends at its newest checkpoint that is not, and
-what could be saved beyond that stands on a branch ``recovered-N``, as after ``recover=True``.
+its database. What always holds: everything in the new store was proven; a checkpoint that cannot be proven is left out
+and named; one that only rested on such a one stays if its state can be had otherwise, and stands alone then; where a
+branch's head is lost, the branch ends at its newest checkpoint that is not; refs whose rows are lost are derived from
+the log and from the checkpoints. Ids stay what they are, with one exception: an id covers the records of what happened
+outside before it, so where one of these is lost, what came after it is on a branch ``recovered-N``, with new ids.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent import orphans, recovery, refinding, salvage
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import name_key
-from holdfast.agent.store import Store, find_store
-from holdfast.agent.transfer import transfer
-from holdfast.agent.verify import Told
-from holdfast.codec.values import encode
+from holdfast.agent import history, metadata, salvage
+from holdfast.agent.move import FACTS
+from holdfast.agent.sealing import fold_below
+from holdfast.agent.store import MAIN, Store, find_store
+from holdfast.agent.verify import Flaw, Found, Histories, Lines, Made, Refs, Told, left_by
+from holdfast.codec.state import Reader, State
+from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
-from holdfast.store import rescue
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, Progress, forgotten_key, quietly
-from holdfast.store.embedded import Embedded, open_embedded
+from holdfast.store.catalog import (
+    BEGINNING,
+    DIGEST_BYTES,
+    Agent,
+    Body,
+    Branch,
+    End,
+    Point,
+    Progress,
+    Record,
+    Row,
+    Tag,
+    body_bytes,
+    quietly,
+)
+from holdfast.store.changes import (
+    Change,
+    NewCheckpoint,
+    NewPack,
+    Objects,
+    branch_columns,
+    moved_body,
+    now_us,
+    pack_node,
+)
+from holdfast.store.cipher import Cipher
+from holdfast.store.database import COLD, OBJECTS, create_store, is_url, open_database
 from holdfast.store.files import Layout, classify, discard, fsync_directory, in_store, unavailable
-from holdfast.store.keys import read_keys
-from holdfast.store.keysources import Key, find_secret
-from holdfast.store.opening import lost_commits, now_us, unlock
-from holdfast.store.ranges import Ranges
-from holdfast.store.seen import remembered
-from holdfast.store.tiering import MARK
-from holdfast.store.witness import Witness, witness_report
+from holdfast.store.keys import Key, find_secret
+from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
+from holdfast.store.objects import Folder, open_objects
+from holdfast.store.packs import Packs, file_name
+from holdfast.store.segments import Segment
+from holdfast.store.tables import TABLES
+from holdfast.store.witness import Noted, lost, remembered, witness_report
 
 _OPTIONS = (False, "commit", False, True)
-_NOTHING = "no state of it could be saved"
+_PLACES = (OBJECTS, COLD)
+_BATCH_ROWS, _BATCH_BYTES = 512, 2**22
+_LOST = bytes(DIGEST_BYTES)
+"""The digest of a record of which nothing is left but that there was one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +97,9 @@ class RepairedAgent:
         return not self.lost_checkpoints and not self.lost
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "agent": self.name,
-            "checkpoints": self.checkpoints,
-            "effects": self.effects,
-            "lost_checkpoints": [{"id": one.id, "label": one.label, "why": one.why} for one in self.lost_checkpoints],
-            "lost": self.lost,
-        }
+        gone = [{"id": one.id, "label": one.label, "why": one.why} for one in self.lost_checkpoints]
+        kept = {"agent": self.name, "checkpoints": self.checkpoints, "effects": self.effects}
+        return {**kept, "lost_checkpoints": gone, "lost": self.lost}
 
 
 @dataclass
@@ -120,17 +144,23 @@ def repair(
 
     ``path`` is not changed. It needs as much room as the store has, beside ``to`` or where temporary files go.
     """
-    source = Layout(Path(os.path.realpath(path if path is not None else find_store())))
+    named = path if path is not None else find_store()
+    if any(isinstance(place, str) and is_url(place) for place in (named, to)):
+        raise BadOption(
+            "only a store in a directory can be repaired, and only into another directory",
+            hint="For a store on a server, put the server's own backup back, or push what can be read to a new store.",
+        )
+    source = Layout(Path(os.path.realpath(named)))
     try:
-        return _repair(source, Path(os.path.realpath(to)) if to is not None else None, key, progress)
+        return _repair(source, Path(os.path.realpath(to)) if to is not None else None, key, progress or quietly)
     except ColdPlaceMissing as error:
-        error.hint += f" Nothing was made. If it is gone for good, say so with an empty file {MARK} there."
+        error.hint += " Nothing was made."
         raise
     except OSError as error:
         raise unavailable(error, f"repairing {source.path}") from error
 
 
-def _repair(source: Layout, new: Path | None, key: Key, progress: Progress | None) -> RepairReport:
+def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> RepairReport:
     if not source.catalog.is_file():
         if not classify(source.path):
             raise NotAStore(f"there is no store at {source.path}", hint="Check the path.")
@@ -140,56 +170,30 @@ def _repair(source: Layout, new: Path | None, key: Key, progress: Progress | Non
     if new is not None and in_store(new):
         raise BadOption(f"{new} is inside a store", hint="Name a place elsewhere.")
     secret = find_secret(key)
-    cipher = unlock(source, secret, None)
-    say = progress or quietly
-    with rescue.undisturbed(source), _workshop(new) as room, ExitStack() as stack:
+    with salvage.undisturbed(source), _workshop(new) as room:
         say("reading the damaged catalog", 0, 1)
-        scratch = Layout(room / "scratch")
-        keys = read_keys(source.path)
-        own = keys.uuid if keys is not None else uuid.uuid4().bytes
         noted = witness_report(source.path).newest  # before the copy, which can then only be newer
-        copy, problems = rescue.copy_catalog(source, room / "copy")
-        problems += rescue.rescue(copy, scratch, cipher, own, noted)
-        say("reading the damaged catalog", 1, 1)
-        _link_packs(source, scratch)
-        if cipher.keyed:
-            shutil.copyfile(source.path / "keys", scratch.path / "keys")
-        report = RepairReport(source.path, new, problems=problems)
-        catalog = open_embedded(scratch.path, create=False, secret=secret, remember=False)
-        store = Store(scratch.path, catalog, _OPTIONS)
-        stack.callback(store.close)
-        seen = remembered(source.path, catalog.uuid)
-        report.older = _older(catalog, witness_report(source.path).newest, seen)
-        if not catalog.created:
-            report.missing.append("what the store said of itself: its policy, and where packs lie, if it had any")
-        report.problems += refinding.place_chunks(catalog, scratch.packs, cipher, say)
-        _Mending(store, report, noted, say).run()
+        copy = salvage.copy_database(source, room / "copy")
+        cipher = salvage.unlocked(copy, secret)
+        report = RepairReport(source.path, new)
+        create_store(room / "new", secret)
+        db = open_database(room / "new", create=False, secret=secret, remember=False)
+        store = Store(str(room / "new"), db, _OPTIONS)
+        try:
+            mending = _Mending(store, report, say)
+            mending.fill(copy, cipher, noted)
+            say("reading the damaged catalog", 1, 1)
+            mending.bring_chunks(source, cipher)
+            mending.run()
+            mending.finish(source, noted)
+            proof = store.verify(say)
+            report.problems += [f"in the new store: {one.what}: {one.detail}" for one in proof.problems]
+        finally:
+            store.close()
         if new is not None:
-            made = open_embedded(room / "new", secret=secret, remember=False)
-            target = Store(room / "new", made, _OPTIONS)
-            try:
-                transfer(store, target, progress=progress)
-                policy = catalog.fact("policy")
-                if policy is not None:
-                    rescue.add_rows(made, "store", [("policy", policy)])
-            finally:
-                target.close()
             (room / "new").rename(new)
             fsync_directory(new.parent)
         return report
-
-
-def _older(catalog: Embedded, noted: Witness | None, before: Witness | None) -> str:
-    """In words what was seen of the store and is not there, unless its own witness knows of it.
-
-    Then that is damage, or was written since the catalog was copied.
-    """
-    lost = lost_commits(catalog, before)
-    if noted is not None and before is not None:
-        known = noted.n >= before.n and noted.e >= before.e and noted.r >= before.r
-        if known and (noted.n > before.n or noted.id_prefix == before.id_prefix):
-            return ""
-    return ", ".join(lost)
 
 
 @contextmanager
@@ -204,236 +208,606 @@ def _workshop(new: Path | None) -> Iterator[Path]:
         discard(room)
 
 
-def _link_packs(source: Layout, scratch: Layout) -> None:
-    """Packs are never changed once they are there, so a second name for them does."""
-    if not source.packs.is_dir():
-        return
-    for pack in source.packs.glob("*.pack"):
+class _Whole(history.Stored):
+    """The source of a state that is read from its nodes, and in no other way."""
+
+    def again(self) -> bool:
+        return False
+
+
+class _Proof(Histories):
+    """As verify does it, but what has lost its parent gets another chance."""
+
+    def __init__(self, mending: _Mending, lines: Lines) -> None:
+        super().__init__(mending.db.now, mending.found, lines)
+        self._mending = mending
+
+    def alone(self, point: Point) -> State:
+        nodes: dict[bytes, bytes] = {}
         try:
-            os.link(pack, scratch.packs / pack.name)
-        except OSError:  # another file system
-            rescue.copy_file(pack, scratch.packs / pack.name)
+            # Sealed or not: the nodes of its state may all be there, because others have them, too.
+            state = State(_Whole(self.contents, point._replace(row=point.row._replace(sealed=1))))
+            Reader(state, Registry(), inert=True).everything()
+        except Damaged:
+            if point.row.sealed:
+                raise
+            state = history.state_of(self.contents, None)
+            operations = history.operations_of(self.view, point)
+            try:
+                state.do(operations)
+                history.read_values(state, operations)
+            except Damaged:
+                return super().alone(point)
+            if state.digests() != point.manifest.sections:
+                return super().alone(point)
+            nodes = state.unstored()
+        self._mending.cut(point.row, nodes)
+        return state
 
 
 class _Mending:
-    """Makes of the rescued rows a store of which everything that is left can be proven and sent."""
+    """Makes of rescued rows a store in which everything is proven, and says what is not there."""
 
-    def __init__(self, store: Store, report: RepairReport, noted: Witness | None, progress: Progress) -> None:
-        self._store = store
-        self._catalog = store._catalog
+    def __init__(self, store: Store, report: RepairReport, say: Progress) -> None:
+        self.db = store._db
+        self.view = store._db.view
+        self.found = Found()
         self._report = report
-        self._noted = noted
-        self._progress = progress
+        self._say = say
+        self._facts: dict[str, bytes] = {}
+        self._floors: dict[str, int] = {}
+        self._refs: dict[tuple[Any, ...], tuple[str, tuple[Any, ...]]] = {}  # rows that are written at the end
+        self._batch: list[tuple[str, tuple[Any, ...]]] = []
+        self._bytes = 0
+        self._hurt = False
         self._agents: dict[int, RepairedAgent] = {}
-        self._why: dict[str, str] = {}  # checkpoint -> what is wrong with it
-        self._lost_metadata: set[bytes] = set()
-        self._fates: dict[tuple[int, str, str], str] = {}  # agent, branch, what about it -> in words, as it stands now
+        self._owners: dict[int, int] = {}  # branch -> agent
+        self._places: dict[bytes, int] = {}  # id -> number of what stays
+        self._renewed: dict[bytes, bytes] = {}  # ids that have become others
+        self._new_ids: set[bytes] = set()
+        self._said: list[tuple[int, Body]] = []
+
+    # -- rows and chunks ------------------------------------------------------------------------------------
+
+    def fill(self, copy: Layout, cipher: Cipher, noted: Noted | None) -> None:
+        """Write every row that can be proven, with its old handle. Refs are written at the end."""
+        rows = salvage.Salvage(cipher, self._take)
+        rows.read(copy, noted)
+        self._flush()
+        self.db.change(self._remember)
+        self._hurt = bool(rows.problems)
+        self._report.problems += rows.problems
+        for r in sorted(rows.hollow):
+            self._report.missing.append(f"what record {r} of what happened outside says; that there was one is kept")
+        if not self._facts:
+            self._report.missing.append("what the store said of itself: its policy, and where packs lie, if it had any")
+        if lost(self.view, noted):
+            self._report.missing.append(f"acknowledged {', '.join(lost(self.view, noted))}")
+
+    def _take(self, table: str, values: tuple[Any, ...]) -> None:
+        if table == "store":
+            self._facts.setdefault(*values)
+        elif table == "floor":
+            self._floors[values[0]] = max(values[1], self._floors.get(values[0], 0))
+        elif table in _REFS:
+            key = (table, *(values[at] for at in TABLES[table].keys))
+            known = self._refs.get(key)
+            # A branch is written over with every commit: of several versions the newest counts.
+            if known is None or (table == "branch" and _version(values) > _version(known[1])):
+                self._refs[key] = table, values
+        elif table != "slot":
+            self._batch.append((table, values))
+            self._bytes += sum(len(value) for value in values if isinstance(value, bytes))
+            if len(self._batch) >= _BATCH_ROWS or self._bytes > _BATCH_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        batch, self._batch, self._bytes = self._batch, [], 0
+
+        def put(change: Change) -> None:
+            for table, values in batch:
+                change.put(table, *values, unless_there=True)
+
+        if batch:
+            self.db.change(put)
+
+    def _remember(self, change: Change, noted: Noted | None = None) -> None:
+        """Handles that were given are not given again."""
+        for table, number in (*self._floors.items(), *zip(("loose", "log", "record"), noted or (), strict=False)):
+            change.remember(table, number)
+
+    def bring_chunks(self, source: Layout, cipher: Cipher) -> None:
+        """Copy every chunk that can be read into packs of the new store."""
+        own = self._facts.get("uuid", b"").hex()
+        here, cold = (
+            open_objects(self._facts[name].decode(), own) if self._facts.get(name) else None for name in _PLACES
+        )
+        old = Packs(cipher, here or Folder(source.packs), cold)
+        self._name_packs(old)
+        packs = self.view.rows("pack")
+        for done, (p, pack, _) in enumerate(packs, 1):
+            digests = [digest for digest, *_ in self.view.rows("chunk", "WHERE p = ? ORDER BY start", (p,))]
+            made = self.db.packs.write(self._readable(old, digests))
+
+            def put(change: Change, p: int = p, made: NewPack = made) -> None:
+                change.delete("chunk", "p", [p])
+                change.delete("pack", "p", [p])
+                if made.chunks:
+                    change.put_pack(made)
+
+            self.db.change(put)
+            if len(made.chunks) < len(digests):
+                text = f"{len(digests) - len(made.chunks)} of {len(digests)} chunk(s) are lost"
+                self._report.problems.append(f"packs/{file_name(pack)}: {text}")
+            if not made.chunks:
+                self.db.packs.discard(made.uuid)
+            self._say("packs", done, len(packs))
+
+    def _name_packs(self, old: Packs) -> None:
+        """Packs whose rows are lost: which one a chunk is in, its digest tells."""
+        rows = self.view.rows("chunk", "WHERE p NOT IN (SELECT p FROM pack)")
+        spare = set(old.whereabouts()) - self.view.packs().keys() if rows else set()
+        for digest, p, *_ in rows:
+            for pack in sorted(spare):
+                self.db.change(partial(_put_pack, p=p, pack=pack))
+                if self.view.packs().get(pack) is None or next(self._readable(old, [digest]), None):
+                    spare.discard(pack)
+                    break
+                self.db.change(partial(Change.delete, table="pack", column="p", values=[p]))
+
+    def _readable(self, old: Packs, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
+        for digest in digests:
+            with suppress(Damaged):
+                yield digest, b"".join(old.read(self.view, [digest]))
+
+    # -- checkpoints and records ----------------------------------------------------------------------------
 
     def run(self) -> None:
-        self._account()
-        self._report.problems += orphans.name_again(self._catalog)
-        for row in self._catalog.agents():
-            self._agents[row.a] = RepairedAgent(str(body_of(row)["name"]))
-            self._names_lost(row)
+        found = self.found
+        found.read(self.view, ("log", "record", "loose", "checkpoint"), lambda *_: None)  # all were proven; some twice
+        for table, values in self._refs.values():
+            found.take(table, values)
+        self._told = Told(found.log)
+        self._name_agents()
+        self._look()
+        was = dict(found.rows)
+        self._lines = Lines(found.records)
+        self._unfold()
+        found.clear_rows()
+        found.read(self.view, ("loose",), lambda *_: None)
+        self._complete_lines()
+        self._lines = Lines(found.records)
+        self._proof = proof = _Proof(self, self._lines)
+        was |= found.rows
+        proof.prove(list(found.rows), lambda: self._say("checkpoints", len(proof.done), len(was)))
+        for error in proof.away.values():
+            raise error
+        self._drop()
+        self._places = {proof.known[n].id: n for n in found.rows}
+        self._parents = {known.id: known.parent for known in proof.known.values()}
+        self._trace(was)
+        self._account(was)
+        self._renew()
+        found.shallow = {n: self._over(n) for n, row in found.rows.items() if not row.parent and proof.known[n].parent}
+        self._set_refs()
+
+    def _name_agents(self) -> None:
+        """Who the agents are, and whose each branch is. Pages may still hold rows of some that were removed."""
+        found, told = self.found, self._told
+        owners = {b: made.a for b, made in told.branches.items()} | {b: row.a for b, row in found.branches.items()}
+        removed = {a for b, a in owners.items() if b in found.retired}
+        if found.retired:
+            removed |= found.agents.keys() - told.agents.keys() - set(owners.values())
+        self._owners = {b: a for b, a in owners.items() if a not in removed}
+        newest = max([*found.agents, *told.agents, *owners.values(), 0])
+        for b in sorted({b for b, _ in found.stretches} - {0} - owners.keys() - found.retired):
+            self._owners[b] = newest = newest + 1  # nothing says whose it was
+        found.agents = {a: agent for a, agent in found.agents.items() if a not in removed}
+        names = {agent.name for agent in found.agents.values()}
+        for a in sorted((told.agents.keys() | set(self._owners.values())) - removed - found.agents.keys()):
+            name, at = told.agents.get(a, (f"rescued-{a}", now_us()))
+            while name in names:
+                name += "-rescued"
+            names.add(name)
+            found.agents[a] = Agent(a, uuid.uuid4().bytes, name, {"created": at})
+            self._report.problems.append(f"agent {name}: its row was lost; its checkpoints are kept")
+        last = max([*owners, *self._owners, *found.retired, 0])
+        for a, agent in sorted(found.agents.items()):
+            self._agents[a] = RepairedAgent(agent.name)
+            if a not in told.agents:
+                self._said.append((a, {"what": "agent", "name": agent.name}))
+        for b, a in enumerate(sorted(found.agents.keys() - set(self._owners.values())), last + 1):
+            self._owners[b] = a  # every agent has a branch
         self._report.agents = list(self._agents.values())
-        self._lost_metadata = refinding.mark_lost_metadata(self._catalog)
-        gone = set(self._missing_numbers("checkpoint"))
-        for row in self._catalog.agents():
-            self._forget(row, gone)
-            self._tags_again(row)
-        # Leaving something out can show that something else rested on it.
-        for agent in self._catalog.agents():
-            for name, branch in self._store._branches(agent.a):
-                self._cut_line(agent, name, branch)
-        affected: set[bytes] = set()
-        while True:
-            for row in self._catalog.agents():
-                self._leave_out(row, affected)
-            affected = self._judge()
-            if not affected:
-                break
-        for row in self._catalog.agents():
-            self._count(row)
 
-    # -- what is not there ------------------------------------------------------------------------------------
-
-    def _missing_numbers(self, table: str) -> Ranges:
-        """Numbers of rows that were given, are not there, and were not removed on purpose."""
-        told = Ranges()
-        for _, body in self._catalog.forgotten():
-            told |= Ranges(body.get({"checkpoint": "n", "event": "e", "effect": "r"}[table], ()))
-        there = Ranges.of(key for key, _ in self._catalog.scan(table) if isinstance(key, int))
-        newest = max(there.last, getattr(self._noted, {"checkpoint": "n", "event": "e", "effect": "r"}[table], 0))
-        return Ranges.of(number for number in range(1, newest + 1) if number not in there and number not in told)
-
-    def _account(self) -> None:
-        for table, one in (("checkpoint", "checkpoint"), ("event", "event"), ("effect", "effect")):
-            missing = self._missing_numbers(table)
-            if missing:
-                numbers = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in missing.pairs[:10])
-                self._report.missing.append(f"{len(missing)} {one}(s) are gone: number {numbers}")
-
-    def _names_lost(self, agent: AgentRow) -> None:
-        """Branches that the events tell of and that have no rows: where they stood, and what they were called."""
-        told = Told()
-        for event in self._catalog.events(a=agent.a):
-            told.add(event.a, body_of(event))
-        there = {name for name, _ in self._store._branches(agent.a)}
-        for name in sorted(told.branches.get(agent.a, set()) - there):
-            self._agents[agent.a].lost.append(f"branch {name!r}: its row is lost, and with it where it stood")
-        for name in sorted(there - told.branches.get(agent.a, there)):
-            self._agents[agent.a].lost.append(f"branch {name!r}: it had another name, which is lost")
-
-    def _tags_again(self, agent: AgentRow) -> None:
-        """Tags whose rows are lost: the events tell them."""
-        told = Told()
-        for event in self._catalog.events(a=agent.a):
-            told.add(event.a, body_of(event))
-        there = self._store._tags(agent.a)
-        rows = {row.id: row for row in Line(self._store, agent).rows()}
-        for name, identity in told.tags.get(agent.a, {}).items():
-            if name in there:
+    def _complete_lines(self) -> None:
+        """Records that are gone get stand-ins that say nothing, so that those after them keep their places."""
+        found, records = self.found, self.found.records
+        spoken = [(one.i - 1, one.prev, one.b) for one in records.values()]
+        spoken += [(branch.records, branch.line, branch.b) for branch in found.branches.values()]
+        fresh = max([*records, *(r for _, r, _ in spoken), self._floors.get("record", 0), 0])
+        changed: dict[int, Record] = {}
+        for i, r, b in sorted(spoken):
+            if r in records or i < 1:
                 continue
-            row = rows.get(identity)
-            if row is None:
-                self._agents[agent.a].lost.append(f"tag {name!r}: its checkpoint is lost")
+            began = found.rows.get(found.find(self._told.begun.get((b, 0))))
+            inherited = [records[began.line]] if began is not None and began.line in records else []
+            own = [one for one in records.values() if one.b == b]
+            below = max((one for one in own + inherited if one.i < i), key=lambda one: one.i, default=None)
+            first, above = (below.i + 1, below.r) if below is not None else (1, 0)
+            for at in range(first, i + 1):
+                fresh += 1
+                made = Record(r if at == i else fresh, above, 0, at, b, 0, _LOST, [], b"")
+                records[made.r] = changed[made.r] = made
+                above = made.r
+            name = f"branch {found.branches[b].name!r}" if b in found.branches else f"branch {b}"
+            if self._owners.get(b) in self._agents:
+                text = f"{name}: record(s) {first} to {i} of what happened outside are lost"
+                self._agents[self._owners[b]].lost.append(text)
+        for record in sorted(records.values(), key=lambda one: one.i):
+            before = records.get(record.prev)
+            back = 0 if before is None else before.r if before.mark else before.back
+            if record.back != back:
+                body = b"" if record.digest == _LOST else self.view.record(record.r).body
+                records[record.r] = changed[record.r] = record._replace(back=back, body=body)
+
+        def put(change: Change) -> None:
+            change.delete("record", "r", list(changed))
+            for r, prev, back, i, b, mark, digest, refs, body in changed.values():
+                change.put("record", r, prev, back, i, b, mark, digest + b"".join(refs), body)
+
+        if changed:
+            self.db.change(put)
+
+    def _unfold(self) -> None:
+        """Let every checkpoint be loose. Rows that are lost are made again from the segments that these lie in."""
+        known = {values[0]: values for values in self.view.rows("checkpoint")}
+        lost: list[int] = []
+        ids: dict[bytes, int] = {}
+        ends = {end.position: r for r in self.found.records if (end := self._lines.end(r)) is not None}
+
+        def put(change: Change, segment: Segment) -> None:
+            for at, n in enumerate(segment.members):
+                raw, operations = segment.manifests[at], b""  # that these are not what was written is found later
+                with suppress(Damaged):
+                    operations = segment.operations(at)
+                columns = known.get(n, ())[:8]
+                if not columns:
+                    manifest = Manifest.decode(raw)
+                    there = change.find(manifest.parent) if manifest.parent not in ids else None
+                    parent = there.n if there is not None else ids.get(manifest.parent, 0)
+                    columns = (n, mark_of(segment.ids[at]), b"", parent, ends.get(manifest.effects, 0), 0, 0, 0)
+                    lost.append(n)
+                change.delete("loose", "n", [n])  # it may have been found in pages as well
+                change.put("loose", *columns, pack_payload(raw, operations))
+
+        segments = [s for (s,) in self.view.reader.run("SELECT s FROM segment")]
+        for s in segments:
+            with suppress(Damaged):
+                ids |= dict(zip(self.view.segment(s).ids, self.view.segment(s).members, strict=True))
+        for s in segments:
+            with suppress(Damaged):
+                self.db.change(partial(put, segment=self.view.segment(s)))
+        self.db.change(partial(Change.delete, table="checkpoint", column="n", values=list(known)))
+        self.db.change(partial(Change.delete, table="segment", column="s", values=segments))
+        if lost:
+            text = f"table checkpoint: {len(lost)} row(s) were lost, and made again from the segments"
+            self._report.problems.append(text)
+
+    def cut(self, row: Row, nodes: dict[bytes, bytes]) -> None:
+        """Let a checkpoint stand alone."""
+        new = row._replace(parent=0, sealed=1)
+
+        def put(change: Change) -> None:
+            change.put_objects(Objects({name: pack_node(raw) for name, raw in nodes.items()}))
+            change.set_row(row, new)
+
+        if new != row:
+            self.db.change(put)
+            self.found.rows[row.n] = new._replace(data=b"")
+
+    def _look(self) -> None:
+        """See what was there, before anything is changed."""
+        found, told, refs = self.found, self._told, self.found.refs()
+        for b, row in found.branches.items():
+            self._hurt |= b not in told.branches or told.branches[b].epoch != row.epoch
+        self._astray = {a: found.astray(refs[a]) for a in self._agents}
+        self._hurt |= any(self._astray.values())
+        self._seen = {a: found.reached(refs[a]) for a in self._agents}
+        self._named = {a: {id for entry in refs[a].log for id in left_by(entry)} for a in self._agents}
+        if self._hurt:  # the log may be damaged: then nothing else leads to some of what was made
+            for (b, _), here in found.stretches.items():
+                self._seen.get(self._owners.get(b, 0), set()).update(here)
+
+    def _drop(self) -> None:
+        """Let go what cannot be proven."""
+        found, proof = self.found, self._proof
+        self.db.change(partial(Change.delete, table="loose", column="n", values=list(proof.bad)))
+        for n in proof.bad:
+            row = found.rows.pop(n, None)
+            if row is not None:
+                found.stretches[row.b, row.epoch].discard(n)
+
+    def _trace(self, was: Mapping[int, Row]) -> None:
+        """On which stretch of a branch something was made that nothing is left of, and below which depth."""
+        told, self._made_on = self._told, {id: (*where, 2**62) for id, where in self._told.made_on.items()}
+        for one in self.found.branches.values():
+            if told.begun.get((one.b, one.epoch)) != one.id:
+                self._made_on[one.id] = (one.b, one.epoch, one.depth)
+        for n, known in self._proof.known.items():
+            if known.parent not in self._parents:
+                begins = told.begun.get((was[n].b, was[n].epoch)) == known.parent
+                self._made_on[known.parent] = (was[n].b, was[n].epoch - begins, known.depth)
+
+    def _account(self, was: Mapping[int, Row]) -> None:
+        """Say what cannot be kept."""
+        found, proof = self.found, self._proof
+        ids = {row.parent: proof.known[n].parent for n, row in was.items() if n in proof.known} | proof.ids()
+        gone = {id: LostCheckpoint(id.hex(), "", "it is missing") for some in self._astray.values() for id in some}
+        told: set[int] = set()
+        for a, seen in self._seen.items():
+            agent = self._agents[a]
+            for n in sorted(seen - found.rows.keys()):
+                flaw = proof.bad.get(n, Flaw("", "it is missing"))
+                id = ids.get(n) or (was[n].mark.to_bytes(8, "big", signed=True) if n in was else b"")
+                why = f"{flaw.what}: {flaw.detail}" if flaw.what else flaw.detail
+                gone[id] = LostCheckpoint(id.hex(), proof.known[n].label if n in proof.known else "", why)
+                agent.lost_checkpoints.append(gone[id])
+                told.add(n)
+        for a, named in self._named.items():
+            known = {one.id for one in self._agents[a].lost_checkpoints}
+            more = [gone[id] for id in named if id in gone and id.hex() not in known]
+            self._agents[a].lost_checkpoints += more
+            if self._hurt:  # it may have been seen through what is lost
+                near = {self._nearest(id) for id in named | {bytes.fromhex(one) for one in known} if not self._at(id)}
+                self._seen[a] |= found.above(near)
+        untold = proof.bad.keys() - told
+        self._report.missing += [f"checkpoint {proof.short(n)}: {proof.bad[n].detail}" for n in untold]
+
+    def _renew(self) -> None:
+        """An id covers the records before it. Where these are others now, it and all that follow it get new ones."""
+        found, proof = self.found, self._proof
+        for n in sorted(found.rows, key=proof.depth):
+            row, known = found.rows[n], proof.known[n]
+            end = self._lines.end(row.line) or BEGINNING
+            parent = self._renewed.get(known.parent, known.parent)
+            if (end.position, parent) == (known.effects, known.parent):
                 continue
-            now = now_us()
-            body = {"name": name, "at": identity}
-            said = Event(now, encode({"what": "tag", **body}))
-            self._catalog.set_tag(agent.a, name_key(name), body=encode(body), n=row.n, event=said)
-            self._report.problems.append(f"tag {name!r} of {self._agents[agent.a].name}: its row was lost")
+            point = self.view.point(n)
+            raw = point.manifest._replace(parent=parent, effects=end.position).encode()
+            id = identity(raw)
+            new = NewCheckpoint(id, raw, self.view.operations(point), row.key, bool(row.sealed))
+            above = self._places.get(parent, 0) if row.parent else 0
 
-    # -- what cannot be proven --------------------------------------------------------------------------------
+            def put(change: Change, n: int = n, new: NewCheckpoint = new, above: int = above, end: End = end) -> int:
+                change.delete("loose", "n", [n])
+                return change.put_checkpoint(new, above, end.line, 0, 0)
 
-    def _judge(self) -> set[bytes]:
-        """The ids of checkpoints that cannot be proven, none when all can."""
-        found: set[bytes] = set()
-        report = self._store.verify(self._progress)
-        for away in report.unreachable:
-            raise ColdPlaceMissing(away.detail, place=away.place, hint=away.hint)
-        for problem in report.problems:
-            if problem.what == "table validity":  # what somebody thought of it, not what it is
-                continue
-            for identity in problem.affected:
-                found.add(bytes.fromhex(identity))
-                self._why.setdefault(identity, f"{problem.what}: {problem.detail}")
-        return found
+            m = self.db.change(put)
+            del found.rows[n], self._places[known.id]
+            found.stretches[row.b, row.epoch].discard(n)
+            found.add_row(self.view.row(m))
+            proof.known[m] = known._replace(id=id, parent=parent, effects=end.position)
+            self._renewed[known.id], self._places[id], self._parents[id] = id, m, parent
+            self._new_ids.add(id)
+            why = f"it speaks of records that are lost; its state is kept as {id.hex()[:12]}"
+            for a, seen in self._seen.items():
+                if n in seen:
+                    seen.add(m)
+                    self._agents[a].lost_checkpoints.append(LostCheckpoint(known.id.hex(), known.label, why))
 
-    def _leave_out(self, agent: AgentRow, affected: set[bytes]) -> None:
-        """What one agent loses: its branches end before it, its tags on it go, and it is told of as forgotten."""
-        told = self._agents[agent.a]
-        line = Line(self._store, agent)
-        rows = {row.n: row for row in line.rows(newest_first=False)}
-        gone = {n for n, row in rows.items() if row.id in affected}
-        for name, branch in self._store._branches(agent.a):
-            if branch.head in gone or (branch.head and branch.head not in rows):
-                self._end_before(agent, name, branch, rows, gone)
-        for tag in self._catalog.tags(agent.a):
-            if tag.n in gone or tag.n not in rows:
-                called = str(body_of(tag)["name"])
-                event = Event(now_us(), encode({"what": "untag", "name": called}))
-                self._catalog.drop_tag(agent.a, tag.key, event=event)
-                told.lost.append(f"tag {called!r}: its checkpoint is lost")
-        judged = [row.n for row in self._catalog.validities(agent.a) if row.n in gone or row.n not in rows]
-        rescue.drop_validity(self._catalog, agent.a, judged)
-        for n in sorted(gone):
-            identity = rows[n].id.hex()
-            told.lost_checkpoints.append(
-                LostCheckpoint(identity, Manifest.decode(rows[n].manifest).label, self._why.get(identity, "lost"))
-            )
-        if gone:
-            self._forget(agent, gone)
+    # -- where things stand ---------------------------------------------------------------------------------
 
-    def _end_before(
-        self, agent: AgentRow, name: str, branch: BranchRow, rows: dict[int, CheckpointRow], gone: set[int]
-    ) -> None:
-        """Put a branch back to the newest checkpoint that stays; what can be saved of its state gets another branch."""
-        self._save_beyond(agent, name, branch)
-        target: CheckpointRow | None = rows.get(branch.head)
-        while target is not None and target.n in gone:
-            target = rows.get(target.parent)
-        if target is None:
-            own = (row for n, row in sorted(rows.items(), reverse=True) if row.b == branch.b and n not in gone)
-            target = next(own, None)
-        head, head_id = (target.n, target.id) if target is not None else (0, b"")
-        moved = encode({"what": "rollback", "branch": name, "from": branch.head_id, "to": head_id})
-        self._catalog.set_head(
-            branch.b,
-            generation=self._catalog.branch_row(branch.b).generation,
-            expect_head_id=branch.head_id,
-            head=head,
-            head_id=head_id,
-            event=Event(now_us(), moved),
-        )
-        if target is not None:
-            self._fates[agent.a, name, "end"] = f"its head is lost; it ends at #{target.depth} now"
-        else:
-            self._fates[agent.a, name, "end"] = "all of it is lost; it is empty now"
-            if self._fates.get((agent.a, name, "beyond")) == _NOTHING:
-                del self._fates[agent.a, name, "beyond"]
+    def _at(self, id: bytes) -> int:
+        """The number of a checkpoint that stays, or of what it has become; 0 for others."""
+        return self._places.get(self._renewed.get(id, id), 0)
 
-    def _save_beyond(self, agent: AgentRow, name: str, branch: BranchRow) -> None:
-        """What ``recover=True`` would go on with: the newest state that can be trusted, and every record that can."""
-        told = self._agents[agent.a]
-        try:
-            beyond, lost = recovery.recover(self._store, told.name, agent, branch)
-            if lost and beyond.b != branch.b:
-                called = str(body_of(beyond)["name"])
-                if beyond.head_id == body_of(beyond)["from"]:  # made now, or nobody has gone on there yet
-                    with self._store.agent(told.name, branch=called) as handle:
-                        handle.checkpoint(f"repaired {name}")
-                self._fates[agent.a, name, "beyond"] = f"{lost}; what could be saved is on {called!r}"
-        except Damaged:
-            self._fates[agent.a, name, "beyond"] = _NOTHING
+    def _nearest(self, id: bytes) -> int:
+        """A checkpoint, or its nearest ancestor that stays, as far as manifests tell."""
+        while id and not self._at(id):
+            if id not in self._parents:
+                return self._before(*self._made_on.get(id, (0, 0, 0)))
+            id = self._parents[id]
+        return self._at(id)
 
-    def _cut_line(self, agent: AgentRow, name: str, branch: BranchRow) -> None:
-        """Make a branch's line end where its records can still be trusted."""
-        found = salvage.trusted(self._store, branch.b)
-        if not found.problem:
-            return
-        self._save_beyond(agent, name, branch)
-        line = salvage.shortened(self._store, branch.b, found)
-        rescue.add_rows(self._catalog, "line", [(line.b, line.origin, line.start, line.count, line.chain)])
+    def _before(self, b: int, epoch: int, depth: int) -> int:
+        """What was made last on a branch, before a stretch had that depth, so far as it stays."""
+        for one in range(epoch, -1, -1) if b else ():
+            here = [n for n in self.found.stretches.get((b, one), ()) if self._proof.depth(n) < depth]
+            n = max(here, key=self._proof.depth, default=0) or self._nearest(self._told.begun.get((b, one), b""))
+            if n and self._proof.depth(n) < depth:
+                return n
+        return 0
 
-    def _forget(self, agent: AgentRow, numbers: set[int]) -> None:
-        """Say of checkpoints that they are gone, so that those after them can stand alone."""
-        line = Line(self._store, agent)
-        rows = {row.n: row for row in line.rows(newest_first=False)}
-        known = line.forgotten | Ranges.of(numbers)
-        cut = [
-            Manifest.decode(row.manifest).parent
-            for n, row in rows.items()
-            if n not in known and row.parent and (row.parent in known or row.parent not in rows)
-        ]
-        if not cut and not numbers & rows.keys():
-            return
-        body = {
-            "what": "forget",
-            "n": known.pairs,
-            "e": line.forgotten_events.pairs,
-            "cut": cut,
-            "untag": [],
-            "heads": [[name, row.head_id] for name, row in self._store._branches(agent.a)],
-            "newest": self._catalog.newest()[0],
-        }
-        event = Event(now_us(), encode(body), forgotten_key(agent.a))
-        self._catalog.add_events(agent.a, [event])
+    def _over(self, n: int) -> int:
+        """The nearest ancestor of a checkpoint that has lost its parent."""
+        row, known, proof = self.found.rows[n], self._proof.known[n], self._proof
+        over = self.found.shallow.get(n, 0)
+        near = self._nearest(proof.known[over].id) if over in proof.known else 0
+        return near or self._nearest(known.parent) or self._before(row.b, row.epoch, known.depth)
 
-    def _count(self, agent: AgentRow) -> None:
-        """What is left of an agent, and what became of the rest."""
-        told = self._agents[agent.a]
-        branches = [f"branch {name!r}: {fate}" for (a, name, _), fate in self._fates.items() if a == agent.a]
-        unknown: dict[bytes, list[int]] = {}
-        for row in Line(self._store, agent).rows(newest_first=False):
-            told.checkpoints += 1
-            described = Manifest.decode(row.manifest).metadata
-            if described in self._lost_metadata:
-                unknown.setdefault(described, []).append(row.depth)
-        told.lost[:0] = branches
+    def _set_refs(self) -> None:
+        """Branches, tags and judgements, as far as what they name stays."""
+        found = self.found
+        newest = {one.b: one.r for one in sorted(found.records.values(), key=lambda one: one.i)}
+        epochs = dict(sorted(found.stretches))  # the last one of each branch
+        refs = found.refs()
+        self._taken = {a: {branch.name for branch in refs[a].branches} for a in self._agents}
+        for b in sorted(self._owners):
+            self._branch(b, newest.get(b, 0), epochs.get(b, 0))
+        refs, judged = found.refs(), found.validity
+        found.tags, found.validity = [], {}
+        for (a, n), body in judged.items():
+            if n in self._proof.known:  # unless the log says something
+                self._told.validity[a].setdefault(self._proof.known[n].id, {**body, "row": True})
+        for a in sorted(self._agents):
+            self._names(a, {tag.name: tag.id for tag in refs[a].tags})
+        refs = found.refs()
+        for a in sorted(self._agents):
+            self._count(a, refs[a])
+
+    def _branch(self, b: int, newest: int, epoch: int) -> None:
+        """Where a branch stands now, and how long its line is: ``newest`` is the last record that was written on it."""
+        found, proof = self.found, self._proof
+        a, row, made = self._owners[b], found.branches.get(b), self._told.branches.get(b)
+        epoch = max([epoch, *(one.epoch for one in (row, made) if one is not None)])
+        old = row or self._lost_branch(b, a, made, epoch)
+        tip, stood = found.tip(b, epoch, proof.depth), old.id if old.epoch == epoch else b""
+        head = self._at(stood)
+        if tip and (not head or proof.depth(tip) > proof.depth(head)):
+            head = tip  # the row is older than its history, or its head is lost
+        elif not head and (row is None or row.head or row.epoch != epoch):
+            head = self._nearest(stood) or self._before(b, epoch, old.depth)
+        lines = (newest, old.line, found.rows[head].line if head else 0)
+        end = max((self._lines.end(r) or BEGINNING for r in lines), key=lambda one: one.records)
+        beyond = head
+        while head and proof.known[head].id in self._new_ids:
+            head = found.rows[head].parent or found.shallow.get(head, 0)
+        new = self._standing(old, head, end)
+        derived = proof.known[tip].id if tip else made.to if made is not None else None
+        if new != row or made is None or not made.uuid or (made.epoch, derived) != (row.epoch, row.id):
+            new = new._replace(epoch=epoch + 1)
+            self._say_branch(old, new, begins=made is None or not made.uuid)
+        found.branches[b] = new
+        called, told = f"branch {new.name!r}", self._agents[a].lost
+        if row is not None and row.id and not self._at(row.id):
+            where = f"after {new.id.hex()[:12]} (#{new.depth})" if head else "of it"
+            told.append(f"{called}: {row.depth - new.depth} checkpoint(s) {where} cannot be trusted")
+            ends = f"its head is lost; it ends at #{new.depth} now" if head else "all of it is lost; it is empty now"
+            told.append(f"{called}: {ends}")
+        if beyond != head:
+            body = {"created": now_us(), "from": proof.known[beyond].id, "recovered": b}
+            fresh, number = max([*self._owners, *found.branches, *found.retired]) + 1, 1
+            while (name := f"recovered-{number}") in self._taken[a] | self._told.tags[a].keys():
+                number += 1
+            other = Branch(fresh, a, name, uuid.uuid4().bytes, body, 0, b"", 0, 0, *BEGINNING, 0)
+            found.branches[fresh] = other = self._standing(other, beyond, end)
+            self._taken[a].add(name)
+            self._say_branch(other, other, begins=True)
+            told.append(f"{called}: what was saved beyond lost records is on {name!r}, with new ids")
+
+    def _lost_branch(self, b: int, a: int, made: Made | None, epoch: int) -> Branch:
+        """A branch whose row is lost, as far as the log tells of it."""
+        name = made.name if made is not None and made.name else MAIN
+        while name in self._taken[a]:
+            name += "-rescued"
+        self._taken[a].add(name)
+        own = made.uuid if made is not None and made.uuid else uuid.uuid4().bytes
+        body: Body = {"created": now_us(), "from": self._told.begun.get((b, 0), b"")}
+        said = f"branch {name!r} of {self._agents[a].name}: its row was lost; it is what its history says"
+        self._report.problems.append(said)
+        return Branch(b, a, name, own, body, 0, b"", 2**62, epoch, *BEGINNING, self._told.generations.get(b, 0))
+
+    def _standing(self, branch: Branch, n: int, end: End) -> Branch:
+        known = self._proof.known.get(n)
+        id, depth = (known.id, known.depth) if known is not None else (b"", 0)
+        return branch._replace(head=n, id=id, depth=depth).at_end(end)
+
+    def _say_branch(self, old: Branch, new: Branch, *, begins: bool) -> None:
+        said = {**moved_body(old, new, new.id), "from": b""}
+        if begins:
+            said |= {"what": "branch", "name": new.name, "uuid": new.uuid}
+        self._said.append((new.a, said))
+
+    def _names(self, a: int, rows: Mapping[str, bytes]) -> None:
+        """Tags and judgements, as the log has them, or else their rows."""
+        found, proof, agent, told = self.found, self._proof, self._agents[a], self._told.tags[a]
+        for name, id in {**rows, **told}.items():
+            n = self._at(id)
+            now = proof.known[n].id if n else b""
+            if n:
+                found.tags.append(Tag(a, name, n, now, {}))
+                if name not in rows:
+                    self._report.problems.append(f"tag {name!r} of {agent.name}: its row was lost")
+            elif id:
+                agent.lost.append(f"tag {name!r}: its checkpoint is lost")
+            if told.get(name) != now:
+                self._said.append((a, {"what": "tag" if n else "untag", "name": name, **({"at": now} if n else {})}))
+        for id, body in self._told.validity[a].items():
+            n = self._at(id)
+            if n and body.get("validity") != "good":
+                kept: Body = {"validity": body.get("validity"), "reason": body.get("reason", "")}
+                found.validity[a, n] = {**kept, "at": now_us()}
+                if "row" in body or id in self._renewed:
+                    self._said.append((a, {"what": "validity", **kept, "at": proof.known[n].id}))
+
+    def _count(self, a: int, refs: Refs) -> None:
+        """What is left of an agent; and let its log lead to what nothing else leads to any more."""
+        found, proof, told = self.found, self._proof, self._agents[a]
+        reached = found.reached(refs)
+        kept = {n for n in self._seen[a] if n in found.rows} | reached
+        ends = kept - reached
+        ends -= {found.rows[n].parent or found.shallow.get(n, 0) for n in ends}
+        if ends or told.lost_checkpoints:
+            left = [proof.known[n].id for n in sorted(ends)]
+            self._said.append((a, {"what": "forget", "checkpoints": len(told.lost_checkpoints), "left": left}))
+        told.checkpoints = len(kept)
+        records: set[int] = set()
+        for branch in refs.branches:
+            r = branch.line
+            while r and r not in records:
+                records.add(r)
+                r = found.records[r].prev
+        told.effects = len(records)
+        unknown: dict[bytes, list[int]] = defaultdict(list)
+        for n in kept:
+            if proof.described.get(proof.known[n].metadata):
+                unknown[proof.known[n].metadata].append(proof.known[n].depth)
         for digest, depths in unknown.items():
             where = f"{len(depths)} checkpoint(s), #{min(depths)} to #{max(depths)}"
             told.lost.append(f"metadata {digest.hex()[:12]} (what ran) of {where}: lost; their states are kept")
-        lines = [self._catalog.line(row.b) for row in self._catalog.branches(agent.a)]
-        own = {line.b for line in lines}
-        told.effects = sum(line.count - (line.start if line.origin in own else 0) for line in lines)
+
+    def finish(self, source: Layout, noted: Noted | None) -> None:
+        """Write the refs, and let the store count as it is."""
+        found, proof = self.found, self._proof
+        before = remembered(source.path, self._facts.get("uuid", b""))
+        if before is not None and (noted is None or before.merged(noted) != noted):
+            self._report.older = ", ".join(lost(self.view, before))  # its own witness does not know of it either
+        gone = [digest for digest, why in proof.described.items() if why]
+
+        def put(change: Change) -> None:
+            for agent in found.agents.values():
+                change.put("agent", agent.a, agent.uuid, agent.name.encode(), body_bytes(agent.body))
+            for branch in found.branches.values():
+                change.put("branch", *branch_columns(branch))
+            for b in found.retired:
+                change.put("branch", *self._refs["branch", b][1])
+            for tag in found.tags:
+                if tag.a in self._agents:
+                    change.put("tag", tag.a, tag.name.encode(), tag.n, tag.id, body_bytes(tag.body))
+            for (a, n), body in found.validity.items():
+                if a in self._agents:
+                    change.put("validity", a, n, body_bytes(body))
+            for n, over in found.shallow.items():
+                change.put("shallow", n, over)
+            for a, body in self._said:
+                change.say(a, body)
+            for name in ("created", *FACTS):
+                if name in self._facts:
+                    change.set_fact(name, self._facts[name])
+            if gone:
+                change.set_fact(metadata.LOST, b"".join(gone))
+            self._remember(change, noted)
+
+        self.db.change(put)
+        for n in sorted(found.rows, key=proof.depth):
+            if found.rows[n].sealed:
+                fold_below(self.db, n)
+        if self.db.witness is not None:
+            self.db.witness.accept(self.view)
+
+
+_REFS = frozenset({"agent", "branch", "tag", "validity", "shallow"})
+
+
+def _put_pack(change: Change, p: int, pack: bytes) -> None:
+    change.put("pack", p, pack, 0, unless_there=True)
+
+
+def _version(branch: tuple[Any, ...]) -> tuple[int, ...]:
+    """What rises when a branch is written over: generation, epoch, depth, count."""
+    return branch[13], branch[8], branch[7], branch[11]
+
+
+def _no_flaw(_table: str, error: Damaged) -> None:
+    raise error  # everything was proven

@@ -1,38 +1,30 @@
 """Retention: which checkpoints of which agents stay, and letting the others go.
 
-Owns the choice (a policy's rules and what must stay whatever they say) and the report. How checkpoints are forgotten is
-the business of ``removal``. What always holds: a dry run changes nothing and names exactly what the real one would take
-at that moment; nobody needs to stop writing; a checkpoint that something came to stand on meanwhile stays.
+Owns the choice (a policy's rules and what must stay whatever they say) and the report. How checkpoints go is the
+business of removal.py. What always holds: a dry run changes nothing and names exactly what the real one would take at
+that moment; nobody needs to stop writing; a checkpoint that something came to stand on meanwhile stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
-from holdfast.agent import history, removal
-from holdfast.agent.collecting import Collection
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
+from holdfast.agent.collection import Links, Pace, points
 from holdfast.agent.policy import Moment, Policy
-from holdfast.agent.removal import Family
-from holdfast.agent.sparing import ROW_BYTES, spared
-from holdfast.codec.values import decode
-from holdfast.errors import Damaged
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, TagRow
-from holdfast.store.cipher import PLAIN
-from holdfast.store.forgetting import Forgetting, Pace, Retained
-from holdfast.store.locks import BUSY_WAIT_S
-from holdfast.store.opening import now_us
-from holdfast.store.ranges import Ranges
-from holdfast.store.reading import Reading
-from holdfast.store.writing import packed_nodes
+from holdfast.agent.removal import Plan, clear, everything, expected_bytes, stored_bytes
+from holdfast.store.catalog import Agent, Branch, Point, View
+from holdfast.store.changes import now_us
+from holdfast.store.database import Contents, Database
+from holdfast.store.manifest import mark_of
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
+
+LANGGRAPH = "its checkpoints belong to LangGraph: use HoldfastSaver.prune"
+"""Somebody else finds these by their keys, and knows what hangs on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,23 +37,66 @@ class Entry:
     depth: int
     why: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, point: Point, why: Iterable[str] = ()) -> Entry:
+        at = datetime.fromtimestamp(point.manifest.time_us / 1e6, UTC)
+        return cls(point.id.hex(), point.manifest.label, at, point.manifest.depth, tuple(why))
+
     def to_json(self) -> dict[str, Any]:
         found = {"id": self.id, "label": self.label, "time": self.time.isoformat(), "depth": self.depth}
         return {**found, "why": list(self.why)} if self.why else found
+
+
+def _sorted(entries: Iterable[Entry]) -> list[Entry]:
+    return sorted(entries, key=lambda entry: (entry.time, entry.depth), reverse=True)
+
+
+class Entries(Sequence[Entry]):
+    """The entries of what stays, newest first. They are read when somebody looks: where nothing goes, nobody may."""
+
+    def __init__(self, db: Database, numbers: set[int], why: Callable[[int], Iterable[str]]) -> None:
+        self._db = db
+        self._numbers = numbers
+        self._why = why
+        self._all: list[Entry] | None = None
+
+    def read(self, view: View) -> list[Entry]:
+        self._all = _sorted(Entry.of(point, self._why(point.n)) for point in points(view, self._numbers))
+        return self._all
+
+    def _entries(self) -> list[Entry]:
+        if self._all is None:
+            with self._db.moment() as (view, _):
+                return self.read(view)
+        return self._all
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    @overload
+    def __getitem__(self, at: int) -> Entry: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Entry]: ...
+    def __getitem__(self, at: int | slice) -> Entry | list[Entry]:
+        return self._entries()[at]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and self._entries() == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
     """What stays and what goes of one agent.
 
-    ``freed_bytes``: what a dry run expects to be freed on its account; afterwards what was, and None where several
-    agents were cleared together.
+    ``freed_bytes``: what is freed, or would be; None where several agents are cleared together.
     """
 
     agent: str
     policy: Policy
-    kept: list[Entry]
-    removed: list[Entry]
+    kept: Sequence[Entry]
+    removed: Sequence[Entry]
     freed_bytes: int | None
     skipped: str = ""
     """Why nothing of it was looked at."""
@@ -102,195 +137,146 @@ class RetentionReport:
 
 
 class Choice:
-    """What goes of one agent, and why the rest stays."""
+    """What a policy keeps of one agent, and why."""
 
-    def __init__(self, store: Store, family: Family, agent: AgentRow, policy: Policy, now: int) -> None:
-        self.line: Line = family.living[agent.a]
-        self.family = family
+    def __init__(self, store: Store, links: Links, agent: Agent, policy: Policy, now: int) -> None:
+        self.agent = agent
         self.policy = policy
         self._store = store
-        self._reading = family.reading
-        self._agent = agent
-        self.branches = self._reading.branches(agent.a)
-        self.rows = {n: row for n, row in sorted(family.rows.items()) if self.line.sees(row)}
-        self.manifests = {n: Manifest.decode(row.manifest) for n, row in self.rows.items()}
+        self._links = links
+        self._branches = links.branches[agent.a]
+        self.seen = links.seen(agent.a)
         self.why: dict[int, dict[str, None]] = {}
-        self.skipped = "its checkpoints belong to LangGraph: use HoldfastSaver.prune" if self._keyed() else ""
-        if not self.skipped:
-            for n, why in self._stays(now):
-                if n in self.rows:
-                    self.why.setdefault(n, {})[why] = None
-        self.going = set() if self.skipped else self.rows.keys() - self.why.keys()
-        self.dead = family.dead(self.going, agent.a) if self.going else set()  # with what was spared before
+        self.skipped = LANGGRAPH if any(links.rows[n].keyed for n in self.seen) else ""
+        for n, why in () if self.skipped else self._stays(now):
+            if n in self.seen:
+                self.why.setdefault(n, {})[why] = None
 
-    def _keyed(self) -> bool:
-        """Whether somebody else finds these checkpoints by keys, and knows what hangs on them."""
-        return any(row.key is not None for row in self.rows.values())
+    @property
+    def kept(self) -> set[int]:
+        return self.seen if self.skipped else set(self.why)
 
-    def _stays(self, now: int) -> Iterable[tuple[int, str]]:
-        lines = {str(body_of(branch)["name"]): self._line_of(branch) for branch in self.branches}
-        moments = {n: Moment(n, one.time_us, one.label) for n, one in self.manifests.items()}
-        chosen = {name: [moments[n] for n in line] for name, line in lines.items()}
-        yield from ((branch.head, f"head of {body_of(branch)['name']}") for branch in self.branches)
-        bad = {row.n for row in self._reading.validities(self._agent.a)}
+    def _stays(self, now: int) -> Iterator[tuple[int, str]]:
+        lines = {branch.name: list(self._line(branch.head)) for branch in self._branches}
+        yield from ((branch.head, f"head of {branch.name}") for branch in self._branches)
+        bad = self._links.view.validities(self.agent.a)
         for name, line in lines.items():
             if line and line[0] in bad:
                 yield from ((n, f"newest good one of {name}") for n in [n for n in line if n not in bad][:1])
         if self.policy.tags:
-            yield from ((tag.n, f"tag {body_of(tag)['name']}") for tag in self._reading.tags(self._agent.a))
-        by_id = {row.id: n for n, row in self.rows.items()}
-        for identity, why in self._store._needed(self.branches, self.rows.values()):
-            if identity in by_id:
-                yield by_id[identity], why
-        for identity in self._left_by_writers():
-            if identity in by_id:
-                yield by_id[identity], "left by a rollback of the present writer"
+            yield from ((tag.n, f"tag {tag.name}") for tag in self._links.tags[self.agent.a])
+        for id, why in self._store._needed(self._branches, points(self._links.view, self.seen)):
+            yield from ((n, why) for n in self._marked(id))
+        for id in self._left_by_writers():
+            yield from ((n, "left by a rollback of the present writer") for n in self._marked(id))
+        moments = {n: Moment(n, 0, "") for n in self.seen}
+        if self.policy.reads:
+            for point in points(self._links.view, self.seen):
+                moments[point.n] = Moment(point.n, point.manifest.time_us, point.manifest.label)
+        chosen = {name: [moments[n] for n in line] for name, line in lines.items()}
         yield from self.policy.keeps(chosen, moments.values(), now)
 
-    def _line_of(self, branch: BranchRow) -> list[int]:
-        """The numbers of a branch's history, newest first, over what was forgotten before."""
-        found: list[int] = []
-        n = branch.head
-        while n in self.rows:
-            found.append(n)
-            parent = self.rows[n].parent
-            n = parent if parent in self.rows else self.line.over.get(n, 0)
-        return found
+    def _line(self, n: int) -> Iterator[int]:
+        while n:
+            yield n
+            n = self._links.before(n)
 
-    def _left_by_writers(self) -> Iterable[bytes]:
+    def _marked(self, id: bytes) -> list[int]:
+        return self._links.marked.get(mark_of(id), [])
+
+    def _left_by_writers(self) -> Iterator[bytes]:
         """Heads that somebody who writes now has rolled back from.
 
-        Its live state may count nodes of theirs as stored, until it is opened again (design 010).
+        Its live state may count nodes of theirs as stored, until it is opened again.
         """
-        held = {
-            str(body_of(branch)["name"])
-            for branch in self.branches
-            if branch.generation and self._store._catalog.holder_alive(branch.b, branch.generation)
-        }
-        for event in self._reading.events(a=self._agent.a, newest_first=True) if held else ():
-            body = body_of(event)
+        held = {branch.name for branch in self._branches if self._is_held(branch)}
+        for entry in reversed(self._links.view.log(self.agent.a)) if held else ():
+            body = entry.body
             if body.get("what") == "open":
-                held.discard(body["branch"])
-                if not held:
-                    return
-            elif body.get("what") == "rollback" and body["branch"] in held:
+                held.discard(body.get("branch"))
+            elif body.get("branch") in held and body.get("from"):
                 yield body["from"]
 
-    # -- saying it --------------------------------------------------------------------------------------
-
-    def confirmed(self, branches: Sequence[BranchRow], tags: Sequence[TagRow]) -> Retained | None:
-        """What the event says; None when a branch or tag has come to stand on something that was to go."""
-        if any(row.head in self.going for row in branches):
-            return None
-        if self.policy.tags and any(tag.n in self.going for tag in tags):
-            return None
-        return self._said
-
-    def prepare(self) -> None:
-        body = removal.said(self.family, self.line, self.going, self.family.dead(self.going, self._agent.a))
-        self._said = Retained(Ranges.of(self.going), body)
-
-    def report(self, freed_bytes: int | None) -> AgentReport:
-        kept = [self._entry(n, tuple(self.why.get(n, ()))) for n in sorted(self.rows, reverse=True) if n in self.why]
-        removed = [self._entry(n) for n in sorted(self.going, reverse=True)]
-        return AgentReport(str(self.line.body["name"]), self.policy, kept, removed, freed_bytes, self.skipped)
-
-    def _entry(self, n: int, why: tuple[str, ...] = ()) -> Entry:
-        row, manifest = self.rows[n], self.manifests[n]
-        at = datetime.fromtimestamp(manifest.time_us / 1e6, UTC)
-        return Entry(row.id.hex(), manifest.label, at, row.depth, why)
+    def _is_held(self, branch: Branch) -> bool:
+        db = self._store._db
+        return bool(branch.generation) and db.leases.alive(branch.uuid, branch.generation)
 
 
-Chosen = Sequence[tuple[AgentRow, Policy]]
+class _Round:
+    """What several choices come to together: what one agent does not keep may be another's."""
+
+    def __init__(self, store: Store, agents: Chosen, *, telling: bool = True) -> None:
+        self._store = store
+        self._agents = agents
+        self._telling = telling
+        self._choices: list[tuple[Choice, Entries]] = []
+        self._going: dict[int, dict[int, Entry]] = {}  # by agent, of all attempts: what is deleted cannot be read again
+
+    def plan(self, contents: Contents, links: Links) -> Plan:
+        now = now_us()
+        there = [(agent, policy) for agent, policy in self._agents if agent.a in links.agents]
+        choices = [Choice(self._store, links, agent, policy, now) for agent, policy in there]
+        chosen = {choice.agent.a: choice.kept for choice in choices}
+        plan = Plan(links, everything(links, chosen).union(*chosen.values()))
+        self._choices = [(choice, self._kept(choice, plan, chosen)) for choice in choices]
+        for choice, kept in self._choices:
+            plan.forget(choice.agent)
+            if not choice.policy.tags:
+                plan.untag.add(choice.agent.a)
+            going = self._going.setdefault(choice.agent.a, {})
+            fresh = choice.seen & plan.dead - going.keys()
+            if self._telling and fresh:
+                going.update((point.n, Entry.of(point)) for point in points(contents.view, fresh))
+            if self._telling and going:
+                kept.read(contents.view)  # it may not be there any more when somebody looks
+        return plan
+
+    def _kept(self, choice: Choice, plan: Plan, chosen: Mapping[int, set[int]]) -> Entries:
+        links = plan.links
+        numbers = set() if choice.skipped else choice.seen & plan.keep
+        others: list[tuple[str, set[int]]] = []
+        if not numbers <= choice.why.keys():
+            agents = [agent for agent in links.agents.values() if agent.a != choice.agent.a]
+            others = [(one.name, chosen[one.a] if one.a in chosen else links.seen(one.a)) for one in agents]
+
+        def why(n: int) -> Iterable[str]:
+            return choice.why.get(n) or [f"seen by {name}" for name, seen in others if n in seen]
+
+        return Entries(self._store._db, numbers, why)
+
+    def report(self, plan: Plan, freed: int, *, done: bool) -> RetentionReport:
+        gone = {a: [entry for n, entry in some.items() if n not in plan.keep] for a, some in self._going.items()}
+        alone = freed if sum(map(bool, gone.values())) == 1 else None
+        found = []
+        for choice, kept in self._choices:
+            removed = _sorted(gone[choice.agent.a])
+            size = alone if removed else 0
+            found.append(AgentReport(choice.agent.name, choice.policy, kept, removed, size, choice.skipped))
+        return RetentionReport(found, freed, done=done)
+
+
+Chosen = Sequence[tuple[Agent, Policy]]
 
 
 def preview(store: Store, agents: Chosen) -> RetentionReport:
     """What would go, and about how many bytes. Changes nothing, and works on a store that can only be read."""
-    store._catalog.check_usable()
-    reading: Reading = store._catalog
-    choices = [_choose(store, reading, agent, policy, lambda: None) for agent, policy in agents]
-    weights = [_weight(store, reading, [choice]) if choice.going else 0 for choice in choices]
-    found = [choice.report(weight) for choice, weight in zip(choices, weights, strict=True)]
-    going = [choice for choice in choices if choice.going]
-    total = _weight(store, reading, going) if len(going) > 1 else sum(weights)
-    # Pages that are free already are given back along with it.
-    return RetentionReport(found, total + (store._catalog.sizes()["free"] if going else 0), done=False)
+    attempt = _Round(store, agents)
+    with store._db.moment() as contents:
+        plan = attempt.plan(contents, Links(contents.view))
+        return attempt.report(plan, expected_bytes(contents, plan) if plan.dead else 0, done=False)
 
 
-def retain(store: Store, agents: Chosen, pace: Pace | None = None) -> RetentionReport:
-    """Let go what no rule keeps. ``pace`` is called between any two steps; what it raises stops the work there."""
-    catalog = store._catalog
-    # Whoever is in no hurry lets others that forget go first.
-    with catalog.forgetting(BUSY_WAIT_S if pace is None else 0.0, pace) as forgetting:
-        removal.finish(store, forgetting)
-        before = _bytes(store)
-        choices = []
-        touched = []
-        for agent, policy in agents:
-            choice = _forget(store, forgetting, agent, policy)
-            choices.append(choice)
-            if choice.going:
-                touched.append(agent.a)
-        if touched:
-            removal.clear(store, forgetting, touched, spare=True)
-    if touched and pace is None:
-        catalog.shrink()
-    freed = max(0, before - _bytes(store))
-    alone = freed if len(touched) == 1 else None
-    found = [choice.report(alone if choice.going else 0) for choice in choices]
-    return RetentionReport(found, freed, done=True)
+def retain(store: Store, agents: Chosen) -> RetentionReport:
+    """Let go what no rule keeps."""
+    store.flush()
+    db = store._db
+    before = stored_bytes(db)
+    attempt = _Round(store, agents)
+    plan = clear(db, attempt.plan)
+    return attempt.report(plan, max(0, before - stored_bytes(db)), done=True)
 
 
-def _bytes(store: Store) -> int:
-    """What the store takes, its log aside: that is as long as the last changes were many, and is cut at the end."""
-    sizes = store._catalog.sizes()
-    return sizes["catalog"] + sizes["packs"]
-
-
-def _forget(store: Store, forgetting: Forgetting, agent: AgentRow, policy: Policy) -> Choice:
-    while True:
-        choice = _choose(store, forgetting.reading, agent, policy, forgetting.pace)
-        if not choice.going:
-            return choice
-        choice.prepare()
-        if forgetting.retain(agent, choice.confirmed, now_us()) is not None:
-            return choice
-
-
-def _choose(store: Store, reading: Reading, agent: AgentRow, policy: Policy, pace: Pace) -> Choice:
-    return Choice(store, Family(store, reading, agent.a, pace), agent, policy, now_us())
-
-
-def _weight(store: Store, reading: Reading, choices: Sequence[Choice]) -> int:
-    """By how many bytes the store would get smaller, as far as rows, nodes and chunks tell."""
-    families: dict[frozenset[int], Family] = {}
-    dead: set[int] = set()
-    for choice in choices:
-        families.setdefault(frozenset(choice.family.agents), choice.family)
-        dead |= choice.dead - spared(store, choice.family, choice.dead)
-    doomed, altered, _ = removal.doomed_by(reading, list(families.values()), dead, {})
-    collection = Collection(reading, doomed, dead, seals={seal.n for seal, _ in altered})
-    added: dict[bytes, bytes] = {}
-    try:
-        for family in families.values():
-            for row in family.orphans(dead):
-                if not row.sealed:
-                    nodes = history.state_of(store._catalog, row).unstored()
-                    added.update(nodes)
-                    collection.live.state(Manifest.decode(row.manifest).sections, nodes)
-        collection.mark()
-        for seal, entries in altered:
-            if entries is not None:
-                places, nodes = removal.refolded(reading, seal, entries, collection.live)
-                added.update(nodes)
-                collection.live.state([("", digest) for digest in decode(places)[0]], nodes)
-        waste = collection.settled()
-    except Damaged:
-        return 0  # what cannot be read might name anything: nothing would be collected
-    rows = [row for family in families.values() for n, row in family.rows.items() if n in dead]
-    freed = sum(len(row.manifest) + len(row.operations) + ROW_BYTES for row in rows)
-    freed += reading.tail_bytes(row.n for row in rows)
-    freed += reading.stored_bytes("node", waste.nodes) + reading.stored_bytes("chunk", waste.chunks)
-    freed += reading.stored_bytes("metadata", waste.metadata)
-    new = packed_nodes(PLAIN, list(added.items()))
-    return max(0, freed - sum(len(data) for _, data in new))
+def follow(store: Store, agents: Chosen, pace: Pace) -> None:
+    """As ``retain``, for nobody. ``pace`` is called between any two steps; what it raises stops the work there."""
+    if agents:
+        clear(store._db, _Round(store, agents, telling=False).plan, pace)

@@ -1,101 +1,104 @@
-"""Revisions: how a text names a checkpoint (design: branch, tag, label, ~2, branch~2, #17, id:)."""
+"""Revisions: how a text names a checkpoint (branch, tag, label, ~2, branch~2, #17, id:)."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
 
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
+from holdfast.agent.graph import Graph
 from holdfast.errors import UnknownRevision
-from holdfast.store.catalog import BranchRow, Catalog, CheckpointRow
-
-if TYPE_CHECKING:
-    from holdfast.agent.store import Store
+from holdfast.store.catalog import Branch, Point, View
 
 _BACK = re.compile(r"^(.*)~(\d+)$", re.DOTALL)
 _ID = re.compile(r"^id:[0-9a-fA-F]*$")
 _ID_MIN = 4
 
 
-def find(store: Store, branch: BranchRow, revision: str) -> CheckpointRow:
+def find(view: View, branch: Branch, revision: str) -> Point:
     """The checkpoint that ``revision`` names, seen from ``branch``."""
-    line = store._line(branch.a)
-    row = _named(store, line, branch, revision)
-    if row is None and (match := _BACK.match(revision)):
-        row = _named(store, line, branch, match[1]) or _labelled(line, branch, match[1])
-        if row is not None:
-            row = _back(line, row, int(match[2]), revision)
-    if row is None:
-        row = _labelled(line, branch, revision)
-    if row is None:
-        known = [name for name, _ in store._branches(branch.a)] + list(store._tags(branch.a))
-        elsewhere = next((row for row in line.rows() if Manifest.decode(row.manifest).label == revision), None)
+    graph = Graph(view, view.agent_at(branch.a))
+    point = _named(graph, branch, revision)
+    if point is None and (match := _BACK.match(revision)):
+        point = _named(graph, branch, match[1]) or _labelled(graph, branch, match[1])
+        if point is not None:
+            point = _back(graph, point, int(match[2]), revision)
+    if point is None:
+        point = _labelled(graph, branch, revision)
+    if point is None:
+        elsewhere = next((one for one in graph.everything() if one.manifest.label == revision), None)
         if elsewhere is not None:
             raise UnknownRevision(
                 f"no checkpoint on this line of history has the label {revision!r}",
                 hint=f"One that is not on it has: id:{elsewhere.id.hex()[:12]}. See `holdfast log --all`.",
             )
+        known = [one.name for one in graph.branches] + [tag.name for tag in view.tags(branch.a)]
         raise UnknownRevision(
             f"{revision!r} names no checkpoint of this agent",
             hint=f"Branches and tags: {', '.join(known)}. Also a label, ~2, #17 or id:...; see `holdfast log`.",
         )
-    return row
+    return point
 
 
-def _head(catalog: Catalog, branch: BranchRow) -> CheckpointRow:
+def _head(view: View, branch: Branch) -> Point:
     if not branch.head:
         raise UnknownRevision("this branch has no checkpoint yet", hint="Call agent.checkpoint() first.")
-    return catalog.checkpoint(branch.head)
+    return view.point(branch.head)
 
 
-def _named(store: Store, line: Line, branch: BranchRow, name: str) -> CheckpointRow | None:
-    catalog = store._catalog
+def _named(graph: Graph, branch: Branch, name: str) -> Point | None:
+    view = graph.view
     if not name:
-        return _head(catalog, branch)
-    for other, row in store._branches(branch.a):
-        if other == name:
-            return _head(catalog, row)
-    tagged = store._tags(branch.a).get(name)
-    if tagged is not None:
-        return catalog.checkpoint(tagged)
+        return _head(view, branch)
+    other = view.branch(branch.a, name)
+    if other is not None:
+        return _head(view, other)
+    tag = view.tag(branch.a, name)
+    if tag is not None:
+        return view.point(tag.n)
     if _ID.match(name):
-        return _by_id(line, name[3:])
+        return _by_id(graph, name[3:])
     if name.startswith("#") and name[1:].isdigit():
-        return _by_depth(line, _head(catalog, branch), int(name[1:]))
+        return _by_depth(graph, _head(view, branch), int(name[1:]))
     return None
 
 
-def _labelled(line: Line, branch: BranchRow, label: str) -> CheckpointRow | None:
-    return next((row for row in line.left(branch.head) if Manifest.decode(row.manifest).label == label), None)
+def _labelled(graph: Graph, branch: Branch, label: str) -> Point | None:
+    return next((point for point in graph.line(branch.head) if point.manifest.label == label), None)
 
 
-def _by_id(line: Line, prefix: str) -> CheckpointRow:
+def _by_id(graph: Graph, prefix: str) -> Point:
     wanted = prefix.lower()
     if len(wanted) < _ID_MIN:
         raise UnknownRevision(f"id:{prefix} is too short", hint=f"Give at least {_ID_MIN} characters.")
-    found = [row for row in line.rows() if row.id.hex().startswith(wanted)]
+    if len(wanted) == 64:
+        point = graph.view.find(bytes.fromhex(wanted))
+        found = [point] if point is not None and graph.sees(point.n) else []
+    else:
+        found = [point for point in graph.everything() if point.id.hex().startswith(wanted)]
     if len(found) != 1:
         what = "names no checkpoint" if not found else f"fits {len(found)} checkpoints"
         raise UnknownRevision(f"id:{prefix} {what} of this agent", hint="See `holdfast log --all` for ids.")
     return found[0]
 
 
-def _by_depth(line: Line, head: CheckpointRow, depth: int) -> CheckpointRow:
-    if not 1 <= depth <= head.depth:
-        raise UnknownRevision(f"#{depth}: this branch has depths 1 to {head.depth}")
-    if not line.over:
-        return _back(line, head, head.depth - depth, f"#{depth}")
-    for row in line.left(head.n):
-        if row.depth == depth:
-            return row
+def _by_depth(graph: Graph, head: Point, depth: int) -> Point:
+    if not 1 <= depth <= head.manifest.depth:
+        raise UnknownRevision(f"#{depth}: this branch has depths 1 to {head.manifest.depth}")
+    for point in graph.line(head.n):
+        if point.manifest.depth == depth:
+            return point
+        if point.manifest.depth < depth:
+            break
     raise UnknownRevision(f"#{depth} was forgotten", hint="See `holdfast log` for what is left.")
 
 
-def _back(line: Line, row: CheckpointRow, steps: int, revision: str) -> CheckpointRow:
-    if steps >= row.depth:
-        raise UnknownRevision(f"{revision!r} goes back further than the history, which has {row.depth} checkpoints")
-    rows = line.ancestry(row.n, limit=steps + 1)
-    if len(rows) <= steps:
-        raise UnknownRevision(f"{revision!r} was forgotten; the history goes back to #{rows[-1].depth}")
-    return rows[-1]
+def _back(graph: Graph, point: Point, steps: int, revision: str) -> Point:
+    if steps >= point.manifest.depth:
+        raise UnknownRevision(
+            f"{revision!r} goes back further than the history, which has {point.manifest.depth} checkpoints"
+        )
+    wanted = point.manifest.depth - steps
+    last = point
+    for last in graph.view.walk(point.n):
+        if last.manifest.depth == wanted:
+            return last
+    raise UnknownRevision(f"{revision!r} was forgotten; the history goes back to #{last.manifest.depth}")

@@ -1,154 +1,342 @@
-"""How far the records of a damaged line can be trusted.
+"""Salvage: the rows of a damaged database that can be proven.
 
-Owns the reading of a line of which some rows may be missing or wrong. Changes nothing. What always holds: a record is
-trusted only if everything before it is there and something that is whole speaks for it: the line's own end, or a
-checkpoint; where the line's own row is lost, records that are whole and follow each other count as well, because what
-happened outside must not be forgotten for want of a second witness.
+Owns what is taken from where: from the database as SQLite reads it, and, where that is not all, from its bare pages and
+those of its log. Every row bears its sum or its digest, so it does not matter where it was found, and damage cannot
+come along. The damaged files are copied first and only read. What rows mean, and what is missing, is for repair to say.
+What always holds: of several versions of a row SQLite's counts, then the one that was written last; the search ends,
+because each page is looked at once, and a chain of pages visits none twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
-from typing import TYPE_CHECKING
+import fcntl
+import mmap
+import os
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from typing import Any
 
-from msgspec import Struct
+import apsw
 
-from holdfast.agent.journal import BEGINNING, Position
-from holdfast.agent.manifest import Manifest
-from holdfast.errors import Damaged, HoldfastError
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import EffectRow, LineRow, LineStart, NewRecord
-from holdfast.store.catalog import effect_chain as chain
+from holdfast.errors import Damaged, KeyNeeded, NotEncrypted
+from holdfast.store import keys, sqlite
+from holdfast.store.catalog import NODE_MAX_BYTES, SHAPES, View, node_digest
+from holdfast.store.cipher import PLAIN, Cipher, Keyed
+from holdfast.store.engine import Row
+from holdfast.store.files import Layout
+from holdfast.store.manifest import identity, mark_of, split_payload, uncompressed
+from holdfast.store.sqlite import SqliteTx
+from holdfast.store.tables import CHECKPOINTS, HANDLES, TABLES
+from holdfast.store.witness import Noted
 
-if TYPE_CHECKING:
-    from holdfast.agent.store import Store
+_COPIES = 8
+_PAGE_BYTES = 4096
+
+Take = Callable[[str, Row], None]
+"""Takes a table, and the values of a row of it that was proven."""
 
 
-class Salvage(Struct, frozen=True):
-    """What can be trusted of a line: everything up to ``end``. ``problem`` says why no more, if there is more.
+# -- files -------------------------------------------------------------------------------------------------------
 
-    ``readable``: the rows that lead to these records are whole, so that another line can inherit them.
+
+def copy_database(source: Layout, to: Path) -> Layout:
+    """The database's files as they are, in a directory of their own."""
+    to.mkdir(mode=0o700)
+    with _unwritten(source):
+        for _ in range(_COPIES):
+            before = _beginning(source.wal)
+            for file in (source.catalog, source.wal):
+                if file.exists():
+                    shutil.copyfile(file, to / file.name)
+            # A commit that was under way may have begun the log anew: then the two copies are of different times.
+            if _beginning(source.wal) == before:
+                break
+    return Layout(to)
+
+
+def _beginning(path: Path) -> bytes:
+    with suppress(OSError), path.open("rb", buffering=0) as file:
+        return file.read(32)
+    return b""
+
+
+def undisturbed(source: Layout) -> AbstractContextManager[None]:
+    """Nobody deletes packs meanwhile: a copy of the database names them as they were."""
+    return _held(source.moments_lock, lambda fd: fcntl.flock(fd, fcntl.LOCK_SH))
+
+
+def _unwritten(source: Layout) -> AbstractContextManager[None]:
+    """Writers wait meanwhile."""
+    lock = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
+    return _held(source.queue_lock, lambda fd: fcntl.fcntl(fd, fcntl.F_OFD_SETLKW, lock))
+
+
+@contextmanager
+def _held(path: Path, take: Callable[[int], object]) -> Iterator[None]:
+    """A lock of the store, where there is one: nothing is made beside a damaged store."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        fd = -1
+    try:
+        if fd >= 0:
+            take(fd)
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def _mapped(path: Path) -> Any:
+    """A file's bytes. It is our own copy, so that nobody makes it shorter meanwhile."""
+    if not path.exists() or not path.stat().st_size:
+        return b""
+    with path.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+def unlocked(copy: Layout, secret: keys.Secret | None) -> Cipher:
+    """What the rows of a damaged database are read with. Its list of keys may have to be looked for."""
+    found = None
+    try:
+        connection = sqlite.connect(copy.catalog, readonly=True)
+        try:
+            found = keys.read_slots(View(SqliteTx(connection), PLAIN))
+        finally:
+            connection.close(True)
+    except (apsw.Error, Damaged):
+        pass
+    if found is None:
+        lists = [one for file in (copy.catalog, copy.wal) for one in keys.carved(_mapped(file))]
+        for columns in _Pages(copy).records():  # a long one lies in several pages
+            if len(columns) == len(TABLES["slot"].names) and (values := proven(PLAIN, "slot", columns)):
+                with suppress(Damaged):
+                    lists.append(keys.Keys.decode(values[1]))
+        found = max(lists, key=lambda one: one.revision, default=None)
+    if found is None:
+        if secret is not None:
+            raise NotEncrypted(
+                "a key was given, and no list of keys is in the store",
+                hint="If it is not encrypted, give no key (key=False). If it is, nobody can read anything in it.",
+            )
+        return PLAIN
+    if secret is None:
+        raise KeyNeeded("the store is encrypted", hint="Give the key that opens it.")
+    master, _ = found.unlock(secret)
+    return Keyed(master, found.uuid)
+
+
+# -- rows --------------------------------------------------------------------------------------------------------
+
+
+def proven(cipher: Cipher, table: str, row: Row) -> Row | None:
+    """The values of a row, if it is one of that table as it was written."""
+    try:
+        values = cipher.loaded(table, row)
+        if table in SHAPES:
+            SHAPES[table](values)
+        if table == "node" and node_digest(uncompressed(values[2], NODE_MAX_BYTES)) != values[1]:
+            return None
+        if table == "loose" and mark_of(identity(split_payload(values[-1])[0])) != values[1]:
+            return None
+    except Damaged:
+        return None
+    return values
+
+
+class Salvage:
+    """Gives every row that can be proven to ``take``, the version that counts first.
+
+    ``problems`` are what was wrong, for people; ``hollow`` are records whose content is lost, and nothing else.
     """
 
-    end: Position
-    problem: str
-    readable: bool
+    def __init__(self, cipher: Cipher, take: Take) -> None:
+        self.problems: list[str] = []
+        self.hollow: set[int] = set()
+        self._cipher = cipher
+        self._take = take
+        self._newest: dict[str, int] = {}
+        self._hollow: dict[int, Row] = {}
+        self._whole: set[int] = set()
 
-    @property
-    def lost(self) -> str:
-        """In words what goes missing; empty when nothing does."""
-        if not self.problem:
-            return ""
-        return f"what happened outside after record {self.end[0]} cannot be trusted: {self.problem}"
+    def read(self, copy: Layout, noted: Noted | None) -> None:
+        """``noted`` is what the witness says: a log that breaks off hides commits from SQLite."""
+        self._with_sqlite(copy)
+        sequences = (("loose", "checkpoints"), ("log", "events"), ("record", "effects"))
+        for (sequence, called), number in zip(sequences, noted or (), strict=False):
+            if number > self._newest.get(sequence, 0):
+                self.problems.append(f"store.db: SQLite does not find {called} up to {number}, which were acknowledged")
+        if self.problems:
+            widths: dict[int, list[str]] = {}
+            for table, spec in TABLES.items():
+                widths.setdefault(len(spec.names), []).append(table)
+            for columns in _Pages(copy).records():
+                for table in widths.get(len(columns), ()):
+                    self._taken(table, columns)
+        self.hollow = self._hollow.keys() - self._whole
+        for r in self.hollow:
+            self._take("record", self._hollow[r])
 
+    def _taken(self, table: str, row: Row) -> bool:
+        values = proven(self._cipher, table, row)
+        if values is None:
+            # What a record says stands behind its sum: its place in its line may be sound without.
+            if table == "record" and row[-2] and (values := proven(self._cipher, table, (*row[:-2], b"", row[-1]))):
+                self._hollow[values[0]] = values
+            return False
+        if table == "floor":
+            self._newest[values[0]] = max(values[1], self._newest.get(values[0], 0))
+        sequence = "loose" if table in CHECKPOINTS else table
+        if sequence in HANDLES:
+            self._newest[sequence] = max(values[0], self._newest.get(sequence, 0))
+        if table == "record":
+            self._whole.add(values[0])
+        self._take(table, values)
+        return True
 
-def trusted(store: Store, b: int) -> Salvage:
-    """Read the line of a branch as far as it can be trusted."""
-    reader = _Reader(store)
-    known = reader.known(b)
-    end = proven = BEGINNING
-    try:
-        for row in reader.records(b):
-            end = row.i, chain(end[1], row.body)
-            if known.get(end[0], end[1]) != end[1]:
-                raise Damaged(f"record {end[0]}, or one before it, is not what was written")
-            if end[0] in known:
-                proven = end
-    except HoldfastError as error:
-        return Salvage(proven, error.message, not reader.unreadable)
-    if reader.unreadable:
-        return Salvage(end, reader.unreadable, readable=False)
-    return Salvage(proven, "", readable=True)
-
-
-def inheritance(store: Store, b: int, found: Salvage) -> tuple[LineStart, list[NewRecord]]:
-    """How a new branch gets at the trusted records: as another one's, or, where nobody can read those, as copies."""
-    if found.readable:
-        return LineStart(b, *found.end), []
-    rows = islice(_Reader(store).records(b), found.end[0])
-    return LineStart(0, 0, b""), [NewRecord(row.mark, row.refs, row.body) for row in rows]
-
-
-def shortened(store: Store, b: int, found: Salvage) -> LineRow:
-    """The row of a line that ends where it can be trusted."""
-    line = _Reader(store)._line(b)
-    return LineRow(b, line.origin, min(line.start, found.end[0]), *found.end)
-
-
-class _Reader:
-    """Reads lines whose rows may be damaged. ``unreadable`` says what was wrong with one on the way."""
-
-    def __init__(self, store: Store) -> None:
-        self._catalog = store._catalog
-        self.unreadable = ""
-
-    def known(self, b: int) -> dict[int, bytes]:
-        """Chain digests at some numbers, as the line's end and the checkpoints made on the branch have them.
-
-        What a line inherits, its origin and the checkpoints made there speak for.
-        """
-        found: dict[int, bytes] = {}
+    def _with_sqlite(self, copy: Layout) -> None:
+        """Take what SQLite reads. There is a problem if that is not all."""
+        problems = self.problems
         try:
-            line = self._catalog.line(b)
-            if 0 < line.origin < b:
-                found = {count: digest for count, digest in self.known(line.origin).items() if count <= line.start}
-            found[line.count] = line.chain
-        except HoldfastError:
-            pass
-        for n, _, _ in self._catalog.links(b):
+            connection = sqlite.connect(copy.catalog, readonly=True)
+        except apsw.Error as error:
+            problems.append(f"store.db: SQLite does not open it ({error})")
+            return
+        try:
+            for table, spec in TABLES.items():
+                try:
+                    found = connection.execute(f"SELECT {spec.listed} FROM {table} NOT INDEXED")
+                    bad = sum(not self._taken(table, row) for row in found)
+                except (apsw.Error, UnicodeDecodeError) as error:
+                    problems.append(f"table {table}: SQLite cannot read all of it ({error})")
+                    continue
+                if bad:
+                    problems.append(f"table {table}: {bad} row(s) are not what was written")
             try:
-                count, digest = Manifest.decode(self._catalog.checkpoint(n).manifest).effects
-            except HoldfastError:
-                continue
-            found[count] = digest
-        return found
+                said = connection.execute("PRAGMA integrity_check(5)").fetchall()
+                problems += [f"store.db: {text}" for (text,) in said if text != "ok"]
+            except (apsw.Error, UnicodeDecodeError) as error:
+                problems.append(f"store.db: SQLite cannot check it ({error})")
+        finally:
+            connection.close(True)
 
-    def records(self, b: int, upto: int | None = None) -> Iterator[EffectRow]:
-        """The records of a line in order; raises at the first that is missing or damaged."""
-        line = self._line(b)
-        last = upto if upto is not None else line.count if line.count >= 0 else None
-        before = line.start if last is None else min(line.start, last)
-        if before:
-            if not 0 < line.origin < b:
-                raise Damaged(f"line {b}: its origin cannot be one")
-            yield from self.records(line.origin, before)
-        expected = before + 1
-        for row, fits in self._catalog.records_as_they_are(b, before):
-            if last is not None and expected > last:
-                return
-            if row.i != expected or not fits:
-                break
-            yield row
-            expected += 1
-        if last is not None and expected <= last:
-            raise Damaged(f"record {expected} is missing or damaged")
 
-    def _line(self, b: int) -> LineRow:
-        """The line's row, or what is known of it without. A count of -1: as many as there are."""
-        try:
-            line = self._catalog.line(b)
-            if line.count:
-                return line
-            told = self._told(b)
-            if told == (0, 0) and next(self._catalog.records_as_they_are(b, 0), None) is None:
-                return line
-            self.unreadable = self.unreadable or f"table line, row {b}: missing"
-        except HoldfastError as error:
-            told = self._told(b)
-            self.unreadable = self.unreadable or error.message
-        return LineRow(b, *told, -1)
+# -- pages -------------------------------------------------------------------------------------------------------
 
-    def _told(self, b: int) -> tuple[int, int]:
-        """Where a line began, as the history has it: the branch it inherits from, and how many records."""
-        branch = self._catalog.branch_row(b)
-        name = body_of(branch)["name"]
-        for event in self._catalog.events(a=branch.a):
-            body = body_of(event)
-            if body.get("what") == "branch" and body["name"] == name and "line" in body:
-                return body["line"][0], body["line"][1]
-            if body.get("what") == "clone":
-                for named, origin, start in body.get("lines", ()):
-                    if named == name:
-                        return origin, start
-        return 0, 0
+_LEAF_TABLE, _LEAF_INDEX, _INNER_INDEX = 0x0D, 0x0A, 0x02
+_HEADER_BYTES, _LOG_HEADER_BYTES, _FRAME_HEADER_BYTES = 100, 32, 24
+_ROW_MAX_BYTES = 2**30
+_INT_BYTES = (0, 1, 2, 3, 4, 6, 8)
+
+
+class _NoRecord(Exception):
+    """These bytes are not a record."""
+
+
+class _Pages:
+    """As much of SQLite's file format as it takes to find records, without trusting a tree or a log's sums."""
+
+    def __init__(self, copy: Layout) -> None:
+        self._file = _mapped(copy.catalog)
+        self._log = _mapped(copy.wal)
+        size = int.from_bytes(self._file[16:18], "big")
+        size = 65536 if size == 1 else size
+        sound = 512 <= size <= 65536 and not size & (size - 1)
+        self._size = size if sound else _PAGE_BYTES
+        reserved = self._file[20] if sound else 0
+        self._usable = self._size - (reserved if reserved <= 64 else 0)
+        # Where each page's versions are in the log, oldest first: all of its present life, also behind a wrong sum.
+        self._versions: dict[int, list[int]] = {}
+        step = _FRAME_HEADER_BYTES + self._size
+        for at in range(_LOG_HEADER_BYTES, len(self._log) - step + 1, step):
+            if self._log[at + 8 : at + 16] == self._log[16:24]:
+                number = int.from_bytes(self._log[at : at + 4], "big")
+                self._versions.setdefault(number, []).append(at + _FRAME_HEADER_BYTES)
+
+    def records(self) -> Iterator[Row]:
+        """The columns of whatever looks like a row, what was written last first."""
+        for at in sorted((at for some in self._versions.values() for at in some), reverse=True):
+            yield from self._in_page(self._log[at : at + self._size], at)
+        for at in range(0, len(self._file), self._size):
+            yield from self._in_page(self._file[at : at + self._size], 0)
+
+    def _page(self, number: int, age: int) -> bytes:
+        """A page as it most likely was when something of that age was written."""
+        at = max((at for at in self._versions.get(number, ()) if at <= age), default=0)
+        if at:
+            return bytes(self._log[at : at + self._size])
+        return bytes(self._file[(number - 1) * self._size : number * self._size]) if number else b""
+
+    def _in_page(self, page: bytes, age: int) -> Iterator[Row]:
+        start = _HEADER_BYTES if page.startswith(b"SQLite format 3\0") else 0
+        kind = page[start] if len(page) == self._size else 0
+        if kind not in {_LEAF_TABLE, _LEAF_INDEX, _INNER_INDEX}:
+            return
+        first = start + (12 if kind == _INNER_INDEX else 8)
+        count = int.from_bytes(page[start + 3 : start + 5], "big")
+        for place in range(first, min(first + 2 * count, self._usable - 1), 2):
+            with suppress(_NoRecord, IndexError, struct.error, UnicodeDecodeError):
+                yield self._cell(page, kind, int.from_bytes(page[place : place + 2], "big"), age)
+
+    def _cell(self, page: bytes, kind: int, at: int, age: int) -> Row:
+        size, at = _varint(page, at + 4 if kind == _INNER_INDEX else at)
+        rowid = 0
+        if kind == _LEAF_TABLE:
+            rowid, at = _varint(page, at)
+            rowid -= (rowid >> 63) << 64
+        if not 2 <= size <= _ROW_MAX_BYTES:
+            raise _NoRecord
+        most = self._usable - 35 if kind == _LEAF_TABLE else (self._usable - 12) * 64 // 255 - 23
+        local = size
+        if size > most:
+            least = (self._usable - 12) * 32 // 255 - 23
+            local = least + (size - least) % (self._usable - 4)
+            local = local if local <= most else least
+        payload = page[at : at + local]
+        number, seen = int.from_bytes(page[at + local : at + local + 4], "big"), set()
+        while len(payload) < size:
+            more = self._page(number, age)
+            if number in seen or len(more) != self._size:
+                raise _NoRecord
+            seen.add(number)
+            payload += more[4 : 4 + min(size - len(payload), self._usable - 4)]
+            number = int.from_bytes(more[:4], "big")
+        columns = _columns(payload)
+        if kind == _LEAF_TABLE and columns and columns[0] is None:  # the row's own number stands beside the record
+            columns[0] = rowid
+        return tuple(columns)
+
+
+def _columns(payload: bytes) -> list[Any]:
+    end, at = _varint(payload, 0)
+    body = end
+    found: list[Any] = []
+    while at < end:
+        kind, at = _varint(payload, at)
+        size = 0 if kind in {0, 8, 9} else _INT_BYTES[kind] if kind < 7 else 8 if kind == 7 else (kind - 12) // 2
+        data = payload[body : body + size]
+        body += size
+        if kind in {10, 11} or len(data) != size or len(found) > 64:
+            raise _NoRecord
+        if kind >= 12:
+            found.append(data.decode() if kind % 2 else data)
+        elif kind == 7:
+            found.append(struct.unpack(">d", data)[0])
+        else:
+            found.append(None if kind == 0 else kind - 8 if kind > 7 else int.from_bytes(data, "big", signed=True))
+    if at != end or body != len(payload):
+        raise _NoRecord
+    return found
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = 0
+    for index in range(8):
+        byte = data[at + index]
+        value = value << 7 | byte & 0x7F
+        if byte < 0x80:
+            return value, at + index + 1
+    return value << 8 | data[at + 8], at + 9

@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -22,48 +22,48 @@ from msgspec import Struct
 from holdfast.agent import history
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.journal import inherited
-from holdfast.agent.line import Line
-from holdfast.agent.names import check_name, check_new, name_key
+from holdfast.agent.graph import Graph
+from holdfast.agent.names import check_name, check_new
 from holdfast.agent.revision import find
 from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
-from holdfast.codec.values import encode
 from holdfast.errors import (
     BadName,
     BadOption,
     Damaged,
+    DiskFull,
+    Forgotten,
+    HoldfastError,
     KeyNeeded,
     ReadOnly,
     StillArriving,
-    StoreClosed,
     UnknownAgent,
     UnknownRevision,
 )
-from holdfast.store import keysources
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, BranchRow, CheckpointRow, Event, LineStart, NewRecord, Progress, quietly
-from holdfast.store.embedded import Embedded, open_embedded
+from holdfast.store import keys
+from holdfast.store.catalog import BEGINNING, Body, Branch, End, Point, Progress, Tag, quietly
+from holdfast.store.catalog import Agent as AgentRow
+from holdfast.store.changes import Change, now_us
+from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
+from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
-from holdfast.store.keysources import Key, find_secret
-from holdfast.store.locks import Lease
-from holdfast.store.opening import now_us
-from holdfast.store.upgrade import FORMAT_VERSION
+from holdfast.store.keys import Key, find_secret
+from holdfast.store.tables import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from holdfast.agent.drill import DrillReport
     from holdfast.agent.policy import Policy
     from holdfast.agent.removal import Removal
     from holdfast.agent.retention import RetentionReport
+    from holdfast.agent.tiering import Tiering
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import VerifyReport
-    from holdfast.store.forgetting import Unless
-    from holdfast.store.tiering import Tiering
 
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
+DURABILITIES = ("commit", "batched")
 
 S = TypeVar("S", bound="Store")
 
@@ -84,22 +84,22 @@ class AgentInfo(Struct, frozen=True):
     abandoned: int
 
 
-def find_store(start: Path | None = None) -> Path:
+def find_store(start: Path | None = None) -> str:
     """$HOLDFAST_STORE, or the nearest .holdfast here or above (as git finds its own), or ./.holdfast."""
     named = os.environ.get("HOLDFAST_STORE")
     if named:
-        return Path(named)
+        return named
     try:
         here = (start or Path.cwd()).resolve()
         for directory in (here, *here.parents):
             if (directory / DEFAULT_DIRECTORY).is_dir():
-                return directory / DEFAULT_DIRECTORY
+                return str(directory / DEFAULT_DIRECTORY)
     except OSError as error:  # going on would find another store, or make one
         raise unavailable(error, "looking for a store") from error
-    return here / DEFAULT_DIRECTORY
+    return str(here / DEFAULT_DIRECTORY)
 
 
-def say_created(place: Path) -> None:
+def say_created(place: str) -> None:
     if sys.stderr is not None:
         print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
 
@@ -117,50 +117,56 @@ def open_as(
     accept_older: bool = False,
     inert: bool = False,
     key: Key = None,
+    objects: str | None = None,
 ) -> S:
     """Open a store, making it first if there is none. ``kind`` is its class: the rooms above add to what it can do."""
-    place = Path(os.path.realpath(path if path is not None else find_store()))
+    if durability not in DURABILITIES:
+        raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
+    named = path if path is not None else find_store()
+    if not isinstance(named, str) and os.fspath(named).startswith(("postgresql:/", "postgres:/")):
+        raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
+    place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
     secret = find_secret(key)
     options = (readonly, durability, paranoid, inert)
     with _open_lock:
-        known = _open.get(str(place))
+        known = _open.get(place)
         if known is not None and not known.closed:
             if known._options != options or not isinstance(known, kind):
                 raise BadOption(
-                    f"{place} is open in this process already, with other options",
+                    f"{known.place} is open in this process already, with other options",
                     hint="Close that store first, or open it with the same options.",
                 )
             if secret is not None:
-                known._catalog.check_secret(secret)
+                known._db.check_secret(secret)
             store = known
         else:
-            existed = os.path.exists(place)  # noqa: PTH110  a disk that fails is the catalog's to report
+            existed = is_url(place) or os.path.exists(place)  # noqa: PTH110  a disk that fails is reported below
             opening = partial(
-                open_embedded,
+                open_database,
                 place,
                 create=create and not readonly,
                 readonly=readonly,
-                durability=durability,
                 accept_loss=recover,
                 accept_older=accept_older,
+                objects=objects,
             )
             try:
-                catalog = opening(secret=secret)
+                db = opening(secret=secret)
             except KeyNeeded:
-                if key is False or keysources.ask is None:
+                if key is False or keys.ask is None:
                     raise
-                catalog = opening(secret=keysources.ask(place))
+                db = opening(secret=keys.ask(shown(place)))
             if not existed:
                 say_created(place)
-            store = kind(place, catalog, options)
-            _open[str(place)] = store
+            store = kind(place, db, options)
+            _open[place] = store
         store._register(types)
         return store
 
 
-def _arriving(branch: BranchRow) -> bool:
+def _arriving(branch: Branch) -> bool:
     """Whether a branch came from elsewhere, and not all of it yet."""
-    return bool(body_of(branch).get("arriving", False))
+    return bool(branch.body.get("arriving", False))
 
 
 def _still_arriving(what: str) -> StillArriving:
@@ -176,18 +182,27 @@ class Store:
     _handle: ClassVar[type[Agent]] = Agent
     """What ``agent()`` gives."""
 
-    def __init__(self, path: Path, catalog: Embedded, options: tuple[Any, ...]) -> None:
-        self.path = path
-        self._catalog = catalog
+    def __init__(self, place: str, db: Database, options: tuple[Any, ...]) -> None:
+        self.place = db.place
+        self._key = place
+        self._db = db
         self._options = options
         self._readonly, self._durability, self._paranoid, self._inert = options
+        self._batched = self._durability == "batched"
         self._registry: Registry = REGISTRY.child()
         self._handles: dict[int, Agent] = {}
         self._lock = threading.RLock()
         self._pid = os.getpid()
         self._policies = Policies(self)
         self._tending = Tending(self, self._policies)
-        catalog.before_close.append(self._tending.stop)
+        db.before_close.append(self._tending.stop)
+
+    @property
+    def path(self) -> Path:
+        """The store's directory."""
+        if is_url(self.place):
+            raise BadOption(f"{self.place} is no directory", hint="Use store.place.")
+        return Path(self.place)
 
     # -- agents ---------------------------------------------------------------------------------------
 
@@ -213,19 +228,20 @@ class Store:
         check_name(name, "an agent")
         readonly = readonly or self._readonly
         with self._lock:
-            row = self._catalog.agent(name_key(name))
+            view = self._db.view
+            row = view.agent(name)
             if row is None:
                 if not create or readonly:
                     raise self._unknown(name)
-                row, _ = self._add_agent(name)
-            branch_row = self._catalog.branch(row.a, name_key(branch))
+                row = self._add_agent(name)
+            branch_row = view.branch(row.a, branch)
             if branch_row is None:
-                known = ", ".join(other for other, _ in self._branches(row.a))
+                known = ", ".join(other.name for other in view.branches(row.a))
                 raise UnknownRevision(f"agent {name!r} has no branch {branch!r}", hint=f"Branches: {known}")
             if _arriving(branch_row):
                 raise _still_arriving(f"branch {branch!r} of {name!r}")
             if readonly:
-                return self._opened(name, row, branch_row, None, None)
+                return self._opened(row, branch_row, None, None)
             known_handle = self._handles.get(branch_row.b)
             if known_handle is not None:
                 if not known_handle.closed and not (recover and known_handle.damaged):
@@ -236,7 +252,7 @@ class Store:
                         hint="Recovering begins with the newest checkpoint that can be read: close() the handle first.",
                     )
                 known_handle.close()  # also one that an interrupt left half closed
-            lost, damaged = "", branch_row.head_id
+            lost, damaged = "", branch_row.id
             if recover:
                 from holdfast.agent import recovery
 
@@ -246,7 +262,7 @@ class Store:
                     return known_handle
             lease = self._lease(name, branch_row, wait_s=wait_s, takeover=takeover)
             try:
-                handle = self._opened(name, row, self._catalog.branch_row(branch_row.b), lease, config)
+                handle = self._opened(row, view.branch_at(branch_row.b), lease, config)
                 if lost:
                     handle._say_recovered(damaged, lost)
             except BaseException:
@@ -255,41 +271,69 @@ class Store:
             self._handles[branch_row.b] = handle
             return handle
 
-    def _lease(self, name: str, branch: BranchRow, *, wait_s: float, takeover: bool = False) -> Lease:
+    def _lease(self, name: str, branch: Branch, *, wait_s: float, takeover: bool = False) -> Lease:
         """Become the writer of a branch."""
-        called = self._name_of(branch)
-        # An event of its own, so that a catalog that has lost this step is older than its witness says.
-        event = Event(now_us(), encode({"what": "open", "branch": called}))
-        who = {"agent": name, "branch": called}
-        return self._catalog.lease(branch, wait_s=wait_s, takeover=takeover, who=who, event=event)
+        _ = self._db.writers  # says why, if the store cannot be written
+        view = self._db.view
 
-    def _opened(self, name: str, row: AgentRow, branch: BranchRow, lease: Lease | None, config: Any) -> Agent:
+        def rise(generation: int) -> bool:
+            try:
+                self._db.change(lambda change: raised(change, generation), branch.b)
+            except Refused:
+                return False
+            return True
+
+        def raised(change: Change, generation: int) -> None:
+            now = change.branch_at(branch.b)
+            if not now.a:
+                raise UnknownAgent(f"agent {name!r} was removed")
+            if now.generation != generation:
+                raise Refused("somebody else has become the writer")
+            change.move(now, now._replace(generation=now.generation + 1))
+            # An entry of its own, so that a store that has lost this step is older than its witness says.
+            said = {"what": "open", "branch": branch.name, "b": branch.b, "generation": now.generation + 1}
+            change.say(branch.a, said)
+
+        return self._db.leases.take(
+            branch.uuid,
+            lambda: view.branch_at(branch.b).generation,
+            rise,
+            {"agent": name, "branch": branch.name},
+            b=branch.b,
+            wait_s=wait_s,
+            takeover=takeover,
+        )
+
+    def _opened(self, row: AgentRow, branch: Branch, lease: Lease | None, config: Any) -> Agent:
         try:
-            return self._handle(self, name, row, branch, lease, config=config)
-        except Damaged as error:
+            return self._handle(self, row, branch, lease, config=config)
+        except (Damaged, Forgotten) as error:
             from holdfast.agent import recovery
 
-            raise recovery.explain(self, name, branch, error)  # noqa: B904 - the same error, completed
+            if isinstance(error, Forgotten):
+                if self._db.view.branch_at(branch.b).head != branch.head:
+                    raise  # it was moved meanwhile
+                error = Damaged(f"the head of {row.name!r} is missing", what=(f"checkpoint {branch.head}",))
+            raise recovery.explain(self, row.name, branch, error)  # noqa: B904 - the same error, completed
 
-    def _add_agent(self, name: str) -> tuple[AgentRow, BranchRow]:
-        now = now_us()
-        return self._catalog.add_agent(
-            key=name_key(name),
-            body=encode({"name": name, "created": now}),
-            uuid=uuid.uuid4().bytes,
-            branch_key=name_key(MAIN),
-            branch_body=encode({"name": MAIN, "created": now, "from": b""}),
-            branch_uuid=uuid.uuid4().bytes,
-            event=Event(now, encode({"what": "agent", "name": name})),
-        )
+    def _add_agent(self, name: str) -> AgentRow:
+        def add(change: Change) -> AgentRow:
+            there = change.agent(name)
+            if there is not None:  # another process was faster
+                return there
+            now = now_us()
+            made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
+            change.add_branch(made.a, MAIN, uuid.uuid4().bytes, {"created": now, "from": b""}, None, BEGINNING)
+            return made
+
+        return self._db.change(add)
 
     def _unknown(self, name: str) -> UnknownAgent:
         import difflib
 
-        names = [str(body_of(row)["name"]) for row in self._catalog.agents()]
-        near = difflib.get_close_matches(name, names, n=3)
+        near = difflib.get_close_matches(name, [row.name for row in self._db.view.agents()], n=3)
         hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "See `holdfast agents` for what is there."
-        return UnknownAgent(f"no agent {name!r} in {self.path}", hint=hint)
+        return UnknownAgent(f"no agent {name!r} in {self.place}", hint=hint)
 
     def agents(self) -> list[AgentInfo]:
         """All agents, the most recently changed first."""
@@ -298,21 +342,18 @@ class Store:
         return sorted(found, key=lambda info: info.updated or info.created, reverse=True)
 
     def _info(self, row: AgentRow) -> AgentInfo:
-        body = body_of(row)
-        branches = self._branches(row.a)
-        heads = [self._catalog.checkpoint(branch.head) for _, branch in branches if branch.head]
-        newest = max(heads, key=lambda head: head.n, default=None)
-        head = Checkpoint.of(self, newest, row) if newest is not None else None
-        line = Line(self, row)
-        reached = {branch.head for _, branch in branches}
+        graph = Graph(self._db.view, row)
+        heads = [graph.view.point(n) for n in graph.heads]
+        newest = max(heads, key=lambda point: point.manifest.time_us, default=None)
+        head = Checkpoint.of(self, row, newest) if newest is not None else None
         return AgentInfo(
-            name=body["name"],
-            branches=[name for name, _ in branches],
+            name=row.name,
+            branches=[branch.name for branch in graph.branches],
             head=head,
-            checkpoints=line.count(),
-            created=datetime.fromtimestamp(body["created"] / 1e6, UTC),
+            checkpoints=len(graph.numbers),
+            created=datetime.fromtimestamp(row.body["created"] / 1e6, UTC),
             updated=head.time if head is not None else None,
-            abandoned=sum(1 for tip in line.tips() if tip.n not in reached),
+            abandoned=len(graph.tips()),
         )
 
     def clone(self, name: str, new: str) -> None:
@@ -320,44 +361,71 @@ class Store:
 
         Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied.
         """
-        from holdfast.agent import cloning
-
         if self._readonly:
             raise ReadOnly("this store was opened read-only")
-        cloning.clone(self, self._agent_row(name), new)
+        check_name(new, "an agent")
+        self.flush()
+        source = self._agent_row(name)
 
-    def remove(self, name: str, *, dry_run: bool = False) -> Removal:
+        def copy(change: Change) -> None:
+            if change.agent(new) is not None:
+                raise BadName(f"there is an agent {new!r} already", hint="Choose another name.")
+            now = now_us()
+            graph = Graph(change, change.agent_at(source.a))
+            left = [change.point(n).id for n in graph.left]
+            origins = [[source.uuid, now, source.a], *source.body.get("origins", ())]
+            about = {"created": now, "of": source.uuid, "origins": origins}
+            made = change.add_agent(new, uuid.uuid4().bytes, about)
+            change.say(made.a, {"what": "clone", "name": new, "of": source.name, "left": left})
+            for branch in graph.branches:
+                # What the head speaks of, and not what its writer did since.
+                point = change.point(branch.head) if branch.head else None
+                body = {key: value for key, value in branch.body.items() if key != "arriving"}
+                end = change.end_at(point)
+                copied = [branch.b, *branch.body.get("origins", ())]
+                body |= {"created": now, "from": branch.id, "start": end.records, "origins": copied}
+                change.add_branch(made.a, branch.name, uuid.uuid4().bytes, body, point, end)
+            for tag in change.tags(source.a):
+                change.set_tag(tag._replace(a=made.a))
+                change.say(made.a, {"what": "tag", "name": tag.name, "at": tag.id})
+            for n, judged in change.validities(source.a).items():
+                change.set_validity(made.a, n, judged)
+                change.say(made.a, {"what": "validity", **judged, "at": change.point(n).id})
+
+        self._db.change(copy)
+
+    def remove(self, name: str, *, dry_run: bool = False, with_copies: bool = False) -> Removal:
         """Remove an agent with its whole history, and free the space that nothing else needs.
 
-        There is no way back. Clones keep what they see. Raises ``AgentBusy`` while another process writes the agent;
-        handles of this process on it are closed. ``dry_run`` only says what would go.
+        There is no way back. Copies keep what they see, and are named in the report; ``with_copies`` removes them, too.
+        Raises ``AgentBusy`` while another process writes the agent; handles of this process on it are closed.
+        ``dry_run`` only says what would go.
         """
         from holdfast.agent import removal
 
         if self._readonly and not dry_run:
             raise ReadOnly("this store was opened read-only")
         with self._lock:
-            return removal.remove(self, self._agent_row(name, arriving=True), dry_run=dry_run)
+            agent = self._agent_row(name, arriving=True)
+            return removal.remove(self, agent, dry_run=dry_run, with_copies=with_copies)
 
     def _forget(
         self,
         agent: AgentRow,
         numbers: set[int],
-        *,
-        guard: tuple[int, int] | None = None,
-        unless: Unless | None = None,
+        *more: tuple[AgentRow, set[int]],
+        unless: Callable[[Change], bool] | None = None,
     ) -> Removal:
         """Forget some checkpoints of an agent; a branch whose head goes moves to the nearest ancestor that stays.
 
-        With ``guard`` the caller holds the lease that it names and vouches that nobody else writes any branch of the
-        agent; otherwise the leases are taken here, except those that this process has. Whoever holds a document of
-        the agent must load it again: it may count nodes as stored that are gone. ``unless`` is asked last, with the
-        branches and tags as they are then; where it says yes, nothing is done.
+        ``more`` are those of others, at the same time: what copies see goes when all of them forget it. The caller
+        holds the leases of the branches that move. ``unless`` is asked last, inside the transaction; where it says
+        yes, nothing is done.
         """
         from holdfast.agent import removal
 
         with self._lock:
-            return removal.forget(self, agent, numbers, guard=guard, unless=unless)
+            return removal.forget(self, [(agent, numbers), *more], unless=unless)
 
     def retain(
         self, policy: Policy | None = None, agents: Sequence[str] | None = None, *, dry_run: bool = False
@@ -404,27 +472,27 @@ class Store:
 
         They are read from there when they are needed. Without ``to`` everything is brought back.
         """
-        from holdfast.agent import cold
+        from holdfast.agent import tiering
 
         self._check_open()
         if self._readonly and not dry_run:
             raise ReadOnly("this store was opened read-only")
         say = progress or quietly
         if to is None:
-            return cold.bring_back(self, say, dry_run=dry_run)
-        return cold.move_out(self, to, older_than, say, dry_run=dry_run)
+            return tiering.bring_back(self, say, dry_run=dry_run)
+        return tiering.move_out(self, to, older_than, say, dry_run=dry_run)
 
-    def _needed(self, branches: Sequence[BranchRow], rows: Iterable[CheckpointRow]) -> Iterable[tuple[bytes, str]]:  # noqa: ARG002 - the rooms above know
+    def _needed(self, branches: Sequence[Branch], points: Iterable[Point]) -> Iterable[tuple[bytes, str]]:  # noqa: ARG002 - the rooms above know
         """Ids of an agent's checkpoints that must stay whatever a policy says, and why."""
         return ()
 
     def resolve(self, text: str) -> tuple[str, str]:
         """Split ``NAME`` or ``NAME@REV`` at the last ``@``; an existing agent's full name wins. REV "" is the head."""
         self._check_open()
-        if self._catalog.agent(name_key(text)) is not None:
+        if self._db.view.agent(text) is not None:
             return text, ""
         name, at, revision = text.rpartition("@")
-        if at and self._catalog.agent(name_key(name)) is not None:
+        if at and self._db.view.agent(name) is not None:
             return name, revision
         raise self._unknown(text)
 
@@ -437,61 +505,54 @@ class Store:
         self._add_branch(row, new, target)
 
     def _add_branch(
-        self,
-        agent: AgentRow,
-        new: str,
-        target: CheckpointRow | None,
-        more: Mapping[str, Any] | None = None,
-        *,
-        line: LineStart | None = None,
-        copies: Sequence[NewRecord] = (),
-    ) -> BranchRow:
+        self, agent: AgentRow, new: str, target: Point | None, more: Body | None = None, *, end: End | None = None
+    ) -> Branch:
         """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body.
 
-        It inherits the records before ``target``, unless ``line`` says otherwise; ``copies`` follow these.
+        It inherits the records before ``target``, unless ``end`` says otherwise.
         """
         check_name(new, "a branch", but="@")
-        self._check_free(agent, new)
-        now = now_us()
-        at = target.id if target is not None else b""
-        body = encode({"name": new, "created": now, "from": at, **(more or {})})
-        inherits = line if line is not None else inherited(target)
-        said = {"what": "branch", "name": new, "at": at}
-        if inherits is not None and inherits.start:
-            said["line"] = [inherits.origin, inherits.start]
-        return self._catalog.add_branch(
-            agent.a,
-            key=name_key(new),
-            body=body,
-            uuid=uuid.uuid4().bytes,
-            head=target.n if target is not None else 0,
-            head_id=at,
-            event=Event(now, encode(said)),
-            line=inherits,
-            copies=copies,
-        )
+        body = {"created": now_us(), "from": target.id if target is not None else b"", **(more or {})}
+
+        def add(change: Change) -> Branch:
+            self._check_free(change, agent, new)
+            point = change.find(target.id) if target is not None else None
+            if target is not None and point is None:
+                raise Refused("the checkpoint was forgotten meanwhile")
+            inherits = end if end is not None else change.end_at(point)
+            about = {**body, "start": inherits.records}
+            return change.add_branch(agent.a, new, uuid.uuid4().bytes, about, point, inherits)
+
+        return self._db.change(add)
 
     def tag(self, name: str, tag: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:
         """Give a checkpoint a name; a tag that exists moves."""
         row, target = self._target(name, at, branch)
         self._set_tag(row, tag, target)
 
-    def _set_tag(self, agent: AgentRow, tag: str, target: CheckpointRow) -> None:
+    def _set_tag(self, agent: AgentRow, tag: str, target: Point) -> None:
         check_new(tag, "a tag")
-        if self._catalog.branch(agent.a, name_key(tag)) is not None:
-            raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
-        now = now_us()
-        event = Event(now, encode({"what": "tag", "name": tag, "at": target.id}))
-        self._catalog.set_tag(
-            agent.a, name_key(tag), body=encode({"name": tag, "at": target.id}), n=target.n, event=event
-        )
+
+        def put(change: Change) -> None:
+            if change.branch(agent.a, tag) is not None:
+                raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
+            point = history.current(change, target)
+            change.set_tag(Tag(agent.a, tag, point.n, point.id, {}))
+            change.say(agent.a, {"what": "tag", "name": tag, "at": point.id})
+
+        self._db.change(put)
 
     def untag(self, name: str, tag: str) -> None:
         """Remove a tag."""
         row = self._agent_row(name)
-        event = Event(now_us(), encode({"what": "untag", "name": tag}))
-        if not self._catalog.drop_tag(row.a, name_key(tag), event=event):
-            raise UnknownRevision(f"agent {name!r} has no tag {tag!r}")
+
+        def drop(change: Change) -> None:
+            if change.tag(row.a, tag) is None:
+                raise UnknownRevision(f"agent {name!r} has no tag {tag!r}")
+            change.drop_tag(row.a, tag)
+            change.say(row.a, {"what": "untag", "name": tag})
+
+        self._db.change(drop)
 
     def mark(
         self,
@@ -506,41 +567,49 @@ class Store:
         row, target = self._target(name, at, branch)
         self._set_validity(row, target, validity, reason)
 
-    def _set_validity(self, agent: AgentRow, target: CheckpointRow, validity: str, reason: str) -> None:
+    def _set_validity(self, agent: AgentRow, target: Point, validity: str, reason: str) -> None:
         if validity not in {"good", "suspect", "corrupt"}:
             raise BadOption(f"validity {validity!r}", hint="Use good, suspect or corrupt.")
-        now = now_us()
-        body = None if validity == "good" else encode({"validity": validity, "reason": reason, "at": now})
-        event = Event(now, encode({"what": "validity", "at": target.id, "validity": validity, "reason": reason}))
-        self._catalog.set_validity(agent.a, target.n, body=body, event=event)
+        body = None if validity == "good" else {"validity": validity, "reason": reason, "at": now_us()}
 
-    def _check_free(self, agent: AgentRow, name: str) -> None:
-        if self._catalog.branch(agent.a, name_key(name)) is not None or name in self._tags(agent.a):
+        def judge(change: Change) -> None:
+            point = history.current(change, target)
+            change.set_validity(agent.a, point.n, body)
+            change.say(agent.a, {"what": "validity", "at": point.id, "validity": validity, "reason": reason})
+
+        self._db.change(judge)
+
+    def _check_free(self, change: Change, agent: AgentRow, name: str) -> None:
+        if change.branch(agent.a, name) is not None or change.tag(agent.a, name) is not None:
             raise BadName(f"{name!r} is already a branch or tag of this agent", hint="Choose another name.")
 
-    def _target(self, name: str, at: str | Checkpoint | None, branch: str) -> tuple[AgentRow, CheckpointRow]:
+    def _target(self, name: str, at: str | Checkpoint | None, branch: str) -> tuple[AgentRow, Point]:
         if self._readonly:
             raise ReadOnly("this store was opened read-only")
         row = self._agent_row(name)
-        branch_row = self._catalog.branch(row.a, name_key(branch))
+        branch_row = self._db.view.branch(row.a, branch)
         if branch_row is None:
             raise UnknownRevision(f"agent {name!r} has no branch {branch!r}")
         return row, self._find(branch_row, at)
 
-    def _find(self, branch: BranchRow, at: str | Checkpoint | None) -> CheckpointRow:
+    def _find(self, branch: Branch, at: str | Checkpoint | None) -> Point:
+        view = self._db.view
         if isinstance(at, Checkpoint):
-            if not self._line(branch.a).sees(at._row):
+            if not Graph(view, view.agent_at(branch.a)).sees(at._current().n):
                 raise UnknownRevision(f"{at!r} belongs to another agent")
-            return at._row
+            return at._current()
         if at is not None and not isinstance(at, str):
             raise UnknownRevision(
                 f"a revision is text or a Checkpoint, not {type(at).__name__}", hint="A depth is written '#17'."
             )
-        return find(self, branch, at or "")
+        if not at:
+            return find(view, branch, "")
+        with self._db.moment() as (then, _):  # what is forgotten meanwhile would leave a gap
+            return find(then, branch, at)
 
     def _agent_row(self, name: str, *, arriving: bool = False) -> AgentRow:
         self._check_open()
-        row = self._catalog.agent(name_key(name))
+        row = self._db.view.agent(name)
         if row is None:
             raise self._unknown(name)
         if not arriving and self._half(row):
@@ -549,11 +618,11 @@ class Store:
 
     def _agents(self) -> list[AgentRow]:
         """All but those that are still arriving."""
-        return [row for row in self._catalog.agents() if not self._half(row)]
+        return [row for row in self._db.view.agents() if not self._half(row)]
 
     def _half(self, agent: AgentRow) -> bool:
         """Whether nothing of an agent is whole yet, because it is still arriving."""
-        branches = self._catalog.branches(agent.a)
+        branches = self._db.view.branches(agent.a)
         return bool(branches) and all(map(_arriving, branches))
 
     # -- the whole store ------------------------------------------------------------------------------
@@ -597,6 +666,25 @@ class Store:
     ) -> TransferReport:
         """As push(), from the other store to this one."""
         return source.push(self, agents, beside=beside, new_name=new_name, progress=progress)
+
+    def backup(self, dest: Store, progress: Progress | None = None) -> TransferReport:
+        """As push() of everything, with what people have set for the store. Nothing is removed there."""
+        from holdfast.agent.move import backup
+
+        self._check_open()
+        dest._check_open()
+        return backup(self, dest, progress)
+
+    def move(self, dest: Store, progress: Progress | None = None) -> TransferReport:
+        """As backup(); then this store is closed for good: it can only be read, and names ``dest``.
+
+        Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
+        """
+        from holdfast.agent.move import move
+
+        self._check_open()
+        dest._check_open()
+        return move(self, dest, progress)
 
     def export(
         self,
@@ -659,19 +747,27 @@ class Store:
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and numbers of records."""
         self._check_open()
+        facts, counts = self._db.view.facts(), self._db.view.counts()
+        counts["checkpoint"] += counts.pop("loose")
+        here, *cold = self._db.packs.places(self._db.view)
         return {
-            "path": str(self.path),
+            "path": self.place,
+            "moved": facts.get(MOVED, b"").decode() or None,
             "format": FORMAT_VERSION,
             "durability": self._durability,
-            "bytes": self._catalog.sizes(),
-            "counts": self._catalog.counts(),
-            "cold": self._catalog.tiers.summary(),
-            "writers": self._catalog.holders(),
+            "bytes": {**self._db.engine.sizes(), "packs": sum(self._db.view.packs().values())},
+            "counts": counts,
+            "objects": here if facts[OBJECTS] else None,
+            "cold": cold,
+            "writers": self._db.leases.holders(),
         }
 
     def flush(self) -> None:
         """Return when everything that was acknowledged is durable (for durability="batched")."""
-        self._catalog.flush()
+        self._check_open()
+        for handle in list(self._handles.values()):
+            handle._settle()
+        self._db.flush()
 
     def close(self) -> None:
         """Let go of everything. Changes since the last checkpoint are not saved.
@@ -680,34 +776,44 @@ class Store:
         want of room, the store stays open and closing can be tried again.
         """
         with self._lock:
-            if self.closed:
+            if self._db.released or self._pid != os.getpid():
                 return
+            failed = None
             try:
-                self._catalog.close()
+                for handle in list(self._handles.values()) if not self.closed else ():
+                    try:
+                        handle._settle()
+                    except DiskFull:
+                        raise
+                    except HoldfastError as error:  # whoever made it was told, unless it was accepted unwritten
+                        failed = error if self._batched else None
+                self._db.close()
+                if failed is not None:
+                    raise failed
             finally:
-                if self._catalog.closed:
-                    for handle in list(self._handles.values()):
-                        handle.close()
-                    self._handles.clear()
-                    with _open_lock:
-                        if _open.get(str(self.path)) is self:
-                            del _open[str(self.path)]
+                self._let_go()
+
+    def _let_go(self) -> None:
+        """Forget the handles, once nothing below is open any more."""
+        if self._db.released:
+            for handle in list(self._handles.values()):
+                handle.close()
+            self._handles.clear()
+            with _open_lock:
+                if _open.get(self._key) is self:
+                    del _open[self._key]
 
     @property
     def encrypted(self) -> bool:
         """Whether everything in it is encrypted and signed."""
-        return self._catalog.encrypted
+        return self._db.encrypted
 
     @property
     def closed(self) -> bool:
-        return self._catalog.closed or self._pid != os.getpid()
+        return self._db.closed or self._pid != os.getpid()
 
     def _check_open(self) -> None:
-        try:
-            self._catalog.check_usable()
-        except StoreClosed:
-            message = f"the store at {self.path} was closed"
-            raise StoreClosed(message, hint="Open it again with holdfast.open().") from None
+        self._db.check_usable()
 
     def __enter__(self) -> Self:
         return self
@@ -718,7 +824,7 @@ class Store:
         self.close()
 
     def __repr__(self) -> str:
-        return f"<Store {self.path}{' (closed)' if self.closed else ''}>"
+        return f"<Store {self.place}{' (closed)' if self.closed else ''}>"
 
     def _repr_html_(self) -> str:
         from holdfast.agent.notebook import table
@@ -738,39 +844,16 @@ class Store:
             else:
                 self._registry.register_module(item)
 
-    def _branches(self, a: int) -> list[tuple[str, BranchRow]]:
-        return [(str(body_of(row)["name"]), row) for row in self._catalog.branches(a)]
+    def _made(self, branch: Branch, *, sealed: bool) -> None:
+        """A checkpoint was written: what follows from that is done in the background."""
+        self._tending.made(branch, sealed=sealed)
 
-    def _line(self, a: int) -> Line:
-        agent = self._catalog.agent_row(a)
-        if agent is None:
-            raise UnknownAgent("the agent was removed", hint="See `holdfast agents` for what is there.")
-        return Line(self, agent)
-
-    def _branch_name(self, b: int) -> str:
-        return self._name_of(self._catalog.branch_row(b))
-
-    def _name_of(self, branch: BranchRow) -> str:
-        return str(body_of(branch)["name"])
-
-    def _tags(self, a: int) -> dict[str, int]:
-        return {str(body_of(row)["name"]): row.n for row in self._catalog.tags(a)}
-
-    def _row_by_id(self, b: int, wanted: bytes) -> CheckpointRow:
-        self._catalog.flush()
-        for row in self._catalog.checkpoints(b=b, newest_first=True):
-            if row.id == wanted:
-                return row
-        raise Damaged(
-            f"checkpoint {wanted.hex()[:12]} is not in the catalog", what=(f"checkpoint {wanted.hex()[:12]}",)
-        )
-
-    def _load(self, row: CheckpointRow) -> Document:
-        return history.load(self._catalog, row, self._registry, inert=self._inert)
+    def _load(self, point: Point) -> Document:
+        return history.load(self._db.now, point, self._registry, inert=self._inert)
 
     def _reader(self, state: State) -> Reader:
         """Gives the values of a state as this store's program knows them."""
         return Reader(state, self._registry, inert=self._inert)
 
     def _empty(self) -> Document:
-        return history.empty(self._catalog, self._registry, inert=self._inert)
+        return history.load(self._db.now, None, self._registry, inert=self._inert)

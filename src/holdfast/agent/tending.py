@@ -1,29 +1,31 @@
-"""Policies that live in the store, and the thread that follows them.
+"""What is done in the background: folding after a seal, and following the policies that live in the store.
 
-Owns the row ``policy`` of table ``store`` and when a policy is applied by itself: every few checkpoints of an agent
-that has one, in the background, a little at a time. What always holds: without a stored policy nothing happens; the
-thread rests longer than it works, and what it leaves undone when it is stopped the next one goes on with.
+Owns the row ``policy`` of table ``store``, the one thread, and when a policy is applied by itself: every few
+checkpoints of an agent that has one, a little at a time. Nobody waits for it and nothing depends on it. What always
+holds: without a stored policy nothing is let go; the thread is a daemon, ends with the store, and rests longer than it
+works at what is long; what goes wrong in it is logged, and never reaches the program.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from holdfast.codec.values import decode, encode
-from holdfast.errors import Contention, Damaged, HoldfastError, Unavailable
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow
+from holdfast.agent.sealing import fold_below
+from holdfast.errors import Contention, Damaged, Forgotten, HoldfastError, Unavailable
+from holdfast.store.catalog import Agent, Branch, body_bytes, read_body
+from holdfast.store.changes import Change
 
 if TYPE_CHECKING:
     from holdfast.agent.policy import Policy
     from holdfast.agent.store import Store
 
-log = logging.getLogger("holdfast.retention")
+log = logging.getLogger("holdfast.store")
 
-NOTE = "policy"
+POLICY = "policy"
 EVERY = 64
 """Checkpoints of an agent between two looks at what may go: what is above the policy stays below this."""
 
@@ -36,41 +38,32 @@ REST_S = 0.008
 PAUSE_S = 1.0
 """From the end of one round to the beginning of the next, at least; and ten times as long as the round took."""
 
+STOP_WAIT_S = 2.0
+"""How long closing a store waits for checkpoints to be folded. What is not done by then stays as it is, for good."""
 
-class Stopped(Exception):
-    """The thread is to end. What it has begun is noted in the store."""
+Kept = tuple["Policy | None", dict[bytes, "Policy"]]
+"""The policy for all agents, and those of single ones by their uuids."""
 
 
 class Policies:
-    """The policies of a store: one for all agents, and those of single ones."""
+    """Which policy counts for which agent."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._known: tuple[bytes | None, Policy | None, dict[bytes, Policy]] = (None, None, {})
+        self._known: tuple[bytes | None, Kept] = (None, (None, {}))
 
-    def _read(self) -> tuple[Policy | None, dict[bytes, Policy]]:
-        value = self._store._catalog.fact(NOTE)
+    def _read(self) -> Kept:
+        value = self._store._db.view.facts().get(POLICY)
         if value != self._known[0]:
-            common: Policy | None = None
-            single: dict[bytes, Policy] = {}
-            if value is not None:
-                from holdfast.agent.policy import Policy
-
-                try:
-                    said = decode(value)
-                    common = Policy.from_json(said["all"]) if said["all"] is not None else None
-                    single = {bytes(uuid): Policy.from_json(one) for uuid, one in said["agents"]}
-                except (HoldfastError, LookupError, TypeError, ValueError) as error:
-                    raise Damaged("table store, row policy: not a policy", what=("store policy",)) from error
-            self._known = value, common, single
-        return self._known[1], self._known[2]
+            self._known = value, _decoded(value)
+        return self._known[1]
 
     @property
     def any(self) -> bool:
         common, single = self._read()
         return common is not None or bool(single)
 
-    def of(self, agent: AgentRow) -> Policy | None:
+    def of(self, agent: Agent) -> Policy | None:
         """The one that counts for an agent: its own, else the store's."""
         common, single = self._read()
         return single.get(agent.uuid, common)
@@ -78,108 +71,123 @@ class Policies:
     def listed(self) -> dict[str | None, Policy]:
         """By the agent's name; under None the one for all others."""
         common, single = self._read()
-        names = {row.uuid: str(body_of(row)["name"]) for row in self._store._catalog.agents()}
+        names = {agent.uuid: agent.name for agent in self._store._db.view.agents()}
         found: dict[str | None, Policy] = {None: common} if common is not None else {}
         return found | {names[uuid]: policy for uuid, policy in single.items() if uuid in names}
 
-    def set(self, agent: AgentRow | None, policy: Policy | None) -> None:
-        common, single = self._read()
-        single = dict(single)
-        if agent is None:
-            common = policy
-        elif policy is None:
-            single.pop(agent.uuid, None)
-        else:
-            single[agent.uuid] = policy
-        there = {row.uuid for row in self._store._catalog.agents()}
-        said: dict[str, Any] = {
-            "all": common.to_json() if common is not None else None,
-            "agents": [[uuid, one.to_json()] for uuid, one in sorted(single.items()) if uuid in there],
-        }
-        empty = common is None and not said["agents"]
-        self._store._catalog.set_fact(NOTE, None if empty else encode(said))
+    def set(self, agent: Agent | None, policy: Policy | None) -> None:
+        def change_it(change: Change) -> None:
+            common, single = _decoded(change.facts().get(POLICY))
+            single = {uuid: one for uuid, one in single.items() if change.agent_of(uuid) is not None}
+            if agent is None:
+                common = policy
+            elif policy is None:
+                single.pop(agent.uuid, None)
+            else:
+                single[agent.uuid] = policy
+            said: dict[str, Any] = {
+                "all": common.to_json() if common is not None else None,
+                "agents": [[uuid, one.to_json()] for uuid, one in sorted(single.items())],
+            }
+            change.set_fact(POLICY, body_bytes(said) if common is not None or single else None)
+
+        self._store._db.change(change_it)
+
+
+def _decoded(value: bytes | None) -> Kept:
+    from holdfast.agent.policy import Policy
+
+    if value is None:
+        return None, {}
+    try:
+        said = read_body(value, "store policy")
+        common = Policy.from_json(said["all"]) if said["all"] is not None else None
+        return common, {bytes(uuid): Policy.from_json(one) for uuid, one in said["agents"]}
+    except (HoldfastError, LookupError, TypeError, ValueError) as error:
+        raise Damaged("table store, row policy: not a policy", what=("store policy",)) from error
+
+
+class _Stopped(Exception):
+    """The thread is to end. What it left undone, the next one does."""
 
 
 class Tending:
-    """Counts checkpoints, and has a thread that lets go what a stored policy does not keep."""
+    """The thread, and what it has to do."""
 
     def __init__(self, store: Store, policies: Policies) -> None:
         self._store = store
         self._policies = policies
+        self._sealed: queue.SimpleQueue[int] = queue.SimpleQueue()  # checkpoints above which may be folded; 0: look
         self._made: dict[int, int] = {}
-        self._due: dict[int, AgentRow] = {}
-        self._lock = threading.Lock()
-        self._wake = threading.Event()
-        self._stopping = False
+        self._due: dict[int, None] = {}  # agents
+        self._not_before = 0.0
         self._thread: threading.Thread | None = None
+        self._stopped = False
+        self._end = 0.0
         self._worked_since = 0.0
 
-    def made(self, agent: AgentRow) -> None:
-        """A checkpoint was written. Costs an addition, and every so often one read."""
-        count = self._made.get(agent.a, 0) + 1
-        self._made[agent.a] = count
-        if count % EVERY == 0 and not self._stopping:
-            self.look(agent)
+    def made(self, branch: Branch, *, sealed: bool) -> None:
+        """A checkpoint was written. Costs an addition."""
+        count = self._made[branch.a] = self._made.get(branch.a, 0) + 1
+        if count % EVERY == 0:
+            self._due[branch.a] = None
+        if sealed or count % EVERY == 0:
+            self._wake(branch.head if sealed else 0)
 
-    def look(self, agent: AgentRow) -> None:
-        """See soon whether something of an agent may go."""
-        try:
-            if self._policies.of(agent) is None:
-                return
-        except HoldfastError as error:
-            log.warning("what to keep of the agents in %s cannot be read: %s", self._store.path, error.message)
+    def _wake(self, sealed: int) -> None:
+        if self._stopped:
             return
-        with self._lock:
-            self._due[agent.a] = agent
-            if self._thread is None or not self._thread.is_alive():  # or an interrupt came before it was started
-                self._thread = threading.Thread(target=self._loop, name="holdfast-retain", daemon=True)
-                self._thread.start()
-        self._wake.set()
+        self._sealed.put(sealed)
+        if self._thread is None or not self._thread.is_alive():  # or an interrupt came before it was started
+            self._thread = threading.Thread(target=self._loop, name="holdfast-tending", daemon=True)
+            self._thread.start()
 
     def stop(self) -> None:
-        """End the thread at the next step; it is gone when this returns."""
-        self._stopping = True
-        self._wake.set()
-        thread = self._thread
-        if thread is not None and thread is not threading.current_thread() and thread.is_alive():
-            thread.join()
+        """End the thread: what is long ends at the next step, and folding that waits is done, if that is soon."""
+        self._end = time.monotonic() + STOP_WAIT_S
+        self._stopped = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._sealed.put(0)
+            self._thread.join()
 
     def _loop(self) -> None:
-        while not self._stopping:
-            self._wake.wait()
-            self._wake.clear()
-            with self._lock:
-                due, self._due = list(self._due.values()), {}
-            began = time.monotonic()
-            if due and not self._stopping:
-                self._round(due)
-            self._sleep(max(PAUSE_S, 10 * (time.monotonic() - began)))
+        while not self._stopped or (not self._sealed.empty() and time.monotonic() < self._end):
+            wait_s = max(0.0, self._not_before - time.monotonic()) if self._due else None
+            try:
+                sealed = self._sealed.get(timeout=wait_s)
+            except queue.Empty:
+                sealed = 0
+            try:
+                if sealed:
+                    fold_below(self._store._db, sealed)
+                elif self._due and not self._stopped and time.monotonic() >= self._not_before:
+                    self._follow()
+            except (_Stopped, Forgotten):
+                continue
+            except (Contention, Unavailable) as error:
+                log.info("background work on %s is left for later: %s", self._store.place, error)
+            except HoldfastError as error:
+                log.warning("background work on %s: %s", self._store.place, error)
+            except Exception:
+                log.exception("background work on %s", self._store.place)
 
-    def _round(self, due: list[AgentRow]) -> None:
+    def _follow(self) -> None:
+        """Let go what policies do not keep of the agents that were written."""
         from holdfast.agent import retention
 
-        self._worked_since = time.perf_counter()
+        began = self._worked_since = time.monotonic()
+        due, self._due = self._due, {}
         try:
-            chosen = [(agent, policy) for agent in due if (policy := self._policies.of(agent)) is not None]
-            retention.retain(self._store, chosen, self._pace)
-        except Stopped:
-            return
-        except (Contention, Unavailable) as error:
-            log.info("what a policy does not keep stays for now: %s", error.message)
-        except HoldfastError as error:
-            log.warning("what a policy does not keep cannot be let go: %s", error.message)
+            if self._policies.any:
+                agents = [agent for agent in self._store._db.view.agents() if agent.a in due]
+                chosen = [(agent, policy) for agent in agents if (policy := self._policies.of(agent)) is not None]
+                retention.follow(self._store, chosen, self._pace)
+        finally:
+            self._not_before = time.monotonic() + max(PAUSE_S, 10 * (time.monotonic() - began))
 
     def _pace(self) -> None:
-        if self._stopping:
-            raise Stopped
-        if time.perf_counter() - self._worked_since >= SLICE_S:
-            self._sleep(REST_S)
-            if self._stopping:
-                raise Stopped
-            self._worked_since = time.perf_counter()
-
-    def _sleep(self, seconds: float) -> None:
-        """Sleep, but not through the end of the store."""
-        deadline = time.monotonic() + seconds
-        while not self._stopping and (left := deadline - time.monotonic()) > 0:
-            time.sleep(min(left, 0.05))
+        if not self._stopped and time.monotonic() - self._worked_since >= SLICE_S:
+            time.sleep(REST_S)
+            self._worked_since = time.monotonic()
+        if self._stopped:
+            raise _Stopped

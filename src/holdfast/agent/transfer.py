@@ -1,61 +1,64 @@
-"""Transfer: what another store lacks of an agent goes there, and nothing else.
+"""Transfer: what another store lacks of some agents goes there, and nothing else.
 
-Owns the comparison of two stores and the decision what moves; sending and receiving do it. What always holds: a branch
-only ever moves forward to a history that contains its own; where both sides have gone on, nothing is mixed: it is an
-error, or the other history arrives beside it under a name of its own; nothing is removed at the other end.
+Owns sending: the walk from refs down to what the other side has, and the order of frames. Arrival proves and writes
+them. What always holds: all of it is sent as of one moment of the source; everything that a frame needs comes before
+it; what is found by its digest is asked about, many at a time, before it is read; agents that are the same on both
+sides are told by their heads, and not looked at any further.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
-from holdfast.agent.names import name_key
-from holdfast.agent.parcels import Last
-from holdfast.agent.receiving import Arrived, Receiver, Target
-from holdfast.agent.sending import AT_ONCE, Sending, Share, name_times
-from holdfast.errors import BadOption, Damaged, Fenced, HistoriesDiverged, ReadOnly
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import (
-    AgentRow,
-    BranchRow,
-    CheckpointRow,
-    EventRow,
-    Progress,
-    digest,
-    effect_chain,
-    quietly,
-    receive_key,
+from holdfast.agent.arrival import ATTEMPTS, Arrival
+from holdfast.agent.frames import TOGETHER, About, Chunk, Entries, Frame, Nodes, Payload, Records, Refs, beside
+from holdfast.agent.graph import Graph
+from holdfast.agent.history import children, named_in
+from holdfast.agent.metadata import lost
+from holdfast.agent.refs import (
+    Kept,
+    Past,
+    Plan,
+    Sides,
+    TransferredAgent,
+    another_agent,
+    missing,
+    news,
+    read_refs,
+    received,
+    unmoved,
 )
+from holdfast.errors import BadOption, Damaged, Forgotten, ReadOnly
+from holdfast.store.catalog import (
+    Agent,
+    Branch,
+    Point,
+    Progress,
+    Record,
+    View,
+    body_bytes,
+    link,
+    listed,
+    quietly,
+    slices,
+)
+from holdfast.store.database import Contents
+from holdfast.store.engine import Refused
+from holdfast.store.manifest import STATE, Position
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-# How often it is begun anew because one of the stores changed meanwhile.
-_ATTEMPTS = 4
+FRAME_BYTES = 2**20
+"""Of records in one frame."""
 
-
-@dataclass(frozen=True, slots=True)
-class TransferredAgent:
-    """One agent of a transfer. ``status``: ``new``, ``updated``, ``unchanged``, or ``ahead`` (the other side is)."""
-
-    name: str
-    status: str
-    arrived: Arrived = field(default_factory=Arrived)
-    beside: list[str] = field(default_factory=list)
-    """Branches that arrived under another name, because both sides had gone on."""
-
-    def to_json(self) -> dict[str, Any]:
-        found = self.arrived
-        return {
-            "agent": self.name, "status": self.status, "checkpoints": found.checkpoints, "effects": found.records,
-            "events": found.events, "nodes": found.nodes, "chunks": found.chunks, "bytes": found.bytes,
-            "branches": found.branches, "beside": self.beside, "left_out": found.left_out,
-        }  # fmt: skip
+_AT_ONCE = 64
+_SETTLED_MAX = 200_000
+_LOG = "SELECT max(a), count(*), coalesce(max(e), 0) FROM log"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +75,8 @@ class TransferReport:
         return sum(agent.arrived.bytes for agent in self.agents)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "source": self.source,
-            "dest": self.dest,
-            "bytes": self.bytes,
-            "agents": [agent.to_json() for agent in self.agents],
-        }
+        agents = [agent.to_json() for agent in self.agents]
+        return {"source": self.source, "dest": self.dest, "bytes": self.bytes, "agents": agents}
 
 
 def transfer(
@@ -88,351 +87,286 @@ def transfer(
     beside: bool = False,
     new_name: str | None = None,
     progress: Progress | None = None,
-    origin: bytes | None = None,
 ) -> TransferReport:
-    """Bring what ``dest`` lacks of some agents, or of all, from ``source``.
-
-    ``origin`` is the uuid of the store that they come from, where ``source`` only passes them on.
-    """
-    if source._catalog.uuid == dest._catalog.uuid:
+    """Bring what ``dest`` lacks of some agents, or of all, from ``source``."""
+    if source._db.uuid == dest._db.uuid:
         raise BadOption("both are the same store, or copies of one", hint="Name two different stores.")
     if dest._readonly:
         raise ReadOnly("the store to be written to was opened read-only")
-    rows = [source._agent_row(name) for name in agents] if agents else source._agents()
-    if new_name is not None and len(rows) != 1:
-        raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
-    report = progress or quietly
-    moved = [_agent(source, dest, row, origin, beside=beside, new_name=new_name, progress=report) for row in rows]
-    return TransferReport(str(source.path), str(dest.path), moved)
+    source.flush()
+    named = [source._agent_row(name).a for name in dict.fromkeys(agents)]
+    with source._db.moment() as contents:
+        chosen = whole(contents.view, named)
+        if new_name is not None and len(chosen) != 1:
+            raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
+        same = set() if named else _same(contents.view, dest._db.view, source._db.uuid)
+        moving = _Moving(source, dest, contents, beside, new_name, progress or quietly)
+        moved = [TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row) for row in chosen]
+    return TransferReport(source.place, dest.place, moved)
 
 
-class _MovedMeanwhile(Exception):
-    """A branch at the other end is not where it was when the two were compared."""
+def whole(view: View, named: Sequence[int] = ()) -> list[Agent]:
+    """Some agents, or all but those that are still arriving."""
+    if named:
+        return [view.agent_at(a) for a in named]
+    arriving: dict[int, bool] = {}
+    for branch in view.branches():
+        arriving[branch.a] = arriving.get(branch.a, True) and bool(branch.body.get("arriving"))
+    return [row for row in view.agents() if not arriving.get(row.a, False)]
 
 
-def _agent(
-    source: Store,
-    dest: Store,
-    agent: AgentRow,
-    origin: bytes | None,
-    *,
-    beside: bool,
-    new_name: str | None,
-    progress: Progress,
-) -> TransferredAgent:
-    thorough = False
-    for attempt in range(1, _ATTEMPTS + 1):
-        sending = Sending(source, agent, origin)
-        try:
-            moving = _Transfer(sending, dest, beside=beside, new_name=new_name, progress=progress)
-            return moving.run(thorough=thorough)
-        except _MovedMeanwhile as error:
-            if attempt == _ATTEMPTS:
-                raise Fenced("the other store's branch moves all the time; nothing more was written") from error
-        except Damaged:
-            # A removal at the source may have taken away what was about to be sent. One over there may have taken
-            # what is below a node that an interrupted transfer left. What arrived stays.
-            if attempt == _ATTEMPTS or (thorough and not sending.forgot_since()):
-                raise
-            thorough = True
-    raise Fenced("the stores change all the time")
+def _same(ours: View, theirs: View, store: bytes) -> set[int]:
+    """The agents whose branches stand where they stand there, and whose logs say nothing new: told by few queries."""
+    there = {row.uuid: row for row in theirs.agents()}
+    standing = {(row.a, row.uuid): (row.id, row.end.position) for row in theirs.branches()}
+    logs = {a: (count, newest) for a, count, newest in ours.reader.run(f"{_LOG} GROUP BY a")}
+    found = {
+        row.a: other.a
+        for row in ours.agents()
+        if (other := there.get(row.uuid)) is not None and received(other).get(store) == logs.get(row.a)
+    }
+    for row in ours.branches():
+        uuids = beside(row.uuid, store), row.uuid
+        if row.a in found and (row.id, row.end.position) not in [standing.get((found[row.a], one)) for one in uuids]:
+            del found[row.a]
+    return set(found)
 
 
-@dataclass(frozen=True, slots=True)
-class _Relation:
-    """How a branch here relates to its counterpart: ``same``, ``source`` or ``dest`` is ahead, or ``diverged``.
+class _Moving(NamedTuple):
+    """A transfer of agents out of one moment of a store."""
 
-    ``common`` is the newest checkpoint that both have, as the source has it.
-    """
+    source: Store
+    dest: Store
+    contents: Contents
+    aside: bool
+    name: str | None
+    progress: Progress
 
-    how: str
-    common: CheckpointRow | None = None
-    known: frozenset[bytes] = frozenset()
+    def agent(self, agent: Agent) -> TransferredAgent:
+        thorough = False
+        for left in reversed(range(ATTEMPTS)):
+            try:
+                return self._attempt(agent, thorough=thorough)
+            except (Refused, Forgotten):  # something went away over there: what is left stays
+                if not left:
+                    raise
+            except Damaged:
+                # A sweep that was interrupted over there may have left a node without what is below it.
+                if thorough or not left:
+                    raise
+                thorough = True
+        raise Refused("the other store changes all the time")
+
+    def _attempt(self, agent: Agent, *, thorough: bool) -> TransferredAgent:
+        ours, theirs = self.contents.view, self.dest._db.view
+        places = self.source.place, self.dest.place
+        there, name = theirs.agent_of(agent.uuid), self.name or agent.name
+        if there is None and theirs.agent(name) is not None:
+            raise another_agent(self.dest.place, name, agent.name)
+        past = Past(ours.log(agent.a))
+        ((_, count, newest),) = ours.reader.run(f"{_LOG} WHERE a = ?", (agent.a,))
+        refs = read_refs(ours, agent, self.source._db.uuid, past, (count, newest))
+        ends = {branch.uuid: branch.line for branch in ours.branches(agent.a)}
+        with Arrival(self.dest, self.source.place) as into:
+            plans = into.plans(refs, Sides(ours, lambda ref: ends[ref.uuid], theirs, places), aside=self.aside)
+            kept = missing(theirs, kept_by(ours, agent, past), agent.uuid)
+            moving = [one for one in plans if one.how in {"new", "source"}]
+            if there is not None and not moving and not any(news(theirs, refs, kept, Past(theirs.log(there.a)))):
+                return unmoved(agent.name, plans)
+            for one in moving:
+                if one.old is not None and self.dest._db.leases.alive(one.old.uuid, one.old.generation):
+                    self.dest._lease(agent.name, one.old, wait_s=0.0).release()  # raises, unless it is free by now
+            sending = Sending(self.contents, into, thorough=thorough)
+            for frame in sending.frames(agent, refs, kept, plans, self.progress):
+                into.take(frame)
+            return into.finish(aside=self.aside, name=self.name)[0]
 
 
-class _Transfer:
-    def __init__(
-        self, sending: Sending, dest: Store, *, beside: bool, new_name: str | None, progress: Progress
-    ) -> None:
-        self._sending = sending
-        self._dest = dest
-        self._beside = beside
-        self._progress = progress
-        self._into = Receiver(dest, sending.about, name=new_name)
-        self._heads: list[int] = []
-        self._ahead = False
-        self._besides: list[str] = []
+def kept_by(view: View, agent: Agent, past: Past) -> list[Kept]:
+    """What an agent keeps under keys; a clone also what it was copied with, which comes first."""
+    owners = {agent.a: agent.uuid}
+    found = past.kept
+    if agent.body.get("of"):
+        owners |= {other.a: other.uuid for other in view.agents()}
+        graph = Graph(view, agent)
+        numbers = list(graph.numbers)
+        keys = [
+            row.key for part in slices(numbers) for row in view.checkpoints(f"WHERE n IN {listed(len(part))}", part)
+        ]
+        found = [*(entry for entry in graph.under(list({*keys} - {b""})) if entry.a != agent.a), *found]
+    return [(owners.get(one.a, agent.uuid), one.at, one.key, body_bytes(one.body)) for one in found]
 
-    def run(self, *, thorough: bool) -> TransferredAgent:
-        sending, into = self._sending, self._into
-        name = sending.about.name
-        there = into.agent
-        if there is None and self._dest._catalog.agent(name_key(into.name)) is not None:
-            raise HistoriesDiverged(
-                f"{self._dest.path} has another agent {into.name!r}, which is not this one",
-                agent=name,
-                hint="Give it another name on the way: new_name=..., or --as NAME.",
-            )
-        targets, shares = self._plan(there)
-        last, after = self._last(there)
-        if there is not None and not self._heads and not last.tags and not last.validity and not self._news(after):
-            return TransferredAgent(name, "ahead" if self._ahead else "unchanged")
-        with into:
-            into.begin(targets, held=self._heads)
-            if into.moved:
-                raise _MovedMeanwhile
-            total = sum(self._count(at, share) for at, share in enumerate(shares) if share.send)
-            done = 0
-            for parcel in sending.parcels(shares, into, after, thorough=thorough):
-                into.take(parcel)
-                if into.arrived.checkpoints != done:
-                    done = into.arrived.checkpoints
-                    self._progress(f"checkpoints of {name}", done, max(done, total))
-            into.finish(last, heads=self._heads)
-        return TransferredAgent(name, "new" if there is None else "updated", into.arrived, self._besides)
 
-    def _count(self, at: int, share: Share) -> int:
-        return sum(len(self._sending.links(b, share.after)) for b, _ in self._sending.streams[at])
+class Sending:
+    """Agents of one moment as frames, without what the other side has."""
 
-    # -- branches -----------------------------------------------------------------------------------------------
+    def __init__(self, contents: Contents, there: Arrival | None, *, thorough: bool = False) -> None:
+        """Without the other side, all of it. ``thorough`` also asks about what is below nodes that are there."""
+        self._view, self._packs = contents
+        self._there = there
+        self._thorough = thorough
+        self._sent: set[int] = set()
+        # Records that the other side has: their positions, and a checkpoint there that has it, until that was said.
+        self._lines: dict[int, tuple[Position, bytes]] = {}
+        self._settled: set[bytes] = set()
+        self._lost = lost(contents.view)
 
-    def _plan(self, there: AgentRow | None) -> tuple[list[Target], list[Share]]:
-        about = self._sending.about
-        rows = self._dest._catalog.branches(there.a) if there is not None else []
-        by_uuid = {row.uuid: row for row in rows}
-        taken = {str(body_of(row)["name"]): row for row in rows}
-        targets, shares = [], []
-        for at, branch in enumerate(about.branches):
-            # Where this branch arrived beside its namesake before, it goes on there.
-            own = digest(b"holdfast.beside", branch.uuid + about.store)[:16]
-            row = by_uuid.get(own) or by_uuid.get(branch.uuid)
-            if row is None and branch.name in taken:
-                row = taken[branch.name]
-                relation = _Relation("diverged")
-            elif row is None:
-                targets.append(Target(branch.uuid, branch.name))
-                shares.append(Share(records=branch.start))
-                self._heads.append(at)
-                continue
-            else:
-                relation = self._relation(at, there, row)
-            target, share = self._share(at, there, row, relation, own)
-            targets.append(target)
-            shares.append(share)
-        return targets, shares
+    def frames(
+        self, agent: Agent, refs: Refs, kept: Sequence[Kept], plans: Sequence[Plan], progress: Progress
+    ) -> Iterator[Frame]:
+        """Everything of an agent. ``plans`` say what the other side has of its branches."""
+        yield About(agent.uuid)
+        branches = [branch for branch in self._view.branches(agent.a) if not branch.body.get("arriving")]
+        old = {one.ref.uuid: one.old for one in plans}
+        for branch in branches:
+            self._seed(branch, old.get(branch.uuid))
+        graph = Graph(self._view, agent)
+        ways = [self._way(n) for n in graph.starts]
+        total, done = sum(map(len, ways)), 0
+        for way in ways:
+            for point in self._points(way):
+                yield from self._checkpoint(point)
+                done += 1
+                progress(f"checkpoints of {agent.name}", done, total)
+        for branch in branches:
+            yield from self._records(branch.line, branch.end.position)
+        for owner in dict.fromkeys(one[0] for one in kept):
+            entries = iter([one[1:] for one in kept if one[0] == owner])
+            while some := list(islice(entries, TOGETHER)):
+                yield Entries(owner, some)
+        yield refs
 
-    def _share(
-        self, at: int, there: AgentRow | None, row: BranchRow, relation: _Relation, own: bytes
-    ) -> tuple[Target, Share]:
-        name = str(body_of(row)["name"])
-        count = self._dest._catalog.line(row.b).count
-        if relation.how in {"same", "dest"}:
-            self._ahead = self._ahead or relation.how == "dest"
-            return Target(row.uuid, name, row), Share(send=False, records=count)
-        if relation.how == "source":
-            self._heads.append(at)
-            after = relation.common.n if relation.common is not None and not relation.known else 0
-            return Target(row.uuid, name, row), Share(after=after, known=relation.known, records=count)
-        if not self._beside or row.uuid == own or there is None:
-            raise self._diverged(at, row, name)
-        self._heads.append(at)
-        common = relation.common
-        fork = self._row_there(there, row, common.id) if common is not None else None
-        name = self._free_name(there, name)
-        self._besides.append(name)
-        records = Manifest.decode(common.manifest).effects[0] if common is not None else 0
-        return Target(own, name, None, fork), Share(after=common.n if common is not None else 0, records=records)
+    def _way(self, n: int) -> array[int]:
+        """A checkpoint and its ancestors that the other side lacks, newest first."""
+        way = array("q")
+        walk = (point for point in self._view.walk(n, over=True))
+        step = 8
+        while some := list(islice(walk, step)):
+            known = self._there.has([point.id for point in some]) if self._there is not None else set()
+            step = min(2 * step, TOGETHER)
+            for point in some:
+                if point.id in known:
+                    self._lines.setdefault(point.row.line, (point.manifest.effects, point.id))
+                if point.id in known or point.n in self._sent:
+                    return way
+                way.append(point.n)
+                self._sent.add(point.n)
+        return way
 
-    def _diverged(self, at: int, row: BranchRow, name: str) -> HistoriesDiverged:
-        about = self._sending.about
-        ours, theirs = about.branches[at].head.hex(), row.head_id.hex()
-        return HistoriesDiverged(
-            f"branch {name!r} of {about.name!r} has gone on in both stores: it stands at {ours[:12] or 'nothing'} in"
-            f" {self._sending.path} and at {theirs[:12] or 'nothing'} in {self._dest.path}",
-            agent=about.name,
-            branch=name,
-            source_head=ours,
-            dest_head=theirs,
-            hint="Let it arrive under a name of its own (beside=True, --beside), then compare the two and go on with"
-            " one; or roll one of them back to where they parted.",
-        )
+    def _points(self, way: array[int]) -> Iterator[Point]:
+        """Oldest first."""
+        way.reverse()
+        for start in range(0, len(way), _AT_ONCE):
+            some = way[start : start + _AT_ONCE]
+            rows = {row.n: row for row in self._view.checkpoints(f"WHERE n IN {listed(len(some))}", some)}
+            yield from (self._view.point(rows[n]) for n in some)
 
-    def _free_name(self, there: AgentRow, name: str) -> str:
-        used = {*(other for other, _ in self._dest._branches(there.a)), *self._dest._tags(there.a)}
-        used |= {branch.name for branch in self._sending.about.branches}
-        base = f"{name}.{self._sending.about.store.hex()[:8]}"
-        return next(one for one in (base, *(f"{base}-{number}" for number in range(2, 10_000))) if one not in used)
+    def _checkpoint(self, point: Point) -> Iterator[Frame]:
+        manifest = point.manifest
+        yield from self._records(point.row.line, manifest.effects)
+        # The nodes of a state are sent where nobody can make them: its parent was forgotten, here and there.
+        alone = point.cut and not (self._there is not None and self._there.has([manifest.parent]))
+        roots = [root for name, sections in manifest.layers if alone or name != STATE for _, root in sections]
+        operations = self._view.operations(point)
+        gone = manifest.metadata in self._lost
+        yield from self._objects([*roots, manifest.metadata] if manifest.metadata and not gone else roots, [operations])
+        over = b""
+        for _, above in self._view.rows("shallow", "WHERE n = ?", (point.n,)) if point.cut else ():
+            over = self._view.point(above).id if above else b""
+        yield Payload(point.raw, operations, point.row.key, point.cut, over, gone)
 
-    def _row_there(self, there: AgentRow, row: BranchRow, identity: bytes) -> CheckpointRow | None:
-        return next((found for found in Line(self._dest, there, row).rows() if found.id == identity), None)
+    # -- records ------------------------------------------------------------------------------------------------
 
-    # -- comparing ----------------------------------------------------------------------------------------------
+    def _seed(self, branch: Branch, old: Branch | None) -> None:
+        """See whether the other side has the beginning of a branch's line, up to where it ends there."""
+        if old is not None and 0 < old.records <= branch.records:
+            found = self._view.line(branch.line, after=old.records)
+            chain = old.chain
+            for record in found:
+                chain = link(chain, record.digest)
+            if chain == branch.chain:
+                self._lines[found[0].prev if found else branch.line] = old.end.position, b""
 
-    def _relation(self, at: int, there: AgentRow | None, row: BranchRow) -> _Relation:
-        if there is None:
-            return _Relation("source")
-        rows, common, known = self._compare_rows(at, there, row)
-        line = self._compare_lines(at, row, common)
-        ahead = {rows, line} - {"same"}
-        how = ahead.pop() if len(ahead) == 1 else "diverged" if ahead else "same"
-        newest = next(Line(self._dest, there, row).rows(limit=1), None)
-        standing = self._sending.about.branches[at].head
-        if how == "source" and row.head_id != standing and not self._unmoved(at, there, row, newest):
-            how = "diverged"
-        elif how == "same" and standing and row.head_id != standing:
-            how = "source" if self._moved_later(at, there, row) else "dest"
-        return _Relation(how, common, known)
+    def _records(self, r: int, end: Position) -> Iterator[Frame]:
+        """The records of a line, up to one, that the other side lacks."""
+        new: list[Record] = []
+        at, upto = r, end[0]
+        while at and at not in self._lines:
+            some = self._view.line(at, after=max(0, upto - TOGETHER))
+            for record in reversed(some):
+                if record.r in self._lines:
+                    break
+                new.append(record)
+            at, upto = new[-1].prev, new[-1].i - 1
+        (count, chain), known = self._lines.get(at, ((0, b""), b""))
+        if known:
+            yield Records(count, chain, known, [])
+            self._lines[at] = (count, chain), b""
+        new.reverse()
+        for some in _portions(new):
+            named = [record.refs[at] for record in some for at in range(len(record.refs))]
+            yield from self._objects(named, [record.body for record in some])
+            yield Records(count, chain, b"", [(one.mark, b"".join(one.refs), one.digest, one.body) for one in some])
+            for record in some:
+                count, chain = count + 1, link(chain, record.digest)
+                self._lines[record.r] = (count, chain), b""
+        if (count, chain) != end:
+            raise Damaged(f"the line that ends in record {r} is not the one that was written", what=(f"record {r}",))
 
-    def _compare_rows(
-        self, at: int, there: AgentRow, row: BranchRow
-    ) -> tuple[str, CheckpointRow | None, frozenset[bytes]]:
-        """Who has more checkpoints on a branch, and the newest one that both have."""
-        ours = next(self._sending.rows(at, newest_first=True), None)
-        theirs = next(Line(self._dest, there, row).rows(limit=1), None)
-        if theirs is None:
-            begun = body_of(row)["from"] if row.uuid != self._sending.about.branches[at].uuid else b""
-            common = next((one for one in self._sending.rows(at, newest_first=True) if one.id == begun), None)
-            return ("source" if ours is not None and ours != common else "same"), common, frozenset()
-        common = next((one for one in self._sending.rows(at, newest_first=True) if one.id == theirs.id), None)
-        if common is not None:
-            return ("same" if ours is not None and ours.n == common.n else "source"), common, frozenset()
-        known = frozenset(one.id for one in Line(self._dest, there, row).rows())
-        # Perhaps the source has only forgotten the newest that is there: then what is there came from it.
-        forgot = self._received(there, row) and (self._sending.forgotten or self._sending.was_cut(at))
-        if ours is None or ours.id in known:
-            return ("same" if forgot else "dest"), ours, frozenset()
-        common = next((one for one in self._sending.rows(at, newest_first=True) if one.id in known), None)
-        if forgot:
-            return "source", common, known
-        return "diverged", common, frozenset()
+    # -- nodes and chunks ---------------------------------------------------------------------------------------
 
-    def _compare_lines(self, at: int, row: BranchRow, common: CheckpointRow | None) -> str:
-        about = self._sending.about.branches[at]
-        theirs = self._dest._catalog.line(row.b)
-        if (theirs.count, theirs.chain) == (about.count, about.chain):
-            return "same"
-        start = Manifest.decode(common.manifest).effects if common is not None else (0, b"")
-        shorter = min(theirs.count, about.count)
-        if start[0] > shorter:
-            start = (0, b"")
-        ends = []
-        for catalog, b in (
-            (self._sending.catalog, self._sending.branches[at].b),
-            (self._dest._catalog, row.b),
-        ):
-            end = start[1]
-            for record in catalog.effects(b, after=start[0], before=shorter + 1):
-                end = effect_chain(end, record.body)
-            ends.append(end)
-        if ends[0] != ends[1]:
-            return "diverged"
-        return "source" if about.count > theirs.count else "dest"
+    def _objects(self, roots: Iterable[bytes], texts: Iterable[bytes]) -> Iterator[Frame]:
+        """What the other side lacks of some trees, and of what encodings may name, with all that is below it."""
+        waiting = dict.fromkeys(roots, True)
+        chunks: dict[bytes, None] = {}
 
-    def _received(self, there: AgentRow, row: BranchRow) -> bool:
-        """Whether a branch stands where the last transfer left it."""
-        events = self._dest._catalog.events_named([receive_key(there.a)])
-        return _stood(reversed(events), str(body_of(row)["name"])) == row.head_id
+        def look(data: bytes) -> None:
+            trees, bulk = named_in(data)
+            waiting.update((one, False) for one in trees if one not in waiting)
+            chunks.update(dict.fromkeys(bulk))
 
-    def _unmoved(self, at: int, there: AgentRow, row: BranchRow, newest: CheckpointRow | None) -> bool:
-        """Whether nobody there has moved a branch to where the source never was."""
-        body = body_of(row)
-        if not self._rolled_back(there, str(body["name"])):
-            if not row.head_id or row.head_id == (newest.id if newest is not None else body["from"]):
-                return True
-            if self._received(there, row):
-                return True
-        name = self._sending.about.branches[at].name
-        for event in self._sending.catalog.events(a=self._sending.agent.a, newest_first=True):
-            said = body_of(event)
-            if said.get("what") == "rollback" and said["branch"] == name and said["to"] == row.head_id:
-                return True
-            if said.get("what") == "receive" and [name, row.head_id] in said["heads"]:
-                return True
-        return False
-
-    def _rolled_back(self, there: AgentRow, branch: str) -> bool:
-        """Whether a branch was moved over there by hand since something last arrived on it."""
-        for event in self._dest._catalog.events(a=there.a, newest_first=True):
-            said = body_of(event)
-            if said.get("what") == "rollback" and said["branch"] == branch:
-                return True
-            if said.get("what") == "receive" and any(name == branch for name, _ in said["heads"]):
-                return False
-        return False
-
-    def _moved_later(self, at: int, there: AgentRow, row: BranchRow) -> bool:
-        """Two branches with the same checkpoints stand at different ones: whether the source moved last."""
-        name = str(body_of(row)["name"])
-        if self._received(there, row):
-            return True
-        source = self._sending
-        told = source.catalog.events_named([receive_key(source.agent.a)])
-        if _stood(reversed(told), source.about.branches[at].name) == source.about.branches[at].head:
-            return False
-        ours = _last_rollback(
-            source.catalog.events(a=source.agent.a, newest_first=True), source.about.branches[at].name
-        )
-        theirs = _last_rollback(self._dest._catalog.events(a=there.a, newest_first=True), name)
-        return ours > theirs
-
-    # -- names, judgements, events ------------------------------------------------------------------------------
-
-    def _last(self, there: AgentRow | None) -> tuple[Last, int]:
-        """Tags and judgements that differ and were made later here; and the number after which events are new."""
-        source, dest = self._sending, self._dest
-        ours: dict[tuple[str, Any], Any] = {("tag", name): at for name, at in source.tagged().items()}
-        ours |= {("validity", identity): judged for identity, judged in source.judged().items()}
-        theirs: dict[tuple[str, Any], Any] = {}
-        if there is not None:
-            other = Sending(dest, there)
-            theirs |= {("tag", name): at for name, at in other.tagged().items()}
-            theirs |= {("validity", identity): judged for identity, judged in other.judged().items()}
-        tags, judged = [], []
-        differing = [key for key in {**ours, **theirs} if ours.get(key) != theirs.get(key)]
-        if differing:
-            since = name_times(source.catalog.events(a=source.agent.a))
-            then = name_times(dest._catalog.events(a=there.a)) if there is not None else {}
-            for kind, what in differing:
-                at = since.get((kind, what), 0)
-                if at <= then.get((kind, what), -1):
-                    continue
-                if kind == "tag":
-                    tags.append((what, ours.get((kind, what), b""), at))
+        for text in texts:
+            look(text)
+        while waiting:
+            some = {one: waiting.pop(one) for one in list(islice(waiting, _AT_ONCE))}
+            some = {one: sure for one, sure in some.items() if one not in self._settled}
+            there = self._there.has_nodes(some) if self._there is not None else set()
+            self._settle(some)
+            found = self._view.nodes([one for one in some if self._thorough or one not in there])
+            for one, sure in some.items():
+                if sure and one not in there and one not in found:
+                    raise Damaged(f"node {one.hex()[:16]} is missing", what=(f"node {one.hex()[:16]}",))
+            if lacking := [raw for one, raw in found.items() if one not in there]:
+                yield Nodes(lacking)
+            for raw in found.values():
+                if raw[1]:
+                    waiting.update(dict.fromkeys(children(raw), True))
                 else:
-                    judged.append((what, *ours.get((kind, what), ("good", "")), at))
-        return Last(tags, judged, source.upto()), self._events_after(there)
+                    look(raw)
+        yield from self._chunks([one for one in chunks if one not in self._settled])
 
-    def _events_after(self, there: AgentRow | None) -> int:
-        """How far the events went the last time; 0 where that is not known, or the source is not the same any more."""
-        if there is None:
-            return 0
-        for event in reversed(self._dest._catalog.events_named([receive_key(there.a)])):
-            said = body_of(event)
-            if said["from"] == self._sending.about.store and "upto" in said:
-                e, proof = said["upto"]
-                return int(e) if e and self._sending.proof(e) == proof else 0
-        return 0
+    def _settle(self, digests: Iterable[bytes]) -> None:
+        if len(self._settled) > _SETTLED_MAX:
+            self._settled.clear()
+        self._settled.update(digests)
 
-    def _news(self, after: int) -> bool:
-        events = ((row.at, row.body, row.key or b"") for row in self._sending.keyed_events(after))
-        while some := list(islice(events, AT_ONCE)):
-            if self._into.events(some):
-                return True
-        return False
+    def _chunks(self, digests: Sequence[bytes]) -> Iterator[Frame]:
+        there = self._there.has_chunks(digests) if self._there is not None else set()
+        self._settle(digests)
+        # Found by their bytes: a text may look like one. What is really missing shows when it is proven.
+        for one in self._view.chunks(digest for digest in digests if digest not in there):
+            yield from map(Chunk, self._packs.read(self._view, [one]))
 
 
-def _stood(events: Iterable[EventRow], branch: str) -> bytes | None:
-    """Where the newest of these events says that a branch stands."""
-    for event in events:
-        for name, head in body_of(event)["heads"]:
-            if name == branch:
-                return bytes(head)
-    return None
-
-
-def _last_rollback(events: Iterator[EventRow], branch: str) -> int:
-    for event in events:
-        said = body_of(event)
-        if said.get("what") == "rollback" and said["branch"] == branch:
-            return event.at
-    return 0
+def _portions(records: Sequence[Record]) -> Iterator[list[Record]]:
+    """Records in portions of one frame each."""
+    batch: list[Record] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += len(record.body)
+        if len(batch) == TOGETHER or size >= FRAME_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -1,40 +1,60 @@
 """Verify: read everything and prove it.
 
-Owns the proof that a store is what was written: the engine's structure, every row's sum, every node, chunk and value,
-the hash chain of every agent, that the operations of each checkpoint lead to the digests that it recorded, and the
-records of what happened outside.
+Owns the proof that a store is what was written: the engine's structure, every row's sum, every node and chunk, that the
+operations of each checkpoint lead from its parent's state to the digests that it recorded, that every branch stands
+where the log and its checkpoints say, and that the records of what happened outside are those that were written.
 Changes nothing. What always holds: everything is read as it was at one moment, so that what others write or forget
-meanwhile is never taken for damage; damage is reported with the checkpoints it affects, and one damaged thing does not
-keep the rest from being checked; what lies in a place that does not answer is neither proven nor called damaged.
+meanwhile is never taken for damage; one damaged thing does not keep the rest from being checked; only what branches,
+tags and the log reach has to be whole; what cannot be read now is neither proven nor called damaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.agent import history
-from holdfast.agent.ledgers import Ledgers
-from holdfast.agent.line import Line
-from holdfast.agent.manifest import Manifest
+from holdfast.agent import history, metadata
 from holdfast.codec.state import State
-from holdfast.codec.values import decode
-from holdfast.errors import ColdPlaceMissing, Damaged, HoldfastError, Rekeying
-from holdfast.store.bodies import body_of
-from holdfast.store.catalog import AgentRow, CheckpointRow, Progress, lost_metadata, quietly
-from holdfast.store.contents import Moment
-from holdfast.store.ranges import Ranges
-from holdfast.store.schema import SUMMED_TABLES
-from holdfast.store.sealing import Values
-from holdfast.store.witness import WitnessReport, witness_report
+from holdfast.errors import Damaged, ForkedHandle, InputError, StoreClosed, Unavailable
+from holdfast.store import keys, witness
+from holdfast.store.catalog import (
+    BEGINNING,
+    NODE_MAX_BYTES,
+    ROWS_AT_ONCE,
+    SHAPES,
+    Agent,
+    Body,
+    Branch,
+    End,
+    Entry,
+    Point,
+    Progress,
+    Record,
+    Row,
+    Tag,
+    View,
+    link,
+    node_digest,
+    quietly,
+    read_body,
+)
+from holdfast.store.database import Contents
+from holdfast.store.manifest import Position, mark_of, uncompressed
+from holdfast.store.segments import members_of
+from holdfast.store.tables import TABLES
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-# States kept at hand while walking a history that branches; others are loaded again, which is bounded work.
-_STATES_KEPT = 4
+_AT_ONCE = {"segment": 4, "node": 64, "loose": 64, "record": 64}
+"""Rows that are read at once where they may be long."""
+
+
+# -- what is said of it ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +72,7 @@ class Problem:
 
 @dataclass(slots=True)
 class Unreachable:
-    """A colder place that did not answer. What lies there, and the ``checkpoints`` that need it, could not be proven.
+    """A place that did not answer, or failed. What lies there, and the ``checkpoints`` that need it, was not proven.
 
     Nothing is known to be wrong with any of it.
     """
@@ -61,20 +81,10 @@ class Unreachable:
     detail: str
     hint: str
     packs: int = 0
-    _needing: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def checkpoints(self) -> list[str]:
-        return list(self._needing)
-
-    def add(self, checkpoints: Sequence[str], packs: int) -> None:
-        self._needing.update(dict.fromkeys(checkpoints))
-        self.packs += packs
+    checkpoints: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "place": self.place, "detail": self.detail, "packs": self.packs, "checkpoints": self.checkpoints,
-        }  # fmt: skip
+        return {"place": self.place, "detail": self.detail, "packs": self.packs, "checkpoints": self.checkpoints}
 
 
 class VerifyReport:
@@ -83,19 +93,13 @@ class VerifyReport:
     def __init__(self) -> None:
         self.problems: list[Problem] = []
         self.unreachable: list[Unreachable] = []
-        self.checked: dict[str, int] = {
-            "rows": 0, "agents": 0, "checkpoints": 0, "operations": 0, "nodes": 0, "chunks": 0, "bytes": 0,
-            "effects": 0,
-        }  # fmt: skip
+        counted = ("rows", "agents", "checkpoints", "operations", "nodes", "chunks", "bytes", "effects")
+        self.checked: dict[str, int] = dict.fromkeys(counted, 0)
 
     @property
     def ok(self) -> bool:
         """Whether everything was looked at and is as it was written."""
         return not self.problems and not self.unreachable
-
-    def lost_metadata(self) -> None:
-        """Count a record that a repair put in the place of metadata which it could not save: that is no damage."""
-        self.checked["lost_metadata_records"] = self.checked.get("lost_metadata_records", 0) + 1
 
     @property
     def affected(self) -> list[str]:
@@ -127,415 +131,672 @@ class VerifyReport:
         return f"<VerifyReport {'ok' if self.ok else f'{len(self.problems)} problems{away}'}>"
 
 
+# -- rows --------------------------------------------------------------------------------------------------------
+
+
+def scan(view: View, table: str) -> Iterator[tuple[Any, ...]]:
+    """All rows of a table as they are stored, a few at a time."""
+    spec = TABLES[table]
+    key = ", ".join(spec.columns[at].name for at in spec.keys)
+    size = _AT_ONCE.get(table, ROWS_AT_ONCE)
+    left = view.reader.run(f"SELECT count(*) FROM {table}")[0][0]
+    where, args = "", ()
+    while True:
+        some = view.reader.run(f"SELECT {spec.listed} FROM {table} {where} ORDER BY {key} LIMIT {size}", args)
+        yield from some
+        left -= len(some)
+        if len(some) < size:
+            return
+        if left < 0:  # a tree that is out of order may have no end
+            raise Damaged(f"table {table}: its rows are not in order", what=(f"table {table}",))
+        args = tuple(some[-1][at] for at in spec.keys)
+        where = f"WHERE ({key}) > ({', '.join('?' * len(args))})"
+
+
+class Refs(NamedTuple):
+    """What an agent has."""
+
+    branches: list[Branch]
+    tags: list[Tag]
+    log: list[Entry]  # oldest first
+
+
+class Found:
+    """The rows of a store that are sound, without what is long in them."""
+
+    def __init__(self) -> None:
+        self.agents: dict[int, Agent] = {}
+        self.branches: dict[int, Branch] = {}  # without those of removed agents
+        self.retired: set[int] = set()
+        self.tags: list[Tag] = []
+        self.validity: dict[tuple[int, int], Body] = {}
+        self.shallow: dict[int, int] = {}
+        self.log: list[Entry] = []
+        self.rows: dict[int, Row] = {}
+        self.records: dict[int, Record] = {}
+        self.stretches: dict[tuple[int, int], set[int]] = defaultdict(set)  # branch, epoch -> checkpoints
+        self._marked: dict[int, int] = {}
+
+    def take(self, table: str, values: tuple[Any, ...]) -> None:
+        """Take a row's values in; raises ``Damaged`` where they mean nothing."""
+        made = SHAPES[table](values) if table in SHAPES else values
+        match made:
+            case Agent():
+                self.agents[made.a] = made
+            case Branch() if made.a:
+                self.branches[made.b] = made
+            case Branch():
+                self.retired.add(made.b)
+            case Tag():
+                self.tags.append(made)
+            case Entry():
+                self.log.append(made)
+            case Record():
+                self.records[made.r] = made._replace(body=b"")
+            case Row():
+                self.add_row(made)
+            case (a, n, body) if table == "validity":
+                self.validity[a, n] = read_body(body, f"validity {n}")
+            case (n, over) if table == "shallow":
+                self.shallow[n] = over
+
+    def read(self, view: View, tables: Iterable[str], flaw: Callable[[str, Damaged], None]) -> None:
+        """Take in all rows of some tables; those that are damaged are told of."""
+        for table in tables:
+            try:
+                for row in scan(view, table):
+                    try:
+                        self.take(table, view.cipher.loaded(table, row))
+                    except Damaged as error:
+                        flaw(table, error)
+            except Damaged as error:
+                flaw(table, error)
+        self.log.sort()
+
+    def clear_rows(self) -> None:
+        for known in (self.rows, self.stretches, self._marked):
+            known.clear()
+
+    def add_row(self, row: Row) -> None:
+        if row.n in self.rows:
+            raise Damaged(f"checkpoint {row.n} is there twice, loose and in a segment", what=(f"checkpoint {row.n}",))
+        self.rows[row.n] = row._replace(data=b"" if row.data is not None else None)
+        self.stretches[row.b, row.epoch].add(row.n)
+        self._marked[row.mark] = row.n
+
+    def find(self, id: object) -> int:
+        """The checkpoint with that id, 0 when it is not there."""
+        return self._marked.get(mark_of(id), 0) if isinstance(id, bytes) and id else 0
+
+    def above(self, starts: Iterable[int]) -> set[int]:
+        """Checkpoints and all their ancestors, over what was forgotten, too; also those that are missing."""
+        found: set[int] = set()
+        waiting = list(starts)
+        while waiting:
+            n = waiting.pop()
+            if n and n not in found:
+                found.add(n)
+                row = self.rows.get(n)
+                if row is not None:
+                    waiting.append(row.parent or self.shallow.get(n, 0))
+        return found
+
+    def refs(self) -> dict[int, Refs]:
+        """What each agent has."""
+        found: dict[int, Refs] = defaultdict(lambda: Refs([], [], []))
+        for branch in self.branches.values():
+            found[branch.a].branches.append(branch)
+        for tag in self.tags:
+            found[tag.a].tags.append(tag)
+        for entry in self.log:
+            if not entry.key:
+                found[entry.a].log.append(entry)
+        return found
+
+    def reached(self, refs: Refs) -> set[int]:
+        """What an agent's branches, tags and log lead to."""
+        starts = [branch.head for branch in refs.branches] + [tag.n for tag in refs.tags]
+        return self.above(starts + [self.find(id) for entry in refs.log for id in left_by(entry)])
+
+    def astray(self, refs: Refs) -> list[bytes]:
+        """Where the log says that branches stood, and that is gone although nothing was forgotten since."""
+        found: list[bytes] = []
+        for entry in refs.log:
+            if entry.body.get("what") == "forget":  # it names what stays of lines that were left
+                found.clear()
+            elif entry.body.get("what") == "moved":  # it was elsewhere before it came
+                continue
+            found += [id for id in left_by(entry) if not self.find(id)]
+        return found
+
+    def tip(self, b: int, epoch: int, depth: Callable[[int], int]) -> int:
+        """The newest checkpoint of a stretch of a branch, 0 when it has none."""
+        here = self.stretches.get((b, epoch), set())
+        return max(here - {self.rows[n].parent for n in here}, key=depth, default=0)
+
+
+def left_by(entry: Entry) -> list[bytes]:
+    """The checkpoints that an entry says a branch has left."""
+    more = entry.body.get("left", ())
+    return [
+        id for id in (entry.body.get("from"), *(more if isinstance(more, list) else ())) if type(id) is bytes and id
+    ]
+
+
+class Made(NamedTuple):
+    """What the log says of a branch: whose it is, and where its newest epoch began."""
+
+    a: int
+    name: str
+    uuid: bytes
+    epoch: int
+    to: bytes
+
+
+class Told:
+    """What the log says that refs should be."""
+
+    def __init__(self, log: Iterable[Entry]) -> None:
+        self.agents: dict[int, tuple[str, int]] = {}  # name, and when it was made
+        self.branches: dict[int, Made] = {}
+        self.begun: dict[tuple[int, int], bytes] = {}  # branch, epoch -> where it began
+        self.made_on: dict[bytes, tuple[int, int]] = {}  # what a branch has left -> branch, epoch on which it was made
+        self.generations: dict[int, int] = {}
+        self.tags: dict[int, dict[str, bytes]] = defaultdict(dict)
+        self.validity: dict[int, dict[bytes, Body]] = defaultdict(dict)
+        for entry in log:
+            if not entry.key:
+                self._take(entry, entry.body)
+
+    def _take(self, entry: Entry, body: Body) -> None:
+        a = entry.a
+        match body:
+            case {"what": "agent", "name": str(name)}:
+                self.agents[a] = (name, entry.at)
+            case {"what": "branch", "name": str(name), "uuid": bytes(uuid), "b": int(b), "epoch": int(epoch)}:
+                self.branches[b] = Made(a, name, uuid, epoch, body.get("to", b""))
+                self.begun[b, epoch] = body.get("to", b"")
+            case {"b": int(b), "epoch": int(epoch), "to": bytes(to)}:  # however it was moved
+                was = self.branches.get(b, Made(a, str(body.get("branch", "")), b"", -1, b""))
+                if epoch > was.epoch:
+                    self.branches[b] = was._replace(epoch=epoch, to=to)
+                self.begun[b, epoch] = to
+                if self.begun.get((b, epoch - 1)) != body.get("from"):
+                    self.made_on[body.get("from", b"")] = (b, epoch - 1)
+            case {"b": int(b), "generation": int(generation)}:
+                self.generations[b] = max(generation, self.generations.get(b, 0))
+            case {"what": "tag", "name": str(name), "at": bytes(id)}:
+                self.tags[a][name] = id
+            case {"what": "untag", "name": str(name)}:
+                self.tags[a][name] = b""
+            case {"what": "validity", "at": bytes(id)}:
+                self.validity[a][id] = body
+
+
+class Lines:
+    """How each line of records looks at each of its records, so far as it is whole below."""
+
+    def __init__(self, records: Mapping[int, Record]) -> None:
+        self._records = records
+        self._ends: dict[int, End | None] = {0: BEGINNING}
+        self.wrong: dict[int, str] = {}  # the records at which lines break
+
+    def end(self, r: int) -> End | None:
+        """The end of a line whose newest record is ``r``; None when it is not whole."""
+        above: list[Record] = []
+        while r not in self._ends:
+            record = self._records.get(r)
+            if record is None or (above and record.i >= above[-1].i):
+                self.wrong[r] = "it is missing" if record is None else "it is not the one before"
+                self._ends[r] = None
+                break
+            above.append(record)
+            r = record.prev
+        below = self._ends[r]
+        for record in reversed(above):
+            if below is not None and (record.i, record.back) != (below.records + 1, below.back):
+                self.wrong[record.r] = "it does not follow the one before it"
+                below = None
+            elif below is not None:
+                back = record.r if record.mark else below.back
+                below = End(record.r, back, record.i, link(below.chain, record.digest))
+            self._ends[record.r] = below
+        return below
+
+    def break_below(self, r: int) -> str:
+        """Where a line that is not whole breaks."""
+        while r and r not in self.wrong and r in self._records:
+            r = self._records[r].prev
+        number = self._records[r].i if r in self._records else 0
+        return f"record {number or r}: {self.wrong.get(r, 'it is missing')}"
+
+
+# -- histories ---------------------------------------------------------------------------------------------------
+
+
+class Flaw(NamedTuple):
+    """Why the state of a checkpoint cannot be proven. ``what`` is empty where that is only because of another one."""
+
+    what: str
+    detail: str
+
+
+class Known(NamedTuple):
+    """What is known of a checkpoint whose manifest could be read."""
+
+    id: bytes
+    parent: bytes
+    depth: int
+    label: str
+    effects: Position
+    metadata: bytes
+
+
+class _Rests(Damaged):
+    """It is the child of one that cannot be proven, and does not stand alone."""
+
+
+class Histories:
+    """Proves checkpoints: each is replayed once, on the state of its parent."""
+
+    def __init__(self, contents: Contents, found: Found, lines: Lines) -> None:
+        self.contents = contents
+        self.view = contents.view
+        self.found = found
+        self.lines = lines
+        self.known: dict[int, Known] = {}
+        self.bad: dict[int, Flaw] = {}
+        self.odd: dict[int, list[str]] = defaultdict(list)  # what is wrong although the state can be proven
+        self.away: dict[int, Unavailable] = {}  # could not be read; nothing is known to be wrong
+        self.done: set[int] = set()
+        self.operations = 0
+        self.lost: set[bytes] = set()  # metadata of which a repair said that it is lost
+        self.described: dict[bytes, str] = {}  # metadata that was read, and what was wrong with it
+
+    def prove(self, numbers: Iterable[int], step: Callable[[], None]) -> None:
+        """Prove checkpoints; their ancestors are among them, or were proven before."""
+        wanted = set(numbers) - self.done
+        below: dict[int, list[int]] = defaultdict(list)
+        waiting: list[tuple[int, State | None]] = []
+        for n in sorted(wanted):
+            row = self.found.rows.get(n)
+            if row is None:
+                self.bad[n] = Flaw(f"checkpoint {n}", "it is missing")
+            elif row.parent in wanted and row.parent in self.found.rows:
+                below[row.parent].append(n)
+            else:
+                waiting.append((n, None))
+        while waiting:
+            n, state = waiting.pop()
+            state = self._tried(n, state)
+            self.done.add(n)
+            step()
+            # The state goes on to one child, whose line is walked to its end first; others load it again.
+            children = below[n]
+            waiting += [(child, None) for child in children[:-1]]
+            waiting += [(child, state) for child in children[-1:]]
+        for n in wanted - self.done - self.bad.keys():
+            self.bad[n] = Flaw(f"checkpoint {n}", "it is its own ancestor")
+        self.done |= wanted
+
+    def _tried(self, n: int, state: State | None) -> State | None:
+        try:
+            return self._proven(self.view.point(n), state)
+        except (StoreClosed, ForkedHandle):
+            raise
+        except Unavailable as error:
+            self.away[n] = error
+        except _Rests as error:
+            above = self.found.rows[n].parent
+            if above in self.away:
+                self.away[n] = self.away[above]
+            else:
+                self.bad[n] = Flaw("", error.message)
+        except (Damaged, InputError) as error:
+            named = ", ".join(getattr(error, "what", ())) or f"checkpoint {self.short(n)}"
+            self.bad[n] = Flaw(named, error.message)
+        return None
+
+    def short(self, n: int) -> str:
+        return self.known[n].id.hex()[:12] if n in self.known else str(n)
+
+    def ids(self) -> dict[int, bytes]:
+        """The ids of checkpoints; of those that cannot be read, as far as others name them."""
+        found, known = self.found, self.known
+        named = {found.rows[n].parent: one.parent for n, one in known.items() if n in found.rows}
+        named |= {branch.head: branch.id for branch in found.branches.values()} | {tag.n: tag.id for tag in found.tags}
+        return named | {n: one.id for n, one in known.items()}
+
+    def depth(self, n: int) -> int:
+        """How deep a checkpoint is; 0 when nobody can tell."""
+        if n not in self.known:
+            try:
+                self._know(self.view.point(n))
+            except (Damaged, InputError):
+                return 0
+        return self.known[n].depth
+
+    def _know(self, point: Point) -> None:
+        one = point.manifest
+        self.known[point.n] = Known(point.id, one.parent, one.depth, one.label, one.effects, one.metadata)
+
+    def _proven(self, point: Point, state: State | None) -> State:
+        """Its place, its operations, and the state that they lead to."""
+        row, manifest = point.row, point.manifest
+        self._know(point)
+        replayed = self._in_place(point)
+        end = self.lines.end(row.line)
+        if end is None or end.position != manifest.effects:
+            self.odd[point.n].append("it speaks of records that are not there or are others")
+        operations = history.operations_of(self.view, point)
+        self.operations += len(operations)
+        if not replayed:
+            state = self.alone(point)
+        else:
+            if state is None:
+                state = history.state_of(self.contents, self.view.point(row.parent) if row.parent else None)
+            state.do(operations)
+            if state.digests() != manifest.sections:
+                raise self._wrong(point, "its operations do not lead to the state that it recorded")
+            history.read_values(state, operations)
+            if row.sealed:
+                history.read_all(self.contents, point)
+        self._describe(point)
+        return state
+
+    def _in_place(self, point: Point) -> bool:
+        """Whether it can be replayed on its parent; raises if it is not where it belongs."""
+        row, manifest = point.row, point.manifest
+        if not row.parent and not manifest.parent:
+            if manifest.depth != 1:
+                raise self._wrong(point, "its depth is not that of a root")
+            return True
+        if row.parent:
+            if point.n in self.found.shallow:
+                self.odd[point.n].append("its parent is there, and its history is said to begin with it")
+            parent = self.known.get(row.parent)
+            if parent is not None and (parent.id, parent.depth) != (manifest.parent, manifest.depth - 1):
+                raise self._wrong(point, "its parent is not the checkpoint that it names")
+            if row.parent in self.found.rows:
+                return row.parent not in self.bad and row.parent not in self.away
+            if row.sealed:
+                self.odd[point.n].append("its parent is missing")
+            return False
+        over = self.found.shallow.get(point.n)
+        if over is None:
+            self.odd[point.n].append("its parent is missing, and nothing says that it was forgotten")
+        elif over and not 0 < self.depth(over) < manifest.depth:
+            self.odd[point.n].append("the ancestor that it names is not one, or is missing")
+        return False
+
+    def alone(self, point: Point) -> State:
+        """The state of a checkpoint that cannot be replayed on its parent's."""
+        if not point.row.sealed:
+            if point.row.parent:
+                raise _Rests("it rests on one that cannot be proven")
+            raise self._wrong(point, "its parent was forgotten, and it does not stand alone")
+        return history.read_all(self.contents, point)
+
+    def _describe(self, point: Point) -> None:
+        """Read its metadata, once for all that have the same."""
+        root = point.manifest.metadata
+        if root not in self.described:
+            self.described[root] = ""
+            try:
+                metadata.read(history.state_of(self.contents, None), root)
+            except Damaged as error:
+                if root not in self.lost:
+                    self.described[root] = error.message
+        if self.described[root]:
+            self.odd[point.n].append(f"its metadata cannot be read: {self.described[root]}")
+
+    def _wrong(self, point: Point, detail: str) -> Damaged:
+        short = point.id.hex()[:12]
+        return Damaged(f"checkpoint {short}: {detail}", what=(f"checkpoint {short}",))
+
+
+# -- the whole store ---------------------------------------------------------------------------------------------
+
+
 def verify(store: Store, progress: Progress | None, agents: Sequence[str]) -> VerifyReport:
-    """Prove the whole store, or the states of some agents and everything that they share with others."""
-    report = VerifyReport()
-    try:
-        store._catalog.flush()
-    except HoldfastError as error:
-        report.problems.append(Problem("catalog", error.message))
-    noted = witness_report(store.path)  # before the moment, which can then only be newer
-    with store._catalog.moment() as moment:
-        run = _Verification(store, moment, report, progress or quietly)
-        run.engine(noted)
+    """Prove the whole store, or the histories of some agents and everything that they share with others."""
+    db, report = store._db, VerifyReport()
+    told = witness.witness_report(Path(db.place)) if db.witness is not None else None
+    noted = told.newest if told is not None else None  # read before the moment, which can then only be newer
+    run = _Verification(store, report, progress or quietly)
+    with run.finding("catalog"):
+        db.flush()
+    with run.finding("store.db"), db.moment() as contents:
+        run.contents, run.view = Contents(contents.view, contents.packs.impatient()), contents.view
+        run.structure(told.problems if told is not None else (), noted)
         run.rows()
-        run.nodes()
-        run.chunks()
-        rows: list[AgentRow] = []
-        with run.finding("agents"):
-            rows = moment.agents()
-        names = {row.a: run.name_of(row) for row in rows}
-        for row in rows:
-            if not agents or names[row.a] in agents:
-                run.agent(row, names[row.a])
-        run.lines()
-        run.events()
-    if report.problems and store._catalog.encrypted:
-        with run.finding("store.db"):
-            store._catalog.fact("cipher")  # raises where another key explains them
+        run.packs()
+        run.histories(agents)
     return report
 
 
 class _Verification:
-    def __init__(self, store: Store, moment: Moment, report: VerifyReport, progress: Progress) -> None:
+    contents: Contents
+    view: View
+
+    def __init__(self, store: Store, report: VerifyReport, progress: Progress) -> None:
         self.store = store
-        self.catalog = moment
         self.progress = progress
         self.report = report
-        # No type is known here, so that every instance is read as the record that it is stored as: what is proven are
-        # the bytes, before any migration.
-        self.judged: dict[tuple[int, bytes], dict[str, Any]] = {}  # agent, checkpoint -> what its validity row says
-        self.walked: set[int] = set()  # agents whose checkpoints were all read
-        self.newest: dict[int, tuple[int, bytes]] = {}  # branch -> the newest checkpoint that was made on it
-        self.proven: set[int] = set()  # checkpoints that a clone need not prove again
-        self.present = {"checkpoint": Ranges(), "event": Ranges(), "effect": Ranges()}
-        self.forgotten: dict[int, Ranges] = {}  # agent -> the checkpoints that it said it forgot
-        self.forgotten_ids: set[bytes] = set()  # of these, the ones that had children which stayed
-        self.removed_effects = Ranges()
-        self.unproven = 0  # times that something lay in a place which cannot be reached
-        self.ledgers = Ledgers(
-            self.catalog, lambda what, detail, affected: self.problem(what, detail, affected=affected)
-        )
+        self.found = Found()
+        self._packs: list[bytes] = []
+        self._members: dict[int, list[int]] = {}
 
     @contextmanager
-    def finding(
-        self, what: str, agent: str = "", affected: list[str] | None = None, *, packs: int = 0
-    ) -> Iterator[None]:
-        """Turn an error into a problem. ``packs``: how many are not looked at where a place cannot be reached."""
+    def finding(self, what: str, *, packs: int = 0) -> Iterator[None]:
+        """Turn damage into a problem, and what cannot be read now into something unreachable."""
         try:
             yield
-        except Rekeying:
+        except (StoreClosed, ForkedHandle):
             raise
-        except ColdPlaceMissing as error:
-            self.unreachable(error, affected or [], packs)
-        except HoldfastError as error:
-            named = ", ".join(getattr(error, "what", ()) or ()) or what
-            self.problem(named, error.message, agent, affected or [])
-        except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
-            self.problem(what, f"does not follow the format ({type(error).__name__}: {error})", agent, affected or [])
+        except Unavailable as error:
+            self.unreachable(error, [], packs)
+        except Damaged as error:
+            self.problem(", ".join(error.what) or what, error.message)
 
-    def unreachable(self, error: ColdPlaceMissing, checkpoints: Sequence[str], packs: int) -> None:
-        """Each place is told of once, however many packs lie there."""
-        known = next((one for one in self.report.unreachable if one.place == error.place), None)
+    def unreachable(self, error: Unavailable, checkpoints: Sequence[str], packs: int = 0) -> None:
+        """Each place is told of once, however much lies there."""
+        place = getattr(error, "place", "") or self.store.place
+        known = next((one for one in self.report.unreachable if one.place == place), None)
         if known is None:
-            known = Unreachable(error.place, error.message, error.hint)
+            known = Unreachable(place, error.message, error.hint)
             self.report.unreachable.append(known)
-        known.add(checkpoints, packs)
-        self.unproven += 1
+        known.checkpoints += [one for one in checkpoints if one not in known.checkpoints]
+        known.packs += packs
 
     def problem(self, what: str, detail: str, agent: str = "", affected: Sequence[str] = ()) -> None:
         self.report.problems.append(Problem(what, detail, agent, list(affected)))
 
-    # -- bytes ----------------------------------------------------------------------------------------
-
-    def engine(self, witness: WitnessReport) -> None:
+    def structure(self, problems: Sequence[str], noted: witness.Noted | None) -> None:
         self.progress("database structure", 0, 1)
         with self.finding("store.db"):
-            for text in self.catalog.engine_check(quick=False):
+            for text in self.store._db.engine.check():
                 self.problem("store.db", text)
-        for text in witness.problems:
+        for text in problems:
             self.problem("witness", text)
-        for text in self.store._catalog.key_problems():
-            self.problem("keys", text)
+        if self.store._db.encrypted:
+            for text in keys.problems(self.view):
+                self.problem("keys", text)
         with self.finding("witness"):
-            n, e, r = self.catalog.newest()
-            noted = witness.newest
-            if noted is not None and (n < noted.n or e < noted.e or r < noted.r):
+            if witness.lost(self.view, noted):
                 self.problem("witness", "the catalog is older than the newest commit that was acknowledged")
         self.progress("database structure", 1, 1)
 
     def rows(self) -> None:
-        counts: dict[str, int] = {}
-        with self.finding("store.db"):
-            counts = self.catalog.counts()
-        total = sum(counts.values())
-        for table in sorted(SUMMED_TABLES):
-            with self.finding(f"table {table}"):
-                found: list[Any] = []
-                for key, fits in self.catalog.scan(table):
-                    self.report.checked["rows"] += 1
-                    if table in self.present:
-                        found.append(key)
-                    if not fits:
-                        name = key.hex() if isinstance(key, bytes) else key
-                        self.problem(f"{table} {name}", "its content does not match its sum")
-                if table in self.present:
-                    self.present[table] = Ranges.of(found)
-                self.progress("rows", self.report.checked["rows"], total)
-        self._dense()
-        with self.finding("table metadata"):
-            for digest in self.catalog.metadata_digests():
-                with self.finding(f"metadata {digest.hex()[:16]}"):
-                    data = self.catalog.metadata(digest) or b""
-                    decode(data, inert=True)
-                    if data == lost_metadata(digest):
-                        self.report.lost_metadata()
-
-    def _dense(self) -> None:
-        """Checkpoints and events are numbered without gaps but those that were told of, so a row that is gone shows."""
-        with self.finding("store.db"):
-            told = {"checkpoint": Ranges(), "event": Ranges(), "effect": Ranges()}
-            branch = 0
-            for row, body in self.catalog.forgotten():
-                numbers = Ranges(body["n"])
-                for table, gone in (("checkpoint", "n"), ("event", "e"), ("effect", "r")):
-                    told[table] |= Ranges(body.get(gone, ()))
-                self.forgotten[row.a] = self.forgotten.get(row.a, Ranges()) | numbers
-                self.forgotten_ids.update(body["cut"])
-                branch = max([branch, *body.get("branches", ())])
-            self.removed_effects = told["effect"]
-            n, e, r = self.catalog.newest()
-            for table, newest in (("checkpoint", n), ("event", e), ("effect", r)):
-                accounted = self.present[table] | told[table]
-                if len(accounted) != newest:
-                    self.problem(f"table {table}", f"{newest - len(accounted)} of {newest} rows are missing")
-            agent, last = self.catalog.newest_names()
-            numbered = (
-                ("checkpoint", n), ("event", e), ("effect", r), ("agent", agent), ("branch", max(branch, last)),
-            )  # fmt: skip
-            if self.catalog.sequences() != {name: number for name, number in numbered if number}:
-                self.problem("table sqlite_sequence", "the numbers given out so far are not those of the newest rows")
-
-    def nodes(self) -> None:
-        with self.finding("table node"):
-            total = self.catalog.counts()["node"]
-            for done, digest in enumerate(self.catalog.node_digests(), 1):
-                with self.finding(f"node {digest.hex()[:16]}"):
-                    self.report.checked["bytes"] += sum(map(len, self.catalog.nodes([digest]).values()))
-                    self.report.checked["nodes"] += 1
-                if done % 64 == 0 or done == total:
-                    self.progress("nodes", done, total)
-
-    def chunks(self) -> None:
-        with self.finding("packs"):
-            packs = self.catalog.pack_rows()
-            for done, pack in enumerate(packs, 1):
-                with self.finding(f"pack {pack.uuid.hex()}"):
-                    for row in self.catalog.chunk_rows(pack.p):
-                        with self.finding(f"chunk {row.digest.hex()[:16]}"):
-                            self.report.checked["bytes"] += sum(map(len, self.catalog.chunks([row.digest])))
-                            self.report.checked["chunks"] += 1
-                with self.finding(f"pack {pack.uuid.hex()}", packs=1):
-                    self.catalog.check_pack(pack)
-                self.progress("packs", done, len(packs))
-
-    # -- histories --------------------------------------------------------------------------------------
-
-    def name_of(self, row: AgentRow) -> str:
-        names = [f"agent {row.a}"]
-        with self.finding(names[0]):
-            names.append(str(body_of(row)["name"]))
-        return names[-1]
-
-    def agent(self, row: AgentRow, name: str) -> None:
-        self.report.checked["agents"] += 1
-        rows: dict[int, CheckpointRow] = {}
-        lines: list[Line] = []
-        with self.finding(f"agent {name}", name):
-            lines.append(Line(self.store, row, reading=self.catalog))
-        if not lines:
-            return
-        line = lines[0]
-        with self.finding(f"agent {name}", name):
-            for checkpoint in line.rows(newest_first=False):
-                rows[checkpoint.n] = checkpoint
-            self._shared(line, name)
-            self.walked.add(row.a)
-        states: dict[int, State] = {}
-        broken: set[int] = set()
-        away: set[int] = set()  # nothing is wrong with them as far as one can see
-        resting: list[str] = []  # on a broken checkpoint, with no sealed state in between
-        values = Values(self.catalog)
-        for done, checkpoint in enumerate(rows.values(), 1):
-            identity = checkpoint.id.hex()
-            before = len(self.report.problems), self.unproven
-            if checkpoint.a == row.a:
-                self.newest[checkpoint.b] = checkpoint.n, checkpoint.id
-            with self.finding(f"validity {checkpoint.n}", name, [identity]):
-                judged = self.catalog.validity(row.a, checkpoint.n)
-                self.judged[row.a, checkpoint.id] = body_of(judged) if judged is not None else {}
-            with self.finding(f"checkpoint {identity[:12]}", name, [identity]):
-                manifest = self._chain(line, checkpoint, rows)
-                self.ledgers.speaks(checkpoint.n, checkpoint.b, manifest.effects, identity)
-                if checkpoint.n in self.proven:
-                    pass
-                elif manifest.parent and (checkpoint.parent not in rows or checkpoint.parent in away):
-                    history.operations_of(checkpoint, manifest, values)
-                    states[checkpoint.n] = self._read(checkpoint)
-                elif checkpoint.parent not in broken:
-                    self._state(checkpoint, manifest, rows, states, values)
-                elif checkpoint.sealed:
-                    states[checkpoint.n] = self._read(checkpoint)
-                else:
-                    broken.add(checkpoint.n)
-                    resting.append(identity)
-            if (len(self.report.problems), self.unproven) != before:
-                (broken if len(self.report.problems) > before[0] else away).add(checkpoint.n)
-                states.pop(checkpoint.n, None)
-            elif checkpoint.n not in broken:
-                self.proven.add(checkpoint.n)
-            self.report.checked["checkpoints"] += 1
-            self.progress(f"checkpoints of {name}", done, len(rows))
-        if resting:
-            self.problem(
-                "history", f"{len(resting)} later checkpoint(s) rest on ones that cannot be proven", name, resting
-            )
-        self._names(row, name, rows)
-
-    def _shared(self, line: Line, name: str) -> None:
-        """What an origin has forgotten is still there for those who see it."""
-        for a, (most, _) in line.origins.items():
-            for n in self.forgotten.get(a, Ranges()).upto(most):
-                if n not in line.forgotten and n not in self.present["checkpoint"]:
-                    self.problem(f"checkpoint {n}", "it is missing from the history of a clone", name)
-
-    def _chain(self, line: Line, row: CheckpointRow, rows: dict[int, CheckpointRow]) -> Manifest:
-        """The manifest, its parent, its place."""
-        manifest = Manifest.decode(row.manifest)
-        parent = rows.get(row.parent)
-        if parent is not None or not manifest.parent:
-            if row.parent and parent is None:
-                raise _bad(row, "its parent is missing")
-            if manifest.parent != (parent.id if parent is not None else b""):
-                raise _bad(row, "its parent is not the checkpoint that it names")
-            if row.depth != (parent.depth if parent is not None else 0) + 1:
-                raise _bad(row, "its depth is not its parent's plus one")
-            if row.base not in {row.n, parent.base if parent is not None else 0}:
-                raise _bad(row, "its base is neither itself nor its parent's")
-        elif row.parent not in line.forgotten and (row.parent or manifest.parent not in self.forgotten_ids):
-            raise _bad(row, "its parent is missing")
-        elif row.depth < 2 or (not row.parent and not row.sealed):
-            raise _bad(row, "its parent was forgotten, and it does not stand alone")
-        if manifest.agent not in line.uuids or not line.owns(row.a, row.n):
-            raise _bad(row, "it belongs to another agent")
-        if self.catalog.metadata(manifest.metadata) is None:
-            raise _bad(row, "its metadata is missing")
-        return manifest
-
-    def _state(
-        self,
-        row: CheckpointRow,
-        manifest: Manifest,
-        rows: dict[int, CheckpointRow],
-        states: dict[int, State],
-        values: Values,
-    ) -> None:
-        """Replay the operations on the parent's state, and for a sealed checkpoint read the nodes as well."""
-        operations = history.operations_of(row, manifest, values)
-        self.report.checked["operations"] += len(operations)
-        state = states.pop(row.parent, None)
-        if state is None:
-            state = history.state_of(self.catalog, rows[row.parent] if row.parent else None)
-        state.do(operations)
-        if state.digests() != manifest.sections:
-            raise _bad(row, "its operations do not lead to the state that it recorded")
-        history.read_values(state, operations)
-        if row.sealed:
-            self._read(row)
-        states[row.n] = state
-        while len(states) > _STATES_KEPT:
-            del states[min(states)]
-
-    def _read(self, row: CheckpointRow) -> State:
-        """A sealed state, read from its nodes alone, and every value in it."""
-        return history.read_all(self.catalog, row)
-
-    def _names(self, row: AgentRow, name: str, rows: dict[int, CheckpointRow]) -> None:
-        """Branches and tags lead to the checkpoints that they name."""
-        with self.finding(f"branches of {name}", name):
-            for branch in self.catalog.branches(row.a):
-                head = rows.get(branch.head)
-                if branch.head_id != (head.id if head is not None else b"") or (branch.head and head is None):
-                    self.problem(f"branch {body_of(branch)['name']}", "its head is not the checkpoint it names", name)
-        with self.finding(f"tags of {name}", name):
-            for tag in self.catalog.tags(row.a):
-                body = body_of(tag)
-                if tag.n not in rows or rows[tag.n].id != body["at"]:
-                    self.problem(f"tag {body['name']}", "it does not lead to the checkpoint it names", name)
-
-    def lines(self) -> None:
         total = 0
         with self.finding("store.db"):
-            total = self.catalog.counts()["effect"]
-        with self.finding("table effect"):
-            self.ledgers.prove(self.removed_effects, lambda done: self.progress("effects", done, total))
-        self.report.checked["effects"] = self.ledgers.checked
+            total = sum(self.view.counts().values())
+        done = 0
+        for table in TABLES:
+            with self.finding(f"table {table}"):
+                for row in scan(self.view, table):
+                    done += 1
+                    with self.finding(f"table {table}"):
+                        self._row(table, self.view.cipher.loaded(table, row))
+                    if done % ROWS_AT_ONCE == 0:
+                        self.progress("rows", done, max(done, total))
+        for s, members in self._members.items():
+            gone = [n for n in members if n not in self.found.rows or self.found.rows[n].s != s]
+            if gone:
+                self.problem(f"segment {s}", f"the rows of {len(gone)} checkpoint(s) in it are missing")
+        self.report.checked["rows"] = done
+        self.progress("rows", done, done)
 
-    def events(self) -> None:
-        """The catalog's names are what its events say, so that one that is gone or was put back shows."""
-        with self.finding("table event"):
-            told = Told()
-            for event in self.catalog.events():
-                told.add(event.a, body_of(event))
-            found = {row.a for row in self.catalog.agents()}
-            if found != set(told.branches):
-                self.problem("table agent", f"{len(set(told.branches) - found)} agent(s) are missing")
-            for a in found:
-                rows = {body_of(row)["name"]: row for row in self.catalog.branches(a)}
-                if set(rows) != told.branches.get(a, set()):
-                    self.problem("table branch", f"agent {a}: branches are missing or were never made")
-                for name, row in rows.items():
-                    if self.ledgers.start(row.b) != told.lines.get((a, name), (0, 0)):
-                        self.problem(f"branch {name}", f"agent {a}: its line does not begin where its history says")
-                for name, row in rows.items() if a in self.walked else ():
-                    newest = self.newest.get(row.b, (0, body_of(row)["from"]))
-                    if row.head_id != told.head(a, name, *newest):
-                        self.problem(f"branch {name}", f"agent {a}: its head is not where its history left it")
-                marked = {body_of(row)["name"]: body_of(row)["at"] for row in self.catalog.tags(a)}
-                if marked != told.tags.get(a, {}):
-                    self.problem("table tag", f"agent {a}: tags are missing or were moved behind the history's back")
-            for (a, identity), body in self.judged.items():
-                judged = body.get("validity", "good"), body.get("reason", "")
-                if judged != told.validity.get(a, {}).get(identity, ("good", "")):
-                    short = identity.hex()[:12]
-                    self.problem("table validity", f"checkpoint {short}: not what was said of it", "", [identity.hex()])
+    def _row(self, table: str, values: tuple[Any, ...]) -> None:
+        if table == "node":
+            _, name, data = values
+            raw = uncompressed(data, NODE_MAX_BYTES)
+            if node_digest(raw) != name:
+                short = name.hex()[:16]
+                raise Damaged(f"node {short} is not what was written", what=(f"node {short}",))
+            self.report.checked["nodes"] += 1
+            self.report.checked["bytes"] += len(raw)
+        elif table == "pack":
+            self._packs.append(values[1])
+        elif table == "chunk":
+            self.report.checked["chunks"] += 1
+            self.report.checked["bytes"] += values[3]
+        elif table == "segment":
+            self._members[values[0]] = members_of(values[1])
+        self.found.take(table, values)
 
+    def packs(self) -> None:
+        for done, pack in enumerate(self._packs, 1):
+            with self.finding("packs", packs=1):
+                for flaw in self.contents.packs.check(self.view, pack).values():
+                    self.problem(", ".join(flaw.what), flaw.message)
+            self.progress("packs", done, len(self._packs))
 
-class Told:
-    """What the events say that the catalog should hold."""
+    # -- histories ------------------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.branches: dict[int, set[str]] = {}
-        self.tags: dict[int, dict[str, bytes]] = {}
-        self.validity: dict[int, dict[bytes, tuple[str, str]]] = {}
-        self.rollbacks: dict[tuple[int, str], list[tuple[bytes, bytes]]] = {}
-        self.lines: dict[tuple[int, str], tuple[int, int]] = {}  # what branches inherited: origin, how many records
-        # Where branches stood when something was forgotten, and the newest number at that time.
-        self.stood: dict[tuple[int, str], tuple[int, bytes]] = {}
+    def histories(self, agents: Sequence[str]) -> None:
+        found = self.found
+        found.log.sort()
+        told, refs = Told(found.log), found.refs()
+        proof = Histories(self.contents, found, Lines(found.records))
+        with self.finding("table store"):
+            proof.lost = metadata.lost(self.view)
+        for a, (name, _) in told.agents.items():
+            if a not in found.agents:
+                self.problem("table agent", f"the row of agent {name!r} is missing", name)
+        for b, made in told.branches.items():
+            if made.a in found.agents and b not in found.branches:
+                self.problem(f"branch {made.name}", "its row is missing", found.agents[made.a].name)
+        chosen = [agent for agent in sorted(found.agents.values()) if not agents or agent.name in agents]
+        seen = {agent.a: found.reached(refs[agent.a]) for agent in chosen}
+        for agent in chosen:
+            todo, done = len(seen[agent.a] - proof.done), len(proof.done)
 
-    def add(self, a: int, body: dict[str, Any]) -> None:
-        match body["what"]:
-            case "agent":
-                self.branches[a] = {"main"}
-            case "branch":
-                self.branches.setdefault(a, set()).add(body["name"])
-                if "line" in body:
-                    self.lines[a, body["name"]] = body["line"][0], body["line"][1]
-            case "tag":
-                self.tags.setdefault(a, {})[body["name"]] = body["at"]
-            case "untag":
-                self.tags.get(a, {}).pop(body["name"], None)
-            case "validity":
-                judged = (body["validity"], body["reason"])
-                self.validity.setdefault(a, {})[body["at"]] = ("good", "") if judged[0] == "good" else judged
-            case "rollback":
-                self.rollbacks.setdefault((a, body["branch"]), []).append((body["from"], body["to"]))
-            case "clone":
-                self.branches[a] = {name for name, _ in body["branches"]}
-                self.tags[a] = dict(body["tags"])
-                self.validity[a] = {identity: (validity, reason) for identity, validity, reason in body["validity"]}
-                self.lines.update({(a, name): (origin, start) for name, origin, start in body.get("lines", ())})
-            case "forget":
-                for name in body["untag"]:
-                    self.tags.get(a, {}).pop(name, None)
-                for name, head in body["heads"]:
-                    self.stood[a, name] = body["newest"], head
-                    self.rollbacks.pop((a, name), None)
-            case "receive":
-                for name, head in body["heads"]:
-                    self.stood[a, name] = body["newest"], head
-                    self.rollbacks.pop((a, name), None)
-            case "remove":
-                self.branches.pop(a, None)
-                self.tags.pop(a, None)
+            def step(name: str = agent.name, todo: int = todo, done: int = done) -> None:
+                self.progress(f"checkpoints of {name}", len(proof.done) - done, todo)
 
-    def head(self, a: int, branch: str, n: int, newest: bytes) -> bytes:
-        """Where a branch stands whose newest checkpoint (or, before the first, its beginning) is ``newest``."""
-        then, stood = self.stood.get((a, branch), (-1, b""))
-        if n <= then:
-            newest = stood
-        rollbacks = self.rollbacks.get((a, branch), [])
-        # Going back over the rollbacks that followed each other: they came after ``newest`` if they started from it.
-        expected = b""
-        for start, end in reversed(rollbacks):
-            if expected and end != expected:
-                return newest
-            if start == newest:
-                return rollbacks[-1][1]
-            expected = start
-        return newest
+            proof.prove(seen[agent.a], step)
+        ids = proof.ids()
+        for agent in chosen:
+            self._agent(agent, proof, seen[agent.a], ids)
+            self._names(agent, proof, told, refs[agent.a])
+        self._lines(proof)
+        counts = self.report.checked
+        counts["agents"], counts["checkpoints"], counts["operations"] = len(chosen), len(proof.done), proof.operations
+        if proof.lost:
+            counts["lost_metadata_records"] = len(proof.lost)
 
+    def _agent(self, agent: Agent, proof: Histories, numbers: set[int], known: Mapping[int, bytes]) -> None:
+        """Say what was found wrong with the checkpoints that an agent reaches."""
+        name = agent.name
+        resting: list[str] = []
+        for n in sorted(numbers):
+            ids = [known[n].hex()] if known.get(n) else []
+            flaw = proof.bad.get(n)
+            if flaw is not None and not flaw.what:
+                resting += ids
+            elif flaw is not None:
+                self.problem(flaw.what, flaw.detail, name, ids)
+            for text in proof.odd.get(n, ()):
+                self.problem(f"checkpoint {proof.short(n)}", text, name, ids)
+            if n in proof.away:
+                self.unreachable(proof.away[n], ids)
+        if resting:
+            detail = f"{len(resting)} later checkpoint(s) rest on ones that cannot be proven"
+            self.problem("history", detail, name, resting)
 
-def _bad(row: CheckpointRow, detail: str) -> HoldfastError:
-    short = row.id.hex()[:12]
-    return Damaged(f"checkpoint {short}: {detail}", what=(f"checkpoint {short}",))
+    def _names(self, agent: Agent, proof: Histories, told: Told, refs: Refs) -> None:
+        """Branches, tags and judgements are those that the log tells of."""
+        name = agent.name
+        if agent.a not in told.agents:
+            self.problem(f"agent {name}", "the log does not tell of it", name)
+        for id in self.found.astray(refs):
+            self.problem(f"checkpoint {id.hex()[:12]}", "it is missing, and was not forgotten", name, [id.hex()])
+        for branch in refs.branches:
+            self._branch(branch, name, proof, told)
+        for tag in refs.tags:
+            if tag.n in proof.known and proof.known[tag.n].id != tag.id:
+                self.problem(f"tag {tag.name}", "it does not lead to the checkpoint it names", name)
+        if {tag.name: tag.id for tag in refs.tags} != {name: id for name, id in told.tags[agent.a].items() if id}:
+            self.problem("table tag", "tags are missing or were moved behind the history's back", name)
+        for id, said in told.validity[agent.a].items():
+            n = self.found.find(id)
+            judged = self.found.validity.get((agent.a, n), {}).get("validity", "good")
+            if n and judged != said.get("validity"):
+                detail = f"checkpoint {id.hex()[:12]}: what was said of it is missing, or is not what was said"
+                self.problem("table validity", detail, name, [id.hex()])
+
+    def _branch(self, branch: Branch, agent: str, proof: Histories, told: Told) -> None:
+        """A branch stands where the log says that its epoch began, or on the newest that was made there since."""
+        found, what = self.found, f"branch {branch.name}"
+        made = told.branches.get(branch.b)
+        if made is None or (made.a, made.uuid) != (branch.a, branch.uuid):
+            self.problem(what, "the log does not tell of it", agent)
+            return
+        n = found.tip(branch.b, made.epoch, proof.depth)
+        id = proof.known[n].id if n in proof.known else b"" if n else made.to
+        if branch.epoch != made.epoch:
+            self.problem(what, "it was moved without an entry in the log, or is older than that", agent)
+        elif branch.id != id or branch.head != (n or found.find(id)):
+            self.problem(what, "its head is not where its history left it", agent)
+        elif branch.head and branch.depth != proof.depth(branch.head):
+            self.problem(what, "its head is not as deep as it says", agent)
+        if branch.generation < told.generations.get(branch.b, 0):
+            self.problem(what, "it is older than its last writer", agent)
+
+    def _lines(self, proof: Histories) -> None:
+        """Each branch's records lead to what it says of them, and none that was written on it is left out."""
+        found, lines = self.found, proof.lines
+        written: dict[int, int] = defaultdict(int)
+        for record in found.records.values():
+            written[record.b] += 1
+        reached: set[int] = set()
+        for branch in found.branches.values():
+            what = f"line of {branch.name}"
+            name = found.agents[branch.a].name if branch.a in found.agents else ""
+            end = lines.end(branch.line)
+            if end is None:
+                self.problem(what, lines.break_below(branch.line), name)
+            elif end != branch.end:
+                self.problem(what, "its records do not lead to what it says of them", name)
+            left, r = written[branch.b], branch.line
+            while r in found.records and (left or r not in reached):
+                left -= found.records[r].b == branch.b
+                reached.add(r)
+                r = found.records[r].prev
+            if left and end is not None:
+                self.problem(what, f"{left} record(s) written on it are not part of it", name)
+        self._values(reached)
+
+    def _values(self, records: set[int]) -> None:
+        """The long values of records are there, down to their last node."""
+        state = history.state_of(self.contents, None)
+        known: set[bytes] = set()
+        for done, r in enumerate(records, 1):
+            for root in self.found.records[r].refs:
+                if root not in known:
+                    known.add(root)
+                    with self.finding(f"record {r}"):
+                        history.read_tree(state, root)
+            self.progress("effects", done, len(records))
+        self.report.checked["effects"] = len(records)

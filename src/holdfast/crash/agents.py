@@ -45,7 +45,7 @@ _travelling: set[int] = set()
 
 def open_stores() -> list[Any]:
     """The stores that this process has open."""
-    module = sys.modules.get("holdfast.agent2.store")
+    module = sys.modules.get("holdfast.agent.store")
     found = list(module._open.values()) if module is not None else []  # noqa: SLF001 (its registry of open stores)
     return [store for store in found if not store.closed and store._pid == os.getpid()]  # noqa: SLF001
 
@@ -128,7 +128,7 @@ def _again(store: Any, *, readonly: bool) -> Iterator[Any]:
     if not store.closed:
         yield store
         return
-    from holdfast.agent2.store import open_as
+    from holdfast.agent.store import open_as
 
     fresh = open_as(type(store), store.place, create=False, readonly=readonly, inert=True)
     try:
@@ -192,7 +192,7 @@ def tell_death(
 
     What the store knows by now is added to the dump: checkpoints and effects after that. Returns who was told.
     """
-    from holdfast.agent2.store import open_as
+    from holdfast.agent.store import open_as
 
     told = []
     for place in dict.fromkeys(str(stands.get("store", "")) for stands in agents):
@@ -216,8 +216,8 @@ def tell_death(
 def _kind(stands: dict[str, Any]) -> Any:
     """The class of store that the process had: the room above has one that knows effects."""
     module, _, name = str(stands.get("kind", "")).rpartition(".")
-    if module not in ("holdfast.agent2.store", "holdfast.run.store"):
-        module, name = "holdfast.agent2.store", "Store"
+    if module not in ("holdfast.agent.store", "holdfast.run.store"):
+        module, name = "holdfast.agent.store", "Store"
     return getattr(import_module(module), name)
 
 
@@ -241,7 +241,7 @@ def _complete(dump: Path, handles: list[Any], redactor: Redactor) -> None:
 def _add(
     store: Any, stands: dict[str, Any], dump: Path, error: str, message: str, trigger: str, what: str = "crash"
 ) -> bool:
-    from holdfast.agent2 import crashes
+    from holdfast.agent import crashes
 
     row = store._db.view.agent(stands["agent"])  # noqa: SLF001
     if row is None:

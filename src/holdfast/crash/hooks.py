@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from holdfast.agent2.watchers import WATCHERS
+from holdfast.agent.watchers import WATCHERS
 from holdfast.crash import agents, exceptions, kinds, logs, taking
 from holdfast.crash.guard import Guard, is_failure, place_of
 from holdfast.crash.limits import Limits

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import gmtime, strftime
 
-from holdfast.agent2 import crashes
-from holdfast.agent2.checkpoint import Checkpoint
-from holdfast.agent2.store import Store
+from holdfast.agent import crashes
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.store import Store
 from holdfast.crash import kinds
 from holdfast.crash.dump import Dump
 from holdfast.crash.records import as_text

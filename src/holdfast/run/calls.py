@@ -21,7 +21,7 @@ from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope
 from holdfast.run.steps import HandOut, Invoke, Keep, Steps, Turn, cancelled_again, drive, drive_later
 from holdfast.run.tools import Tool
-from holdfast.store2.room import FRAMES, check_room
+from holdfast.store.room import FRAMES, check_room
 
 
 def now(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

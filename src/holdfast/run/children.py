@@ -23,7 +23,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
-from holdfast.agent2.names import check_name
+from holdfast.agent.names import check_name
 from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, ToolFailed
 from holdfast.run import records as rec
 from holdfast.run import waiting

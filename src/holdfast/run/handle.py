@@ -15,9 +15,9 @@ from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
-import holdfast.agent2.agent as below
-from holdfast.agent2.checkpoint import Checkpoint
-from holdfast.agent2.branch import BranchWriter
+import holdfast.agent.agent as below
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.branch import BranchWriter
 from holdfast.errors import BadOption, ReadOnly
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
@@ -34,7 +34,7 @@ from holdfast.run.runs import Run
 from holdfast.run.scope import now_us
 from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
-from holdfast.store2.catalog import Point
+from holdfast.store.catalog import Point
 
 if TYPE_CHECKING:
     from holdfast.run.replanning import Setback

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent2.checkpoint import Checkpoint
-from holdfast.agent2.history import Stored
-from holdfast.agent2.names import check_label
-from holdfast.agent2.branch import BranchWriter, Pending
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.history import Stored
+from holdfast.agent.names import check_label
+from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
@@ -29,8 +29,8 @@ from holdfast.run.listing import signals_to
 from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.run.waiting import Signal
-from holdfast.store2.catalog import Point
-from holdfast.store2.changes import NewRecord
+from holdfast.store.catalog import Point
+from holdfast.store.changes import NewRecord
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent

@@ -22,11 +22,11 @@ from holdfast.run.scope import effect_of, now_us
 from holdfast.run.standing import NESTED, SPAWN, Standing, nested_id
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
-from holdfast.store2 import catalog
-from holdfast.store2.catalog import Branch
+from holdfast.store import catalog
+from holdfast.store.catalog import Branch
 
 if TYPE_CHECKING:
-    from holdfast.agent2.store import Store
+    from holdfast.agent.store import Store
 
 CONDITIONS = ("running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled")
 _WORDS = {"attention": "needs attention"}

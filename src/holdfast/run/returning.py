@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent2.checkpoint import Checkpoint
+from holdfast.agent.checkpoint import Checkpoint
 from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run import records as rec
 from holdfast.run.past import Past
 from holdfast.run.planning import Target, pending
 from holdfast.run.stored import entries
-from holdfast.store2.catalog import Point
+from holdfast.store.catalog import Point
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent

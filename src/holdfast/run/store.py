@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
-import holdfast.agent2.store as below
+import holdfast.agent.store as below
 from holdfast.errors import BadOption, ReadOnly, UnknownRevision
 from holdfast.run import secrets
 from holdfast.run.handle import Agent
@@ -19,9 +19,9 @@ from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
 from holdfast.run.needed import needed
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import signal_body, signal_key
-from holdfast.store2.catalog import Branch, Point
-from holdfast.store2.changes import Said
-from holdfast.store2.keys import Key
+from holdfast.store.catalog import Branch, Point
+from holdfast.store.changes import Said
+from holdfast.store.keys import Key
 
 if TYPE_CHECKING:
     from holdfast.run.batch import Batch, OnError

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from holdfast.agent2.branch import BranchWriter, read_line
+from holdfast.agent.branch import BranchWriter, read_line
 from holdfast.errors import CorruptValue, Damaged
 from holdfast.run.records import Record, decode_record
-from holdfast.store2.changes import NewRecord
-from holdfast.store2.database import Database
+from holdfast.store.changes import NewRecord
+from holdfast.store.database import Database
 
 
 def entries(*records: Record) -> list[NewRecord]:

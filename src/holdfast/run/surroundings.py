@@ -15,7 +15,7 @@ from holdfast.run import companions, modes, secrets, waiting
 from holdfast.run.tools import tool
 
 if TYPE_CHECKING:
-    from holdfast.agent2.branch import BranchWriter
+    from holdfast.agent.branch import BranchWriter
     from holdfast.run.host import AgentHost
     from holdfast.run.resources import Resource
 

@@ -1,1 +1,1 @@
-"""Where bytes live: the catalog, packs, locks and the witness. Knows nothing of what they mean."""
+"""Bytes in tables and packs: immutable objects, the refs that name them, and two append-only lists."""

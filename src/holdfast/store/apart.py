@@ -33,7 +33,8 @@ def apart(work: Callable[[], T]) -> T:
         over.release()
 
     over.acquire()
-    thread = threading.Thread(target=do, name="holdfast-apart")
+    # A daemon: a program that was interrupted twice must be able to end.
+    thread = threading.Thread(target=do, name="holdfast-apart", daemon=True)
     try:
         try:
             thread.start()

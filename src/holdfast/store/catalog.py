@@ -1,343 +1,36 @@
-"""What a catalog holds and what it can be asked: the records, the interface, and the sums that guard every row.
+"""Every row of every table, read in one place, in SQL that both engines take.
 
-Owns the shapes that cross the boundary between the store and everything above it. Knows bytes and numbers only:
-no names, no labels, no states. A record read from a catalog has had its sum checked; one that did not match never
-becomes a record.
+Owns the shapes of rows in memory and the walks over them: up from a checkpoint, along a line of records. Knows no state
+and no policy; changes nothing (changes.py does). What always holds: a row that is given has its sum, a checkpoint its
+id, operations and nodes their digests, and each checkpoint of a walk is the one that its child names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Protocol
-
-from blake3 import blake3
-from msgspec import Struct
-from ormsgpack import packb
-
-from holdfast.codec.values import encode
-
-ID_BYTES = 32
-SUM_BYTES = 8
-
-HINT = "`holdfast verify` says what is affected, `holdfast repair` what can be saved."
-"""For damage in the catalog. Right wherever that is met, while verifying as well."""
-
-Buffer = bytes | bytearray | memoryview
-
-
-def digest(tag: bytes, data: Buffer) -> bytes:
-    """``H(tag, data)`` of the format: BLAKE3-256 over the tag, one zero byte and the data."""
-    hasher = blake3(tag + b"\0")
-    hasher.update(data)
-    return hasher.digest()
-
-
-def checkpoint_id(manifest: bytes) -> bytes:
-    return blake3(b"holdfast.checkpoint\0" + manifest).digest()
-
-
-def effect_chain(before: bytes, body: bytes) -> bytes:
-    """The chain digest of a line after one more record."""
-    return blake3(b"holdfast.effect\0" + before + body).digest()
-
-
-def node_digest(node: Buffer) -> bytes:
-    return digest(b"holdfast.node", node)
-
-
-def metadata_digest(metadata: bytes) -> bytes:
-    """What a checkpoint's manifest calls this metadata. What was lost in a repair is called as it was before."""
-    if metadata[: len(_LOST)] == _LOST and len(metadata) == len(_LOST) + 32:
-        return metadata[len(_LOST) :]
-    return digest(b"holdfast.metadata", metadata)
-
-
-_LOST = b"\x81\xa4lost\xc4\x20"
-
-
-def lost_metadata(named: bytes) -> bytes:
-    """The encoding of ``{"lost": named}``, which stands for metadata of which nothing but its digest is left."""
-    return _LOST + named
-
-
-def chunk_digest(chunk: Buffer) -> bytes:
-    return digest(CHUNK_TAG, chunk)
-
-
-CHUNK_TAG = b"holdfast.chunk"
-
-
-def forgotten_key(a: int) -> bytes:
-    """The key of the events that say what an agent has forgotten."""
-    return b"forget" + a.to_bytes(8, "big")
-
-
-def clone_key(a: int) -> bytes:
-    """The key of the events that say which agents see the rows of this one."""
-    return b"clone" + a.to_bytes(8, "big")
-
-
-def receive_key(a: int) -> bytes:
-    """The key of the events that say what of an agent came from another store."""
-    return b"receive" + a.to_bytes(8, "big")
-
-
-def bookkeeping(key: bytes) -> bool:
-    """Whether an event's key is one of the three above, and not one that the rooms above chose."""
-    return (key[:-8] in {b"forget", b"clone", b"receive"}) and len(key) > 8
-
-
-def row_sum(table: str, *columns: object) -> bytes:
-    """The check that is stored with a row: over the table's name and the other columns, in their order.
-
-    Columns are numbers, texts and blobs: for these the bare library writes what the codec would, three times as fast.
-    """
-    try:
-        return blake3(b"holdfast.row\0" + packb((table, *columns))).digest(SUM_BYTES)
-    except TypeError:  # a damaged row holds something else
-        return blake3(b"holdfast.row\0" + encode([table, *columns])).digest(SUM_BYTES)
-
-
-class AgentRow(Struct, frozen=True):
-    """One agent. Its name is in ``body``; ``key`` is the name's hash."""
-
-    a: int
-    uuid: bytes
-    key: bytes
-    body: bytes
-
-
-class BranchRow(Struct, frozen=True):
-    """``head`` and ``head_id`` are 0 and empty while the branch has no checkpoint."""
-
-    b: int
-    a: int
-    uuid: bytes
-    key: bytes
-    body: bytes
-    head: int
-    head_id: bytes
-    generation: int
-
-
-class TagRow(Struct, frozen=True):
-    """A movable name of an agent for checkpoint ``n``."""
-
-    a: int
-    key: bytes
-    body: bytes
-    n: int
-
-
-class CheckpointRow(Struct, frozen=True):
-    """One checkpoint. ``parent`` is 0 at a root; ``base`` is the nearest sealed one at or above, 0 if none.
-
-    ``key`` is a name that whoever made it can find it by; the store gives it no meaning.
-    """
-
-    n: int
-    a: int
-    b: int
-    parent: int
-    depth: int
-    base: int
-    manifest: bytes
-    operations: bytes
-    key: bytes | None = None
-
-    @property
-    def id(self) -> bytes:
-        """The checkpoint's id. Computed, so that it always speaks for these very bytes."""
-        return checkpoint_id(self.manifest)
-
-    @property
-    def sealed(self) -> bool:
-        return self.base == self.n
-
-
-class ValidityRow(Struct, frozen=True):
-    """An agent's judgement on checkpoint ``n``. One without a row is good."""
-
-    a: int
-    n: int
-    body: bytes
-
-
-class SealRow(Struct, frozen=True):
-    """Where the values of a branch's checkpoints up to ``n`` are, once their tails are gone."""
-
-    n: int
-    b: int
-    places: bytes
-
-
-class EventRow(Struct, frozen=True):
-    """Something that changed and was no checkpoint. ``at`` is in microseconds, ``key`` what it can be found by."""
-
-    e: int
-    a: int
-    at: int
-    body: bytes
-    key: bytes | None = None
-
-
-class PackRow(Struct, frozen=True):
-    """One file below ``packs/``."""
-
-    p: int
-    uuid: bytes
-    size: int
-
-
-class ChunkRow(Struct, frozen=True):
-    """Where a chunk's bytes are. ``stored`` equals ``length`` when they are raw, otherwise they are zstd."""
-
-    digest: bytes
-    p: int
-    offset: int
-    length: int
-    stored: int
-
-
-class NewPack(Struct, frozen=True):
-    """A pack that is on disk and not yet in the catalog, with the chunks that it brings."""
-
-    uuid: bytes
-    size: int
-    chunks: Sequence[ChunkRow]
-
-
-class Event(Struct, frozen=True):
-    """An event still to be written: the time in microseconds, and an encoded map. The store adds the rest."""
-
-    at: int
-    body: bytes
-    key: bytes | None = None
-
-
-class LineRow(Struct, frozen=True):
-    """The ledger of one branch: ``count`` records, of which the first ``start`` are those of branch ``origin``'s line.
-
-    ``chain`` is the digest after the last of them. A branch without records has no row, and counts as this with zeros.
-    """
-
-    b: int
-    origin: int = 0
-    start: int = 0
-    count: int = 0
-    chain: bytes = b""
-
-
-class EffectRow(Struct, frozen=True):
-    """Record ``i`` of the line of branch ``b``; ``r`` counts the records of the whole store.
-
-    ``mark`` is 1 where summaries need it, ``refs`` are the digests of the nodes that ``body`` names, one after another.
-    """
-
-    r: int
-    b: int
-    i: int
-    mark: int
-    refs: bytes
-    body: bytes
-
-
-class NewRecord(Struct, frozen=True):
-    """A record still to be written."""
-
-    mark: int
-    refs: bytes
-    body: bytes
-
-
-class LineStart(Struct, frozen=True):
-    """What a new branch inherits: the first ``start`` records of a line, and the chain digest after them."""
-
-    origin: int
-    start: int
-    chain: bytes
-
-
-class Append(Struct, frozen=True):
-    """Records ready to be written at the end of a line.
-
-    ``generation`` is compared with the branch, ``count`` and ``chain`` with the line; if anything differs nothing is
-    written and the writer is ``Fenced``. ``end`` is the chain after them. ``nodes``, ``chunks`` and ``guard`` are as
-    in ``Commit``.
-    """
-
-    a: int
-    b: int
-    generation: int
-    count: int
-    chain: bytes
-    records: Sequence[NewRecord]
-    end: bytes
-    nodes: Sequence[tuple[bytes, bytes]] = ()
-    chunks: Sequence[tuple[bytes, Buffer]] = ()
-    guard: tuple[int, int] | None = None
-
-    @property
-    def append(self) -> Append:
-        return self
-
-    @property
-    def size_bytes(self) -> int:
-        """What it holds in memory while it waits, roughly."""
-        size = sum(len(record.body) + len(record.refs) for record in self.records)
-        return size + sum(len(node) + ID_BYTES for _, node in self.nodes)
-
-
-class Commit(Struct, frozen=True):
-    """One checkpoint, ready to be written.
-
-    ``parent_id`` and ``generation`` are compared with the branch; if either differs nothing is written and the writer
-    is ``Fenced``. ``n``, ``parent`` and, where ``base`` is None, ``base`` are worked out inside the transaction, so
-    that they need not be known beforehand. ``nodes`` are raw nodes with their digests, ``places`` the body of a seal
-    row (its writing deletes the branch's older tail rows), ``chunks`` digests with bytes that go to a pack first.
-    ``onto`` makes it the child of another checkpoint than the head that is compared: that one's number and base.
-    ``events`` are written with it. ``guard`` names the lease that covers this write when it is not the branch's own:
-    its branch and generation, compared as the rest is. ``append`` are records that are written with it.
-    """
-
-    a: int
-    b: int
-    generation: int
-    parent_id: bytes
-    id: bytes
-    depth: int
-    manifest: bytes
-    operations: bytes
-    sealed: bool = False
-    base: int | None = None
-    onto: tuple[int, int] | None = None
-    tail: bytes | None = None
-    nodes: Sequence[tuple[bytes, bytes]] = ()
-    places: bytes | None = None
-    metadata: tuple[bytes, bytes] | None = None
-    chunks: Sequence[tuple[bytes, Buffer]] = ()
-    key: bytes | None = None
-    events: Sequence[Event] = ()
-    guard: tuple[int, int] | None = None
-    append: Append | None = None
-
-    @property
-    def size_bytes(self) -> int:
-        """What the commit holds in memory while it waits, roughly."""
-        size = len(self.manifest) + len(self.operations) + len(self.tail or b"") + len(self.places or b"")
-        size += sum(len(event.body) for event in self.events)
-        size += self.append.size_bytes if self.append is not None else 0
-        return size + sum(len(node) + ID_BYTES for _, node in self.nodes)
-
-
-class Queued(Protocol):
-    """Something that was accepted and is on its way to the disk. ``done``: it is ``written``, or never will be."""
-
-    @property
-    def done(self) -> bool: ...
-    @property
-    def written(self) -> bool: ...
-
+from functools import partial
+from typing import Any, NamedTuple
+
+from ormsgpack import packb, unpackb
+
+from holdfast.codec.values import decode, encode
+from holdfast.errors import Damaged, Forgotten, HoldfastError, UnknownAgent
+from holdfast.store.cipher import HINT, Cipher, digest
+from holdfast.store.engine import Args, Reader
+from holdfast.store.manifest import Manifest, Position, identity, mark_of, split_payload, uncompressed
+from holdfast.store.segments import Packed, Segment
+from holdfast.store.tables import CHECKPOINTS, TABLES
+
+NODE_MAX_BYTES = 2**28
+ROWS_AT_ONCE = 256
+"""Rows per statement: bounds both the text of a list of numbers and what is in memory at once."""
+HEADS_AT_ONCE = 4096
+UP_AT_ONCE = 64
+"""Ancestors per read: most walks end soon."""
+_SEGMENTS_KEPT = 4
+
+DIGEST_BYTES = 32
+Body = dict[str, Any]
 
 Progress = Callable[[str, int, int], None]
 """Tells whoever waits: called with what is being done, how much of it is done, and how much there is."""
@@ -347,111 +40,622 @@ def quietly(what: str, done: int, total: int) -> None:
     """The progress of whoever does not want to know."""
 
 
-class States(Protocol):
-    """What loading a state asks: of a store as it is now, or as it was at one moment."""
-
-    def agent_row(self, a: int) -> AgentRow | None: ...
-    def checkpoint(self, n: int) -> CheckpointRow: ...
-    def ancestry(self, n: int, stop_at: int = 0, limit: int | None = None) -> list[CheckpointRow]: ...
-    def tail(self, n: int) -> bytes | None: ...
-    def tails_of(self, numbers: Iterable[int]) -> dict[int, bytes]: ...
-    def covering_seal(self, b: int, n: int) -> SealRow | None: ...
-    def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]: ...
-    def events_named(self, keys: Iterable[bytes]) -> list[EventRow]: ...
-    def forgotten(self, a: int | None = None) -> Iterator[tuple[EventRow, dict[str, Any]]]: ...
-    def chunks(self, digests: Iterable[bytes]) -> Iterator[bytes]: ...
+def body_bytes(body: Body) -> bytes:
+    """A small map as rows hold it: texts, numbers, bytes, lists and maps of these."""
+    try:
+        return packb(body)
+    except TypeError:  # a text that is none in UTF-8
+        return encode(body)
 
 
-class Catalog(States, Protocol):
-    """Everything the rooms above may ask of a store. Each writing call is one transaction and one flush."""
+def read_body(data: bytes, what: str) -> Body:
+    try:
+        body = unpackb(data)
+    except ValueError:
+        try:
+            body = decode(data)
+        except HoldfastError as error:
+            raise malformed(what) from error
+    if type(body) is not dict:
+        raise malformed(what)
+    return body
 
-    def agents(self) -> list[AgentRow]: ...
-    def agent(self, key: bytes) -> AgentRow | None: ...
-    def branches(self, a: int) -> list[BranchRow]: ...
-    def branch(self, a: int, key: bytes) -> BranchRow | None: ...
-    def branch_row(self, b: int) -> BranchRow: ...
-    def checkpoints(
-        self,
-        *,
-        a: int | None = None,
-        b: int | None = None,
-        after: int = 0,
-        before: int | None = None,
-        newest_first: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[CheckpointRow]: ...
-    def named(self, key: bytes) -> list[CheckpointRow]: ...
-    def tips(self, a: int) -> list[CheckpointRow]: ...
-    def tail_bytes(self, numbers: Iterable[int]) -> int: ...
-    def tails(self, b: int, after: int = 0) -> Iterator[tuple[int, bytes]]: ...
-    def last_seal(self, b: int) -> SealRow | None: ...
-    def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]: ...
-    def metadata(self, digest: bytes) -> bytes | None: ...
-    def tags(self, a: int) -> list[TagRow]: ...
-    def validity(self, a: int, n: int) -> ValidityRow | None: ...
-    def validities(self, a: int) -> list[ValidityRow]: ...
-    def events(
-        self, *, a: int | None = None, after: int = 0, newest_first: bool = False, limit: int | None = None
-    ) -> Iterator[EventRow]: ...
-    def line(self, b: int) -> LineRow: ...
-    def effects(
-        self,
-        b: int,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        marked: bool = False,
-        newest_first: bool = False,
-        limit: int | None = None,
-    ) -> Iterator[EffectRow]: ...
-    def newest(self) -> tuple[int, int, int]: ...
-    def holder_alive(self, b: int, generation: int) -> bool: ...
 
-    def add_agent(
-        self,
-        *,
-        key: bytes,
-        body: bytes,
-        uuid: bytes,
-        branch_key: bytes,
-        branch_body: bytes,
-        branch_uuid: bytes,
-        event: Event,
-    ) -> tuple[AgentRow, BranchRow]: ...
-    def add_branch(
-        self,
-        a: int,
-        *,
-        key: bytes,
-        body: bytes,
-        uuid: bytes,
-        head: int,
-        head_id: bytes,
-        event: Event,
-        line: LineStart | None = None,
-        copies: Sequence[NewRecord] = (),
-    ) -> BranchRow: ...
-    def set_head(
-        self,
-        b: int,
-        *,
-        generation: int,
-        expect_head_id: bytes,
-        head: int,
-        head_id: bytes,
-        event: Event,
-        append: Append | None = None,
-    ) -> BranchRow: ...
-    def set_tag(self, a: int, key: bytes, *, body: bytes, n: int, event: Event) -> TagRow: ...
-    def drop_tag(self, a: int, key: bytes, *, event: Event) -> bool: ...
-    def set_validity(self, a: int, n: int, *, body: bytes | None, event: Event) -> None: ...
-    def add_events(self, a: int, events: Sequence[Event], *, guard: tuple[int, int] | None = None) -> list[int]: ...
-    def commit(self, commit: Commit) -> int | None: ...
-    def landed(self, commit: Commit) -> bool: ...
-    def append(self, append: Append, *, flush: bool) -> None: ...
-    def enqueue(self, append: Append, *, soon: bool) -> Queued: ...
-    def complete(self, queued: Queued) -> None: ...
-    def withdraw(self, queued: Queued) -> bool: ...
-    def flush(self, b: int | None = None) -> None: ...
-    def check_usable(self) -> None: ...
-    def close(self) -> None: ...
+def malformed(what: str) -> Damaged:
+    return Damaged(f"{what}: its content does not follow the format", what=(what,), hint=HINT)
+
+
+def text_of(name: bytes, what: str) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError as error:
+        raise malformed(what) from error
+
+
+class Agent(NamedTuple):
+    """An agent."""
+
+    a: int
+    uuid: bytes
+    name: str
+    body: Body
+
+
+class End(NamedTuple):
+    """Where a line of records ends: the newest one, the newest marked one, how many there are, and their chain."""
+
+    line: int = 0
+    back: int = 0
+    records: int = 0
+    chain: bytes = b""
+
+    @property
+    def position(self) -> Position:
+        return self.records, self.chain
+
+
+BEGINNING = End()
+
+
+class Branch(NamedTuple):
+    """A branch: the one thing that a commit moves. ``head`` and ``id`` are 0 and empty while it has no checkpoint.
+
+    ``epoch`` rises when it moves other than by a commit onto its head; with ``b`` it says on which stretch a checkpoint
+    was made, so that every head can be derived from the log. ``generation`` is raised by whoever becomes its writer.
+    """
+
+    b: int
+    a: int
+    name: str
+    uuid: bytes
+    body: Body
+    head: int
+    id: bytes
+    depth: int
+    epoch: int
+    line: int
+    back: int
+    records: int
+    chain: bytes
+    generation: int
+
+    @property
+    def end(self) -> End:
+        return End(self.line, self.back, self.records, self.chain)
+
+    def at_end(self, end: End) -> Branch:
+        return self._replace(line=end.line, back=end.back, records=end.records, chain=end.chain)
+
+
+class Tag(NamedTuple):
+    """A movable name of an agent for a checkpoint."""
+
+    a: int
+    name: str
+    n: int
+    id: bytes
+    body: Body
+
+
+class Row(NamedTuple):
+    """A checkpoint's row: from table ``loose``, then ``data`` is its payload, or from ``checkpoint``: segment ``s``.
+
+    ``parent`` is 0 at a root and where the parent was forgotten; ``line`` the record that was newest; ``key`` a name
+    that whoever made it finds it by. ``sealed``: all nodes of its state are stored. ``b`` is 0 where it came from
+    another store.
+    """
+
+    n: int
+    mark: int
+    key: bytes
+    parent: int
+    line: int
+    b: int
+    epoch: int
+    sealed: int
+    s: int = 0
+    data: bytes | None = None
+
+
+class Point(NamedTuple):
+    """A checkpoint that was read, and is what its row says."""
+
+    row: Row
+    id: bytes
+    raw: bytes
+    manifest: Manifest
+
+    @property
+    def n(self) -> int:
+        return self.row.n
+
+    @property
+    def cut(self) -> bool:
+        """Whether its parent was forgotten."""
+        return not self.row.parent and bool(self.manifest.parent)
+
+
+class Record(NamedTuple):
+    """Record ``i`` of a line. ``body`` is empty where a policy has dropped it; its digest is left."""
+
+    r: int
+    prev: int
+    back: int
+    i: int
+    b: int
+    mark: int
+    digest: bytes
+    refs: list[bytes]
+    body: bytes
+
+
+class Entry(NamedTuple):
+    """Something in the log: a ref that moved, or what somebody keeps under a key. ``at`` is in microseconds."""
+
+    e: int
+    a: int
+    key: bytes
+    at: int
+    body: Body
+
+
+class Place(NamedTuple):
+    """Where a chunk's bytes are. ``stored`` equals ``length`` when they are raw, otherwise they are zstd."""
+
+    pack: bytes
+    start: int
+    length: int
+    stored: int
+
+
+def link(chain: bytes, body_digest: bytes) -> bytes:
+    """The chain digest of a line after one more record. It covers the body's digest, so that a body can go."""
+    return digest(b"effect", chain, body_digest)
+
+
+def node_digest(raw: bytes) -> bytes:
+    return digest(b"node", raw)
+
+
+def chunk_digest(data: bytes | memoryview) -> bytes:
+    return digest(b"chunk", data)
+
+
+def listed(count: int) -> str:
+    return f"({', '.join('?' * count)})"
+
+
+def slices(values: Sequence[Any], size: int = ROWS_AT_ONCE) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def _up(table: str, *, to_base: bool) -> str:
+    stop = " AND up.sealed = 0" if to_base else ""
+    return (
+        f"WITH RECURSIVE up (k, n, parent, sealed) AS (SELECT 0, n, parent, sealed FROM {table} WHERE n = ? UNION ALL"
+        f" SELECT up.k + 1, c.n, c.parent, c.sealed FROM up JOIN {table} c ON c.n = up.parent"
+        f" WHERE up.k + 1 < ?{stop}) SELECT {TABLES[table].select('c')} FROM up JOIN {table} c ON c.n = up.n"
+        " ORDER BY up.k"
+    )
+
+
+_UP = {(table, to_base): _up(table, to_base=to_base) for table in CHECKPOINTS for to_base in (False, True)}
+
+_PARENT = "coalesce((SELECT parent FROM loose WHERE n = up.n), (SELECT parent FROM checkpoint WHERE n = up.n))"
+_ABOVE = (
+    "WITH RECURSIVE up (n) AS (SELECT n FROM loose WHERE n IN {0} UNION SELECT n FROM checkpoint WHERE n IN {0}"
+    f" UNION SELECT {_PARENT} FROM up WHERE {_PARENT} > 0) SELECT n FROM up"
+)
+
+_LINE = (
+    "WITH RECURSIVE up (r, below, i) AS (SELECT r, {0}, i FROM record WHERE r = ? UNION ALL"
+    " SELECT c.r, c.{0}, c.i FROM up JOIN record c ON c.r = up.below WHERE c.i > ?)"
+    f" SELECT {TABLES['record'].select('c')} FROM up JOIN record c ON c.r = up.r ORDER BY c.i"
+)
+_HANDLES = (
+    "WITH RECURSIVE up (r, prev, i) AS (SELECT r, prev, i FROM record WHERE r = ? UNION ALL"
+    " SELECT c.r, c.prev, c.i FROM up JOIN record c ON c.r = up.prev WHERE c.i > ?) SELECT r, i FROM up ORDER BY i DESC"
+)
+_LINE_ALL, _LINE_MARKED = _LINE.format("prev"), _LINE.format("back")
+
+
+class View:
+    """What can be read: of the store as it is now, of one moment, or inside a transaction."""
+
+    def __init__(self, reader: Reader, cipher: Cipher) -> None:
+        self.reader = reader
+        self.cipher = cipher
+        self._segments: dict[int, Segment] | None = None
+
+    def rows(self, table: str, where: str = "", args: Args = ()) -> list[tuple[Any, ...]]:
+        """Rows of a table, each with its sum."""
+        found = self.reader.run(f"SELECT {TABLES[table].listed} FROM {table} {where}", args)
+        return [self.cipher.loaded(table, row) for row in found]
+
+    def heads(self, table: str, damaged: list[tuple[Any, ...]] | None = None) -> Iterator[tuple[Any, ...]]:
+        """Of each row with a handle what its sum covers, as it is stored. Only of a moment, or in a transaction.
+
+        Rows with another sum are added to ``damaged``, if that is given.
+        """
+        spec = TABLES[table]
+        key = spec.names[0]
+        columns = ", ".join([*spec.names[: spec.covered], "sum"])
+        sql = f"SELECT {columns} FROM {table} WHERE {key} > ? ORDER BY {key} LIMIT {HEADS_AT_ONCE}"
+        rows = self.reader.run(sql, (0,))
+        while rows:
+            for row in rows:
+                try:
+                    yield self.cipher.covered(table, row)
+                except Damaged:
+                    if damaged is None:
+                        raise
+                    damaged.append(row)
+            rows = self.reader.run(sql, (rows[-1][0],))
+
+    def some(self, table: str, column: str, values: Sequence[Any]) -> Iterator[tuple[Any, ...]]:
+        """The rows that have one of these values, as they are stored, in a column."""
+        for part in slices(values):
+            yield from self.rows(table, f"WHERE {column} IN {listed(len(part))}", part)
+
+    def facts(self) -> dict[str, bytes]:
+        return dict(self.rows("store"))
+
+    # -- refs -----------------------------------------------------------------------------------------------
+
+    def agents(self) -> list[Agent]:
+        return [_agent(row) for row in self.rows("agent", "ORDER BY a")]
+
+    def agent(self, name: str) -> Agent | None:
+        found = self.rows("agent", "WHERE name = ?", (self.cipher.name("agent", name.encode()),))
+        return _agent(found[0]) if found else None
+
+    def agent_at(self, a: int) -> Agent:
+        found = self.rows("agent", "WHERE a = ?", (a,))
+        if not found:
+            raise UnknownAgent("the agent was removed", hint="See `holdfast agents` for what is there.")
+        return _agent(found[0])
+
+    def agent_of(self, uuid: bytes) -> Agent | None:
+        found = self.rows("agent", "WHERE uuid = ?", (uuid,))
+        return _agent(found[0]) if found else None
+
+    def branches(self, a: int | None = None) -> list[Branch]:
+        where, args = ("WHERE a = ? ORDER BY b", (a,)) if a is not None else ("ORDER BY b", ())
+        return [_branch(row) for row in self.rows("branch", where, args)]
+
+    def branch(self, a: int, name: str) -> Branch | None:
+        found = self.rows("branch", "WHERE a = ? AND name = ?", (a, self.cipher.name("branch", name.encode(), a)))
+        return _branch(found[0]) if found else None
+
+    def branch_at(self, b: int) -> Branch:
+        found = self.rows("branch", "WHERE b = ?", (b,))
+        if not found:
+            raise UnknownAgent("the branch was removed", hint="See `holdfast agents` for what is there.")
+        return _branch(found[0])
+
+    def tags(self, a: int | None = None) -> list[Tag]:
+        rows = self.rows("tag", *(("WHERE a = ?", (a,)) if a is not None else ()))
+        return [_tag(row) for row in rows]
+
+    def tag(self, a: int, name: str) -> Tag | None:
+        found = self.rows("tag", "WHERE a = ? AND name = ?", (a, self.cipher.name("tag", name.encode(), a)))
+        return _tag(found[0]) if found else None
+
+    def validities(self, a: int) -> dict[int, Body]:
+        """An agent's judgements on checkpoints. One without is good."""
+        rows = self.rows("validity", "WHERE a = ?", (a,))
+        return {n: read_body(body, f"validity {n}") for _, n, body in rows}
+
+    def shallow(self) -> dict[int, int]:
+        """Checkpoints whose parent was forgotten, each with its nearest ancestor that is left, or 0."""
+        return dict(self.rows("shallow"))
+
+    def log(self, a: int | None = None, *, kept: bool = True) -> list[Entry]:
+        """What happened to an agent's refs, or to all, oldest first; ``kept``: and what is kept under keys."""
+        wanted = [*(["a = ?"] if a is not None else []), *([] if kept else ["length(key) = 0"])]
+        where = f"WHERE {' AND '.join(wanted)} ORDER BY e" if wanted else "ORDER BY e"
+        return [_entry(row) for row in self.rows("log", where, (a,) if a is not None else ())]
+
+    def log_under(self, keys: Sequence[bytes]) -> list[Entry]:
+        """What is kept under keys, oldest first."""
+        names = [self.cipher.name("log", key) for key in keys]
+        found = []
+        for part in slices(names):
+            where = f"WHERE length(key) > 0 AND key IN {listed(len(part))}"
+            found += [_entry(row) for row in self.rows("log", where, part)]
+        return sorted(found)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------
+
+    def checkpoints(self, where: str = "", args: Args = (), folded: Args | None = None) -> list[Row]:
+        """Rows of checkpoints, loose or in segments; ``folded``: the arguments for these, where they differ.
+
+        In one statement: a row may go from the one table to the other between two.
+        """
+        columns = ", ".join(TABLES["loose"].names[:8])
+        parts = f"{columns}, 0, data, sum FROM loose", f"{columns}, s, NULL, sum FROM checkpoint"
+        sql = " UNION ALL ".join(f"SELECT {part} {where}" for part in parts)
+        found = []
+        for *head, s, data, total in self.reader.run(sql, (*args, *(args if folded is None else folded))):
+            table, last = ("checkpoint", s) if data is None else ("loose", data)
+            found.append(_row(table, self.cipher.loaded(table, (*head, last, total))))
+        return found
+
+    def row(self, n: int) -> Row:
+        found = self.checkpoints("WHERE n = ?", (n,))
+        if not found:
+            raise Forgotten(f"checkpoint {n} is not there any more", hint="See `holdfast log` for what is left.")
+        return found[0]
+
+    def point(self, n: int | Row) -> Point:
+        """A checkpoint, read and proven."""
+        row = self.row(n) if isinstance(n, int) else n
+        if row.data is not None:
+            raw, _ = split_payload(row.data)
+            id = identity(raw)
+        else:
+            try:
+                segment, at = self._place(row)
+            except Damaged:
+                return self.point(self._elsewhere(row))
+            raw, id = segment.manifests[at], segment.ids[at]
+        if mark_of(id) != row.mark:
+            raise Damaged(f"checkpoint {row.n} is not what its row says", what=(f"checkpoint {row.n}",), hint=HINT)
+        return Point(row, id, raw, Manifest.decode(raw))
+
+    def find(self, id: bytes) -> Point | None:
+        """The checkpoint with that id."""
+        rows = self.checkpoints("WHERE mark = ?", (mark_of(id),))
+        return next((point for row in rows if (point := self.point(row)).id == id), None)
+
+    def keyed(self, key: bytes) -> list[Point]:
+        """The checkpoints with that key."""
+        loose, folded = ((self.cipher.name(table, key),) for table in CHECKPOINTS)
+        return [self.point(row) for row in self.checkpoints("WHERE length(key) > 0 AND key = ?", loose, folded)]
+
+    def operations(self, point: Point) -> bytes:
+        """The operations that lead from its parent's state to its own, proven by its manifest."""
+        row = point.row
+        if row.data is not None:
+            _, found = split_payload(row.data)
+        else:
+            try:
+                segment, at = self._place(row)
+                found = segment.operations(at)
+            except Damaged:
+                return self.operations(point._replace(row=self._elsewhere(row)))
+        if digest(b"operations", found) != point.manifest.operations:
+            short = point.id.hex()[:12]
+            raise Damaged(
+                f"the operations of checkpoint {short} are not what was written",
+                what=(f"checkpoint {short}",),
+                hint=HINT,
+            )
+        return found
+
+    def up(self, n: int, limit: int, *, to_base: bool = False) -> list[Row]:
+        """A checkpoint and its ancestors, newest first; ``to_base``: up to the nearest that is sealed."""
+        found: list[Row] = []
+        while n and len(found) < limit and not (to_base and found and found[-1].sealed):
+            for table in CHECKPOINTS:  # a stretch of the one, then a stretch of the other
+                rows = self.reader.run(_UP[table, to_base], (n, limit - len(found)))
+                if rows:
+                    found += [_row(table, self.cipher.loaded(table, row)) for row in rows]
+                    break
+            else:
+                if found and not self.checkpoints("WHERE n = ?", (n,)):
+                    found[-1] = self.row(found[-1].n)
+                    if found[-1].parent == n:
+                        raise Damaged(f"checkpoint {n} is missing", what=(f"checkpoint {n}",), hint=HINT)
+                    # Otherwise it was forgotten meanwhile, and the one below it stands alone.
+                elif not found:
+                    self.row(n)  # raises if it is not there; it may have come out of a segment between the two
+            n = found[-1].parent if found else n
+        return found
+
+    def walk(self, n: int, *, over: bool = False) -> Iterator[Point]:
+        """A checkpoint and its ancestors, newest first, each proven to be the one that its child names.
+
+        Ends at a root, or where the parent was forgotten; ``over``: goes on there with the nearest that is left.
+        """
+        expected, step = b"", 8
+        while n:
+            rows = self.up(n, step)
+            step = min(2 * step, UP_AT_ONCE)
+            for row in rows:
+                point = self.point(row)
+                if expected and point.id != expected:
+                    raise Damaged(
+                        f"checkpoint {row.n} is not the one that its child names", what=(f"checkpoint {row.n}",)
+                    )
+                expected = point.manifest.parent if row.parent else b""
+                yield point
+            n = rows[-1].parent
+            if not n and over and point.cut:
+                n = next((above for _, above in self.rows("shallow", "WHERE n = ?", (rows[-1].n,))), 0)
+
+    def above(self, numbers: Sequence[int]) -> set[int]:
+        """Checkpoints and all their ancestors, as far as they are linked, by number only."""
+        found: set[int] = set()
+        for part in slices(list(numbers)):
+            found.update(n for (n,) in self.reader.run(_ABOVE.format(listed(len(part))), (*part, *part)))
+        return found
+
+    def _elsewhere(self, row: Row) -> Row:
+        """While a damage is handled: a checkpoint's row as it is now, if it was stored in another way meanwhile."""
+        now = self.row(row.n)
+        if now.s == row.s:
+            raise  # noqa: PLE0704 - what is being handled
+        return now
+
+    def _place(self, row: Row) -> tuple[Segment, int]:
+        """The segment that a row names, and the checkpoint's place in it."""
+        for segment in ((self._segments or {}).get(row.s), None):
+            segment = segment or self._read_segment(row.s)  # noqa: PLW2901 - only if it is wanted
+            at = segment.place.get(row.n)
+            # One that was kept may be gone, and another one have its number.
+            if at is not None and mark_of(segment.ids[at]) == row.mark:
+                return segment, at
+        raise Damaged(f"segment {row.s} does not have checkpoint {row.n}", what=(f"segment {row.s}",), hint=HINT)
+
+    def _read_segment(self, s: int) -> Segment:
+        found = self.rows("segment", "WHERE s = ?", (s,))
+        if not found:
+            raise Damaged(f"segment {s} is missing", what=(f"segment {s}",), hint=HINT)
+        made = Segment(Packed(*found[0][1:]), self.nodes)
+        kept = self._segments or {}
+        # Threads may meet here: then one of them keeps nothing.
+        self._segments = {**dict(list(kept.items())[1 - _SEGMENTS_KEPT :]), s: made}
+        return made
+
+    def segment(self, s: int) -> Segment:
+        return (self._segments or {}).get(s) or self._read_segment(s)
+
+    # -- objects --------------------------------------------------------------------------------------------
+
+    def nodes(self, digests: Iterable[bytes]) -> dict[bytes, bytes]:
+        """Those of some nodes that are there, each proven by its digest."""
+        found: dict[bytes, bytes] = {}
+        names = [self.cipher.name("node", one) for one in dict.fromkeys(digests)]
+        for _, name, data in self.some("node", "digest", names):
+            raw = uncompressed(data, NODE_MAX_BYTES)
+            if node_digest(raw) != name:
+                short = name.hex()[:16]
+                raise Damaged(f"node {short} is not what was written", what=(f"node {short}",), hint=HINT)
+            found[name] = raw
+        return found
+
+    def has_nodes(self, digests: Iterable[bytes]) -> set[bytes]:
+        return self._has("node", digests)
+
+    def has_chunks(self, digests: Iterable[bytes]) -> set[bytes]:
+        return self._has("chunk", digests)
+
+    def _has(self, table: str, digests: Iterable[bytes]) -> set[bytes]:
+        names = {self.cipher.name(table, one): one for one in digests}
+        found: set[bytes] = set()
+        for part in slices(list(names)):
+            rows = self.reader.run(f"SELECT digest FROM {table} WHERE digest IN {listed(len(part))}", part)
+            found.update(names[bytes(name)] for (name,) in rows)
+        return found
+
+    def chunks(self, digests: Iterable[bytes]) -> dict[bytes, Place]:
+        """Where chunks are: those of some that are there."""
+        names = [self.cipher.name("chunk", one) for one in dict.fromkeys(digests)]
+        rows = list(self.some("chunk", "digest", names))
+        packs = {p: uuid for p, uuid, _ in self.some("pack", "p", list({row[1] for row in rows}))}
+        for name, p, *_ in rows:
+            if p not in packs:
+                raise Damaged(f"pack {p} is missing", what=(f"pack {p}", f"chunk {name.hex()[:16]}"), hint=HINT)
+        return {name: Place(packs[p], start, length, stored) for name, p, start, length, stored in rows}
+
+    def packs(self) -> dict[bytes, int]:
+        """All packs, each with its size."""
+        return {uuid: size for _, uuid, size in self.rows("pack")}
+
+    # -- lines of records -----------------------------------------------------------------------------------
+
+    def line(self, r: int, after: int = 0, *, marked: bool = False) -> list[Record]:
+        """The records of a line up to ``r``, oldest first, from number ``after`` + 1 on; ``marked``: only such.
+
+        With ``marked``, ``r`` is a marked one.
+        """
+        if not r:
+            return []
+        found = self.reader.run(_LINE_MARKED if marked else _LINE_ALL, (r, after))
+        records = [_record(self.cipher.loaded("record", row)) for row in found]
+        if not records or records[-1].r != r:
+            if not self.rows("record", "WHERE r = ?", (r,)):
+                raise Damaged(f"record {r} is missing", what=(f"record {r}",), hint=HINT)
+            return []  # it is not after ``after``
+        first = records[0]
+        below = first.back if marked else first.prev
+        if (below and first.i > after + 1 and not self._is_there(below, after)) or (
+            not marked and [one.i for one in records] != list(range(first.i, first.i + len(records)))
+        ):
+            raise Damaged(f"the line below record {first.r} has a gap", what=(f"record {first.r}",), hint=HINT)
+        return records
+
+    def _is_there(self, r: int, most: int) -> bool:
+        """Whether a record is there whose number is not above ``most``."""
+        return bool(self.reader.run("SELECT i FROM record WHERE r = ? AND i <= ?", (r, most)))
+
+    def handles(self, r: int) -> dict[int, int]:
+        """The handles of all records of the line up to ``r``, each with its number."""
+        return dict(self.reader.run(_HANDLES, (r, 0)))
+
+    def numbered(self, r: int, i: int) -> Record:
+        """Record number ``i`` of the line up to ``r``."""
+        found = self.reader.run(_HANDLES, (r, i - 1))
+        if not found or found[-1][1] != i:
+            raise Damaged(f"record {i} of a line is missing", what=(f"record {r}",), hint=HINT)
+        return self.record(found[-1][0])
+
+    def record(self, r: int) -> Record:
+        found = self.rows("record", "WHERE r = ?", (r,))
+        if not found:
+            raise Damaged(f"record {r} is missing", what=(f"record {r}",), hint=HINT)
+        return _record(found[0])
+
+    def records(self, numbers: Sequence[int]) -> list[Record]:
+        return [_record(row) for row in self.some("record", "r", numbers)]
+
+    def end_at(self, point: Point | None) -> End:
+        """The end of the line as a checkpoint speaks of it."""
+        if point is None or not point.row.line:
+            return BEGINNING
+        newest = self.record(point.row.line)
+        return End(newest.r, newest.r if newest.mark else newest.back, *point.manifest.effects)
+
+    def counts(self) -> dict[str, int]:
+        return {table: self.reader.run(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}
+
+
+def _agent(row: tuple[Any, ...]) -> Agent:
+    a, uuid, name, body = row
+    return Agent(a, uuid, text_of(name, f"agent {a}"), read_body(body, f"agent {a}"))
+
+
+def _branch(row: tuple[Any, ...]) -> Branch:
+    b, a, name, uuid, body, *rest = row
+    return Branch(b, a, text_of(name, f"branch {b}"), uuid, read_body(body, f"branch {b}"), *rest)
+
+
+def _tag(row: tuple[Any, ...]) -> Tag:
+    a, name, n, id, body = row
+    return Tag(a, text_of(name, f"tag {name.hex()}"), n, id, read_body(body, f"tag {name.hex()}"))
+
+
+def _entry(row: tuple[Any, ...]) -> Entry:
+    e, a, key, at, body = row
+    return Entry(e, a, key, at, read_body(body, f"log {e}"))
+
+
+def _row(table: str, row: tuple[Any, ...]) -> Row:
+    n, mark, key, parent, line, b, epoch, sealed, last = row
+    s, data = (0, last) if table == "loose" else (last, None)
+    return Row(n, mark, key, parent, line, b, epoch, sealed, s, data)
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    r, prev, back, i, b, mark, about, body = row
+    body_digest, refs = about[:DIGEST_BYTES], about[DIGEST_BYTES:]
+    if len(body_digest) != DIGEST_BYTES or len(refs) % DIGEST_BYTES:
+        raise malformed(f"record {r}")
+    if body and digest(b"record", body) != body_digest:
+        raise Damaged(f"record {r} is not what was written", what=(f"record {r}",), hint=HINT)
+    named = [refs[at : at + DIGEST_BYTES] for at in range(0, len(refs), DIGEST_BYTES)]
+    return Record(r, prev, back, i, b, mark, body_digest, named, body)
+
+
+SHAPES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
+    "agent": _agent,
+    "branch": _branch,
+    "tag": _tag,
+    "log": _entry,
+    "loose": partial(_row, "loose"),
+    "checkpoint": partial(_row, "checkpoint"),
+    "record": _record,
+}
+"""What the values of a row become, by table, where that is more than they are."""

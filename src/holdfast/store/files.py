@@ -9,6 +9,7 @@ SQLite's locks; so everything about ``store.db`` here goes through apsw or stat.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import os
@@ -20,8 +21,9 @@ from pathlib import Path
 import apsw
 from msgspec import Struct
 
-from holdfast.errors import BadOption, Damaged, DiskFull, NotAStore, StoreFailed, StoreReadOnly
-from holdfast.store import schema, witness
+from holdfast.errors import BadOption, Damaged, DiskFull, Incompatible, NotAStore, StoreFailed, StoreReadOnly
+from holdfast.store import witness
+from holdfast.store.tables import APPLICATION_ID, FORMER_APPLICATION_ID
 
 BuildCatalog = Callable[[Path], None]
 
@@ -51,6 +53,8 @@ class Layout(Struct, frozen=True):
             return self.wal.stat().st_size
         except FileNotFoundError:
             return 0
+        except OSError as error:
+            raise unavailable(error, f"looking at {self.wal}") from error
 
     @property
     def packs(self) -> Path:
@@ -61,23 +65,21 @@ class Layout(Struct, frozen=True):
         return self.path / "locks"
 
     @property
-    def store_lock(self) -> Path:
-        return self.locks / "store"
+    def queue_lock(self) -> Path:
+        return self.locks / "queue"
 
     @property
-    def forgetting_lock(self) -> Path:
-        return self.locks / "forgetting"
+    def moments_lock(self) -> Path:
+        return self.locks / "moments"
+
+    @property
+    def open_lock(self) -> Path:
+        """Shared by everybody who has the store open."""
+        return self.locks / "open"
 
     @property
     def witness(self) -> Path:
         return self.path / "witness"
-
-
-def failed_disk(error: BaseException | None) -> bool:
-    """Whether an error says that the disk does not give something back: trying again will not help."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__cause__
-    return error is not None and error.errno == errno.EIO
 
 
 def in_store(path: Path) -> bool:
@@ -177,7 +179,12 @@ def _check_first_page(layout: Layout) -> None:
                 raise damaged from error
         except apsw.Error as error:
             raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
-    if application_id != schema.APPLICATION_ID:
+    if application_id == FORMER_APPLICATION_ID:
+        raise Incompatible(
+            f"{layout.path} is a store of the layout before this one, which was never released",
+            hint="Read it with the Holdfast that wrote it. Nothing was changed.",
+        )
+    if application_id != APPLICATION_ID:
         if is_ours:
             raise damaged
         raise NotAStore(f"{layout.catalog} is a database of another program, so {layout.path} is not a store")
@@ -223,7 +230,9 @@ def create(path: Path, build_catalog: BuildCatalog) -> None:
 def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
     layout.packs.mkdir()
     layout.locks.mkdir()
-    layout.store_lock.touch()
+    layout.queue_lock.touch()
+    layout.moments_lock.touch()
+    layout.open_lock.touch()
     layout.witness.write_bytes(witness.initial())
     build_catalog(layout.catalog)
     for file in layout.path.iterdir():
@@ -231,6 +240,34 @@ def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
             _fsync_file(file)
     for directory in (layout.packs, layout.locks, layout.path):
         fsync_directory(directory)
+
+
+_EXCHANGE = 2  # RENAME_EXCHANGE
+
+
+def exchange(path: Path, other: Path) -> None:
+    """Let two directories of one folder change places: in one step, or so that ``finish_exchange`` puts it right."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    here, there = os.fsencode(path), os.fsencode(other)
+    if not hasattr(libc, "renameat2") or libc.renameat2(-100, here, -100, there, _EXCHANGE):
+        between = aside(path)
+        path.rename(between)
+        other.rename(path)
+        between.rename(other)
+    fsync_directory(path.parent)
+
+
+def finish_exchange(path: Path) -> bool:
+    """Put a store back that was about to give its place to another one; whether there was such a store."""
+    with contextlib.suppress(OSError):  # there is none, or somebody else does it
+        aside(path).rename(path)
+        fsync_directory(path.parent)
+    return classify(path)
+
+
+def aside(path: Path) -> Path:
+    """Where a store is while it gives its place to another one."""
+    return path.with_name(f".{path.name}.aside")
 
 
 def make_folder(parent: Path) -> None:

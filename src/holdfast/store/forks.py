@@ -2,8 +2,8 @@
 
 Owns the at-fork hooks. Before a fork every store is brought to rest, so that no thread is inside SQLite or between two
 steps of a transaction at that moment. In the child, descriptors of locks are closed (closing does not unlock: the
-parent still has them), and connections are kept alive for good, because SQLite's own clean-up on close would act on the
-parent's database. A store that could not be brought to rest in time is marked so, and cannot be opened anew in the
+parent still has them), and everything else is kept alive for good, because SQLite's own clean-up on close would act on
+the parent's database. A store that could not be brought to rest in time is marked so, and cannot be opened anew in the
 child.
 """
 
@@ -34,15 +34,15 @@ class Forkable(Protocol):
         """Take every lock inside this object; False if one could not be had before ``deadline`` (monotonic)."""
 
     def resume(self) -> None:
-        """Give those locks back, in the parent."""
+        """Give back those locks that ``rest`` took, all or some, in the parent."""
 
     def abandon(self, rested: bool) -> None:
-        """In the child: close lock descriptors, leak connections, refuse every later use."""
+        """In the child: close lock descriptors, leave connections alone, refuse every later use."""
 
 
 _live: weakref.WeakSet[Forkable] = weakref.WeakSet()
-_guard = threading.Lock()
-_resting: list[tuple[Forkable, bool]] = []
+_guard = threading.RLock()  # a signal handler may fork inside watch()
+_resting: list[tuple[Forkable, list[bool]]] = []
 
 _inherited: dict[tuple[int, int], list[apsw.Connection] | None] = {}
 """In a forked child: the parent's connections by database file; None when they were not at rest at the fork."""
@@ -56,11 +56,6 @@ def watch(thing: Forkable) -> None:
 def unwatch(thing: Forkable) -> None:
     with _guard:
         _live.discard(thing)
-
-
-def leak(thing: object) -> None:
-    """Make sure that no destructor of ``thing`` ever runs in this process, not even at exit."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
 
 
 def remember(catalog: Path, connections: list[apsw.Connection] | None) -> None:
@@ -103,7 +98,10 @@ def close_inherited(catalog: Path) -> None:
 def _before() -> None:
     _guard.acquire()
     deadline = time.monotonic() + REST_WAIT_S
-    _resting[:] = [(thing, thing.rest(deadline)) for thing in list(_live)]
+    for thing in list(_live):
+        rested: list[bool] = []
+        _resting.append((thing, rested))  # first: an interrupt of the hook must not leave it at rest for good
+        rested.append(thing.rest(deadline))
 
 
 def _after_in_parent() -> None:
@@ -115,7 +113,9 @@ def _after_in_parent() -> None:
 
 def _after_in_child() -> None:
     for thing, rested in _resting:
-        thing.abandon(rested)
+        thing.abandon(rested == [True])
+        # No destructor of it, or of what it holds, may ever run in this process, not even at exit.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     _resting.clear()
     _live.clear()
     _guard.release()

@@ -1,42 +1,48 @@
-"""The file ``keys``: the store's master key, wrapped once for every key that opens the store.
+"""The store's master key, wrapped once for every key that opens the store; and where such a key comes from.
 
-Owns the file (format.md section 9), its slots, and how a passphrase or a raw key becomes the key of a slot. Knows
-nothing of what the master key encrypts. Always true: the file is replaced as a whole, so it holds the old slots or the
-new ones; it is written twice over, so one damaged block does not cost the store; what it says about a slot is bounded
-before it is believed; and who has no key can neither add nor change a slot that is then accepted.
+Owns the table ``slot``, how a passphrase or a raw key becomes the key of a slot, the beginning of an encrypted bundle,
+and the variables ``HOLDFAST_KEY``, ``HOLDFAST_KEY_FILE`` and ``HOLDFAST_KEY_COMMAND``. Knows nothing of what the master
+key encrypts. What always holds: the list of keys is written twice over, so one damaged row does not cost the store;
+what it says about a slot is bounded before it is believed; who has no key can neither add nor change a slot that is
+then accepted; a key is never taken from two places at once, and never shown in an error.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from blake3 import blake3
-from msgspec import Struct
-from msgspec.structs import replace
-from ormsgpack import packb
+from ormsgpack import packb, unpackb
 
-from holdfast.codec.values import decode, encode
-from holdfast.errors import BadOption, Damaged, HoldfastError, NotAuthentic, StoreFailed, WrongKey
-from holdfast.store.catalog import digest
-from holdfast.store.cipher import derive
-from holdfast.store.files import fsync_directory, unavailable
+from holdfast.errors import BadOption, Damaged, Incompatible, KeyNeeded, NotAuthentic, WrongKey
+from holdfast.store.catalog import View
+from holdfast.store.changes import Change
+from holdfast.store.cipher import PLAIN, Keyed, derive, digest
+from holdfast.store.engine import Refused
+from holdfast.store.tables import TABLES
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESSIV
 
-NAME = "keys"
+COPIES = ("keys", "keys again")
+"""The names of the two rows. Both hold the same."""
+
 MASTER_BYTES = 32
 RAW_BYTES = 32
 SALT_BYTES = 16
-
-BLOCK_BYTES = 8192
-"""Each of the two copies: room for the most slots that there can be."""
+UUID_BYTES = 16
+WRAPPED_BYTES = MASTER_BYTES + 16
 
 SLOTS_MAX = 16
 """Keys that can open one store. A passphrase is tried on each, so more would make a wrong one slow."""
+
+LIST_MAX_BYTES = 8192
+"""More than the most slots that there can be take."""
 
 MEMORY_KIB = 64 * 1024
 ITERATIONS = 3
@@ -46,13 +52,41 @@ LANES = 4
 MEMORY_MAX_KIB = 256 * 1024
 WORK_MAX_KIB = 1024 * 1024
 LANES_MAX = 16
-"""A file from elsewhere may not ask for more memory, passes over memory, or lanes than this."""
+"""A list from elsewhere may not ask for more memory, passes over memory, or lanes than this."""
+
+KEY_MAX_BYTES = 4096
+"""A file or an output that is longer is not a key: somebody gave the wrong path."""
+
+COMMAND_WAIT_S = 120.0
+"""A command may ask a person, or a password manager that does."""
 
 PASSPHRASE = "passphrase"  # noqa: S105  a kind of slot
 RAW = "key"
+VARIABLES = ("HOLDFAST_KEY", "HOLDFAST_KEY_FILE", "HOLDFAST_KEY_COMMAND")
 
 _MAGIC = b"HFKEYS01"
+_START_BYTES = len(_MAGIC) + 4
+_SUM_BYTES = 32
 _MARKING = os.urandom(32)
+
+
+def require_cryptography() -> None:
+    try:
+        import_module("cryptography.hazmat.primitives.kdf.argon2")
+    except ImportError as error:
+        raise Incompatible(
+            "encrypted stores need the package cryptography, 44 or newer", hint="pip install 'holdfast[crypto]'"
+        ) from error
+
+
+def _same(one: bytes, other: bytes) -> bool:
+    """Whether they are equal, in a time that does not tell where they differ."""
+    from hmac import compare_digest  # slow to load, and only encrypted stores need it
+
+    return compare_digest(one, other)
+
+
+# -- what somebody gives ------------------------------------------------------------------------------------
 
 
 class Secret:
@@ -72,9 +106,7 @@ class Secret:
         return blake3(self.kind.encode() + self.data, key=_MARKING).digest()
 
     def same(self, mark: bytes) -> bool:
-        from hmac import compare_digest
-
-        return compare_digest(self.mark(), mark)
+        return _same(self.mark(), mark)
 
 
 def secret_of(given: str | bytes) -> Secret:
@@ -99,7 +131,81 @@ def secret_of(given: str | bytes) -> Secret:
         raise BadOption("a passphrase that is not valid text", hint="Type it again.") from error
 
 
-class Slot(Struct, frozen=True):
+ask: Callable[[str], Secret] | None = None
+"""How a person is asked for the key of a place that turned out to be encrypted; the command line sets it."""
+
+Key = str | bytes | Secret | Literal[False] | None
+"""A passphrase or key; None: whatever the environment says; False: none, whatever the environment says."""
+
+
+def find_secret(key: Key) -> Secret | None:
+    if key is False:
+        return None
+    if isinstance(key, Secret):
+        return key
+    if key is not None:
+        return secret_of(key)
+    given = [name for name in VARIABLES if os.environ.get(name)]
+    if not given:
+        return None
+    if len(given) > 1:
+        raise BadOption(f"{' and '.join(given)} are set", hint="Set one of them, or give key=.")
+    value = os.environ[given[0]]
+    if given[0] == "HOLDFAST_KEY":
+        return secret_of(value)
+    return from_file(value) if given[0] == "HOLDFAST_KEY_FILE" else from_command(value)
+
+
+def from_environment(name: str) -> Secret:
+    """The key in a variable."""
+    value = os.environ.get(name)
+    if not value:
+        raise BadOption(f"the variable {name} is not set")
+    return secret_of(value)
+
+
+def from_file(path: str | os.PathLike[str]) -> Secret:
+    """The key in a file: its only line."""
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(KEY_MAX_BYTES + 1)
+    except OSError as error:
+        raise BadOption(f"the key file {os.fspath(path)} cannot be read ({error.strerror})") from error
+    return _from_bytes(data, f"the key file {os.fspath(path)}")
+
+
+def from_command(command: str) -> Secret:
+    """The key that a command prints. No shell is involved."""
+    import shlex
+    import subprocess
+
+    try:
+        done = subprocess.run(  # noqa: S603  the person's own command
+            shlex.split(command), stdout=subprocess.PIPE, timeout=COMMAND_WAIT_S, check=False
+        )
+    except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        raise BadOption(f"the key command could not be run ({type(error).__name__})", hint="Try it by hand.") from error
+    if done.returncode:
+        raise BadOption(f"the key command ended with {done.returncode}", hint="Try it by hand.")
+    return _from_bytes(done.stdout, "what the key command printed")
+
+
+def _from_bytes(data: bytes, what: str) -> Secret:
+    if len(data) > KEY_MAX_BYTES:
+        raise BadOption(f"{what} is longer than a key can be")
+    try:
+        text = data.decode().rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise BadOption(f"{what} is not text", hint="A key is 64 hexadecimal digits, or a passphrase.") from error
+    if "\n" in text or not text:
+        raise BadOption(f"{what} is not one line", hint="A key is 64 hexadecimal digits, or a passphrase.")
+    return secret_of(text)
+
+
+# -- slots --------------------------------------------------------------------------------------------------
+
+
+class Slot(NamedTuple):
     """One way to the master key. ``created`` is in microseconds; ``cost`` is memory in KiB, iterations and lanes."""
 
     number: int
@@ -109,75 +215,91 @@ class Slot(Struct, frozen=True):
     cost: tuple[int, int, int]
     wrapped: bytes
 
-    def fields(self) -> list[object]:
-        return [self.number, self.kind, self.created, self.salt, list(self.cost), self.wrapped]
+    @staticmethod
+    def wrap(number: int, secret: Secret, master: bytes, uuid: bytes, created: int) -> Slot:
+        cost = (MEMORY_KIB, ITERATIONS, LANES) if secret.kind == PASSPHRASE else (0, 0, 0)
+        slot = Slot(number, secret.kind, created, os.urandom(SALT_BYTES), cost, b"")
+        return slot._replace(wrapped=slot._cipher(secret).encrypt(master, [slot._about(uuid)]))
+
+    def unwrap(self, secret: Secret, uuid: bytes) -> bytes | None:
+        """The master key, if this is the slot of that secret."""
+        cipher = self._cipher(secret)
+        from cryptography.exceptions import InvalidTag
+
+        try:
+            return cipher.decrypt(self.wrapped, [self._about(uuid)])
+        except InvalidTag:
+            return None
+
+    def _cipher(self, secret: Secret) -> AESSIV:
+        require_cryptography()
+        from cryptography.hazmat.primitives.ciphers.aead import AESSIV
+        from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
+
+        if secret.kind == RAW:
+            return AESSIV(blake3(self.salt + secret.data, derive_key_context="holdfast 2026 key slot").digest(64))
+        memory, iterations, lanes = self.cost
+        kdf = Argon2id(salt=self.salt, length=64, iterations=iterations, lanes=lanes, memory_cost=memory)
+        return AESSIV(kdf.derive(secret.data))
+
+    def _about(self, uuid: bytes) -> bytes:
+        return packb(("holdfast.slot", uuid, self.number, self.kind, self.salt, self.cost))
+
+    @staticmethod
+    def read(fields: Sequence[Any]) -> Slot:
+        """A slot as somebody wrote it, within the limits; raises ValueError or TypeError."""
+        number, kind, created, salt, (memory, iterations, lanes), wrapped = fields
+        numbers = (number, created, memory, iterations, lanes)
+        if not all(type(one) is int and one >= 0 for one in numbers) or kind not in {PASSPHRASE, RAW}:
+            raise ValueError("a slot's fields")
+        if [type(salt), type(wrapped)] != [bytes, bytes] or (len(salt), len(wrapped)) != (SALT_BYTES, WRAPPED_BYTES):
+            raise ValueError("a slot's lengths")
+        if kind == PASSPHRASE and not (
+            1 <= lanes <= LANES_MAX
+            and 8 * lanes <= memory <= MEMORY_MAX_KIB
+            and 1 <= iterations * memory <= WORK_MAX_KIB
+        ):
+            raise ValueError("a slot's cost")
+        return Slot(number, kind, created, salt, (memory, iterations, lanes), wrapped)
 
 
-_CHECK_IT = "Check it, and where it comes from: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND."
-_UNDER_WAY = (
-    "The store is being encrypted with another key. If that was interrupted, it goes on when it is done again with the "
-    "new key as the one in use (HOLDFAST_KEY_FILE and the like): `holdfast key rotate --full`."
-)
-
-
-class Keys(Struct, frozen=True):
-    """What the file says. ``epoch`` counts master keys; ``previous`` is the one before, wrapped, while rows have it."""
+class Keys(NamedTuple):
+    """The list of keys. ``revision`` rises with each change of it; ``check`` proves that who made it had a key."""
 
     uuid: bytes
-    epoch: int
+    revision: int
     slots: tuple[Slot, ...]
-    previous: bytes = b""
     check: bytes = b""
-
-    def signed(self, master: bytes) -> Keys:
-        return replace(self, check=self._check(master))
-
-    def verify(self, master: bytes) -> None:
-        """Raise unless whoever wrote this had the master key."""
-        from hmac import compare_digest
-
-        if not compare_digest(self._check(master), self.check):
-            raise NotAuthentic(
-                "keys: the list of keys was changed by somebody without one", what=(NAME,), hint="Use a backup of it."
-            )
-
-    def _check(self, master: bytes) -> bytes:
-        body = packb([self.epoch, [slot.fields() for slot in self.slots], self.previous])
-        return blake3(body, key=derive("keys", master, self.uuid)).digest()
 
     def unlock(self, secret: Secret) -> tuple[bytes, Slot]:
         """The master key, and the slot that gave it."""
         found = self._opened(secret)
-        if found is not None:
-            self.verify(found[0])
-            return found
-        raise WrongKey(
-            f"this {secret.kind} does not open the store; nothing was changed",
-            hint=_UNDER_WAY if self.previous else _CHECK_IT,
-        )
+        if found is None:
+            raise WrongKey(
+                f"this {secret.kind} does not open the store; nothing was changed",
+                hint=f"Check it, and where it comes from: key=, {', '.join(VARIABLES[:-1])} or {VARIABLES[-1]}.",
+            )
+        if not _same(self._check(found[0]), self.check):
+            raise NotAuthentic(
+                "slot: the list of keys was changed by somebody without one",
+                what=("table slot",),
+                hint="Put the store back from a backup.",
+            )
+        return found
 
-    def with_slot(self, master: bytes, secret: Secret, created: int) -> tuple[Keys, Slot]:
-        """One more key that opens the store."""
-        if len(self.slots) >= SLOTS_MAX:
+    def with_slot(
+        self, master: bytes, secret: Secret, created: int, instead_of: Slot | None = None
+    ) -> tuple[Keys, Slot]:
+        """One more key that opens the store, or one in the place of another."""
+        left = tuple(slot for slot in self.slots if slot != instead_of)
+        if len(left) >= SLOTS_MAX:
             raise BadOption(f"the store has {SLOTS_MAX} keys already", hint="Remove one: `holdfast key remove`.")
-        self.refuse_known(secret)
+        known = self._opened(secret)
+        if known is not None:  # with two slots it would still open the store when one of them is removed
+            raise BadOption(f"this is key {known[1].number}, which opens the store already", hint="Give another one.")
         number = max((slot.number for slot in self.slots), default=0) + 1
-        slot = _wrap(number, secret, master, self.uuid, self.epoch, created)
-        return replace(self, slots=(*self.slots, slot)).signed(master), slot
-
-    def refuse_known(self, secret: Secret) -> None:
-        """A key with two slots would still open the store when one of them is removed."""
-        found = self._opened(secret)
-        if found is not None:
-            raise BadOption(f"this is key {found[1].number}, which opens the store already", hint="Give another one.")
-
-    def _opened(self, secret: Secret) -> tuple[bytes, Slot] | None:
-        for slot in self.slots:
-            if slot.kind == secret.kind:
-                master = _unwrap(slot, secret, self.uuid, self.epoch)
-                if master is not None:
-                    return master, slot
-        return None
+        slot = Slot.wrap(number, secret, master, self.uuid, created)
+        return self._changed(master, (*left, slot)), slot
 
     def without(self, master: bytes, number: int) -> Keys:
         left = tuple(slot for slot in self.slots if slot.number != number)
@@ -185,164 +307,177 @@ class Keys(Struct, frozen=True):
             raise BadOption(f"there is no key number {number}", hint="`holdfast key list` shows them.")
         if not left:
             raise BadOption("the last key cannot be removed: nobody could open the store any more")
-        return replace(self, slots=left).signed(master)
+        return self._changed(master, left)
+
+    def _opened(self, secret: Secret) -> tuple[bytes, Slot] | None:
+        for slot in self.slots:
+            if slot.kind == secret.kind:
+                master = slot.unwrap(secret, self.uuid)
+                if master is not None:
+                    return master, slot
+        return None
+
+    def _changed(self, master: bytes, slots: tuple[Slot, ...]) -> Keys:
+        new = Keys(self.uuid, self.revision + 1, slots)
+        return new._replace(check=new._check(master))
+
+    def _check(self, master: bytes) -> bytes:
+        body = packb((self.revision, [tuple(slot) for slot in self.slots]))
+        return blake3(body, key=derive("keys", master, self.uuid)).digest()
+
+    # The bytes say where they end, and prove themselves: a bundle begins with them, and they can be found in the pages
+    # of a damaged database.
+
+    def encode(self) -> bytes:
+        body = packb((1, self.uuid, self.revision, [tuple(slot) for slot in self.slots], self.check))
+        data = _MAGIC + len(body).to_bytes(4, "big") + body
+        return data + digest(b"keys", data)
+
+    @staticmethod
+    def decode(data: bytes) -> Keys:
+        """A list of keys within the limits. Only ``unlock`` proves who wrote it."""
+        end = Keys.length(data) - _SUM_BYTES
+        if len(data) != end + _SUM_BYTES or digest(b"keys", data[:end]) != data[end:]:
+            raise _damaged("its content does not match its sum")
+        try:
+            version, uuid, revision, slots, check = unpackb(data[_START_BYTES:end])
+            found = tuple(Slot.read(fields) for fields in slots)
+        except (TypeError, ValueError) as error:
+            raise _damaged("its content does not follow the format") from error
+        if (
+            [type(one) for one in (version, uuid, revision, check)] != [int, bytes, int, bytes]
+            or (version, len(uuid), len(check)) != (1, UUID_BYTES, 32)
+            or not (0 < len(found) <= SLOTS_MAX and revision > 0)
+        ):
+            raise _damaged("its content does not follow the format")
+        return Keys(uuid, revision, found, check)
+
+    @staticmethod
+    def length(start: bytes) -> int:
+        """How many bytes a list has that begins so."""
+        size = int.from_bytes(start[len(_MAGIC) : _START_BYTES], "big")
+        if start[: len(_MAGIC)] != _MAGIC or len(start) < _START_BYTES or size > LIST_MAX_BYTES:
+            raise _damaged("not a list of keys")
+        return _START_BYTES + size + _SUM_BYTES
 
 
-def new_keys(uuid: bytes, secret: Secret, created: int, epoch: int = 1) -> tuple[Keys, bytes]:
+def _damaged(text: str) -> Damaged:
+    return Damaged(f"slot: {text}", what=("table slot",))
+
+
+def new_keys(uuid: bytes, secret: Secret, created: int) -> tuple[Keys, bytes]:
     """A new master key, and the one slot that leads to it."""
     master = os.urandom(MASTER_BYTES)
-    keys, _ = Keys(uuid, epoch, ()).with_slot(master, secret, created)
+    keys, _ = Keys(uuid, 0, ()).with_slot(master, secret, created)
     return keys, master
 
 
-# -- slots ------------------------------------------------------------------------------------------------
+# -- the table ----------------------------------------------------------------------------------------------
 
 
-def _wrap(number: int, secret: Secret, master: bytes, uuid: bytes, epoch: int, created: int) -> Slot:
-    cost = (MEMORY_KIB, ITERATIONS, LANES) if secret.kind == PASSPHRASE else (0, 0, 0)
-    slot = Slot(number, secret.kind, created, os.urandom(SALT_BYTES), cost, b"")
-    return replace(slot, wrapped=_slot_cipher(slot, secret).encrypt(master, [_about(slot, uuid, epoch)]))
-
-
-def _unwrap(slot: Slot, secret: Secret, uuid: bytes, epoch: int) -> bytes | None:
-    from cryptography.exceptions import InvalidTag
-
-    try:
-        return _slot_cipher(slot, secret).decrypt(slot.wrapped, [_about(slot, uuid, epoch)])
-    except InvalidTag:
+def read_slots(view: View) -> Keys | None:
+    """The keys of a store; None when it is not encrypted. Needs no key. One good row of the two is enough."""
+    found = [_copy(view, name) for name in COPIES]
+    good = [one for one in found if isinstance(one, Keys)]
+    if good:
+        return max(good, key=lambda one: one.revision)
+    failures = [one for one in found if isinstance(one, Damaged)]
+    if not failures:
         return None
-
-
-def _slot_cipher(slot: Slot, secret: Secret) -> AESSIV:
-    from cryptography.hazmat.primitives.ciphers.aead import AESSIV
-
-    if secret.kind == RAW:
-        key = blake3(slot.salt + secret.data, derive_key_context="holdfast 2026 key slot").digest(64)
-    else:
-        from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
-
-        memory, iterations, lanes = slot.cost
-        kdf = Argon2id(salt=slot.salt, length=64, iterations=iterations, lanes=lanes, memory_cost=memory)
-        key = kdf.derive(secret.data)
-    return AESSIV(key)
-
-
-def _about(slot: Slot, uuid: bytes, epoch: int) -> bytes:
-    return packb(["holdfast.slot", uuid, epoch, slot.number, slot.kind, slot.salt, list(slot.cost)])
-
-
-# -- the file ---------------------------------------------------------------------------------------------
-
-
-def block(keys: Keys) -> bytes:
-    """One of the two copies."""
-    body = encode([1, keys.uuid, keys.epoch, [slot.fields() for slot in keys.slots], keys.previous, keys.check])
-    data = _MAGIC + len(body).to_bytes(4, "big") + body
-    return (data + digest(b"holdfast.keys", data)).ljust(BLOCK_BYTES, b"\0")
-
-
-def content(keys: Keys) -> bytes:
-    """The bytes of the file."""
-    return block(keys) * 2
-
-
-def parse(block: bytes) -> Keys:
-    """What a copy says, within limits. Only ``unlock`` proves who wrote it."""
-    size = int.from_bytes(block[8:12], "big")
-    end = 12 + size
-    if block[:8] != _MAGIC or len(block) != BLOCK_BYTES or end + 32 > BLOCK_BYTES:
-        raise Damaged("keys: not a list of keys", what=(NAME,))
-    if digest(b"holdfast.keys", block[:end]) != block[end : end + 32] or any(block[end + 32 :]):
-        raise Damaged("keys: its content does not match its sum", what=(NAME,))
-    try:
-        version, uuid, epoch, slots, previous, check = decode(block[12:end])
-        if version != 1:
-            raise Damaged(f"keys: version {version!r} is not known", what=(NAME,))
-        found = tuple(_slot(fields) for fields in slots)
-        keys = Keys(bytes(uuid), int(epoch), found, bytes(previous), bytes(check))
-    except (TypeError, ValueError) as error:
-        raise Damaged("keys: its content does not follow the format", what=(NAME,)) from error
-    if not 0 < len(found) <= SLOTS_MAX or len(keys.uuid) != 16 or keys.epoch < 1 or len(keys.check) != 32:
-        raise Damaged("keys: its content does not follow the format", what=(NAME,))
-    return keys
-
-
-def _slot(fields: Sequence[Any]) -> Slot:
-    number, kind, created, salt, cost, wrapped = fields
-    memory, iterations, lanes = cost
-    numbers = (number, created, memory, iterations, lanes)
-    if not all(type(one) is int and one >= 0 for one in numbers) or kind not in {PASSPHRASE, RAW}:
-        raise ValueError("a slot's fields")
-    if type(salt) is not bytes or len(salt) != SALT_BYTES or type(wrapped) is not bytes or len(wrapped) != 48:
-        raise ValueError("a slot's lengths")
-    if kind == PASSPHRASE and not (
-        1 <= lanes <= LANES_MAX and 8 * lanes <= memory <= MEMORY_MAX_KIB and 1 <= iterations * memory <= WORK_MAX_KIB
-    ):
-        raise ValueError("a slot's cost")
-    return Slot(number, kind, created, salt, (memory, iterations, lanes), wrapped)
-
-
-def read_keys(folder: Path) -> Keys | None:
-    """The keys of the store in ``folder``; None when it has no such file. One good copy of the two is enough."""
-    content = _content(folder)
-    if content is None:
-        return None
-    first: HoldfastError | None = None
-    for start in (0, BLOCK_BYTES):
-        try:
-            return parse(content[start : start + BLOCK_BYTES])
-        except HoldfastError as error:
-            first = first or error
     raise Damaged(
-        f"{folder / NAME}: both copies of the list of keys are damaged",
-        what=(NAME,),
-        hint="Put the file back from a backup: without it nothing in the store can be read.",
-    ) from first
+        "slot: both copies of the list of keys are damaged",
+        what=("table slot",),
+        hint="Put the store back from a backup, or let `holdfast repair` look for the list: nothing else leads to the "
+        "master key, without which nothing in the store can be read.",
+    ) from failures[0]
 
 
-def problems(folder: Path) -> list[str]:
-    """What is wrong with the file although it can be used: one line each."""
-    content = _content(folder)
-    if content is None:
-        return []
-    found = [] if len(content) == 2 * BLOCK_BYTES else [f"keys: {len(content)} bytes instead of {2 * BLOCK_BYTES}"]
-    blocks = []
-    for number, start in enumerate((0, BLOCK_BYTES)):
-        try:
-            blocks.append(parse(content[start : start + BLOCK_BYTES]))
-        except HoldfastError:
-            found.append(f"keys: copy {number} is damaged")
-    if len(blocks) == 2 and blocks[0] != blocks[1]:
-        found.append("keys: its two copies differ")
-    return found
-
-
-def _content(folder: Path) -> bytes | None:
+def _copy(view: View, name: str) -> Keys | Damaged | None:
     try:
-        fd = os.open(folder / NAME, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            return os.read(fd, 2 * BLOCK_BYTES + 1)
-        finally:
-            os.close(fd)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreFailed(f"{folder / NAME}: cannot be read ({error.strerror})") from error
+        for row in view.reader.run(f"SELECT {TABLES['slot'].listed} FROM slot WHERE name = ?", (name,)):
+            return Keys.decode(PLAIN.loaded("slot", row)[1])
+    except Damaged as error:
+        return error
+    return None
 
 
-def write_keys(folder: Path, keys: Keys) -> None:
-    """Replace the file: afterwards it holds these keys, after a crash these or the ones before."""
-    temporary = folder / f"{NAME}.new"
-    try:
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+def write_slots(change: Change, keys: Keys, over: Keys | None = None) -> None:
+    """Let these be the keys, if those that were there are still ``over``; None: there were none."""
+    if read_slots(change) != over:
+        raise Refused("the keys of the store were changed by somebody else meanwhile; nothing was written")
+    for name in COPIES:
+        change.tx.do("DELETE FROM slot WHERE name = ?", (name,))
+        change.put("slot", name, keys.encode())
+
+
+def problems(view: View) -> list[str]:
+    """What is wrong with the keys of an encrypted store although it can be used: one line each."""
+    found = [_copy(view, name) for name in COPIES]
+    bad = [f"slot: the row {name!r} is damaged" for name, one in zip(COPIES, found, strict=True) if one is None]
+    bad += [one.message for one in found if isinstance(one, Damaged)]
+    return bad or (["slot: the two copies of the list of keys differ"] if found[0] != found[1] else [])
+
+
+def carved(content: bytes) -> list[Keys]:
+    """Lists of keys in the bytes of a damaged database, newest first. A long one may lie in pieces, and be missed."""
+    found = set()
+    at = content.find(_MAGIC)
+    while at >= 0:
+        with suppress(Damaged):
+            found.add(Keys.decode(content[at : at + Keys.length(content[at : at + _START_BYTES])]))
+        at = content.find(_MAGIC, at + 1)
+    return sorted(found, key=lambda one: one.revision, reverse=True)
+
+
+# -- bundles ------------------------------------------------------------------------------------------------
+
+
+class BundleKeys(NamedTuple):
+    """What an encrypted bundle begins with. No two bundles are encrypted with the same key, and none as rows are."""
+
+    keys: Keys
+    uuid: bytes
+
+    @staticmethod
+    def of_store(view: View, cipher: Keyed) -> tuple[BundleKeys, Keyed]:
+        """For a bundle that opens with every key that opens an encrypted store now."""
+        found = read_slots(view)
+        if found is None:
+            raise BadOption("the store has no keys of its own")
+        uuid = os.urandom(UUID_BYTES)
+        return BundleKeys(found, uuid), cipher.bundle(uuid)
+
+    @staticmethod
+    def of_secret(secret: Secret, created: int) -> tuple[BundleKeys, Keyed]:
+        """For a bundle that this opens, and nothing else."""
+        uuid = os.urandom(UUID_BYTES)
+        made, master = new_keys(uuid, secret, created)
+        return BundleKeys(made, uuid), Keyed(master, uuid).bundle(uuid)
+
+    def encode(self) -> bytes:
+        return self.keys.encode() + self.uuid
+
+    @staticmethod
+    def read(read: Callable[[int], bytes]) -> BundleKeys:
+        """The next bytes of a file, which ``read`` gives."""
+        start = read(_START_BYTES)
+        rest = read(Keys.length(start) - _START_BYTES + UUID_BYTES)
+        if len(rest) < UUID_BYTES:
+            raise _damaged("not a list of keys")
+        return BundleKeys(Keys.decode(start + rest[:-UUID_BYTES]), rest[-UUID_BYTES:])
+
+    def open(self, secret: Secret | None) -> Keyed:
+        """What the frames of the bundle are encrypted with."""
+        if secret is None:
+            raise KeyNeeded(
+                "the bundle is encrypted",
+                hint="Give the key of the store that it is from, or the one that it was exported with.",
+            )
         try:
-            left = memoryview(content(keys))
-            while left:
-                left = left[os.write(fd, left) :]
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        os.rename(temporary, folder / NAME)
-        fsync_directory(folder)
-    except OSError as error:
-        raise unavailable(error, f"writing {folder / NAME}") from error
+            master, _ = self.keys.unlock(secret)
+        except WrongKey as error:
+            raise WrongKey(
+                f"this {secret.kind} does not open the bundle; nothing was imported",
+                hint="It needs a key of the store that it is from, or the one that it was exported with.",
+            ) from error
+        return Keyed(master, self.keys.uuid).bundle(self.uuid)

@@ -1,82 +1,59 @@
-"""Bulk chunks: packs are written once, flushed, named, and never changed.
+"""Bulk chunks: packs are written once, named by a row afterwards, and never changed.
 
-Owns the files below ``packs/`` (format.md section 5). Knows no catalog: it is given digests and bytes, and answers with
-places. Always true: a pack that has its final name is complete and durable; what is read is proven by its digest; what
-was written is what the digest was computed over, because it is hashed again from the very buffer that is written.
-All calls to the system go through an ``Io`` object, so that tests can fail each of them.
+Owns what is in a pack (format.md section 5) and where packs lie: here, and perhaps in a colder place. Knows no state.
+What always holds: a pack is durable before a row can name it; what is read is proven by its digest; what is written is
+what the digest was computed over; a copy of a pack is deleted only while another one is there, and one that a row names
+only by whoever moves it. No row says where a pack is: the two places do.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import fcntl
-import mmap
-import os
-import threading
-import uuid
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TypeVar
+from uuid import UUID, uuid4
 
 import zstandard
 
-from holdfast.errors import Damaged, HoldfastError, InputError, StoreFailed, StorePoisoned
-from holdfast.store.catalog import Buffer, ChunkRow, NewPack, PackRow, chunk_digest
-from holdfast.store.cipher import PLAIN, Cipher
-from holdfast.store.files import close_quietly, fsync_directory, unavailable
-from holdfast.store.tiering import MARK, Source
+from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, HoldfastError, InputError, StoreFailed, Unavailable
+from holdfast.store.catalog import Place, View, chunk_digest
+from holdfast.store.changes import NewPack
+from holdfast.store.cipher import HINT, Buffer, Cipher
+from holdfast.store.engine import Engine, Objects
+from holdfast.store.objects import TEMPORARY, Missing, missing
+
+MAGIC = b"HFPACK02"
+ALIGN_BYTES = 4096
+CHUNK_MAX_BYTES = 64 * 2**20
+"""The most that one chunk may hold, and so claim to hold when it is read. Bulk values are cut every 8 MiB."""
+
+RUN_BYTES = 8 * 2**20
+"""How much of a pack is read in one request: some chunks that lie one behind the other, or a piece of a copy."""
+
+SAMPLE_BYTES = 2**16
+"""Three samples of this size say whether compressing a chunk is worth its time."""
+
+GRACE_S = 3600.0
+"""A pack is named by a row after it was put, so one that no row names may be about to be. So long nobody deletes it."""
 
 T = TypeVar("T")
+Chunk = tuple[bytes, Place]
+"""A chunk's digest, and where it is."""
 
-MAGIC = b"HFPACK01"
-ALIGN_BYTES = 4096
-CHUNK_BYTES = 8 * 2**20
-"""Bulk values are cut here. Also the most that one chunk may claim to hold when it is read."""
-
-PARALLEL_FROM_BYTES = 256 * 2**10
-"""From here hashing in a second thread, while the first one writes, gains more than the thread costs."""
+Whereabouts = tuple[float | None, float | None]
+"""How many seconds ago a pack was put here, and in the colder place; None: it is not there."""
 
 
-class Io(Protocol):
-    """The calls that packs make. The real ones are in ``SystemIo``; a test may fail any of them."""
-
-    def open(self, path: Path, flags: int) -> int: ...
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int: ...
-    def pread(self, fd: int, into: memoryview, offset: int) -> int: ...
-    def fsync(self, fd: int) -> None: ...
-    def close(self, fd: int) -> None: ...
-    def rename(self, old: Path, new: Path) -> None: ...
-    def fsync_directory(self, path: Path) -> None: ...
-    def unlink(self, path: Path) -> None: ...
+def file_name(pack: bytes) -> str:
+    return f"{UUID(bytes=pack)}.pack"
 
 
-class SystemIo:
-    """The system's own calls."""
-
-    def open(self, path: Path, flags: int) -> int:
-        return os.open(path, flags | os.O_CLOEXEC, 0o644)
-
-    def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        return os.pwrite(fd, data, offset)
-
-    def pread(self, fd: int, into: memoryview, offset: int) -> int:
-        return os.preadv(fd, [into], offset)
-
-    def fsync(self, fd: int) -> None:
-        os.fsync(fd)
-
-    def close(self, fd: int) -> None:
-        os.close(fd)
-
-    def rename(self, old: Path, new: Path) -> None:
-        os.rename(old, new)
-
-    def fsync_directory(self, path: Path) -> None:
-        fsync_directory(path)
-
-    def unlink(self, path: Path) -> None:
-        path.unlink()
+def _pack_of(name: str) -> bytes | None:
+    with suppress(ValueError):
+        pack = UUID(name.removesuffix(".pack")).bytes
+        return pack if file_name(pack) == name else None
+    return None
 
 
 def round_up(size: int) -> int:
@@ -84,397 +61,337 @@ def round_up(size: int) -> int:
     return -(-size // ALIGN_BYTES) * ALIGN_BYTES
 
 
-def _nowhere(_pack: bytes) -> Source | None:
-    return None
-
-
 class Packs:
-    """The packs of one store. Threads may share it; one writes at a time.
+    """The packs of one store. Threads may share it.
 
-    ``cold`` is asked where a pack lies that is not here.
+    ``cold_now`` gives the colder place as the store has it now: another process may have chosen one since.
+    ``impatient``: for somebody who reads all of them; a place that has not answered once is not asked again.
     """
 
-    def __init__(self, directory: Path, io: Io | None = None, cipher: Cipher = PLAIN) -> None:
+    def __init__(
+        self,
+        cipher: Cipher,
+        here: Objects,
+        cold: Objects | None = None,
+        cold_now: Callable[[], Objects | None] = lambda: None,
+        *,
+        impatient: bool = False,
+    ) -> None:
         self.cipher = cipher
-        self._directory = directory
-        self._io: Io = io or SystemIo()
-        self._staging: mmap.mmap | None = None
-        self._lock = threading.Lock()
-        self._reading: mmap.mmap | None = None
-        self._read_lock = threading.Lock()
-        self.cold: Callable[[bytes], Source | None] = _nowhere
+        self.here = here
+        self.cold = cold
+        self._cold_now = cold_now
+        self._found_cold: set[bytes] = set()
+        self._silent: dict[str, ColdPlaceMissing] | None = {} if impatient else None
+        self._apart = False
 
-    def beside(self, cold: Callable[[bytes], Source | None]) -> Packs:
-        """The same packs, for a reader with another way to colder places."""
-        other = Packs(self._directory, self._io, self.cipher)
-        other.cold = cold
-        return other
+    def impatient(self) -> Packs:
+        return Packs(self.cipher, self.here, self.cold, self._cold_now, impatient=True)
 
-    def path(self, pack_uuid: bytes) -> Path:
-        return self._directory / f"{uuid.UUID(bytes=bytes(pack_uuid))}.pack"
+    def look_again(self) -> bool:
+        """Whether packs go to another colder place than was known here. From now on it is."""
+        now = self._cold_now()
+        if now is None or (self.cold is not None and self.cold.place == now.place):
+            return False
+        self.cold, self._apart = now, False
+        return True
+
+    # -- writing --------------------------------------------------------------------------------------------
 
     def write(self, chunks: Iterable[tuple[bytes, Buffer]]) -> NewPack:
         """Write one pack with these chunks. When this returns it is durable, and nobody refers to it yet."""
-        pack_uuid = uuid.uuid4().bytes
-        final = self.path(pack_uuid)
-        temporary = self._directory / f"tmp-{final.name}"
-        try:
-            with self._lock:
-                try:
-                    pack = self._write_file(temporary, pack_uuid, chunks)
-                    self._io.rename(temporary, final)
-                except BaseException:
-                    self._remove(temporary)
+        pack = uuid4().bytes
+        rows: list[tuple[bytes, int, int, int]] = []
+        size = self.here.put(file_name(pack), self._pieces(chunks, rows))
+        return NewPack(pack, size, rows)
+
+    def _pieces(
+        self, chunks: Iterable[tuple[bytes, Buffer]], rows: list[tuple[bytes, int, int, int]]
+    ) -> Iterator[bytes]:
+        yield MAGIC.ljust(ALIGN_BYTES, b"\0")
+        at = ALIGN_BYTES
+        for digest, data in chunks:
+            raw = bytes(data)  # a copy, unless nobody can change it: what is hashed is what is written
+            if len(raw) > CHUNK_MAX_BYTES:
+                raise InputError(f"a chunk of {len(raw)} bytes; the format allows {CHUNK_MAX_BYTES}")
+            if chunk_digest(raw) != digest:
+                raise InputError("bulk data was changed while it was being saved; nothing was written")
+            stored = _shorter(raw)
+            box = bytes(self.cipher.box("chunk", digest, stored))
+            rows.append((digest, at, len(raw), len(stored)))
+            yield box
+            yield bytes(-len(box) % ALIGN_BYTES)
+            at += round_up(len(box))
+
+    def discard(self, pack: bytes) -> None:
+        """Let a pack go whose rows were refused. One that stays is waste, not harm."""
+        with suppress(HoldfastError):
+            self.here.delete(file_name(pack))
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def read(self, view: View, digests: Iterable[bytes]) -> Iterator[bytes]:
+        """The bytes of chunks, in this order, each proven by its digest. Few of them are in memory at once."""
+        wanted = list(digests)
+        places = view.chunks(wanted)
+        for digest in wanted:
+            if digest not in places:
+                raise _damaged(digest, "is missing")
+        for run in self._runs([(digest, places[digest]) for digest in wanted]):
+            try:
+                found = self._from(run[0][1].pack, partial(self._opened, run))
+            except Missing:
+                names = [digest for digest, _ in run]
+                if view.chunks(names) == dict(run):
                     raise
-            try:
-                self._flush(lambda: self._io.fsync_directory(self._directory))
-            except BaseException:
-                self._remove(final)
-                raise
-        except OSError as error:
-            raise unavailable(error, "writing a pack") from error
-        return pack
+                found = list(self.read(view, names))  # they have got into another pack meanwhile
+            yield from found
 
-    @contextlib.contextmanager
-    def named(self, chunks: Iterable[tuple[bytes, Buffer]]) -> Iterator[NewPack]:
-        """A new pack, for the transaction inside that names it. One whose rows were refused goes again."""
-        pack = self.write(chunks)
-        try:
-            yield pack
-        except StorePoisoned:
-            raise  # the rows may be on the disk all the same, and then they need it
-        except HoldfastError:
-            self._remove(self.path(pack.uuid))
-            raise
+    def _runs(self, chunks: Sequence[Chunk]) -> Iterator[list[Chunk]]:
+        """Chunks as they can be read at once: those that follow each other in one pack."""
+        run: list[Chunk] = []
+        for digest, place in chunks:
+            pack, start, length, stored = place
+            # Looked at before anything of the size that a row claims is asked for.
+            if not 0 <= stored <= length <= CHUNK_MAX_BYTES or start < ALIGN_BYTES or start % ALIGN_BYTES:
+                raise _damaged(digest, "has an impossible size or place")
+            if run:
+                first, last = run[0][1], run[-1][1]
+                if pack != first.pack or start != self._end(last) or self._end(place) - first.start > RUN_BYTES:
+                    yield run
+                    run = []
+            run.append((digest, place))
+        if run:
+            yield run
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Nobody removes a pack meanwhile: an older state of the catalog is being read, which may name it."""
-        with self._locked(fcntl.LOCK_SH):
-            yield
+    def _end(self, place: Place) -> int:
+        return place.start + round_up(place.stored + self.cipher.overhead)
 
-    @contextlib.contextmanager
-    def removing(self) -> Iterator[bool]:
-        """Whether packs that the catalog does not name any more may go. If not, somebody keeps them: try later."""
-        with self._locked(fcntl.LOCK_EX | fcntl.LOCK_NB) as free:
-            yield free
+    def _opened(self, run: Sequence[Chunk], objects: Objects) -> list[bytes]:
+        return [self._unpacked(digest, place, box) for digest, place, box, _ in self._boxes(run, objects)]
 
-    @contextlib.contextmanager
-    def _locked(self, how: int) -> Iterator[bool]:
-        with contextlib.ExitStack() as stack:
-            try:
-                fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                stack.callback(close_quietly, fd)
-                fcntl.flock(fd, how)
-                stack.callback(fcntl.flock, fd, fcntl.LOCK_UN)  # a forked child may have the descriptor, too
-            except OSError:
-                yield False
-            else:
-                yield True
+    def _boxes(self, run: Sequence[Chunk], objects: Objects) -> Iterator[tuple[bytes, Place, bytes, bytes]]:
+        """What is stored of each chunk of a run, and what is behind it up to the next block."""
+        first = run[0][1].start
+        data = objects.read(file_name(run[0][1].pack), first, self._end(run[-1][1]) - first)
+        for digest, place in run:
+            start = place.start - first
+            end = start + place.stored + self.cipher.overhead
+            yield digest, place, data[start:end], data[end : self._end(place) - first]
 
-    def remove(self, pack_uuid: bytes) -> None:
-        """Remove a pack that the catalog does not name any more."""
-        self._remove(self.path(pack_uuid))
-
-    def read(self, pack_uuid: bytes, chunk: ChunkRow) -> bytes:
-        """The chunk's bytes, proven by its digest."""
-        path = self.path(pack_uuid)
-        try:
-            return self._read_here(path, chunk)
-        except FileNotFoundError:
-            pass
-        except OSError as error:
-            raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
-        try:
-            data = self._read_cold(pack_uuid, chunk.offset, chunk.stored + self.cipher.overhead)
-            return self._proven(data, path.name, chunk, f" in {self._cold(pack_uuid).url}")
-        except Damaged:
-            if not self.is_here(pack_uuid):
-                raise
-        return self.read(pack_uuid, chunk)  # it was brought back meanwhile
-
-    def _read_here(self, path: Path, chunk: ChunkRow) -> bytes:
-        """The chunk's bytes from a file here."""
-        if not 0 <= chunk.stored <= chunk.length <= CHUNK_BYTES or chunk.offset < ALIGN_BYTES:
-            name = f"chunk {chunk.digest.hex()}"
-            raise Damaged(f"{name}: impossible size or place", what=(name,))
-        with self._read_lock:
-            data = bytes(self._read_stored(path, chunk))
-        return self._proven(data, path.name.removeprefix("tmp-"), chunk)
-
-    def _proven(self, data: bytes, pack: str, chunk: ChunkRow, where: str = "") -> bytes:
-        """The chunk's bytes, made of its stored ones."""
-        name = f"chunk {chunk.digest.hex()}"
-        if len(data) == chunk.stored + self.cipher.overhead:
-            data = self.cipher.unbox("chunk", chunk.digest, data)
-        if len(data) == chunk.stored != chunk.length:
-            try:
+    def _unpacked(self, digest: bytes, place: Place, box: bytes) -> bytes:
+        """A chunk's bytes out of its box, proven by its digest."""
+        data = b""
+        if len(box) == place.stored + self.cipher.overhead:
+            data = self.cipher.unbox("chunk", digest, box)
+        if place.stored != place.length:
+            with suppress(zstandard.ZstdError):
                 # What a frame declares is allocated before anything is read, whatever the limit says.
-                if zstandard.frame_content_size(data) not in {-1, chunk.length}:
-                    raise zstandard.ZstdError("another length")
-                data = zstandard.ZstdDecompressor().decompress(data, max_output_size=chunk.length)
-            except zstandard.ZstdError:
-                data = b""
-        if len(data) != chunk.length or chunk_digest(data) != chunk.digest:
-            raise Damaged(f"packs/{pack}{where}: {name} is not what was written", what=(f"packs/{pack}", name))
+                if zstandard.frame_content_size(data) == place.length:
+                    reader = zstandard.ZstdDecompressor()
+                    data = reader.decompress(data, max_output_size=place.length, allow_extra_data=False)
+        if len(data) != place.length or chunk_digest(data) != digest:
+            name = f"packs/{file_name(place.pack)}"
+            raise _damaged(digest, f"is not what was written, in {name}", name)
         return data
 
-    def check(self, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
-        """Prove what reading the chunks does not: the pack's first block, its size, and that padding is zero."""
-        path = self.path(pack.uuid)
-        try:
-            self._check_file(path, pack, chunks)
-        except FileNotFoundError:
+    def _from(self, pack: bytes, ask: Callable[[Objects], T]) -> T:
+        """Ask the place where a pack lies. It may move meanwhile: looked for in both, and once more in the first."""
+        places = [place for place in (self.here, self.cold) if place is not None]
+        if pack in self._found_cold:
+            places.reverse()
+        silent = self._silent if self._silent is not None else {}
+        failures: list[HoldfastError] = []
+        for place in (*places, places[0]):
             try:
-                size = self._from_cold(pack.uuid, lambda place, name: place.size(name))
-                self._check(pack, chunks, size, lambda start, length: self._read_cold(pack.uuid, start, length))
-            except Damaged:
-                if not self.is_here(pack.uuid):
-                    raise
-                self.check(pack, chunks)  # it was brought back meanwhile
-        except OSError as error:
-            raise StoreFailed(f"packs/{path.name}: cannot be read ({error.strerror})") from error
+                if place.place in silent:
+                    raise silent[place.place].with_traceback(None)
+                found = ask(place)
+            except (Damaged, Unavailable) as error:
+                failures.append(error)
+                if isinstance(error, ColdPlaceMissing):
+                    silent[place.place] = error
+            else:
+                (self._found_cold.add if place is self.cold else self._found_cold.discard)(pack)
+                return found
+        if self.look_again():
+            return self._from(pack, ask)
+        # What is damaged is there; what cannot be reached may be there.
+        raise min(failures, key=lambda error: (isinstance(error, Missing), isinstance(error, Unavailable)))
 
-    def prove(self, path: Path, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
-        """Raise unless the file at ``path`` is that pack."""
-        for chunk in chunks:
-            self._read_here(path, chunk)
-        self._check_file(path, pack, chunks)
+    # -- proof ----------------------------------------------------------------------------------------------
 
-    def _check_file(self, path: Path, pack: PackRow, chunks: Sequence[ChunkRow]) -> None:
-        fd = self._io.open(path, os.O_RDONLY)
+    def check(self, view: View, pack: bytes) -> dict[bytes, Damaged]:
+        """Read a whole pack, wherever it lies: what is wrong, by the digests of its chunks; of the pack itself, b""."""
+        found = self._rows(view, pack)
+        return self._from(pack, lambda place: self._flaws(place, pack, *found)) if found is not None else {}
+
+    def _rows(self, view: View, pack: bytes) -> tuple[int, list[Chunk]] | None:
+        """A pack's size, and its chunks as they lie in it."""
+        for p, _, size in view.rows("pack", "WHERE uuid = ?", (pack,)):
+            rows = view.rows("chunk", "WHERE p = ? ORDER BY start", (p,))
+            return size, [(digest, Place(pack, *rest)) for digest, _, *rest in rows]
+        return None
+
+    def _flaws(self, place: Objects, pack: bytes, size: int, chunks: Sequence[Chunk]) -> dict[bytes, Damaged]:
+        name = f"packs/{file_name(pack)}"
+        wrong = Damaged(f"{name}: bytes beside its chunks are not what was written", what=(name,), hint=HINT)
+        found: dict[bytes, Damaged] = {}
+        if place.read(file_name(pack), 0, ALIGN_BYTES) != MAGIC.ljust(ALIGN_BYTES, b"\0"):
+            found[b""] = wrong
+        for run in self._runs(chunks):
+            for digest, where, box, padding in self._boxes(run, place):
+                try:
+                    self._unpacked(digest, where, box)
+                except Damaged as error:
+                    found[digest] = error
+                if any(padding):
+                    found[b""] = wrong
+        known = place.size(file_name(pack))
+        if known is None:
+            raise missing(file_name(pack))  # it was moved meanwhile
+        if known != size:
+            found[b""] = Damaged(f"{name}: its size is not what was written", what=(name,), hint=HINT)
+        return found
+
+    # -- moving ---------------------------------------------------------------------------------------------
+
+    def whereabouts(self) -> dict[bytes, Whereabouts]:
+        """Every pack that lies somewhere, and since when. Raises if the colder place cannot be reached."""
+        here, cold = (
+            {pack: age for name, age in place.names() if (pack := _pack_of(name))} if place is not None else {}
+            for place in (self.here, self.cold)
+        )
+        return {pack: (here.get(pack), cold.get(pack)) for pack in here | cold}
+
+    def places(self, view: View) -> list[dict[str, object]]:
+        """Where packs lie, the colder place last: how many, and whether it can be reached now."""
+        self.look_again()
+        found: list[dict[str, object]] = []
+        left = {file_name(pack) for pack in view.packs()}
+        for place in filter(None, (self.here, self.cold)):
+            there, reachable = left, False  # of a place that does not answer, what is not in the other one is said
+            with suppress(ColdPlaceMissing):
+                there, reachable = left & {name for name, _ in place.names()}, True
+            left = left - there if reachable else left
+            found.append({"place": place.place, "packs": len(there), "reachable": reachable})
+        return found
+
+    def chill(self, view: View, engine: Engine, pack: bytes) -> bool:
+        """Move a pack to the colder place. False: not yet: somebody has a moment open, or moves it too; try later."""
+        return self._move(view, engine, pack, self.here, self._cold())
+
+    def warm(self, view: View, engine: Engine, pack: bytes) -> bool:
+        """Bring a pack back. False: as for ``chill``."""
+        return self._move(view, engine, pack, self._cold(), self.here)
+
+    def _cold(self) -> Objects:
+        if self.cold is None:
+            raise BadOption("this store has no colder place", hint="`holdfast tier --to PLACE` gives it one.")
+        if not self._apart:
+            # However it was named: what is copied to where it is already would be deleted then.
+            probe = f"{TEMPORARY}{uuid4().hex}"
+            self.here.put(probe, [b"?"])
+            same = self.cold.size(probe) is not None
+            self.here.delete(probe)
+            if same:
+                raise BadOption(
+                    "a cold place cannot be where the packs are", hint="Name a directory elsewhere, or a URL."
+                )
+            self._apart = True
+        return self.cold
+
+    def _move(self, view: View, engine: Engine, pack: bytes, source: Objects, target: Objects) -> bool:
+        """Copied, read back and proven, then deleted. Killed anywhere, it is in one of the two places, or in both."""
+        name = file_name(pack)
+        found = self._rows(view, pack)
+        if found is None or (source.size(name) is None and target.size(name) is not None):
+            return True  # nobody needs it any more, or it is there
+        whole = (pack, *found)
         try:
-            size = os.fstat(fd).st_size
-            self._check(pack, chunks, size, lambda start, length: self._read_all(fd, length, start))
-        finally:
-            self._io.close(fd)
-
-    def _check(self, pack: PackRow, chunks: Sequence[ChunkRow], size: int, read: Callable[[int, int], bytes]) -> None:
-        name = f"packs/{self.path(pack.uuid).name}"
-        gaps = [(0, ALIGN_BYTES, MAGIC)]
-        for chunk in chunks:
-            end = chunk.offset + chunk.stored + self.cipher.overhead
-            gaps.append((end, round_up(end), b""))
-        for start, end, content in gaps:
-            if start < end and read(start, end - start) != content.ljust(end - start, b"\0"):
-                raise Damaged(f"{name}: bytes between chunks are not what was written", what=(name,))
-        if size != pack.size:
-            raise Damaged(f"{name}: its size is not what was written", what=(name,))
-
-    # Packs that are not here
-
-    def written_at(self, pack_uuid: bytes) -> float | None:
-        """When its file was written; None when it is not here."""
-        try:
-            return self.path(pack_uuid).stat().st_mtime
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise unavailable(error, "looking for a pack") from error
-
-    def is_here(self, pack_uuid: bytes) -> bool:
-        return self.written_at(pack_uuid) is not None
-
-    def _cold(self, pack_uuid: bytes) -> Source:
-        place = self.cold(pack_uuid)
-        if place is None:
-            name = f"packs/{self.path(pack_uuid).name}"
-            raise Damaged(f"{name} is missing", what=(name,))
-        return place
-
-    def _read_cold(self, pack_uuid: bytes, offset: int, size: int) -> bytes:
-        return self._from_cold(pack_uuid, lambda place, name: place.read(name, offset, size))
-
-    def _from_cold(self, pack_uuid: bytes, ask: Callable[[Source, str], T]) -> T:
-        place, name = self._cold(pack_uuid), self.path(pack_uuid).name
-        try:
-            return ask(place, name)
-        except FileNotFoundError as error:
-            raise Damaged(f"packs/{name} is missing from {place.url}", what=(f"packs/{name}",)) from error
-        except OSError as error:
-            raise StoreFailed(f"{name} in {place.url} cannot be read ({error.strerror})") from error
-
-    def remove_strays(self, named: Container[bytes], before: float) -> int:
-        """Remove files that no row names and that were written before that time; returns how many bytes they had.
-
-        None where somebody has made the folder a colder place of another store: they may be that one's.
-        """
-        total = 0
-        try:
-            with os.scandir(self._directory) as entries:
-                found_here = list(entries)
-        except OSError as error:
-            raise unavailable(error, "looking for packs that nothing names") from error
-        if any(entry.name == MARK for entry in found_here):
-            return 0
-        for entry in found_here:
-            text = entry.name.removeprefix("tmp-")
-            try:
-                known = entry.name == text and uuid.UUID(text.removesuffix(".pack")).bytes in named
-                found = entry.stat(follow_symlinks=False)
-            except (ValueError, OSError):
-                continue  # not ours, or gone meanwhile
-            if not known and found.st_mtime < before:
-                total += found.st_size
-                self._remove(Path(entry.path))
-        return total
-
-    def _read_stored(self, path: Path, chunk: ChunkRow) -> memoryview:
-        """The stored bytes, or fewer where the file ends early; valid until the next read.
-
-        Direct reads of whole chunks are many times faster than the page cache's read-ahead, and leave the cache alone.
-        """
-        length = chunk.stored + self.cipher.overhead
-        size = max(round_up(length), ALIGN_BYTES)
-        if self._reading is None or len(self._reading) < size:
-            self._reading = mmap.mmap(-1, size)
-        buffer = memoryview(self._reading)[:size]
-        fd = self._open_direct(path, os.O_RDONLY)
-        try:
-            done = self._read_into(fd, buffer, length, chunk.offset)
-        finally:
-            self._io.close(fd)
-        return buffer[: min(done, length)]
-
-    def _read_all(self, fd: int, size: int, offset: int) -> bytes:
-        buffer = bytearray(size)
-        return bytes(buffer[: self._read_into(fd, memoryview(buffer), size, offset)])
-
-    def _read_into(self, fd: int, buffer: memoryview, size: int, offset: int) -> int:
-        """Read at least ``size`` bytes, and what else fits, unless the file ends before."""
-        done = 0
-        while done < size:
-            try:
-                got = self._io.pread(fd, buffer[done:], offset + done)
-            except InterruptedError:
-                continue
-            except OSError as error:
-                if error.errno != errno.EINVAL or not _drop_direct(fd):
-                    raise
-                continue
-            if not got:
-                break
-            done += got
-            if done % ALIGN_BYTES:
-                _drop_direct(fd)
-        return done
-
-    def _open_direct(self, path: Path, flags: int) -> int:
-        try:
-            return self._io.open(path, flags | getattr(os, "O_DIRECT", 0))
-        except OSError as error:
-            if error.errno != errno.EINVAL:
+            if target.size(name) is not None:
+                # Left by whoever was stopped. Not taken as it is: a deletion that got no answer may still meet it.
+                self._require_whole(source, *whole)
+                if not _drop(engine, name, found[0], target, other=source):
+                    return False
+            target.put(name, _copied(source, name, found[0]))
+            if self._flaws(target, *whole):
+                _drop(engine, name, found[0], target, other=source)
+                self._require_whole(source, *whole)
+                raise StoreFailed(f"{target.place}: the copy of {name} is not what was written; it stays where it is")
+        except Missing:
+            if all(place.size(name) is None for place in (source, target, source)):
                 raise
-        # The file system knows no direct I/O. Some have made a new file before they said so.
-        if flags & os.O_CREAT:
-            self._remove(path)
-        return self._io.open(path, flags)
+            return False  # somebody else is moving it
+        return _drop(engine, name, found[0], source, other=target)
 
-    def _write_file(self, path: Path, pack_uuid: bytes, chunks: Iterable[tuple[bytes, Buffer]]) -> NewPack:
-        fd = self._open_direct(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            rows = []
-            self._write_block(fd, MAGIC, 0)
-            offset = ALIGN_BYTES
-            for digest, data in chunks:
-                view = memoryview(data).cast("B")
-                if len(view) > CHUNK_BYTES:
-                    raise InputError(f"a chunk of {len(view)} bytes; the format allows {CHUNK_BYTES}")
-                written = self._write_chunk(fd, view, offset, digest)
-                rows.append(ChunkRow(digest, 0, offset, len(view), len(view)))
-                offset += written
-            self._flush(lambda: self._io.fsync(fd))
-            return NewPack(pack_uuid, offset, rows)
-        finally:
-            self._io.close(fd)
+    def _require_whole(self, place: Objects, pack: bytes, size: int, chunks: Sequence[Chunk]) -> None:
+        for flaw in self._flaws(place, pack, size, chunks).values():
+            raise Damaged(
+                f"{file_name(pack)} in {place.place} is not what was"
+                f" {'moved there' if place is self.cold else 'written'} ({flaw.message}); nothing was changed",
+                what=flaw.what,
+                hint=HINT,
+            )
 
-    def _write_chunk(self, fd: int, data: memoryview, offset: int, digest: bytes) -> int:
-        """Hash and write at the same time, both from one copy, which nobody else can change.
+    # -- what nothing names ---------------------------------------------------------------------------------
 
-        Without a key that is the staging buffer; with one, the copy is hashed while its box is made and written.
-        """
-        staged: Buffer = bytes(data) if self.cipher.keyed else self._stage(data)[: len(data)]
-        if len(data) < PARALLEL_FROM_BYTES:
-            found = [chunk_digest(staged)]
-            size = self._write_box(fd, staged, offset, digest)
-        else:
-            found = []
-            # One thread of our own: the hash library's own pool does not survive a fork.
-            hashing = threading.Thread(target=lambda: found.append(chunk_digest(staged)), name="holdfast-hash")
-            hashing.start()
-            try:
-                size = self._write_box(fd, staged, offset, digest)
-            finally:
-                hashing.join()
-        if found != [digest]:
-            raise InputError("bulk data was changed while it was being saved; nothing was written")
-        return size
+    def strays(self, view: View, grace_s: float = GRACE_S) -> list[tuple[Objects, str]]:
+        """What processes that died have left behind in both places, and packs whose rows are gone."""
+        return _unnamed(view, self._old(grace_s))
 
-    def _write_box(self, fd: int, data: Buffer, offset: int, digest: bytes) -> int:
-        box = self.cipher.box("chunk", digest, data)
-        if self.cipher.keyed:
-            self._stage(memoryview(box))
-        return self._write_staged(fd, len(box), offset)
+    def sweep_strays(self, view: View, engine: Engine, grace_s: float = GRACE_S) -> int:
+        """Delete them, if nobody has a moment open that may still see their rows. Returns how many went."""
+        gone = 0
+        old = self._old(grace_s)
+        with engine.sweeping() as free:
+            for place, name in _unnamed(view, old) if free else ():
+                with suppress(ColdPlaceMissing):
+                    place.delete(name)
+                    gone += 1
+        return gone
 
-    def _write_block(self, fd: int, data: bytes, offset: int) -> None:
-        self._stage(memoryview(data))
-        self._write_staged(fd, len(data), offset)
-
-    def _stage(self, data: memoryview) -> memoryview:
-        """Copy into memory that is aligned as direct I/O wants it, padded with zeros."""
-        size = max(round_up(len(data)), ALIGN_BYTES)
-        if self._staging is None or len(self._staging) < size:
-            # Fresh memory is slow to touch, so the buffer is kept; it grows to one chunk at most.
-            self._staging = mmap.mmap(-1, size)
-        staging = memoryview(self._staging)
-        staging[: len(data)] = data
-        staging[len(data) : size] = bytes(size - len(data))
-        return staging
-
-    def _write_staged(self, fd: int, length: int, offset: int) -> int:
-        if self._staging is None:
-            raise StoreFailed("nothing was staged")
-        size = max(round_up(length), ALIGN_BYTES)
-        rest = memoryview(self._staging)[:size]
-        while rest:
-            try:
-                written = self._io.pwrite(fd, rest, offset)
-            except InterruptedError:
-                continue
-            except OSError as error:
-                if error.errno != errno.EINVAL or not _drop_direct(fd):
-                    raise
-                continue
-            if written <= 0:
-                raise OSError(errno.EIO, "nothing was written")
-            rest = rest[written:]
-            offset += written
-            if written % ALIGN_BYTES:
-                _drop_direct(fd)  # what is left does not start where direct I/O must
-        return size
-
-    def _flush(self, flush: Callable[[], None]) -> None:
-        try:
-            flush()
-        except OSError as error:
-            # Without room the whole pack goes, and that is all. Any other failure means that the disk lies or dies.
-            if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                raise
-            raise StorePoisoned(
-                f"writing a pack: a flush failed ({error.strerror or error}); nothing was changed",
-                hint="Everything acknowledged before is safe. Close the store and open it again to go on from there.",
-            ) from error
-
-    def _remove(self, path: Path) -> None:
-        with contextlib.suppress(OSError):  # a pack that stays is waste, not harm; the error that led here matters more
-            self._io.unlink(path)
+    def _old(self, grace_s: float) -> list[tuple[Objects, str]]:
+        """All that has lain somewhere for so long. In a place that cannot be reached, it is found the next time."""
+        found: list[tuple[Objects, str]] = []
+        for place in filter(None, (self.here, self.cold)):
+            with suppress(ColdPlaceMissing):
+                names = [name for name, age in place.names() if age > grace_s]
+                found += [(place, name) for name in names if name.startswith(TEMPORARY) or _pack_of(name)]
+        return found
 
 
-def _drop_direct(fd: int) -> bool:
-    """Go on through the page cache. False if that is how it was already."""
-    direct = getattr(os, "O_DIRECT", 0)
-    flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-    if not flags & direct:
-        return False
-    fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~direct)
-    return True
+def _unnamed(view: View, found: list[tuple[Objects, str]]) -> list[tuple[Objects, str]]:
+    named = {file_name(pack) for pack in view.packs()}
+    return [(place, name) for place, name in found if name not in named]
+
+
+def _drop(engine: Engine, name: str, size: int, at: Objects, *, other: Objects) -> bool:
+    """Delete a copy, if the other one is still there. Nobody else deletes that one meanwhile, for the same reason."""
+    with engine.sweeping() as free:
+        if not free or other.size(name) != size:
+            return False
+        at.delete(name)
+        return True
+
+
+def _copied(source: Objects, name: str, size: int) -> Iterator[bytes]:
+    for at in range(0, size, RUN_BYTES):
+        yield source.read(name, at, min(RUN_BYTES, size - at))
+
+
+def _shorter(raw: bytes) -> bytes:
+    """A chunk as it is, or compressed."""
+    compressor = zstandard.ZstdCompressor(level=1)
+    if len(raw) > 8 * SAMPLE_BYTES:
+        middle = len(raw) // 2
+        sample = raw[:SAMPLE_BYTES] + raw[middle : middle + SAMPLE_BYTES] + raw[-SAMPLE_BYTES:]
+        if len(compressor.compress(sample)) > len(sample) * 15 // 16:
+            return raw
+    packed = compressor.compress(raw)
+    return packed if len(packed) < len(raw) else raw
+
+
+def _damaged(digest: bytes, how: str, *what: str) -> Damaged:
+    name = f"chunk {digest.hex()}"
+    return Damaged(f"{name} {how}", what=(*what, name), hint=HINT)

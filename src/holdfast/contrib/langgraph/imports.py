@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from langgraph.checkpoint.serde.base import CipherProtocol, SerializerProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 
-from holdfast.agent2.graph import Graph
-from holdfast.agent2.names import check_name
+from holdfast.agent.graph import Graph
+from holdfast.agent.names import check_name
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph.removal import check_thread
@@ -39,9 +39,9 @@ from holdfast.errors import (
     StillArriving,
     ThreadExists,
 )
-from holdfast.store2.catalog import Entry as LogEntry
-from holdfast.store2.catalog import Progress
-from holdfast.store2.changes import Said
+from holdfast.store.catalog import Entry as LogEntry
+from holdfast.store.catalog import Progress
+from holdfast.store.changes import Said
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from holdfast.agent2.graph import Graph
+from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph.thread import ROOT, Thread, about_of, has_thread
 from holdfast.contrib.langgraph.tuples import Reader, agent_of
 from holdfast.errors import BadName
-from holdfast.store2.catalog import Agent, Point, View
-from holdfast.store2.changes import Change
+from holdfast.store.catalog import Agent, Point, View
+from holdfast.store.changes import Change
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver

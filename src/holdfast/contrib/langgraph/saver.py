@@ -36,8 +36,8 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 
-from holdfast.agent2.names import check_name
-from holdfast.agent2.store import Store
+from holdfast.agent.names import check_name
+from holdfast.agent.store import Store
 from holdfast.codec.assigned import Known
 from holdfast.codec.values import encode
 from holdfast.contrib.langgraph import removal
@@ -46,8 +46,8 @@ from holdfast.contrib.langgraph.tuples import Reader, config_of
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import AgentBusy, BadOption, Unencodable
 from holdfast.run.store import open_store
-from holdfast.store2.keys import Key
-from holdfast.store2.leases import POLL_S
+from holdfast.store.keys import Key
+from holdfast.store.leases import POLL_S
 
 # Threads whose states stay in memory after their runs, so that the next turn need not load them.
 THREADS_KEPT = 64

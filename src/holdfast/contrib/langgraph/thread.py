@@ -20,22 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from holdfast.agent2 import history
-from holdfast.agent2.branch import BranchWriter
-from holdfast.agent2.graph import Graph
-from holdfast.agent2.names import LABEL_MAX_CHARACTERS, check_name
+from holdfast.agent import history
+from holdfast.agent.branch import BranchWriter
+from holdfast.agent.graph import Graph
+from holdfast.agent.names import LABEL_MAX_CHARACTERS, check_name
 from holdfast.codec.assigned import Assigned, Known, Still
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import AgentBusy, BadName, Fenced, HoldfastError, StillArriving
-from holdfast.store2.catalog import Agent, Branch, Point
-from holdfast.store2.changes import Change, Said
-from holdfast.store2.cipher import digest
-from holdfast.store2.engine import Lease
-from holdfast.store2.manifest import Manifest
+from holdfast.store.catalog import Agent, Branch, Point
+from holdfast.store.changes import Change, Said
+from holdfast.store.cipher import digest
+from holdfast.store.engine import Lease
+from holdfast.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    from holdfast.agent2.store import Store
+    from holdfast.agent.store import Store
 
 # The section that holds what LangGraph says about a checkpoint besides its channels, as one value: (record,).
 ABOUT = "__langgraph__"

@@ -16,18 +16,18 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import CheckpointTuple, writes_sort_key
 from langgraph.checkpoint.serde.types import _DeltaSnapshot
 
-from holdfast.agent2 import history
-from holdfast.agent2.graph import Graph
-from holdfast.agent2.names import check_name
+from holdfast.agent import history
+from holdfast.agent.graph import Graph
+from holdfast.agent.names import check_name
 from holdfast.codec.assigned import Assigned, Still
 from holdfast.codec.values import decode
 from holdfast.contrib.langgraph.thread import ABOUT, about_of, branch_name, check_whole, has_thread, key_of, named
 from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
-from holdfast.store2.catalog import Agent, Branch, Entry, Point
+from holdfast.store.catalog import Agent, Branch, Entry, Point
 
 if TYPE_CHECKING:
-    from holdfast.agent2.store import Store
+    from holdfast.agent.store import Store
     from holdfast.contrib.langgraph.saver import HoldfastSaver
 
 # A state, what LangGraph says about it, and what tasks wrote under it.
@@ -150,9 +150,7 @@ class Reader:
         )
 
     @_explained
-    def writes(
-        self, events: Iterable[Entry], only: Collection[str] | None = None
-    ) -> list[tuple[str, str, str, Any]]:
+    def writes(self, events: Iterable[Entry], only: Collection[str] | None = None) -> list[tuple[str, str, str, Any]]:
         """What tasks wrote, as (path, task, channel, value), in LangGraph's order; of some channels, or of all."""
         ordered = sorted(placed(events).items(), key=lambda item: writes_sort_key(item[1][0], *item[0]))
         return [

@@ -1,0 +1,654 @@
+"""The writer of one branch: from a captured state to a durable checkpoint, and the records between checkpoints.
+
+Owns the order of everything that goes to disk for a branch. The document keeps what was captured until somebody says
+that it is written, so whatever fails, the next capture carries it along. What always holds: where the branch stands for
+its writer is one value, ``_now``, which changes in one assignment, so that no interrupt can part it; a change whose
+outcome is not known is asked for by its id before anything else is done; checkpoints and records are written in the
+order in which they were made, and a checkpoint never before the records that it speaks of.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.agent import metadata
+from holdfast.agent.history import children, chunks_of
+from holdfast.codec.blocks import LEAF_MAX_BYTES
+from holdfast.codec.operations import encode_whole, operations_size
+from holdfast.codec.told import Captured, Saved
+from holdfast.errors import BadOption, Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
+from holdfast.store.catalog import Branch, Point, View, link
+from holdfast.store.changes import (
+    NOTHING,
+    Change,
+    NewCheckpoint,
+    NewRecord,
+    Objects,
+    Said,
+    chained,
+    now_us,
+    pack_node,
+)
+from holdfast.store.cipher import digest
+from holdfast.store.engine import Refused, Unsure
+from holdfast.store.manifest import Manifest, Position, identity
+from holdfast.store.writer import PASSING, Job
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+SEAL_CHECKPOINTS = 256
+SEAL_BYTES = 512 * 1024
+"""How much a reader may have to replay before a checkpoint writes the nodes of its state: number, and bytes."""
+
+RECORD_MAX_BYTES = 2**20
+"""The longest record. Values over 16 KiB are named by digest, so one that is longer is a mistake of its maker."""
+
+PENDING_MAX = 256
+"""Changes of a branch that may be on their way: more wait for the oldest."""
+
+_ROW_BYTES = 256
+"""What a checkpoint costs a reader besides its values."""
+
+Note = Callable[["Pending"], Sequence[NewRecord]]
+"""Makes the records that go to disk with a checkpoint; they may name it. Nothing is written if it raises."""
+
+
+class Parent(NamedTuple):
+    """What the next checkpoint is a child of, where that is not the head of the branch. Nothing: a root."""
+
+    point: Point | None
+
+
+class Pending:
+    """A checkpoint, or some records, on the way to the disk."""
+
+    def __init__(self, tip: Branch) -> None:
+        self.tip = tip  # what the branch is to be: its handles are known when it is written
+        self.document: Saved | None = None
+        self.captured: Captured | None = None
+        self.manifest: Manifest | None = None
+        self.raw = b""
+        self.id = b""
+        self.operations = b""
+        self.nodes: Mapping[bytes, bytes] = {}  # those that are named, and for a sealed one those of the state
+        self.sealing: Mapping[bytes, bytes] = {}
+        self.about: Mapping[bytes, bytes] = {}
+        self.chunks: Mapping[bytes, bytes] = {}
+        self.pack = b""
+        self.named: frozenset[bytes] = frozenset()  # trees, and chunks, that operations name besides
+        self.chunks_named: set[bytes] = set()
+        self.records: Sequence[NewRecord] = ()
+        self.key = b""
+        self.said: Sequence[Said] = ()
+        self.guard: tuple[int, int] | None = None
+        self.onto: Parent | None = None
+        self.sealed = False
+        self.lazy = False
+        self.accepted = False  # nobody waits for it any more
+        self.tried = False  # directly, and nobody knows yet what became of it
+        self.job: Job[Branch] | None = None
+        self.done: Branch | None = None
+        self.error: BaseException | None = None
+
+    @property
+    def settled(self) -> bool:
+        return self.done is not None or self.error is not None
+
+
+class Now(NamedTuple):
+    """Where a branch stands for its writer."""
+
+    firm: Branch  # as the store has it
+    tip: Branch  # as it is to be when all that is pending is written
+    pending: tuple[Pending, ...] = ()
+    onto: Parent | None = None
+
+
+class BranchWriter:
+    """The writer of one branch. Threads may share it."""
+
+    def __init__(
+        self,
+        store: Store,
+        branch: Branch,
+        *,
+        guard: Callable[[], tuple[int, int] | None] | None = None,
+        config: Any = None,
+    ) -> None:
+        """``guard`` names the lease that covers the branch when it is not its own: a branch and its generation."""
+        self.lock = threading.RLock()
+        self.config = config
+        self._description = metadata.Description(store._registry, config)
+        self._metadata = b""  # that of the head
+        self._store = store
+        self._db = store._db
+        self._guard = guard
+        self._now = Now(branch, branch)
+        self._unsealed = 0
+        self._unsealed_bytes = 0
+        self._inside: FrameType | None = None
+        self._stilled = False
+
+    # -- where it stands ------------------------------------------------------------------------------------
+
+    @property
+    def branch(self) -> Branch:
+        """The branch as it is to be when everything is written."""
+        return self._now.tip
+
+    @property
+    def firm(self) -> Branch:
+        """The branch as it is stored."""
+        return self._now.firm
+
+    @property
+    def generation(self) -> int:
+        return self._now.firm.generation
+
+    @property
+    def head_id(self) -> bytes:
+        """The checkpoint that the next one is a child of."""
+        onto = self._now.onto
+        if onto is None:
+            return self._now.tip.id
+        return onto.point.id if onto.point is not None else b""
+
+    @property
+    def position(self) -> Position:
+        """The end of the line of records."""
+        return self._now.tip.records, self._now.tip.chain
+
+    @property
+    def under_way(self) -> list[Captured]:
+        """The captures that are on their way."""
+        return [one.captured for one in self._now.pending if one.captured is not None]
+
+    @property
+    def waiting(self) -> bool:
+        """Whether something waits for the next call, because the one that made it was cut short."""
+        return any(one.job is None for one in self._now.pending)
+
+    def start_from(self, point: Point | None, since_base: Sequence[Point], *, moved: Branch | None = None) -> None:
+        """The live state is that of ``point``; ``since_base`` are the checkpoints that loading it replays.
+
+        ``moved``: the branch stands there now. Otherwise it stays where it is until the next checkpoint.
+        """
+        view = self._db.view
+        self._metadata = b""
+        self._unsealed = len(since_base)
+        self._unsealed_bytes = sum(len(view.operations(one)) + _ROW_BYTES for one in since_base)
+        if moved is not None:
+            self._now = Now(moved, moved)
+        else:
+            now = self._now
+            at_head = now.tip.id == (point.id if point is not None else b"")
+            self._now = now._replace(onto=None if at_head else Parent(point))
+
+    # -- a checkpoint ---------------------------------------------------------------------------------------
+
+    def checkpoint(self, document: Saved, label: str, **options: Any) -> Pending:
+        """Make a checkpoint and write it. Durable when it returns, unless the store is batched."""
+        return self.finish(self.capture(document, label, **options))
+
+    def capture(
+        self,
+        document: Saved,
+        label: str,
+        kind: str = "checkpoint",
+        target: bytes = b"",
+        *,
+        key: bytes = b"",
+        said: Sequence[Said] = (),
+        note: Note | None = None,
+        nodes: Mapping[bytes, bytes] | None = None,
+        chunks: Mapping[bytes, bytes] | None = None,
+    ) -> Pending:
+        """Fix the content of a checkpoint. ``finish`` writes it, and so does the next call if this one is cut short.
+
+        ``key`` is what it can be looked up by, ``said`` goes into the log with it. ``note`` makes records that go with
+        it, ``nodes`` and ``chunks`` are what these name.
+        """
+        self._db.check_usable()
+        with self.lock, self._undivided(document):
+            self._settle()
+            with document.lock:
+                captured = document.capture(self.under_way)
+                self._unsealed += 1
+                self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
+                named = dict(captured.nodes)
+                sealed = self._seal_is_due(document)
+                if sealed:
+                    document.seal(captured)
+                    self._unsealed = self._unsealed_bytes = 0
+            now = self._now
+            made = Pending(now.tip)
+            time_us = now_us()
+            described, about = self._description.now()
+            made.operations = encode_whole(captured.operations, time_us, self._store._registry)
+            depth = now.tip.depth
+            if now.onto is not None:
+                depth = now.onto.point.manifest.depth if now.onto.point is not None else 0
+            manifest = Manifest.make(
+                self.head_id,
+                depth + 1,
+                captured.sections,
+                digest(b"operations", made.operations),
+                self.position,
+                described,
+                label,
+                time_us,
+                kind,
+                target,
+            )
+            made.manifest, made.raw = manifest, manifest.encode()
+            made.id = identity(made.raw)
+            made.document, made.captured = document, captured
+            made.sealed, made.sealing = sealed, captured.nodes if sealed else {}
+            made.nodes = {**named, **(nodes or {})}
+            if described != self._metadata:  # what the head names is there
+                made.about = about
+            made.chunks = {**captured.chunks, **(chunks or {})}
+            made.named = frozenset(captured.named)
+            made.chunks_named = chunks_of(captured.operations) - made.chunks.keys()
+            made.key, made.said, made.onto = key, said, now.onto
+            made.guard = self._guard() if self._guard is not None else None
+            made.lazy = self._store._batched
+            made.records = checked(note(made)) if note is not None else ()
+            count, chain = chained(now.tip.end, made.records)
+            made.tip = now.tip._replace(id=made.id, depth=depth + 1, records=count, chain=chain)
+            self._now = Now(now.firm, made.tip, (*now.pending, made))
+            return made
+
+    def _seal_is_due(self, document: Saved) -> bool:
+        """Whether replaying has become dear enough to pay for writing the nodes that changed.
+
+        Edits all over a large state touch most of its nodes: writing them anew at every checkpoint would cost the
+        size of the state, not of the change, so their operations first have to add up to as much. A last leaf that was
+        begun before is written once more in any case, and does not count.
+        """
+        if self._unsealed >= SEAL_CHECKPOINTS:
+            return True
+        if self._unsealed_bytes < SEAL_BYTES:
+            return False
+        return self._unsealed_bytes + LEAF_MAX_BYTES >= document.unstored_bytes()
+
+    def finish(self, pending: Pending) -> Pending:
+        """Write what is pending up to this one, and return when it is written."""
+        with self.lock, self._undivided():
+            if not pending.settled and self._now.pending == (pending,) and not pending.lazy and pending.job is None:
+                self._try_directly(pending)
+            self._settle(hand=True, unless=pending)
+            pending.accepted = pending.lazy and pending.error is None
+        if not pending.lazy:
+            self._wait_for(pending)
+        if pending.error is not None:
+            raise pending.error
+        return pending
+
+    def _try_directly(self, pending: Pending) -> None:
+        """One call into the engine, in this thread. If an interrupt comes out of it, the next call asks the store."""
+        if pending.tried or pending.chunks or pending.nodes or pending.sealing or pending.onto is not None:
+            return
+        if pending.named or pending.chunks_named:
+            return  # whether they are there has to be looked up
+        objects = Objects({name: pack_node(raw) for name, raw in pending.about.items()}) if pending.about else NOTHING
+        pending.tried = True
+        try:
+            found = self._db.directly(self._work(pending, self._now.firm, objects), self._now.firm.b)
+        except StorePoisoned:
+            raise  # what the disk has of it is unknown
+        except HoldfastError as error:
+            self._drop(error)
+            raise
+        if found is not None:
+            self._written(pending, found[0])
+        else:
+            pending.tried = False
+
+    def _wait_for(self, pending: Pending) -> None:
+        while not pending.settled:
+            job = pending.job
+            if job is None:
+                raise StoreClosed("the checkpoint was not written", hint="The store was closed meanwhile.")
+            with suppress(HoldfastError):  # seen to below, where those that stand on it are, too
+                job.wait()
+            with self.lock, self._undivided():
+                self._settle(hand=True, unless=pending)
+
+    # -- handing over, and what became of it ----------------------------------------------------------------
+
+    def _work(self, pending: Pending, before: Branch | Pending, objects: Objects) -> Callable[[Change], Branch]:
+        """The change that writes it. ``before``: what it stands on, which may be on its way itself."""
+
+        def work(change: Change) -> Branch:
+            old = before
+            if isinstance(old, Pending):
+                if old.job is None or old.job.error is not None or old.job.result is None:
+                    raise Refused("what it stands on was not written")
+                old = old.job.result
+            change.put_objects(objects)
+            if pending.guard is not None:
+                change.guard(*pending.guard)
+            for said in pending.said:
+                change.say(old.a, said)
+            if pending.captured is None:
+                moved = old.at_end(change.put_records(old.b, old.end, pending.records))
+                change.move(old, moved)
+                return moved
+            new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed)
+            if pending.onto is not None:
+                return change.commit_onto(old, pending.onto.point, new, pending.records)
+            return change.commit(old, new, pending.records)
+
+        return work
+
+    def _make_job(self, pending: Pending, before: Branch | Pending) -> None:
+        """Bring what can be brought beforehand to disk, and prepare the rest, so that nobody waits for it."""
+        pack = None
+        there = self._db.view.has_chunks(pending.chunks) if pending.chunks else set()
+        if len(there) < len(pending.chunks):
+            self._db.engine.check_place()
+            pack = self._db.packs.write((name, data) for name, data in pending.chunks.items() if name not in there)
+        nodes = {**pending.about, **pending.nodes, **(pending.sealing if pending.sealed else {})}
+        needs = set(pending.named)
+        if pending.sealed and pending.manifest is not None:
+            needs |= {root for _, root in pending.manifest.sections}
+            for raw in nodes.values():
+                needs.update(children(raw))
+        packed = {name: pack_node(raw) for name, raw in nodes.items()}
+        pending.pack = pack.uuid if pack is not None else b""
+        objects = Objects(packed, pack, frozenset(needs - nodes.keys()), frozenset(pending.chunks_named | there))
+        size = len(pending.raw) + len(pending.operations) + sum(map(len, packed.values()))
+        pending.job = Job(self._work(pending, before, objects), lazy=pending.lazy, size_bytes=size)
+
+    def _settle(self, *, hand: bool = False, unless: Pending | None = None) -> None:
+        """See what became of everything that is pending; ``hand``: and hand over what was not.
+
+        Raises what kept something from being written, unless whoever has ``unless`` will.
+        """
+        while self._now.pending:
+            first = self._now.pending[0]
+            if first.tried and first.job is None:
+                self._ask(first)
+                continue
+            if first.job is None or not first.job.finished:
+                self._tell(self._drop_failed(), unless)
+                if hand or first.job is not None or len(self._now.pending) >= PENDING_MAX:
+                    self._hand_over()
+                if len(self._now.pending) < PENDING_MAX:
+                    return
+                if first.job is not None:
+                    first.job.join()
+                continue
+            error = first.job.error
+            if error is None and first.job.result is not None:
+                self._written(first, first.job.result)
+            elif isinstance(error, Unsure):
+                self._ask(first)
+            elif isinstance(error, Refused) and first.sealed and self._stands(first):
+                for one in self._now.pending[1:]:
+                    if one.job is not None and not one.job.claim():
+                        one.job.join()
+                    one.job = None
+                first.sealed, first.job = False, None  # nodes that it counts on are gone: it is written without
+                self._unsealed = SEAL_CHECKPOINTS
+            else:
+                if isinstance(error, Refused) and first.document is not None and self._stands(first):
+                    first.document.retell()
+                    error = StoreBusy(
+                        "something that the state shares with a checkpoint was forgotten just now; nothing was written",
+                        hint="Take the checkpoint again: it is written whole then.",
+                    )
+                self._tell(self._drop(error or StoreClosed("the change was not written")), unless)
+
+    def _tell(self, dropped: tuple[Pending, ...], unless: Pending | None) -> None:
+        if dropped and unless not in dropped:
+            raise dropped[0].error or StoreClosed("the change was not written")
+
+    def _drop_failed(self) -> tuple[Pending, ...]:
+        """One that fails, while others before it are tried again because nobody waits for them, is not written."""
+        for at, one in enumerate(self._now.pending):
+            error = one.job.error if one.job is not None and one.job.finished else None
+            if isinstance(error, HoldfastError) and not isinstance(error, (Refused, Unsure)):
+                return self._drop(error, at)
+        return ()
+
+    def _hand_over(self) -> None:
+        """Hand over what is pending, in its order: an interrupt may have kept any of it back."""
+        before: Branch | Pending = self._now.firm
+        for at, one in enumerate(self._now.pending):
+            try:
+                if one.job is None:
+                    self._make_job(one, before)
+                if one.job is not None:
+                    self._db.hand(one.job, self._now.firm.b)
+            except HoldfastError as error:  # whoever is told so must not find it written later
+                self._drop(error, at)
+                raise
+            before = one
+
+    def _written(self, pending: Pending, branch: Branch) -> None:
+        """It is in the store. Cut short anywhere, all of this is done again by the next call."""
+        if pending.document is not None and pending.captured is not None:
+            pending.document.written(pending.captured, sealed=pending.sealed)
+        if pending.manifest is not None:
+            self._metadata = pending.manifest.metadata
+        pending.done = branch
+        now = self._now
+        rest = now.pending[1:]
+        self._now = Now(branch, now.tip if rest else branch, rest, now.onto)
+        if pending.captured is not None:
+            self._store._made(branch, sealed=pending.sealed)
+
+    def _ask(self, pending: Pending) -> None:
+        """Nobody knows whether it was written: see whether it is there.
+
+        By a change, which waits for one that is still being committed, and is refused when we are fenced.
+        """
+        firm = self._now.firm
+
+        def look(change: Change) -> Branch:
+            change.guard(firm.b, firm.generation)
+            return change.branch_at(firm.b)
+
+        try:
+            row = self._db.change(look, firm.b)
+        except Refused as error:
+            self._drop(error)
+            return
+        there = row.id == pending.id if pending.captured is not None else row.chain == pending.tip.chain
+        if there:
+            self._written(pending, row)
+        else:
+            self._drop(StoreBusy("the change was interrupted before it was written; nothing was written"))
+
+    def _stands(self, pending: Pending) -> bool:
+        """Whether the branch is still what its writer believes, so that a refusal had another reason."""
+        row, firm = self._db.view.branch_at(self._now.firm.b), self._now.firm
+        if pending.guard is not None:
+            b, generation = pending.guard
+            if self._db.view.branch_at(b).generation != generation:
+                return False
+        return (row.generation, row.head, row.line) == (firm.generation, firm.head, firm.line)
+
+    def _drop(self, error: BaseException, since: int = 0) -> tuple[Pending, ...]:
+        """What is pending, ``since`` that place, will not be written. The document keeps it for the next capture.
+
+        Where the reason passes, what was accepted is tried again, with all that it stands on. Whoever waited for some
+        of that is told so. Returns what is dropped for good.
+        """
+        now = self._now
+        if isinstance(error, Refused):
+            error = _fenced(now.firm, self._db.view.branch_at(now.firm.b))
+        end = since
+        if isinstance(error, PASSING):
+            end = max([since, *(at + 1 for at, one in enumerate(now.pending) if one.accepted)])
+        for one in now.pending[since:]:
+            if one.job is not None and one.job.claim():
+                one.job.finish(error)
+        for one in now.pending[since:end]:
+            one.error = one.error or (None if one.accepted else error)
+            one.lazy, one.tried = True, False
+            one.job = Job(one.job.work, lazy=True, size_bytes=one.job.size_bytes) if one.job is not None else None
+        kept, dropped = now.pending[:end], now.pending[end:]
+        for one in dropped:
+            if one.pack and isinstance(error, HoldfastError) and not isinstance(error, StorePoisoned):
+                self._db.packs.discard(one.pack)  # nothing names it
+            one.error = one.error or error
+        if dropped:
+            self._unsealed = SEAL_CHECKPOINTS  # the next one makes the state whole in the store
+            self._now = Now(now.firm, kept[-1].tip if kept else now.firm, kept, dropped[0].onto)
+        return dropped
+
+    # -- records --------------------------------------------------------------------------------------------
+
+    def append(
+        self,
+        records: Sequence[NewRecord],
+        *,
+        nodes: Mapping[bytes, bytes] | None = None,
+        chunks: Mapping[bytes, bytes] | None = None,
+        flush: bool,
+    ) -> int:
+        """Write records at the end of the line; returns the last one's number.
+
+        With ``flush`` they are durable then, with everything before them. Otherwise they share a later flush, which
+        comes by itself in a moment.
+        """
+        checked(records)
+        self._db.check_usable()  # before the lock, which after a fork nobody may be left to give back
+        with self.lock, self._undivided():
+            self._settle()
+            if not records:
+                return self._now.tip.records
+            now = self._now
+            made = Pending(now.tip)
+            made.records, made.lazy = records, not flush
+            made.nodes, made.chunks = nodes or {}, chunks or {}
+            made.guard = self._guard() if self._guard is not None else None
+            count, chain = chained(now.tip.end, records)
+            made.tip = now.tip._replace(records=count, chain=chain)
+            self._now = Now(now.firm, made.tip, (*now.pending, made), now.onto)
+        self.finish(made)
+        return count
+
+    # -- quiet ----------------------------------------------------------------------------------------------
+
+    def settle(self) -> Branch:
+        """Return when everything that was made is durable; gives the branch as it is then."""
+        self._db.check_usable()
+        while True:
+            with self.lock, self._undivided():
+                self._settle(hand=True)
+                if not self._now.pending:
+                    return self._now.firm
+                last = self._now.pending[-1]
+                job = last.job
+            if job is not None:
+                if job.lazy:
+                    self._db.flush()
+                job.join()
+
+    @contextmanager
+    def still(self, document: Saved) -> Iterator[Branch]:
+        """Inside, nothing is pending, and no other thread changes or captures the state: history can be moved."""
+        with self.lock:
+            while True:
+                self.settle()
+                with document.lock, self._undivided():
+                    if self._now.pending:
+                        continue  # a capture slipped in between the two locks
+                    outer = self._stilled
+                    try:
+                        self._stilled = True
+                        yield self._now.firm
+                    finally:
+                        self._stilled = outer
+                    return
+
+    def _undivided(self, document: Saved | None = None) -> _Undivided:
+        return _Undivided(self, document)
+
+
+class _Undivided:
+    """A signal handler may come in between, and ask for a checkpoint itself: not in the middle of another one.
+
+    Nor in the middle of a change, which has the state's lock. Whether this thread is in the middle of one is told by
+    its stack, which no interrupt can leave wrong.
+    """
+
+    __slots__ = ("_document", "_outer", "_writer")
+
+    def __init__(self, writer: BranchWriter, document: Saved | None) -> None:
+        self._writer, self._document = writer, document
+
+    def __enter__(self) -> None:
+        writer, document = self._writer, self._document
+        inside = writer._inside
+        changing = document is not None and document.lock._is_owned()  # type: ignore[attr-defined]
+        if not writer._stilled and (changing or (inside is not None and _on_stack(inside))):
+            raise StoreBusy(
+                "a checkpoint was asked for in the middle of a change, or of another one, as by a signal handler",
+                hint="Let the handler set a flag, and take the checkpoint between two steps.",
+            )
+        self._outer, writer._inside = inside, sys._getframe(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._writer._inside = self._outer
+
+
+def checked(records: Sequence[NewRecord]) -> Sequence[NewRecord]:
+    """Refuse records that are too long before anything is written."""
+    for record in records:
+        if len(record.body) > RECORD_MAX_BYTES:
+            raise BadOption(
+                f"a record of {len(record.body):,} bytes; nothing was written", hint="Long values are named by digest."
+            )
+    return records
+
+
+def read_line(view: View, b: int, after: int = 0, *, marked: bool = False) -> Iterator[tuple[int, bytes]]:
+    """Records of a branch's line with a number above ``after``, and these numbers; ``marked``: those for summaries.
+
+    Read from the beginning, all of them, they are proven by the chain before the first is given.
+    """
+    branch = view.branch_at(b)
+    records = view.line(branch.back if marked else branch.line, after, marked=marked)
+    if not after and not marked:
+        chain = b""
+        for record in records:
+            chain = link(chain, record.digest)
+        if (len(records), chain) != (branch.records, branch.chain):
+            raise Damaged(
+                f"the records of the line of branch {branch.name!r} are not those that were written",
+                what=(f"line {b}",),
+                hint="Run `holdfast verify` to see what is affected.",
+            )
+    for record in records:
+        if record.body:  # of some there may be nothing left but the digest
+            yield record.i, record.body
+
+
+def _on_stack(wanted: FrameType) -> bool:
+    """Whether a frame is one of this thread's callers."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame is wanted:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _fenced(mine: Branch, there: Branch) -> Fenced:
+    taken = there.generation != mine.generation
+    why = "another process has taken it over" if taken else "it was moved meanwhile"
+    return Fenced(
+        f"branch {mine.name!r} is not ours to write any more: {why}; nothing was written",
+        hint="Open the agent again to go on from what is there.",
+    )

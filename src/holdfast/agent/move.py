@@ -1,0 +1,220 @@
+"""A whole store in another place: a backup, a move, another backend, another key. All of them are one transfer.
+
+Owns what goes along besides agents, and how one store takes the place of another. Ids, and the uuids of agents and
+branches, stay; the store itself gets a new uuid, because its handles are new: what was noted about the old one would
+make it look older than it is. What always holds: at every moment one whole store is where it is looked for; a source is
+closed to writers only after everything has arrived; nothing that was in a store is deleted unless somebody says so.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.agent.store import Store
+from holdfast.agent.transfer import TransferReport, transfer
+from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed
+from holdfast.store import files
+from holdfast.store.catalog import Progress, View
+from holdfast.store.changes import Change
+from holdfast.store.database import COLD, MOVED, OBJECTS, is_url, open_database
+from holdfast.store.sqlite import Sqlite
+
+if TYPE_CHECKING:
+    from holdfast.store.keys import Secret
+
+FACTS = ("policy",)
+"""What people have set for a store, and goes along. Keys do not: the other store has its own."""
+
+_OWN = frozenset({"store.db", "store.db-wal", "store.db-shm", "packs", "locks", "witness"})
+_OLD_DIGITS = 12
+
+
+def backup(source: Store, dest: Store, progress: Progress | None = None) -> TransferReport:
+    """Bring everything that another store lacks there. It may be repeated at any time; nothing is removed there."""
+    report = transfer(source, dest, progress=progress)
+    kept = {name: value for name, value in source._db.view.facts().items() if name in FACTS}
+
+    def put(change: Change) -> None:
+        for name, value in kept.items():
+            if name not in change.facts():
+                change.set_fact(name, value)
+
+    if kept.keys() - dest._db.view.facts().keys():
+        dest._db.change(put)
+    return report
+
+
+def move(source: Store, dest: Store, progress: Progress | None = None) -> TransferReport:
+    """As a backup; then the source is closed, and opens only to be read: it says where everything is now.
+
+    Nobody else may have it open, or, on a server, write to it. Interrupted anywhere, it can be done again.
+    """
+    if source._readonly:
+        raise ReadOnly("the store to be moved was opened read-only")
+    with _quiet(source):
+        report = backup(source, dest, progress)
+        before = _standing(source._db.view)
+        backup(source, dest)  # what came in while the first one was going on
+
+        def end(change: Change) -> None:
+            if _standing(change) != before:
+                raise StoreBusy(
+                    "somebody writes to the store that is to be moved", hint="Try again when they are done."
+                )
+            for branch in change.branches():
+                if branch.a:  # whoever believes to be its writer is not any more
+                    change.move(branch, branch._replace(generation=branch.generation + 1))
+            change.set_fact(MOVED, dest.place.encode())
+
+        source._db.change(end)
+        source.close()
+    return report
+
+
+@contextmanager
+def _quiet(store: Store) -> Iterator[None]:
+    """Nobody else writes a store meanwhile; handles of this process are closed."""
+    with ExitStack() as stack:
+        for handle in list(store._handles.values()):
+            handle.close()
+        engine, view = store._db.engine, store._db.view
+        if isinstance(engine, Sqlite):
+            stack.enter_context(engine.alone())
+        else:
+            names = {agent.a: agent.name for agent in view.agents()}
+            for branch in view.branches():
+                if branch.a and branch.generation:
+                    stack.callback(store._lease(names[branch.a], branch, wait_s=0.0).release)
+        yield
+
+
+def _standing(view: View) -> list[tuple[object, ...]]:
+    """What tells whether somebody has written since."""
+    log = view.reader.run("SELECT count(*), max(e) FROM log")
+    return [*log, *((branch.b, branch.head, branch.line) for branch in view.branches())]
+
+
+# -- another key ------------------------------------------------------------------------------------------------
+
+
+def rotate(
+    place: str,
+    secret: Secret | None,
+    new: Callable[[], Secret | None],
+    *,
+    discard_old: bool = False,
+    progress: Progress | None = None,
+) -> Path | None:
+    """Put a store with another key, and the same content, in the place of the one there; returns where that one is.
+
+    ``new`` gives the key when it is known to be needed. Nobody may have the store open. Needs room for two of them.
+    """
+    if is_url(place):
+        raise BadOption(
+            "a store on a server cannot give way to another one",
+            hint="Make a new store with another key, and move this one there.",
+        )
+    path = Path(os.path.realpath(place))
+    _settle(path)
+    building = path.with_name(f".{path.name}.rotating")
+    with ExitStack() as stack:
+        source = stack.enter_context(_store(path, secret))
+        stack.enter_context(_alone(source))
+        facts = source._db.view.facts()
+        if facts.get(OBJECTS) or facts.get(COLD):
+            raise BadOption(
+                "some packs of this store lie elsewhere, and do not change places with its directory",
+                hint="Bring them back (`holdfast tier`), or make a new store with another key and move this one there.",
+            )
+        old = path.with_name(f"{path.name}.old-{source._db.uuid.hex()[:_OLD_DIGITS]}")
+        files.discard(building)  # left by one that was killed
+        try:
+            with _store(building, new(), create=True) as made:
+                backup(source, made, progress)
+                _prove(made, progress)
+            source.close()
+            files.discard(old)  # as far as another attempt came: the one in its place is the one that counts
+            building.rename(old)
+            files.exchange(path, old)
+        except OSError as error:
+            raise files.unavailable(error, f"replacing {path}") from error
+        finally:
+            files.discard(building)
+    _carry(old, path)
+    if discard_old:
+        files.discard(old)
+        return None
+    with suppress(HoldfastError), _store(old, secret) as left:
+        left._db.change(lambda change: change.set_fact(MOVED, str(path).encode()))
+    return old
+
+
+def old_ones(path: Path) -> list[Path]:
+    """The stores that gave their place to the one there, and are still beside it."""
+    name = re.compile(rf"{re.escape(path.name)}\.old-[0-9a-f]{{{_OLD_DIGITS}}}")
+    try:
+        return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name) and one.is_dir())
+    except OSError as error:
+        raise files.unavailable(error, f"looking at {path.parent}") from error
+
+
+def discard_old(place: str) -> list[Path]:
+    """Delete the stores that gave their place to the one there. Returns where they were."""
+    path = Path(os.path.realpath(place))
+    if not files.classify(path):
+        raise BadOption(f"there is no store at {path}", hint="What is beside it may be all that is left. Nothing went.")
+    _settle(path)
+    found = old_ones(path)
+    for one in found:
+        _carry(one, path)
+        files.discard(one)
+    return found
+
+
+def _settle(path: Path) -> None:
+    """Two directories that were about to change places when somebody was killed: finish that."""
+    aside = files.aside(path)
+    try:
+        if aside.exists() and files.classify(path):
+            aside.rename(path.with_name(f"{path.name}.old-{os.urandom(_OLD_DIGITS // 2).hex()}"))
+    except OSError as error:
+        raise files.unavailable(error, f"looking at {aside}") from error
+
+
+def _store(path: Path, secret: Secret | None, *, create: bool = False) -> Store:
+    db = open_database(path, create=create, secret=secret, remember=False)
+    return Store(str(path), db, (False, "commit", False, True))
+
+
+@contextmanager
+def _alone(store: Store) -> Iterator[None]:
+    engine = store._db.engine
+    if not isinstance(engine, Sqlite):
+        raise BadOption("only a store in a directory can give way to another one")
+    with engine.alone():
+        yield
+
+
+def _prove(store: Store, progress: Progress | None) -> None:
+    report = store.verify(progress)
+    if report.unreachable and not report.problems:
+        raise StoreFailed(f"the new store cannot be read: {report}", hint="The one that is there was left as it is.")
+    if not report.ok:
+        raise Damaged(
+            f"the new store is not what was written: {report}", hint="The one that is there was left as it is."
+        )
+
+
+def _carry(old: Path, new: Path) -> None:
+    """What else lies in a store's directory, such as dumps, goes to the one that has its place."""
+    try:
+        for one in old.iterdir():
+            if one.name not in _OWN and not (new / one.name).exists():
+                one.rename(new / one.name)
+    except OSError as error:
+        raise files.unavailable(error, f"bringing along what lies in {old}") from error

@@ -1,0 +1,168 @@
+"""Moving old packs to a colder place, and bringing them back.
+
+Owns the choice of packs: old ones that no branch needs where it stands; and which place it is, which the store keeps.
+How a pack gets there is the store's business. What always holds: what moves can be read as before, only slower; stopped
+at any point, nothing is lost and the next call goes on.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from holdfast.agent.history import children, chunks_in, state_of
+from holdfast.codec.blocks import roots_in
+from holdfast.errors import BadOption, Damaged
+from holdfast.store.catalog import Point, Progress, View
+from holdfast.store.changes import Change
+from holdfast.store.database import COLD, Contents
+from holdfast.store.files import in_store
+from holdfast.store.objects import location, open_objects, path_of
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+
+class Tiering(Struct, frozen=True):
+    """What was moved to a colder place, or brought back.
+
+    ``needed`` and ``young``: how many packs stay because a branch needs them where it stands, or for their age.
+    """
+
+    place: str
+    packs: int
+    moved_bytes: int
+    done: bool
+    needed: int = 0
+    young: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__struct_fields__}
+
+
+def move_out(
+    store: Store, to: str | os.PathLike[str], older_than: timedelta, progress: Progress, *, dry_run: bool
+) -> Tiering:
+    """Move packs that were written longer ago than that, unless a branch needs them where it stands."""
+    place = location(to)
+    if place.startswith("file://") and in_store(Path(path_of(place))):
+        raise BadOption("a cold place cannot be inside a store", hint="Name a directory elsewhere, or a URL.")
+    store._db.packs.look_again()
+    known = _known(store._db.view, place)
+    with store._db.moment() as contents:
+        chosen, needed, young = _sorted(contents, older_than.total_seconds())
+    if dry_run:
+        return Tiering(place, len(chosen), sum(chosen.values()), done=False, needed=needed, young=young)
+    packs = store._db.packs
+    if packs.cold is None or packs.cold.place != place:
+        cold = open_objects(to, store._db.uuid.hex())
+        # A place that has packs is never made anew: where a disk is not mounted, that would hide what lies on it.
+        cold.require() if known else cold.prepare()
+        store._db.change(partial(_choose, place=place))
+        packs.cold = cold
+    moved = _moved(store, place, chosen, packs.chill, progress)
+    return replace(moved, needed=needed, young=young)
+
+
+def _known(view: View, place: str) -> str:
+    """The place that packs go to already, if any; raises if it is another one."""
+    known = view.facts().get(COLD, b"").decode()
+    if known and known != place:
+        raise BadOption(
+            f"this store's packs go to {known}", hint="Bring them back first (`holdfast tier --back --do`), then move."
+        )
+    return known
+
+
+def _choose(change: Change, place: str) -> None:
+    _known(change, place)  # somebody else may have chosen one meanwhile
+    change.set_fact(COLD, place.encode())
+
+
+def bring_back(store: Store, progress: Progress, *, dry_run: bool) -> Tiering:
+    """Bring all packs back from the colder place."""
+    store._db.packs.look_again()
+    place = store._db.view.facts().get(COLD, b"").decode()
+    if not place:
+        return Tiering("", 0, 0, done=not dry_run)
+    sizes = store._db.view.packs()
+    cold = {pack: sizes[pack] for pack, (_, age) in store._db.packs.whereabouts().items() if age is not None}
+    chosen = {pack: size for pack, size in cold.items() if pack in sizes}
+    if dry_run:
+        return Tiering(place, len(chosen), sum(chosen.values()), done=False)
+    moved = _moved(store, place, chosen, store._db.packs.warm, progress)
+    if moved.packs == len(chosen):
+        store._db.change(lambda change: change.set_fact(COLD, None))
+        store._db.packs.cold = None
+    return moved
+
+
+def _moved(
+    store: Store, place: str, chosen: dict[bytes, int], move: Callable[..., bool], progress: Progress
+) -> Tiering:
+    """Move packs one at a time. One that is damaged stays where it is and is told of when all others have moved."""
+    moved: list[bytes] = []
+    damaged: list[Damaged] = []
+    for done, pack in enumerate(chosen, 1):
+        try:
+            if move(store._db.view, store._db.engine, pack):
+                moved.append(pack)
+        except Damaged as error:
+            damaged.append(error)
+        progress("packs", done, len(chosen))
+    if damaged:
+        raise damaged[0]
+    return Tiering(place, len(moved), sum(chosen[pack] for pack in moved), done=True)
+
+
+def _sorted(contents: Contents, age_s: float) -> tuple[dict[bytes, int], int, int]:
+    """Packs here that may move, and how many stay: because a branch needs them where it stands, or for their age."""
+    view, packs = contents
+    wanted = {place.pack for place in view.chunks(_needed_now(contents)).values()}
+    found: dict[bytes, int] = {}
+    needed = young = 0
+    where = packs.whereabouts()
+    for pack, size in view.packs().items():
+        here, cold = where.get(pack, (None, None))
+        if here is None:
+            continue
+        if pack in wanted:
+            needed += 1
+        elif cold is None and here < age_s:
+            young += 1
+        else:
+            found[pack] = size
+    return found, needed, young
+
+
+def _needed_now(contents: Contents) -> set[bytes]:
+    """The chunks of all states at which branches stand."""
+    view = contents.view
+    heads = {branch.head for branch in view.branches() if branch.head}
+    return {chunk for n in heads for chunk in chunks_of_state(contents, view.point(n))}
+
+
+def chunks_of_state(contents: Contents, point: Point) -> set[bytes]:
+    """The chunks that a state names."""
+    state = state_of(contents, point)
+    fresh = state.unstored()
+    found: set[bytes] = set()
+    seen: set[bytes] = set()
+    waiting: Sequence[bytes] = [root for _, root in point.manifest.sections]
+    while waiting:
+        some = [name for name in dict.fromkeys(waiting) if name not in seen]
+        seen.update(some)
+        raws = [*contents.view.nodes([name for name in some if name not in fresh]).values()]
+        raws += [fresh[name] for name in some if name in fresh]
+        waiting = [name for raw in raws for name in (children(raw) if raw[1] else roots_in(raw))]
+        for raw in raws:
+            if not raw[1]:
+                found |= chunks_in(raw)
+    return found

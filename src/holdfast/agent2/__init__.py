@@ -1,1 +1,0 @@
-"""Agents: their states, histories and branches in a store."""

@@ -1,0 +1,423 @@
+"""Every change of the store, as parts of a transaction.
+
+Owns the order and the comparisons of what is written. A change is a function of a ``Change``; the same function serves
+a transaction of a writer's thread and the direct path, where its statements are collected first and run as one call.
+What always holds: a branch moves only by comparison with what its writer believes; what a transaction names is there
+or comes with it, or ``Refused`` is raised; a branch's row is never deleted, so that a comparison cannot miss it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from holdfast.errors import BadOption, Forgotten, UnknownAgent
+from holdfast.store.catalog import (
+    NODE_MAX_BYTES,
+    Agent,
+    Body,
+    Branch,
+    End,
+    Point,
+    Row,
+    Tag,
+    View,
+    body_bytes,
+    link,
+    listed,
+    slices,
+)
+from holdfast.store.cipher import Cipher, digest
+from holdfast.store.engine import Args, Refused, Tx
+from holdfast.store.engine import Row as Stored
+from holdfast.store.manifest import compressed, mark_of, pack_payload
+from holdfast.store.segments import Packed, split_refs
+from holdfast.store.tables import CHECKPOINTS, HANDLES, TABLES
+
+NODE_COMPRESS_FROM_BYTES = 256
+T = TypeVar("T")
+Work = Callable[["Change"], T]
+
+
+def now_us() -> int:
+    """Microseconds since 1970, UTC."""
+    return time.time_ns() // 1000
+
+
+class NewRecord(NamedTuple):
+    """A record still to be written: 1 if summaries need it, the digests of nodes that it names, its body.
+
+    Where a policy has dropped the body, ``known`` is its digest.
+    """
+
+    mark: int
+    refs: bytes
+    body: bytes
+    known: bytes = b""
+
+    @property
+    def digest(self) -> bytes:
+        return self.known or digest(b"record", self.body)
+
+
+class Said(NamedTuple):
+    """An entry of the log still to be written."""
+
+    body: Body
+    key: bytes = b""
+    at: int = 0
+
+
+class NewPack(NamedTuple):
+    """A pack that is durable and not yet in a row: its chunks as (digest, start, length, stored)."""
+
+    uuid: bytes
+    size: int
+    chunks: Sequence[tuple[bytes, int, int, int]]
+
+
+class NewCheckpoint(NamedTuple):
+    """A checkpoint still to be written."""
+
+    id: bytes
+    manifest: bytes
+    operations: bytes
+    key: bytes = b""
+    sealed: bool = False
+
+
+class Objects(NamedTuple):
+    """What a transaction brings, and what it names besides that must be there."""
+
+    nodes: Mapping[bytes, bytes] = {}  # as ``pack_node`` made them: nobody waits for the store while that is done
+    pack: NewPack | None = None
+    needs_nodes: frozenset[bytes] = frozenset()
+    needs_chunks: frozenset[bytes] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.pack or self.needs_nodes or self.needs_chunks)
+
+
+NOTHING = Objects()
+
+
+def pack_node(raw: bytes) -> bytes:
+    if len(raw) > NODE_MAX_BYTES:
+        raise BadOption(
+            f"a dict's key or a set's item of {len(raw):,} bytes cannot be saved; nothing was written",
+            hint="Keep long values as values: they are split.",
+        )
+    return compressed(raw, NODE_COMPRESS_FROM_BYTES)
+
+
+def chained(end: End, records: Iterable[NewRecord]) -> tuple[int, bytes]:
+    """The position of a line after some more records."""
+    count, chain = end.position
+    for record in records:
+        count, chain = count + 1, link(chain, record.digest)
+    return count, chain
+
+
+class CannotCollect(Exception):
+    """A change needs an answer of the store, so that it cannot be run as one call."""
+
+
+def _unused(table: str) -> str:
+    """Refuse the transaction if a handle above ?1 was given already, whatever has become of its row."""
+    sequence = CHECKPOINTS if table in CHECKPOINTS else (table,)
+    rows = [f"EXISTS (SELECT 1 FROM {one} WHERE {HANDLES[table]} > ?1)" for one in sequence]
+    rows.append(f"EXISTS (SELECT 1 FROM floor WHERE name = '{table}' AND number > ?1)")
+    return f"UPDATE branch SET generation = CASE WHEN NOT ({' OR '.join(rows)}) THEN generation END WHERE b = ?2"
+
+
+_UNUSED = {table: _unused(table) for table in HANDLES}
+
+
+class Collected:
+    """A transaction on paper: statements and arguments, with handles that are a guess."""
+
+    def __init__(self, numbers: dict[str, int], b: int) -> None:
+        self.statements: list[str] = []
+        self.args: list[Any] = []
+        self.numbers = dict(numbers)
+        self._b = b
+        self._sure: set[str] = set()
+
+    def run(self, sql: str, args: Args = ()) -> list[Stored]:  # noqa: ARG002 - whatever it asks
+        raise CannotCollect
+
+    def do(self, sql: str, args: Args = ()) -> None:
+        self.statements.append(sql)
+        self.args += args
+
+    def many(self, sql: str, args: Sequence[Args]) -> None:
+        for one in args:
+            self.do(sql, one)
+
+    def number(self, *tables: str) -> int:
+        table = tables[0]
+        known = self.numbers.get(table)
+        if known is None:
+            raise CannotCollect
+        if table not in self._sure:
+            # A handle that somebody else was given might not be in the way: its row may be gone or in a segment, and
+            # where a row that is there already counts as written, it would be taken for that one.
+            self._sure.add(table)
+            self.do(_UNUSED[table], (known, self._b))
+        self.numbers[table] = known + 1
+        return known + 1
+
+    def naming(self) -> None:
+        """An engine that takes a change in one call has no sweeping beside it."""
+
+
+_MOVE = (
+    "UPDATE branch SET head = CASE WHEN generation = ? AND head = ? AND line = ? THEN CAST(? AS bigint) END,"
+    " body = ?, id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, sum = ?"
+    " WHERE b = ?"
+)
+_GUARD = "UPDATE branch SET generation = CASE WHEN generation = ? THEN generation END WHERE b = ?"
+
+
+class Change(View):
+    """A view inside a transaction, and every way to change what it shows."""
+
+    def __init__(self, tx: Tx, cipher: Cipher) -> None:
+        super().__init__(tx, cipher)
+        self.tx = tx
+        self.newest: dict[str, int] = {}  # the handles that it gave, for the witness
+        self.mark = 0  # of the newest checkpoint
+        self.moved: tuple[int, int, int] | None = None  # a branch, its generation and its head
+
+    def _number(self, *tables: str) -> int:
+        made = self.newest[tables[0]] = self.tx.number(*tables)
+        return made
+
+    def put(self, table: str, *values: Any, unless_there: bool = False) -> None:
+        """Write a row; one that is there already is an error, or stays as it is."""
+        more = " ON CONFLICT DO NOTHING" if unless_there else ""
+        self.tx.do(TABLES[table].insert + more, self.cipher.stored(table, *values))
+
+    def set_fact(self, name: str, value: bytes | None) -> None:
+        self.tx.do("DELETE FROM store WHERE name = ?", (name,))
+        if value is not None:
+            self.put("store", name, value)
+
+    def say(self, a: int, said: Said | Body) -> None:
+        """One more entry of the log."""
+        said = said if isinstance(said, Said) else Said(said)
+        self.put("log", self._number("log"), a, said.key, said.at or now_us(), body_bytes(said.body))
+
+    # -- refs -----------------------------------------------------------------------------------------------
+
+    def hold(self, n: int) -> None:
+        """Something is about to name a checkpoint: raise unless it is there. Then nobody deletes it before the end."""
+        self.tx.naming()
+        if not any(self.tx.run(f"SELECT n FROM {table} WHERE n = ?", (n,)) for table in CHECKPOINTS):
+            raise Forgotten("the checkpoint was forgotten meanwhile; nothing was written", hint="See `holdfast log`.")
+
+    def hold_agent(self, a: int) -> None:
+        """Something is about to be an agent's: raise unless it is there. Then nobody removes it before the end."""
+        self.tx.naming()
+        if not self.tx.run("SELECT a FROM agent WHERE a = ?", (a,)):
+            raise UnknownAgent("the agent was removed meanwhile; nothing was written")
+
+    def add_agent(self, name: str, uuid: bytes, body: Body) -> Agent:
+        a = self._number("agent")
+        self.put("agent", a, uuid, name.encode(), body_bytes(body))
+        self.say(a, {"what": "agent", "name": name})
+        return Agent(a, uuid, name, body)
+
+    def add_branch(
+        self, a: int, name: str, uuid: bytes, body: Body, point: Point | None, end: End, said: Body | None = None
+    ) -> Branch:
+        """A branch that begins at a checkpoint, or with nothing. ``said`` goes into its entry of the log."""
+        self.hold_agent(a)
+        if point is not None:
+            self.hold(point.n)
+        b = self._number("branch")
+        head, id, depth = (point.n, point.id, point.manifest.depth) if point is not None else (0, b"", 0)
+        made = Branch(b, a, name, uuid, body, head, id, depth, 0, *end, 0)
+        self.put("branch", *branch_columns(made))
+        self.say(a, {"what": "branch", "name": name, "uuid": uuid, "b": b, "epoch": 0, "to": id, **(said or {})})
+        return made
+
+    def move(self, old: Branch, new: Branch) -> None:
+        """Let a branch that is ``old`` be ``new``. If generation, head or line differ the transaction is refused."""
+        row = self.cipher.stored("branch", *branch_columns(new))
+        _, _, _, _, body, head, id, depth, epoch, line, back, count, chain, generation, total = row
+        compared = (old.generation, old.head, old.line)
+        rest = (head, body, id, depth, epoch, line, back, count, chain, generation, total, new.b)
+        self.tx.do(_MOVE, compared + rest)
+        self.moved = new.b, new.generation, new.head
+
+    def guard(self, b: int, generation: int) -> None:
+        """Refuse the transaction unless a branch still has that generation: its lease covers what is written."""
+        self.tx.do(_GUARD, (generation, b))
+
+    def retire(self, branch: Branch) -> None:
+        """What is left of a branch whose agent is removed: a row that no comparison fits, and that says nothing."""
+        name = f"{branch.uuid.hex()}-{branch.b}"  # it may come again from elsewhere, and go again
+        gone = Branch(branch.b, 0, name, branch.uuid, {}, 0, b"", 0, 0, 0, 0, 0, b"", branch.generation + 1)
+        # Changed, not deleted and written anew: a comparison that waits for this must find it.
+        sets = ", ".join(f"{name} = ?" for name in TABLES["branch"].names[1:])
+        _, *row = self.cipher.stored("branch", *branch_columns(gone))
+        self.tx.do(f"UPDATE branch SET {sets} WHERE b = ?", (*row, branch.b))
+
+    def set_tag(self, tag: Tag) -> None:
+        """``a`` is 0 where it is nobody's, but holds what arrives."""
+        if tag.a:
+            self.hold_agent(tag.a)
+        self.hold(tag.n)
+        self.drop_tag(tag.a, tag.name)
+        self.put("tag", tag.a, tag.name.encode(), tag.n, tag.id, body_bytes(tag.body))
+
+    def drop_tag(self, a: int, name: str) -> None:
+        self.tx.do("DELETE FROM tag WHERE a = ? AND name = ?", (a, self.cipher.name("tag", name.encode(), a)))
+
+    def set_validity(self, a: int, n: int, body: Body | None) -> None:
+        self.tx.do("DELETE FROM validity WHERE a = ? AND n = ?", (a, n))
+        if body is not None:
+            self.put("validity", a, n, body_bytes(body))
+
+    # -- objects --------------------------------------------------------------------------------------------
+
+    def put_objects(self, objects: Objects) -> None:
+        """Write objects, and see that all that is named besides is there."""
+        if not objects:
+            return
+        self.tx.naming()
+        if objects.pack is not None:
+            self.put_pack(objects.pack)
+        if objects.nodes:
+            # In one order for all, so that two who bring the same nodes do not wait for each other.
+            rows = [self.cipher.stored("node", self._number("node"), *one) for one in sorted(objects.nodes.items())]
+            self.tx.many(TABLES["node"].insert + " ON CONFLICT DO NOTHING", rows)
+        brought = {digest for digest, *_ in objects.pack.chunks} if objects.pack is not None else set()
+        nodes = objects.needs_nodes - objects.nodes.keys()
+        chunks = objects.needs_chunks - brought
+        if (nodes and len(self.has_nodes(nodes)) < len(nodes)) or (
+            chunks and len(self.has_chunks(chunks)) < len(chunks)
+        ):
+            raise Refused("something that is named is not in the store any more; nothing was written")
+
+    def put_pack(self, pack: NewPack) -> None:
+        p = self._number("pack")
+        self.put("pack", p, pack.uuid, pack.size)
+        for name, start, length, stored in sorted(pack.chunks):
+            self.put("chunk", name, p, start, length, stored, unless_there=True)
+
+    # -- checkpoints and records ----------------------------------------------------------------------------
+
+    def put_checkpoint(self, new: NewCheckpoint, parent: int, line: int, b: int, epoch: int) -> int:
+        """Write a loose checkpoint; returns its number."""
+        n = self._number(*CHECKPOINTS)
+        self.mark = mark_of(new.id)
+        data = pack_payload(new.manifest, new.operations)
+        self.put("loose", n, self.mark, new.key, parent, line, b, epoch, int(new.sealed), data)
+        return n
+
+    def put_records(self, b: int, end: End, records: Iterable[NewRecord]) -> End:
+        """Write records behind a line's end; returns the new one. ``b`` is 0 for those of another store."""
+        line, back, count, chain = end
+        for record in records:
+            r = self._number("record")
+            body_digest = record.digest
+            count, chain = count + 1, link(chain, body_digest)
+            self.put("record", r, line, back, count, b, record.mark, body_digest + record.refs, record.body)
+            line = r
+            if record.mark:
+                back = r
+        return End(line, back, count, chain)
+
+    def commit(self, old: Branch, new: NewCheckpoint, records: Sequence[NewRecord] = ()) -> Branch:
+        """A checkpoint onto the head of a branch, and records with it; returns the branch as it is then."""
+        n = self.put_checkpoint(new, old.head, old.line, old.b, old.epoch)
+        moved = old._replace(head=n, id=new.id, depth=old.depth + 1)
+        if records:
+            moved = moved.at_end(self.put_records(old.b, old.end, records))
+        self.move(old, moved)
+        return moved
+
+    def commit_onto(
+        self, old: Branch, point: Point | None, new: NewCheckpoint, records: Sequence[NewRecord] = ()
+    ) -> Branch:
+        """As ``commit``, but the checkpoint's parent is another one than the head: the branch leaves its line."""
+        if point is not None:
+            self.hold(point.n)
+        above, depth = (point.n, point.manifest.depth) if point is not None else (0, 0)
+        epoch = old.epoch + 1
+        n = self.put_checkpoint(new, above, old.line, old.b, epoch)
+        moved = old._replace(head=n, id=new.id, depth=depth + 1, epoch=epoch)
+        if records:
+            moved = moved.at_end(self.put_records(old.b, old.end, records))
+        self.move(old, moved)
+        self.say(old.a, moved_body(old, moved, point.id if point is not None else b""))
+        return moved
+
+    def move_to(self, old: Branch, point: Point, records: Sequence[NewRecord] = ()) -> Branch:
+        """Let a branch stand at another checkpoint. Its line stays as long as it is."""
+        self.hold(point.n)
+        moved = old._replace(head=point.n, id=point.id, depth=point.manifest.depth, epoch=old.epoch + 1)
+        if records:
+            moved = moved.at_end(self.put_records(old.b, old.end, records))
+        self.move(old, moved)
+        self.say(old.a, moved_body(old, moved, point.id))
+        return moved
+
+    def set_row(self, row: Row, new: Row) -> None:
+        """Change what the row of a checkpoint says of its place. Refused if it has gone elsewhere meanwhile."""
+        table = "loose" if row.data is not None else "checkpoint"
+        spec = TABLES[table]
+        values = new[: spec.covered]
+        *columns, total = self.cipher.head(table, *values)
+        sets = ", ".join(f"{column.name} = ?" for column in spec.columns[1 : spec.covered])
+        there = self.tx.run(f"UPDATE {table} SET {sets}, sum = ? WHERE n = ? RETURNING n", (*columns[1:], total, row.n))
+        if not there:
+            raise Refused("the checkpoint was stored in another way meanwhile; nothing was written")
+
+    def fold(self, numbers: Sequence[int], packed: Packed) -> int:
+        """Let a run of loose checkpoints lie in a segment. Their rows are taken as they are now, not as they were."""
+        dictionary, _ = split_refs(packed.refs)
+        self.put_objects(Objects(needs_nodes=frozenset(dictionary)))  # it may have been swept since it was read
+        s = self._number("segment")
+        spec = TABLES["loose"]
+        moved: list[Stored] = []
+        for part in slices(numbers):
+            sql = f"DELETE FROM loose WHERE n IN {listed(len(part))} RETURNING {spec.listed}"
+            moved += [self.cipher.loaded("loose", row) for row in self.tx.run(sql, part)]
+        if len(moved) != len(numbers):
+            raise Refused("some of these checkpoints lie in a segment already, or are gone")
+        rows = [self.cipher.stored("checkpoint", *row[:-1], s) for row in moved]
+        self.tx.many(TABLES["checkpoint"].insert, rows)
+        self.put("segment", s, *packed)
+        return s
+
+    def delete(self, table: str, column: str, values: Sequence[Any]) -> None:
+        """Delete rows by their handles; the newest handle that was ever given stays known."""
+        if not values:
+            return
+        sequence = "loose" if table in CHECKPOINTS else table
+        if HANDLES.get(sequence) == column:
+            self.remember(sequence, max(values))
+        for part in slices(values):
+            self.tx.do(f"DELETE FROM {table} WHERE {column} IN {listed(len(part))}", part)
+
+    def remember(self, table: str, number: int) -> None:
+        """Handles up to this one were given, whatever becomes of their rows."""
+        known = self.rows("floor", "WHERE name = ?", (table,))
+        if not known or known[0][1] < number:
+            self.tx.do("DELETE FROM floor WHERE name = ?", (table,))
+            self.put("floor", table, number)
+
+
+def moved_body(old: Branch, new: Branch, to: bytes) -> Body:
+    """What the log says of a branch that moved other than by a commit onto its head. ``to``: where its epoch begins."""
+    return {"what": "rollback", "b": old.b, "branch": old.name, "epoch": new.epoch, "from": old.id, "to": to}
+
+
+def branch_columns(branch: Branch) -> tuple[Any, ...]:
+    """The values of a branch's row."""
+    b, a, name, uuid, body, *rest = branch
+    return (b, a, name.encode(), uuid, body_bytes(body), *rest)

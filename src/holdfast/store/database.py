@@ -1,0 +1,570 @@
+"""An open store, below states: rows, packs, leases and the writer, in a directory or on a server.
+
+Owns opening and closing, what is checked before a store is used, and the two ways to make a change. Knows no state.
+What always holds: a handle that was closed, or inherited through fork, refuses every call; a store that has lost
+acknowledged commits does not open unless somebody accepts the loss; what ``change`` returned for is durable.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import uuid as uuids
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+
+from holdfast.errors import (
+    BadOption,
+    Damaged,
+    DiskFull,
+    ForkedHandle,
+    HoldfastError,
+    Incompatible,
+    KeyNeeded,
+    NotAStore,
+    NotEncrypted,
+    ReadOnly,
+    StoreClosed,
+    StoreReadOnly,
+    StoreWentBack,
+)
+from holdfast.store import files, forks, keys, sqlite
+from holdfast.store.catalog import View
+from holdfast.store.changes import CannotCollect, Change, Collected, Work, now_us
+from holdfast.store.cipher import PLAIN, Cipher, Keyed
+from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Tx
+from holdfast.store.files import Layout
+from holdfast.store.keys import Secret
+from holdfast.store.leases import FileLeases
+from holdfast.store.objects import Folder, location, open_objects
+from holdfast.store.packs import Packs
+from holdfast.store.sqlite import Sqlite, SqliteTx
+from holdfast.store.tables import APPLICATION_ID, FORMAT_VERSION, check_version, ddl
+from holdfast.store.witness import Witness
+from holdfast.store.writer import Job, Writers
+
+T = TypeVar("T")
+
+OBJECTS = "objects"
+COLD = "cold"
+"""The facts that say where packs lie, if not in the store's directory, and where old ones were moved to."""
+
+CLOSE_WAIT_S = 10.0
+"""How long closing, or the end of the program, waits for changes that nobody waits for."""
+
+MOVED = "moved"
+"""The fact that a store was moved, and where to."""
+
+_open: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+class Contents(NamedTuple):
+    """What states are read from: of the store as it is now, or as it was at one moment."""
+
+    view: View
+    packs: Packs
+
+
+def is_url(place: str) -> bool:
+    return "://" in place
+
+
+def shown(place: str) -> str:
+    """A place as people may see it: without a password."""
+    if not is_url(place):
+        return place
+    from holdfast.store.connection import Address
+
+    return Address(place).place
+
+
+class Database:
+    """An open store. Threads may share it. Use ``open_database``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        leases: Leases,
+        packs: Packs,
+        cipher: Cipher,
+        uuid: bytes,
+        created: int,
+        *,
+        witness: Witness | None,
+        readonly: HoldfastError | None,
+    ) -> None:
+        self.engine = engine
+        self.packs = packs
+        self.cipher = cipher
+        self.uuid = uuid
+        self.created = created
+        self.witness = witness
+        self.view = View(self, cipher)
+        self.now = Contents(self.view, packs)
+        self.before_close: list[Callable[[], None]] = []
+        self.leases = leases
+        self.released = False
+        self._refusal: type[HoldfastError] | None = None
+        self._readonly = readonly
+        self._numbers: dict[str, int] = {}  # the newest handles that are known, for the direct path
+        self._writers = None if readonly is not None else Writers(engine, lambda: self.cipher, self._committed)
+        forks.watch(self)
+        _open.add(self)
+
+    # -- use and refusal ------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> str:
+        return self.engine.place
+
+    @property
+    def encrypted(self) -> bool:
+        return self.cipher.keyed
+
+    @property
+    def readonly(self) -> bool:
+        return self._readonly is not None
+
+    @property
+    def closed(self) -> bool:
+        return self._refusal is StoreClosed
+
+    def check_usable(self) -> None:
+        """Raise unless this process may use the store."""
+        if self._refusal is ForkedHandle:
+            raise ForkedHandle(
+                "this store was opened before fork() and is used in the child",
+                hint="Open the store again in the child: holdfast.open(...).",
+            )
+        if self._refusal is not None:
+            raise StoreClosed(f"the store at {self.place} was closed", hint="Open it again with holdfast.open().")
+
+    def check_secret(self, secret: Secret) -> None:
+        """Raise unless this opens the store: somebody else in this process wants to use the handle."""
+        unlock(self.engine, secret, self.uuid)
+
+    @property
+    def writers(self) -> Writers:
+        self.check_usable()
+        if self._readonly is not None:
+            raise type(self._readonly)(self._readonly.message, hint=self._readonly.hint)
+        if self._writers is None:
+            raise StoreClosed("the store was closed", hint="Open it again with holdfast.open().")
+        return self._writers
+
+    # -- reading and changing -------------------------------------------------------------------------------
+
+    def run(self, sql: str, args: Args = ()) -> list[Row]:
+        """Rows of the store as it is now."""
+        if self._refusal is not None:
+            self.check_usable()
+        return self.engine.run(sql, args)
+
+    @contextmanager
+    def moment(self) -> Iterator[Contents]:
+        """The store as it is now, for as long as the block lasts, whatever others write meanwhile."""
+        self.check_usable()
+        with self.engine.moment() as reader:
+            yield Contents(View(reader, self.cipher), self.packs)
+
+    def change(self, work: Work[T], b: int = 0) -> T:
+        """Make a change; durable when it returns. ``b``: of that branch, so in order with its others."""
+        return self.writers.do(work, b)
+
+    def hand(self, job: Job[T], b: int = 0) -> Job[T]:
+        """Hand a change over, to be made after those that were handed over before."""
+        return self.writers.hand(job, b)
+
+    def directly(self, work: Work[T], b: int) -> tuple[T] | None:
+        """Make a change in one call from this thread, if nobody else is writing; None: not made, hand it over.
+
+        What comes out of it other than that says nothing about whether it was made: ask the store.
+        """
+        self.check_usable()
+        if not self.engine.takes_calls:
+            return None
+        collected = Collected(self._numbers, b)
+        change = Change(collected, self.cipher)
+        try:
+            result = work(change)
+        except CannotCollect:
+            return None
+        if not self.engine.direct(self.engine.batch(collected.statements), collected.args):
+            return None
+        self._committed([change])
+        return (result,)
+
+    def _committed(self, changes: list[Change]) -> None:
+        """After the flush, before anybody is told."""
+        newest: dict[str, int] = {}
+        mark = 0
+        for change in changes:
+            newest.update(change.newest)
+            mark = change.mark or mark
+            if change.moved is not None:
+                self.engine.acknowledge(*change.moved)
+        self._numbers.update(newest)
+        if self.witness is not None and newest:
+            self.witness.record(newest.get("loose", 0), newest.get("log", 0), newest.get("record", 0), mark)
+
+    def flush(self) -> None:
+        """Return when everything that was handed over is durable."""
+        if self._readonly is None and self.writers.pending:
+            self.writers.flush()
+
+    # -- its end, and forks ---------------------------------------------------------------------------------
+
+    def rest(self, deadline: float) -> bool:
+        writers = self._writers
+        return (writers is None or writers.rest(deadline)) and self.engine.rest(deadline)
+
+    def resume(self) -> None:
+        self.engine.resume()
+        if self._writers is not None:
+            self._writers.resume()
+
+    def abandon(self, rested: bool) -> None:
+        """After a fork, in the child: everything here is the parent's."""
+        self._refusal = ForkedHandle
+        self.engine.abandon(rested)
+        self.leases.abandon()
+        if self.witness is not None:
+            self.witness.close()
+
+    def close(self) -> None:
+        """Write what was handed over, and let go of everything.
+
+        Raises when something cannot be written. If that is for want of room the store stays open, so that closing can
+        be tried again.
+        """
+        if self.released or self._refusal is ForkedHandle:
+            return
+        try:
+            if self._refusal is None:
+                for call in self.before_close:
+                    call()
+                self.flush()
+        except HoldfastError as error:
+            if isinstance(error, DiskFull):
+                raise
+            self._release()
+            raise
+        self._release()
+
+    def _release(self) -> None:
+        """Cut short anywhere, all of it can be done again."""
+        self._refusal = StoreClosed
+        if self._writers is not None:
+            self._writers.stop(CLOSE_WAIT_S)
+        self.leases.close()
+        if self.witness is not None:
+            self.witness.close()
+        self.engine.close()
+        self.released = True
+
+
+@atexit.register
+def _at_exit() -> None:
+    """What nobody waits for is written when the program ends, or at least tried for a while."""
+    deadline = time.monotonic() + CLOSE_WAIT_S
+    for one in list(_open):
+        with suppress(HoldfastError):
+            if time.monotonic() < deadline:
+                one.check_usable()
+                one.flush()
+
+
+# -- opening -------------------------------------------------------------------------------------------------------
+
+
+def open_database(
+    place: str | Path,
+    *,
+    create: bool = True,
+    readonly: bool = False,
+    accept_loss: bool = False,
+    accept_older: bool = False,
+    secret: Secret | None = None,
+    objects: str | None = None,
+    remember: bool = True,
+    vfs: str | None = None,
+) -> Database:
+    """Open the store in a directory, or at a ``postgresql://`` URL, making it first if there is none.
+
+    ``accept_loss`` opens a store that is behind its witness, and makes the witness agree with what is left.
+    ``accept_older`` opens one that is older than what this user has seen of it, and takes it as it is from now on.
+    ``secret`` is the key of an encrypted store; a new store is encrypted if one is given. ``objects`` is where packs
+    lie, if not in the store's directory. ``remember=False`` leaves no record of it in the user's state directory: for a
+    store that is thrown away. ``vfs`` replaces SQLite's system calls: for tests of failing disks.
+    """
+    if isinstance(place, str) and is_url(place):
+        scheme = place.partition("://")[0]
+        if scheme not in {"postgresql", "postgres"}:
+            raise BadOption(
+                f"no store can be opened at a {scheme}:// address",
+                hint="Give the path of a directory, or postgresql://...",
+            )
+        return _open_server(place, create=create, readonly=readonly, secret=secret, objects=objects)
+    real = Path(os.path.realpath(place))
+    if not files.classify(real) and not files.finish_exchange(real):
+        if readonly or not create:
+            raise NotAStore(f"there is no store at {real}", hint="Check the path, or open it with create=True.")
+        create_store(real, secret, objects)
+        files.classify(real)
+    layout = Layout(real)
+    forks.close_inherited(layout.catalog)
+    refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
+    try:
+        engine = Sqlite(layout, readonly=readonly, vfs=vfs)
+    except StoreReadOnly as error:
+        refusal = error
+        engine = Sqlite(layout, readonly=True, vfs=vfs)
+    witness = None
+    try:
+        engine.check_version()
+        facts = read_facts(engine, secret)
+        _check_moved(facts, engine.place, writing=refusal is None)
+        witness = Witness(layout, facts.uuid, readonly=refusal is not None, remember=remember)
+        engine.check_schema()
+        view = View(engine, facts.cipher)
+        _check_loss(view, witness, layout, accept_loss=accept_loss, accept_older=accept_older)
+        here = _objects(facts, objects, engine.place) or Folder(layout.packs)
+        cold_now = partial(_cold_place, engine, facts)
+        leases = FileLeases(layout.locks, facts.cipher)
+        packs = Packs(facts.cipher, here, cold_now(), cold_now)
+    except BaseException:
+        if witness is not None:
+            witness.close()
+        engine.close()
+        raise
+    return Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=witness, readonly=refusal)
+
+
+def _server(url: str, *, readonly: bool = True, make: Callable[[Tx], None] | None = None) -> Any:
+    """The engine of a store on a server. ``make`` writes the rows of a new one, where there is none."""
+    try:
+        from holdfast.store.postgres import Postgres
+    except ImportError as error:
+        raise Incompatible(
+            "stores on PostgreSQL need the package psycopg", hint="pip install 'holdfast[postgres]'"
+        ) from error
+    return Postgres(url, readonly=readonly, fill=make)
+
+
+def _open_server(url: str, *, create: bool, readonly: bool, secret: Secret | None, objects: str | None) -> Database:
+    refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
+
+    def make(tx: Tx) -> None:
+        fill(tx, secret, objects)
+
+    engine = _server(url, readonly=readonly, make=make if create and not readonly else None)
+    try:
+        from holdfast.store.postgres import AdvisoryLeases
+
+        facts = read_facts(engine, secret)
+        _check_moved(facts, engine.place, writing=not readonly)
+        engine.check_schema()
+        here = _objects(facts, objects, engine.place) or _Nowhere(engine.place)
+        cold_now = partial(_cold_place, engine, facts)
+        leases = AdvisoryLeases(engine, facts.cipher)
+        packs = Packs(facts.cipher, here, cold_now(), cold_now)
+    except BaseException:
+        engine.close()
+        raise
+    return Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=None, readonly=refusal)
+
+
+@contextmanager
+def reading(place: str | Path) -> Iterator[Engine]:
+    """A store's rows as they are stored, to be read without its key."""
+    if isinstance(place, str) and is_url(place):
+        engine: Engine = _server(place)
+    else:
+        real = Path(os.path.realpath(place))
+        if not files.classify(real):
+            raise NotAStore(f"there is no store at {real}", hint="Check the path.")
+        engine = Sqlite(Layout(real), readonly=True)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+class Facts(NamedTuple):
+    """What a store says of itself. ``created`` is in microseconds."""
+
+    uuid: bytes
+    created: int
+    cipher: Cipher
+    objects: str
+    cold: str
+    moved: str = ""
+
+
+def new_facts(change: Change, uuid: bytes, objects: str | None) -> None:
+    """The rows of an empty store."""
+    for name, value in (
+        ("format", FORMAT_VERSION.to_bytes(2, "big")),
+        ("uuid", uuid),
+        ("created", now_us().to_bytes(8, "big")),
+        (OBJECTS, location(objects).encode() if objects else b""),
+    ):
+        change.put("store", name, value)
+
+
+def read_facts(engine: Engine, secret: Secret | None) -> Facts:
+    """Raise unless the store is sound so far as its facts tell, and of a format that this program knows."""
+    try:
+        found = {str(row[0]): bytes(row[1]) for row in engine.run("SELECT name, value FROM store")}
+        version, uuid = int.from_bytes(found["format"], "big"), found["uuid"]
+    except (LookupError, TypeError) as error:
+        raise Damaged(f"{engine.place}: table store is damaged", what=("table store",)) from error
+    check_version(engine.place, version)
+    cipher = unlock(engine, secret, uuid)
+    try:
+        sound = View(engine, cipher).facts()
+        places = sound[OBJECTS].decode(), sound.get(COLD, b"").decode(), sound.get(MOVED, b"").decode()
+        return Facts(sound["uuid"], int.from_bytes(sound["created"], "big"), cipher, *places)
+    except (KeyError, UnicodeDecodeError) as error:
+        raise Damaged(f"{engine.place}: table store is damaged", what=("table store",)) from error
+
+
+def _check_moved(facts: Facts, place: str, *, writing: bool) -> None:
+    if facts.moved and writing:
+        raise ReadOnly(
+            f"{place} was moved to {facts.moved}, and is not written to any more",
+            hint=f"Open {facts.moved}. What is here can still be read: readonly=True.",
+        )
+
+
+def unlock(engine: Engine, secret: Secret | None, uuid: bytes) -> Cipher:
+    """What the rows of a store are read with."""
+    slots = keys.read_slots(View(engine, PLAIN))
+    if slots is None:
+        if secret is None:
+            return PLAIN
+        raise NotEncrypted(
+            f"{engine.place} is not encrypted, and a key was given",
+            hint="If it should be, somebody put another store there. If not, give no key (key=False).",
+        )
+    if secret is None:
+        raise KeyNeeded(
+            f"{engine.place} is encrypted",
+            hint="Give the key: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND.",
+        )
+    require_cryptography()
+    master, _ = slots.unlock(secret)
+    return Keyed(master, uuid)
+
+
+def require_cryptography() -> None:
+    try:
+        import_module("cryptography.hazmat.primitives.kdf.argon2")
+    except ImportError as error:
+        raise Incompatible(
+            "encrypted stores need the package cryptography, 44 or newer", hint="pip install 'holdfast[crypto]'"
+        ) from error
+
+
+def create_store(path: Path, secret: Secret | None = None, objects: str | None = None) -> None:
+    """Make a new store in a directory, whole or not at all. One that another process made meanwhile is as good."""
+
+    def build(catalog: Path) -> None:
+        flags = apsw.SQLITE_OPEN_READWRITE | apsw.SQLITE_OPEN_CREATE
+        try:
+            connection = apsw.Connection(str(catalog), flags=flags)
+            try:
+                sqlite.settle(connection, readonly=False)
+                # Incremental vacuum only keeps a note of who refers to each page; room is given back after removals.
+                connection.execute(
+                    "PRAGMA page_size=4096; PRAGMA auto_vacuum=INCREMENTAL; PRAGMA journal_mode=WAL"
+                ).fetchall()
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+                connection.execute(f"PRAGMA user_version={FORMAT_VERSION}")
+                connection.execute("; ".join(ddl("sqlite")))
+                fill(SqliteTx(connection), secret, objects)
+                connection.execute("COMMIT")
+                connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            finally:
+                connection.close(True)
+        except apsw.Error as error:
+            raise sqlite.reading_error(error, f"creating {catalog}") from error
+
+    files.create(path, build)
+
+
+def fill(tx: Tx, secret: Secret | None, objects: str | None) -> None:
+    """Make empty tables those of a new store; with a ``secret`` an encrypted one, which that opens."""
+    uuid = uuids.uuid4().bytes
+    cipher: Cipher = PLAIN
+    if objects is not None:
+        open_objects(objects, uuid.hex()).prepare()
+    if secret is not None:
+        require_cryptography()
+        created, master = keys.new_keys(uuid, secret, now_us())
+        keys.write_slots(Change(tx, PLAIN), created)
+        cipher = Keyed(master, uuid)
+    new_facts(Change(tx, cipher), uuid, objects)
+
+
+def _objects(facts: Facts, objects: str | None, place: str) -> Objects | None:
+    """Where packs lie, if not in the store's directory. The store keeps it; nobody can say otherwise later."""
+    if objects is not None and location(objects) != facts.objects:
+        raise BadOption(
+            f"{place} keeps its packs in {facts.objects or 'its own directory'}",
+            hint="Push it into a new store that is made with objects=.",
+        )
+    return open_objects(objects or facts.objects, facts.uuid.hex()) if facts.objects else None
+
+
+def _cold_place(engine: Engine, facts: Facts) -> Objects | None:
+    """Where old packs are moved to, as the store has it now."""
+    place = View(engine, facts.cipher).facts().get(COLD, b"").decode()
+    return open_objects(place, facts.uuid.hex()) if place else None
+
+
+class _Nowhere(Folder):
+    """The packs of a store on a server that was given no place for them."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__(Path(os.devnull), place)
+
+    def put(self, name: str, pieces: Iterable[bytes | memoryview]) -> int:  # noqa: ARG002
+        raise BadOption(
+            f"{self.place} has no place for values of 256 KiB and more; nothing was written",
+            hint='Make the store with objects="s3://bucket/prefix", or another place.',
+        )
+
+    def names(self) -> Iterator[tuple[str, float]]:
+        return iter(())
+
+
+def _check_loss(view: View, witness: Witness, layout: Layout, *, accept_loss: bool, accept_older: bool) -> None:
+    lost, older = witness.compare(view)
+    if lost and not accept_loss:
+        raise Damaged(
+            f"{layout.path}: the catalog has lost acknowledged commits: {', '.join(lost)}",
+            what=("store.db", "store.db-wal"),
+            lost=", ".join(lost),
+            hint="Put the store back from a backup. To go on with what is left, open it with recover=True, "
+            "or make a new store of that: `holdfast repair --to DIR`.",
+        )
+    if older and not (accept_older or lost):
+        raise StoreWentBack(
+            f"{layout.path} is older than it was when it was last used here: {', '.join(older)} are missing",
+            lost=", ".join(older),
+            hint="If a backup was put back on purpose, say so: `holdfast accept`, or accept_older=True.",
+        )
+    if lost or older:
+        witness.accept(view)
+    else:
+        witness.catch_up(view)

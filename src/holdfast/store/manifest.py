@@ -1,0 +1,192 @@
+"""The manifest of a checkpoint, and the payload that it travels in.
+
+Owns the bytes of both (format.md section 3). A manifest says nothing of whose it is or how it is stored: its digest is
+the checkpoint's id, in every store. Knows nothing of tables. What always holds: decoding gives what was encoded, or
+raises ``Damaged``.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from typing import Any, NamedTuple
+
+import zstandard
+from ormsgpack import packb, unpackb
+
+from holdfast.codec.values import decode, encode
+from holdfast.errors import Damaged, HoldfastError
+from holdfast.store.cipher import HINT, digest
+
+VERSION = 1
+STATE = "state"
+"""The layer in which the sections of an agent's state lie. Others (files, a process) may stand beside it."""
+
+Sections = list[tuple[str, bytes]]
+Position = tuple[int, bytes]
+"""A point in a line of records: how many are before it, and the chain digest after them."""
+
+PARENT = slice(2, 36)
+"""Where a manifest has its parent's id: behind the array's header and the version, as a bin of 32 bytes."""
+_NO_PARENT = b"\xc4\x00"
+_ID = b"\xc4\x20"
+
+_TYPES = [int, bytes, int, list, bytes, list, bytes, str, int, bytes, str, bytes]
+_LENGTH = struct.Struct(">I")
+
+PAYLOAD_MAX_BYTES = 2**31
+COMPRESS_FROM_BYTES = 4096
+"""Below, a frame's header and the time cost more than they save: the row's page is written in any case."""
+
+_RAW, _ZSTD = b"\0", b"\1"
+
+
+class Manifest(NamedTuple):
+    """What a checkpoint says. ``layers`` are trees by name; ``sections`` those of the layer ``state``."""
+
+    parent: bytes
+    depth: int
+    layers: list[tuple[str, Sections]]
+    operations: bytes
+    effects: Position
+    metadata: bytes
+    label: str
+    time_us: int
+    nonce: bytes
+    kind: str
+    target: bytes
+
+    @classmethod
+    def make(
+        cls,
+        parent: bytes,
+        depth: int,
+        sections: Sections,
+        operations: bytes,
+        effects: Position,
+        metadata: bytes,
+        label: str,
+        time_us: int,
+        kind: str = "checkpoint",
+        target: bytes = b"",
+    ) -> Manifest:
+        layers = [(STATE, sections)]
+        nonce = os.urandom(16)
+        return cls(parent, depth, layers, operations, effects, metadata, label, time_us, nonce, kind, target)
+
+    @property
+    def sections(self) -> Sections:
+        return next((sections for name, sections in self.layers if name == STATE), [])
+
+    @property
+    def roots(self) -> list[bytes]:
+        """Every tree that it names, its metadata included."""
+        return [*(root for _, sections in self.layers for _, root in sections), self.metadata]
+
+    def encode(self) -> bytes:
+        parent, depth, layers, operations, effects, *rest = self
+        flat = [[name, [part for pair in sections for part in pair]] for name, sections in layers]
+        parts = [VERSION, parent, depth, flat, operations, list(effects), *rest]
+        try:
+            return packb(parts)
+        except TypeError:  # a section's name is no text in UTF-8
+            return encode(parts)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Manifest:
+        try:
+            parts = unpackb(data)
+        except ValueError:  # damaged, or a section's name is no text in UTF-8
+            try:
+                parts = decode(data)
+            except HoldfastError as error:
+                raise _malformed(data) from error
+        if type(parts) is not list or list(map(type, parts)) != _TYPES or parts[0] != VERSION:
+            raise _malformed(data)
+        _, parent, depth, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
+        if list(map(type, effects)) != [int, bytes] or not all(map(_is_layer, flat)):
+            raise _malformed(data)
+        layers = [(name, list(zip(pairs[::2], pairs[1::2], strict=True))) for name, pairs in flat]
+        count, chain = effects
+        return cls(parent, depth, layers, operations, (count, chain), metadata, label, time_us, nonce, kind, target)
+
+
+def _is_layer(layer: Any) -> bool:
+    if type(layer) is not list or list(map(type, layer)) != [str, list] or len(layer[1]) % 2:
+        return False
+    names, roots = layer[1][::2], layer[1][1::2]
+    return set(map(type, names)) <= {str} and all(type(root) is bytes and len(root) == 32 for root in roots)
+
+
+def _malformed(data: bytes) -> Damaged:
+    return Damaged("a manifest does not follow the format", what=(f"checkpoint {identity(data).hex()}",), hint=HINT)
+
+
+def identity(manifest: bytes) -> bytes:
+    """The id of the checkpoint that a manifest is."""
+    return digest(b"checkpoint", manifest)
+
+
+def mark_of(id: bytes) -> int:
+    """What a checkpoint's row is looked up by: the first eight bytes of its id as a number."""
+    return int.from_bytes(id[:8], "big", signed=True)
+
+
+def without_parent(manifest: bytes) -> bytes:
+    return manifest[: PARENT.start] + _NO_PARENT + manifest[PARENT.stop :]
+
+
+def with_parent(manifest: bytes, parent: bytes) -> bytes:
+    return manifest[: PARENT.start] + _ID + parent + manifest[PARENT.start + len(_NO_PARENT) :]
+
+
+# -- payloads: a manifest and its operations in one blob
+
+
+def pack_payload(manifest: bytes, operations: bytes) -> bytes:
+    data = _LENGTH.pack(len(manifest)) + manifest + operations
+    return compressed(data, COMPRESS_FROM_BYTES)
+
+
+def split_payload(data: bytes) -> tuple[bytes, bytes]:
+    """The manifest and the operations of a payload."""
+    data = uncompressed(data, PAYLOAD_MAX_BYTES)
+    if len(data) < 4:
+        raise Damaged("a payload does not follow the format", hint=HINT)
+    end = 4 + _LENGTH.unpack_from(data)[0]
+    return data[4:end], data[end:]
+
+
+class _Local(threading.local):
+    """zstd's contexts are not for several threads at once, and dear to make."""
+
+    def __init__(self) -> None:
+        self.pack = zstandard.ZstdCompressor(level=1)
+        self.unpack = zstandard.ZstdDecompressor()
+
+
+_zstd = _Local()
+
+
+def compressed(data: bytes, from_bytes: int) -> bytes:
+    """Bytes as they are stored: a mark, then the bytes, or one zstd frame where that is shorter."""
+    if len(data) >= from_bytes:
+        packed = _zstd.pack.compress(data)
+        if len(packed) < len(data):
+            return _ZSTD + packed
+    return _RAW + data
+
+
+def uncompressed(data: bytes, most: int) -> bytes:
+    """What ``compressed`` was given. A frame must say its length, and that is bounded before it is believed."""
+    mark, data = data[:1], data[1:]
+    if mark == _RAW:
+        return data
+    try:
+        size = zstandard.frame_content_size(data) if mark == _ZSTD else -1
+        if 0 <= size <= most:
+            return _zstd.unpack.decompress(data, max_output_size=size, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise Damaged("a compressed object cannot be read", hint=HINT) from error
+    raise Damaged("a stored object does not follow the format", hint=HINT)

@@ -1,0 +1,716 @@
+"""PostgreSQL behind ``Engine`` and ``Leases``: one round trip per commit, moments, and who may write a branch.
+
+Owns a schema of the database, or the rows of one store in a schema that several share. Knows no table but its own
+``lease``, and those in which an acknowledged commit is looked for. What always holds: a commit that returns was flushed
+by the server, and one whose answer is lost raises ``Unsure``; names are qualified and settings belong to transactions,
+so that nothing rests on two statements having met the same session of the server. A comparison that does not hold
+violates NOT NULL, which ends the transaction.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from typing import TypeVar
+
+from holdfast.errors import (
+    AgentBusy,
+    BadOption,
+    Damaged,
+    DiskFull,
+    HoldfastError,
+    NewerFormat,
+    NotAStore,
+    StoreBusy,
+    StoreClosed,
+    StoreFailed,
+    StoreReadOnly,
+    StoreWentBack,
+)
+from holdfast.store import engine as interfaces
+from holdfast.store.apart import apart
+from holdfast.store.cipher import HINT, PLAIN, Cipher, digest
+from holdfast.store.connection import Address, Link, Said, Seat, Statement, free_seat
+from holdfast.store.engine import Args, Reader, Refused, Row, Tx, Unsure
+from holdfast.store.leases import busy, describe_self
+from holdfast.store.tables import FORMAT_VERSION, OWNER, TABLES, Dialect, check_version, columns_of, ddl
+
+WRITERS, READERS, SPARE = 4, 8, 2
+"""The most connections of an open store: for transactions, for reading, and kept for the next moment."""
+
+HANDLES = 64
+"""Handles are taken in blocks, whose size the sequence has for good: the next one comes together with a commit."""
+
+KEPT_ACKNOWLEDGED = 64
+TRIES, APART_S = 5, 0.02
+"""How often a transaction is made that the server ends in favour of another, and how far apart: at random."""
+
+CLOSE_S = 5.0
+"""How long closing waits for somebody who is reading."""
+
+POLL_S, POLL_MAX_S = 0.02, 0.25
+"""How soon a waiting opener looks again whether a branch is free: at first, and after a while."""
+
+OTHERS_FASTER = 100
+"""How often others may become a branch's writer by a moment before us."""
+
+UNSAFE = "HOLDFAST_ALLOW_UNSAFE_POSTGRES"
+
+_SESSION = {
+    "search_path": "",
+    "lock_timeout": "10s",
+    "statement_timeout": "0",  # it would end the wait of a commit for its replica, and call that success
+    "idle_in_transaction_session_timeout": "1h",  # a moment that is left alone keeps the server from tidying up
+    "client_min_messages": "error",
+}
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+_PARTS = re.compile(rf"'[^']*'|\?|\b(FROM|JOIN|INTO|UPDATE)\s+({'|'.join((*TABLES, 'lease'))})\b")
+_COMMENT = re.compile(r"holdfast (store|shared), format (\d+)")
+_COMPRESSED = [("loose", "data"), ("segment", "manifests"), ("segment", "operations"), ("node", "data")]
+_KEY = "(classid::bigint << 32 | objid::bigint)"
+_LOCKED = (
+    f"SELECT {_KEY} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted"
+    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+)
+
+_MAKING = int.from_bytes(digest(b"lock", b"make")[:8], "big", signed=True)
+
+T = TypeVar("T")
+
+
+def _setting(settings: Mapping[str, str], *, local: bool) -> Statement:
+    parts = [f"set_config('{name}', '{value}', {local})" for name, value in settings.items()]
+    return f"SELECT {', '.join(parts)}", ()
+
+
+class _Moment:
+    """One snapshot."""
+
+    def __init__(self, engine: Postgres, link: Link) -> None:
+        self._engine = engine
+        self._link = link
+
+    def run(self, sql: str, args: Args = ()) -> list[Row]:
+        with self._engine.explained("reading"):
+            return self._link.ask((self._engine.translated(sql), args))
+
+
+class _Tx:
+    """A transaction. Only ``run`` waits for the server."""
+
+    def __init__(self, engine: Postgres, link: Link) -> None:
+        self._engine = engine
+        self._link = link
+        self.deletes = False
+
+    def run(self, sql: str, args: Args = ()) -> list[Row]:
+        rows = self._send(sql, args, wanted=True)
+        self._link.receive(end=False)
+        return rows
+
+    def do(self, sql: str, args: Args = ()) -> None:
+        self._send(sql, args)
+
+    def _send(self, sql: str, args: Args, *, wanted: bool = False) -> list[Row]:
+        self.deletes = self.deletes or sql.startswith("DELETE")
+        return self._link.send(self._engine.translated(sql), args, wanted=wanted)
+
+    def many(self, sql: str, args: Sequence[Args]) -> None:
+        for one in args:
+            self.do(sql, one)
+
+    def number(self, *_tables: str) -> int:
+        return self._engine.number()
+
+    def naming(self) -> None:
+        self.do("SELECT pg_advisory_xact_lock_shared(?)", (self._engine.key(b"sweep"),))
+
+
+class Postgres:
+    """The engine of a store on a server."""
+
+    dialect: Dialect = "postgres"
+    takes_calls = False
+    writers = WRITERS
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        schema: str | None = None,
+        store: str | None = None,
+        readonly: bool = False,
+        fill: Callable[[Tx], None] | None = None,
+    ) -> None:
+        """``fill`` writes the rows of a new store, together with its tables; without it, there must be one.
+
+        ``schema`` and ``store`` stand for ``?schema=`` and ``?shared=`` in the URL: where the tables are, and which of
+        the stores that share them.
+        """
+        self._address = Address(url, schema, store)
+        self.place = self._address.place
+        self.schema = self._address.schema
+        self.busy = False
+        self._readonly = readonly
+        self._closed = False
+        self._links: list[weakref.ref[Link]] = []  # all that were made: a forked child must let go of them
+        self._reading = [Seat() for _ in range(READERS)]
+        self._writing = [Seat() for _ in range(WRITERS)]
+        self._spare: list[Link] = []
+        self._handles: list[int] = []
+        self._next_handles = f"SELECT nextval('\"{self.schema}\".handle'::regclass)"
+        self._sweeper: int | None = None  # the server's process that holds the right to sweep for us
+        self._acknowledged: dict[int, tuple[int, int]] = {}
+        self._mutex = threading.Lock()  # for the handles, and what was acknowledged
+        self.translated = lru_cache(1024)(self._translate)
+        owner = {"holdfast.store": self._address.store} if self._address.store else {}
+        self._local = _setting({"synchronous_commit": "on"} | owner, local=True)
+        self.owner = [_setting(owner, local=True)] if owner else []
+        try:
+            self._find(fill)
+        except BaseException:
+            self.close()
+            raise
+
+    def key(self, name: bytes) -> int:
+        """The key of an advisory lock. These are the whole database's, so the store is in it."""
+        whose = f"{self.schema}\0{self._address.store}\0".encode()
+        return int.from_bytes(digest(b"lock", whose, name)[:8], "big", signed=True)
+
+    def _translate(self, sql: str) -> str:
+        """A statement as the server takes it: with numbered arguments, and the tables of our schema."""
+        numbers = itertools.count(1)
+
+        def part(match: re.Match[str]) -> str:
+            if match[0] == "?":
+                return f"${next(numbers)}"
+            return f'{match[1]} "{self.schema}".{match[2]}' if match[1] else match[0]
+
+        return _PARTS.sub(part, sql)
+
+    # -- connections ----------------------------------------------------------------------------------------
+
+    def connect(self) -> Link:
+        """A connection with all its settings, to a server that keeps promises and has what it has acknowledged."""
+        if self._closed:
+            raise StoreClosed(f"the store at {self.place} was closed", hint="Open it again with holdfast.open().")
+        link = Link(self._address)
+        self._links = [*(one for one in self._links if one() is not None), weakref.ref(link)]
+        try:
+            with self.explained("connecting"):
+                self._settle(link)
+                self._compare(link)
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    def _settle(self, link: Link) -> None:
+        settings = _SESSION | ({"default_transaction_read_only": "on"} if self._readonly else {})
+        if link.version >= 14_00_00:
+            settings["idle_session_timeout"] = "0"
+        sql = "SELECT current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery()"
+        ((fsync, pages, standby),) = link.ask(_setting(settings, local=False), (sql, ()))
+        if "off" in {fsync, pages} and os.environ.get(UNSAFE) != "1":
+            raise StoreFailed(
+                f"the server at {self.place} has fsync={fsync} and full_page_writes={pages}: it may lose what it has"
+                " acknowledged",
+                hint=f"Set both to on. For tests, {UNSAFE}=1 lets it be.",
+            )
+        if standby and not self._readonly:
+            raise StoreReadOnly(f"the server at {self.place} is a standby, which cannot be written")
+
+    def acknowledge(self, b: int, generation: int, head: int) -> None:
+        """Somebody was told that a branch has moved: any server that is reached from now on must know it."""
+        with self._mutex:
+            self._acknowledged.pop(b, None)
+            self._acknowledged[b] = (generation, head)
+            if len(self._acknowledged) > KEPT_ACKNOWLEDGED:
+                del self._acknowledged[next(iter(self._acknowledged))]
+
+    def _compare(self, link: Link) -> None:
+        """A branch's generation never falls; while it is ours, nobody takes the checkpoint at its head away."""
+        with self._mutex:
+            known = dict(self._acknowledged)
+        sql = self.translated(
+            "SELECT generation, (SELECT count(*) FROM loose WHERE n = ?)"
+            " + (SELECT count(*) FROM checkpoint WHERE n = ?) FROM branch WHERE b = ?"
+        )
+        for b, (generation, head) in known.items():
+            found = link.ask(*self.owner, (sql, (head, head, b)))
+            now, there = found[0] if found else (-1, 0)
+            if now < generation or (now == generation and head and not there):
+                raise StoreWentBack(
+                    f"the server at {self.place} has gone back: it has lost what it had acknowledged",
+                    lost="the newest checkpoints",
+                    hint="A replica that lagged behind was promoted, or a backup was put back. Close the store and open"
+                    " it again to go on with what is there.",
+                )
+
+    @contextmanager
+    def explained(self, doing: str) -> Iterator[None]:
+        """Turn what the server said into an error of ours."""
+        try:
+            yield
+        except Said as said:
+            raise _known(said, doing) from None
+
+    # -- reading --------------------------------------------------------------------------------------------
+
+    def run(self, sql: str, args: Args = ()) -> list[Row]:
+        seat = free_seat(self._reading)
+        with seat.lock, self.explained("reading"):
+            return seat.ready(self.connect).ask(*self.owner, (self.translated(sql), args))
+
+    @contextmanager
+    def _own(self) -> Iterator[Link]:
+        """A connection for a transaction that stays open."""
+        link = self._spare.pop() if self._spare else None
+        if link is None or not link.fit:
+            link = self.connect()
+        try:
+            yield link
+            with suppress(Said):  # what was read was right, and nothing was written
+                link.ask(("COMMIT", ()))
+                if not self._closed and len(self._spare) < SPARE:
+                    self._spare.append(link)
+                    return
+            link.close()
+        except BaseException:
+            link.close()
+            raise
+
+    @contextmanager
+    def moment(self) -> Iterator[_Moment]:
+        key = (self.key(b"sweep"),)
+        with self.explained("reading"), self._own() as link:
+            # A lock that lasts as long as the transaction is taken inside it, so after its snapshot. Until then, one of
+            # the session keeps sweepers out.
+            link.ask(("SELECT pg_advisory_lock_shared($1)", key))
+            link.ask((_SNAPSHOT, ()), self._local, ("SELECT pg_advisory_xact_lock_shared($1)", key))
+            link.ask(("SELECT pg_advisory_unlock_shared($1)", key))
+            yield _Moment(self, link)
+
+    @contextmanager
+    def sweeping(self) -> Iterator[bool]:
+        with self.explained("sweeping"), self._own() as link:
+            sql = "SELECT pg_try_advisory_xact_lock($1), pg_backend_pid()"
+            ((alone, pid),) = link.ask((_BEGIN, ()), (sql, (self.key(b"sweep"),)))
+            if not alone:
+                yield False
+                return
+            self._sweeper = pid
+            try:
+                yield True
+            finally:
+                self._sweeper = None
+
+    # -- writing --------------------------------------------------------------------------------------------
+
+    def check_place(self) -> None:
+        """Whoever opens the store comes to the same server, or to one that ``connect`` has compared with it."""
+
+    def batch(self, statements: Iterable[str]) -> str:
+        return "; ".join(statements)
+
+    def direct(self, sql: str, args: Args) -> bool:  # noqa: ARG002
+        """Always handed over: an interrupt of the caller would cost a connection, and each time the answer."""
+        return False
+
+    def transaction(self, work: Callable[[Tx], T], begun: Callable[[], None] | None = None) -> T:
+        seat = free_seat(self._writing)
+        with seat.lock, self.explained("writing"):
+            link = seat.ready(self.connect)
+            if begun is not None:
+                begun()
+            for tried in range(1, TRIES):
+                try:
+                    return self._transact(link, work)
+                except Said as said:
+                    if said.state not in {"40001", "40P01", "26000"}:  # the last: a pooler has forgotten statements
+                        raise
+                time.sleep(random.uniform(0, tried * APART_S))  # noqa: S311 - or two would meet again and again
+            return self._transact(link, work)
+
+    def _transact(self, link: Link, work: Callable[[Tx], T]) -> T:
+        committing = False
+        try:
+            link.send(_BEGIN)
+            link.send(*self._local)
+            tx = _Tx(self, link)
+            result = work(tx)
+            if tx.deletes and self._sweeper is not None:  # with its connection, the right to sweep may have been lost
+                sql = f"SELECT pid FROM pg_locks WHERE pid = ? AND mode = 'ExclusiveLock' AND {_KEY} = ?"
+                if not tx.run(sql, (self._sweeper, self.key(b"sweep"))):
+                    raise StoreBusy("the connection that kept others from naming things was lost; nothing was written")
+            more = link.send(self._next_handles, wanted=True) if len(self._handles) < HANDLES // 4 else []
+            committing = True
+            link.send("COMMIT")
+            link.receive()
+            if link.done != b"COMMIT":
+                raise Said("25P02", "the server has rolled the transaction back")
+        except BaseException as error:
+            link.roll_back()
+            if committing and isinstance(error, Said) and not error.state:
+                raise Unsure(
+                    f"the connection broke while a change was being committed ({error.text}): it may be there or not",
+                    hint="Look at what is there before you do it again.",
+                ) from None
+            raise
+        self._keep(more)
+        return result
+
+    def number(self) -> int:
+        """A handle. They come neither in order nor without gaps."""
+        while True:
+            with self._mutex:
+                if self._handles:
+                    return self._handles.pop()
+            self._keep(self.run(self._next_handles))
+
+    def _keep(self, blocks: list[Row]) -> None:
+        with self._mutex:
+            for (first,) in blocks:
+                self._handles[:0] = range(first + HANDLES - 1, first - 1, -1)
+
+    # -- the schema -----------------------------------------------------------------------------------------
+
+    def _look(self, reader: Reader) -> bool:
+        """True if the store is there, False if there is room for it. Otherwise raises."""
+        sql = (
+            "SELECT (SELECT count(*) FROM pg_class c JOIN pg_namespace s ON s.oid = c.relnamespace WHERE s.nspname = ?"
+            " AND c.relkind IN ('r', 'p', 'v', 'm', 'f')), obj_description(to_regclass(?), 'pg_class')"
+        )
+        ((tables, comment),) = reader.run(sql, (self.schema, f'"{self.schema}".store'))
+        if not tables:
+            return False
+        mark = _COMMENT.fullmatch(comment or "")
+        if mark is None:
+            raise NotAStore(
+                f"{self.place}: the schema has tables of something else",
+                hint="Give another one: ?schema=NAME. It is made if it is not there.",
+            )
+        if int(mark[2]) > FORMAT_VERSION:
+            raise NewerFormat(
+                f"{self.place} has format {mark[2]}; this program knows up to {FORMAT_VERSION}",
+                hint="Use a newer Holdfast. Nothing was changed.",
+            )
+        check_version(self.place, int(mark[2]))
+        shared = mark[1] == "shared"
+        if shared != bool(self._address.store):
+            raise BadOption(
+                f"{self.place}: the schema {'is' if shared else 'is not'} shared by several stores",
+                hint="Say which of them: ?shared=NAME." if shared else "Leave out ?shared=.",
+            )
+        return not shared or self._look_inside(reader)
+
+    def _look_inside(self, reader: Reader) -> bool:
+        """Whether a shared schema has this store; raises where one would see the others as well."""
+        sql = f"SELECT row_security_active('\"{self.schema}\".store'), (SELECT count(*) FROM store)"
+        ((guarded, facts),) = reader.run(sql)
+        if not guarded:
+            raise StoreFailed(
+                f"{self.place}: this user sees the rows of every store in the schema",
+                hint="Connect as one who is no superuser and has no BYPASSRLS.",
+            )
+        return bool(facts)
+
+    def _find(self, fill: Callable[[Tx], None] | None) -> None:
+        """See that the store is there, or make it: whole, by whoever comes first."""
+        if self._look(self):
+            return
+        if fill is None or self._readonly:
+            raise NotAStore(
+                f"there is no store at {self.place}", hint="Check the address, or open it with create=True."
+            )
+
+        def make(tx: Tx) -> None:
+            tx.run("SELECT pg_advisory_xact_lock(?)", (_MAKING,))
+            if self._look(tx):
+                return  # somebody else was faster
+            sql = "SELECT to_regnamespace(?) IS NULL, to_regclass(?) IS NULL"
+            ((no_schema, no_tables),) = tx.run(sql, (f'"{self.schema}"', f'"{self.schema}".store'))
+            if no_schema:  # only who may make one may ask for it
+                tx.do(f'CREATE SCHEMA "{self.schema}"')
+            for statement in self._ddl() if no_tables else ():
+                tx.do(statement)
+            if self._address.store:
+                self._look_inside(tx)
+            fill(tx)
+
+        self.transaction(make)
+
+    def _ddl(self) -> Iterator[str]:
+        shared = bool(self._address.store)
+        whose = f"store uuid NOT NULL DEFAULT {OWNER}, " if shared else ""
+        yield f'SET LOCAL search_path TO "{self.schema}"'
+        yield from ddl("postgres", shared=shared)
+        yield f"CREATE UNLOGGED TABLE lease ({whose}key bigint NOT NULL, body bytea NOT NULL)"
+        yield f"CREATE SEQUENCE handle INCREMENT BY {HANDLES}"
+        yield "ALTER TABLE branch SET (fillfactor = 50)"  # the row that every commit changes stays on its page
+        for table, column in _COMPRESSED:
+            yield f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL"
+        for table in (*TABLES, "lease") if shared else ():
+            yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+            yield f"CREATE POLICY own ON {table} USING (store = {OWNER})"
+        yield f"COMMENT ON TABLE store IS 'holdfast {'shared' if shared else 'store'}, format {FORMAT_VERSION}'"
+
+    def check_schema(self) -> None:
+        """Raise unless the tables are exactly those of the format."""
+        sql = "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = ?"
+        found = {row for row in self.run(sql, (self.schema,)) if row[0] != "lease" and row[2] != "uuid"}
+        if found != columns_of("postgres"):
+            raise Damaged(f"{self.place}: its tables are not those of the format", what=("schema",))
+
+    def sizes(self) -> dict[str, int]:
+        sql = (
+            "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c JOIN pg_namespace s"
+            " ON s.oid = c.relnamespace WHERE s.nspname = ? AND c.relkind = 'r'"
+        )
+        return {"catalog": self.run(sql, (self.schema,))[0][0], "log": 0, "free": 0}
+
+    def check(self) -> list[str]:
+        """What the server itself finds wrong when it reads everything."""
+        found = []
+        for table in TABLES.values():
+            read = [f"count(md5({column.name}))" for column in table.columns if column.kind != "int"]
+            try:
+                self.run(f"SELECT count(*), {', '.join(read or ['0'])} FROM {table.name}")
+            except Damaged as error:
+                found.append(f"table {table.name}: {error.message}")
+        return found
+
+    def reclaim(self, *, log: bool) -> bool:  # noqa: ARG002
+        """The server tidies up by itself."""
+        return False
+
+    # -- its end, and forks ---------------------------------------------------------------------------------
+
+    def rest(self, deadline: float) -> bool:  # noqa: ARG002
+        """Before a fork: nothing has to rest, because the child uses nothing of what it inherits."""
+        return True
+
+    def resume(self) -> None:
+        """Nothing rests."""
+
+    def abandon(self, rested: bool) -> None:  # noqa: ARG002
+        """After a fork, in the child: the sessions are the parent's, and so may be what holds the locks."""
+        self._closed = True
+        self._reading, self._writing, self._spare = [Seat()], [Seat()], []
+        for one in self._links:
+            if (link := one()) is not None:
+                link.forget()
+
+    def close(self) -> None:
+        self._closed = True
+        for seat in self._reading + self._writing:
+            if seat.lock.acquire(timeout=CLOSE_S):
+                seat.empty()
+                seat.lock.release()
+        while self._spare:
+            self._spare.pop().close()
+
+
+def _known(said: Said, doing: str) -> HoldfastError:
+    """The error that tells what the server's words mean for a store."""
+    state, text = said.state, f"{doing}: {said.text}"
+    if state.startswith("23"):
+        return Refused(f"{text}; nothing was written")
+    if state in {"40001", "40P01", "55P03", "57014"}:
+        return StoreBusy(f"{text}; nothing was written", hint="Somebody else is writing. Try again.")
+    if state == "53100":
+        return DiskFull(f"{text}; nothing was changed", hint="Free some room on the server, then try again.")
+    if state in {"25006", "42501"}:
+        return StoreReadOnly(f"{text}; nothing was written", hint="Open it with readonly=True, or as another user.")
+    if state in {"XX001", "XX002"}:
+        return Damaged(f"{doing}: the database is damaged ({said.text})", what=("database",), hint=HINT)
+    return StoreFailed(f"{text}; nothing was changed", hint="" if state else "See that the server runs.")
+
+
+# -- leases --------------------------------------------------------------------------------------------------------
+
+
+def _nothing() -> None:
+    """A reference to nothing."""
+
+
+class AdvisoryLease:
+    """The lock of one generation of a branch. It ends with the connection that it was taken on."""
+
+    def __init__(
+        self, leases: AdvisoryLeases, branch: bytes, b: int, generation: int, who: Mapping[str, object]
+    ) -> None:
+        self.branch = branch
+        self.b = b
+        self.generation = generation
+        self.who = who
+        self.key = leases.key(branch, generation)
+        self._leases = leases
+
+    @property
+    def held(self) -> bool:
+        return self._leases.has(self)
+
+    def release(self) -> None:
+        """Give the branch back. Can be repeated."""
+        with suppress(HoldfastError):  # then the connection is gone, and the lock with it
+            apart(lambda: self._leases.free(self))
+
+
+class AdvisoryLeases:
+    """Leases are advisory locks of one connection, each with a row of table ``lease`` that says whose it is.
+
+    A row without its lock has no meaning. Behind a pooler that gives each transaction another session, locks are found
+    free that are not, and nobody is told that a branch is busy; its generation still lets only one write.
+    """
+
+    def __init__(self, engine: Postgres, cipher: Cipher = PLAIN) -> None:
+        self._engine = engine
+        self._cipher = cipher
+        self._seat = Seat()
+        # The keys on the connection, which would get them a second time. One whose lease is gone was cut off by an
+        # interrupt from who should have had it.
+        self._locked: dict[int, weakref.ref[AdvisoryLease]] = {}
+
+    def key(self, branch: bytes, generation: int) -> int:
+        return self._engine.key(branch + generation.to_bytes(8, "big"))
+
+    def take(
+        self,
+        branch: bytes,
+        read: Callable[[], int],
+        rise: Callable[[int], bool],
+        who: Mapping[str, object],
+        *,
+        b: int,
+        wait_s: float,
+        takeover: bool,
+    ) -> AdvisoryLease:
+        deadline = time.monotonic() + wait_s
+        about = {**describe_self(), **who}
+        got: list[AdvisoryLease] = []
+
+        def attempt() -> None:
+            generation = read()
+            with ExitStack() as undo:
+                if generation and not takeover:
+                    undo.callback(self._lock(branch, b, generation, about).release)
+                # The next generation's lock comes before its number: whoever sees the number finds it locked.
+                lease = self._lock(branch, b, generation + 1, about)
+                undo.callback(lambda: None if got else lease.release())
+                if rise(generation):
+                    got.append(lease)
+
+        pause, faster = POLL_S, 0
+        try:
+            while faster < OTHERS_FASTER:
+                try:
+                    apart(attempt)
+                    if got:
+                        return got.pop()
+                    faster += 1
+                except AgentBusy:
+                    if time.monotonic() >= deadline:
+                        raise
+                    time.sleep(pause)
+                    pause = min(2 * pause, POLL_MAX_S)
+            raise StoreBusy("others were always faster in becoming the branch's writer", hint="Try again.")
+        finally:
+            while got:
+                got.pop().release()
+
+    def again(self, lease: interfaces.Lease, read: Callable[[], int]) -> AdvisoryLease | None:
+        if not isinstance(lease, AdvisoryLease):
+            raise TypeError("a lease of another kind of store")
+
+        def attempt() -> AdvisoryLease | None:
+            about = {**lease.who, **describe_self()}
+            taken = self._lock(lease.branch, lease.b, lease.generation, about)
+            with ExitStack() as undo:
+                undo.callback(taken.release)
+                if read() == lease.generation:
+                    undo.pop_all()
+                    return taken
+            return None
+
+        return apart(attempt)
+
+    def alive(self, branch: bytes, generation: int) -> bool:
+        return bool(self._engine.run(f"{_LOCKED} AND {_KEY} = ?", (self.key(branch, generation),)))
+
+    def holders(self) -> list[dict[str, object]]:
+        rows = self._engine.run(f"SELECT key, body FROM lease WHERE key IN ({_LOCKED})")
+        return [holder for row in rows if (holder := self._described(row))]
+
+    def _described(self, row: Row) -> dict[str, object]:
+        """What a holder wrote about itself; empty when it cannot be read."""
+        try:
+            found = json.loads(self._cipher.unbox("lease", row[0], row[1]))
+        except (ValueError, HoldfastError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def has(self, lease: AdvisoryLease) -> bool:
+        with self._seat.lock:
+            known = self._locked.get(lease.key, _nothing)() is lease
+            return known and self._seat.link is not None and self._seat.link.fit
+
+    def _lock(self, branch: bytes, b: int, generation: int, who: Mapping[str, object]) -> AdvisoryLease:
+        """Lock a generation of a branch and say who has it; raises ``AgentBusy``."""
+        lease = AdvisoryLease(self, branch, b, generation, who)
+        key = lease.key
+        body = self._cipher.box("lease", key, json.dumps(dict(who), default=str).encode())
+        sql = (
+            "WITH got AS MATERIALIZED (SELECT pg_try_advisory_lock(?) AS ok),"
+            " gone AS (DELETE FROM lease WHERE key = ? AND (SELECT ok FROM got))"
+            " INSERT INTO lease (key, body) SELECT ?, ? FROM got WHERE ok RETURNING key"
+        )
+        with self._seat.lock:
+            link = self._seat.ready(self._connect)
+            for left in [one for one, owner in self._locked.items() if owner() is None]:
+                self._unlock(link, left)
+            if key not in self._locked:
+                self._locked[key] = weakref.ref(
+                    lease
+                )  # first: if the answer is an error, it may be locked all the same
+                if self._ask(link, (sql, (key, key, key, body))):
+                    return lease
+                del self._locked[key]
+            rows = self._ask(link, ("SELECT key, body FROM lease WHERE key = ?", (key,)))
+        raise busy(self._described(rows[0]) if rows else {})
+
+    def free(self, lease: AdvisoryLease) -> None:
+        with self._seat.lock:
+            if self._locked.get(lease.key, _nothing)() is lease and self._seat.link is not None:
+                self._unlock(self._seat.link, lease.key)
+
+    def _unlock(self, link: Link, key: int) -> None:
+        del self._locked[key]
+        self._ask(link, ("DELETE FROM lease WHERE key = ?", (key,)), ("SELECT pg_advisory_unlock(?)", (key,)))
+
+    def _connect(self) -> Link:
+        self._locked.clear()
+        return self._engine.connect()
+
+    def _ask(self, link: Link, *statements: Statement) -> list[Row]:
+        with self._engine.explained("asking for a lease"):
+            return link.ask(*self._engine.owner, *((self._engine.translated(sql), args) for sql, args in statements))
+
+    def abandon(self) -> None:
+        """After a fork, in the child: the engine lets go of the connection."""
+        self._seat, self._locked = Seat(), {}
+
+    def close(self) -> None:
+        with self._seat.lock:
+            self._seat.empty()

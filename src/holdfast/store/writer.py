@@ -1,0 +1,320 @@
+"""The writer: one thread for each writing connection. Whoever changes something hands it over, and waits or does not.
+
+Owns the one queue of a store, and when a change is durable: at once, or in groups for whoever asked for that. Python
+runs signal handlers in the main thread only, so nothing here is ever cut in two. What always holds: what was handed
+over is done, refused or withdrawn, whatever becomes of its caller; the changes of a branch are made in the order in
+which they came; a group is an optimisation only: if anything in it is refused, it is undone, and each of it is made
+alone; the queue is bounded in bytes and in time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Generic, TypeVar
+
+from holdfast.errors import DiskFull, StoreBusy, StoreClosed, Unavailable
+from holdfast.store.changes import Change, Work
+from holdfast.store.cipher import Cipher
+from holdfast.store.engine import Engine, Tx
+
+T = TypeVar("T")
+
+GROUP_MAX = 256
+"""Changes in one transaction: enough to share a flush, and few enough that nobody waits long for it."""
+
+GATHER_S = 0.01
+"""The longest that a change which nobody waits for waits for company: well above one flush."""
+
+RETRY_S = 1.0
+"""How often a full disk is tried again for changes that nobody waits for."""
+
+QUEUE_BYTES = 64 * 2**20
+"""How much memory waiting changes may take before their callers have to wait."""
+
+BUSY_WAIT_S = 30.0
+"""How long a caller waits for other writers: they hold the store for milliseconds, only a stopped one for longer."""
+
+PASSING = (DiskFull, StoreBusy)
+"""Reasons that go away by themselves."""
+
+Committed = Callable[[list[Change]], None]
+
+
+class Job(Generic[T]):
+    """A change that is handed over. ``lazy``: nobody waits for it, so it may share a flush with others."""
+
+    __slots__ = (
+        "_claims",
+        "_done",
+        "at",
+        "bare",
+        "error",
+        "finished",
+        "handed",
+        "lazy",
+        "result",
+        "size_bytes",
+        "work",
+    )
+
+    def __init__(
+        self, work: Work[T] | Callable[[], T], *, lazy: bool = False, size_bytes: int = 0, bare: bool = False
+    ) -> None:
+        self.work: Callable[..., T] = work
+        self.bare = bare  # no transaction: something that must not be cut in two
+        self.lazy = lazy
+        self.size_bytes = size_bytes
+        self.at = 0.0
+        self.handed = False  # handing it a second time, after an interrupt, does nothing
+        self.finished = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+        self._claims = [None]  # taken by whoever begins it, or withdraws it: one step, which nothing can cut
+        self._done = threading.Lock()
+        self._done.acquire()
+
+    def claim(self) -> bool:
+        try:
+            self._claims.pop()
+        except IndexError:
+            return False
+        return True
+
+    def unclaim(self) -> None:
+        self._claims = [None]
+
+    def finish(self, error: BaseException | None = None) -> None:
+        self.error = error
+        self.finished = True
+        self._done.release()
+
+    def join(self, wait_s: float = -1) -> bool:
+        """Wait until it is finished; False when that takes longer."""
+        if not self.finished:
+            if not self._done.acquire(timeout=wait_s):
+                return False
+            self._done.release()
+        return True
+
+    def wait(self) -> T:
+        """Its result, or what became of it raised. One that has not begun in time is withdrawn."""
+        if not self.join(BUSY_WAIT_S) and self.claim():
+            self.finish(
+                StoreBusy(
+                    f"other writers kept the store for {BUSY_WAIT_S:g} s; nothing was written",
+                    hint="Look for a stopped or hanging process that has this store open, then try again.",
+                )
+            )
+        self.join()
+        if self.error is not None:
+            raise self.error
+        return self.result  # type: ignore[return-value]
+
+
+class _Bell:
+    """Rings for one who waits. Ringing is a single step, and many rings before a wait count as one."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+
+    def ring(self) -> None:
+        with suppress(RuntimeError):  # it rings already
+            self._lock.release()
+
+    def wait(self, wait_s: float = -1) -> bool:
+        return self._lock.acquire(timeout=wait_s)
+
+
+class _Writer:
+    """One thread and its queue."""
+
+    def __init__(self, engine: Engine, cipher: Callable[[], Cipher], committed: Committed, number: int) -> None:
+        self._engine = engine
+        self._cipher = cipher
+        self._committed = committed
+        self._queue: deque[Job[Any]] = deque()
+        self._bell = _Bell()
+        self._room = _Bell()
+        self._stop = False
+        self.working = threading.Lock()  # while something is being written
+        self._thread = threading.Thread(target=self._loop, name=f"holdfast-writer-{number}", daemon=True)
+        self._thread.start()
+
+    def hand(self, job: Job[Any]) -> None:
+        if job.handed:
+            return
+        deadline = time.monotonic() + BUSY_WAIT_S
+        while job.size_bytes and len(self._queue) > 1 and self._bytes() > QUEUE_BYTES:
+            if not self._room.wait(0.05) and time.monotonic() > deadline:
+                raise StoreBusy(
+                    f"{self._bytes():,} bytes wait to be written; nothing was added",
+                    hint="The disk is slower than what is written, or a stopped process keeps the store.",
+                )
+        job.at = time.monotonic()
+        self._engine.busy = True
+        self._queue.append(job)  # twice, if an interrupt comes now: it is claimed once all the same
+        job.handed = True
+        self._bell.ring()
+        if self._stop or not self._thread.is_alive():  # closing was cut short, or the interpreter is ending
+            self._thread.join(BUSY_WAIT_S)
+            with self.working:
+                self._empty()
+
+    def _bytes(self) -> int:
+        return sum([job.size_bytes for job in tuple(self._queue)])
+
+    def stop(self, wait_s: float) -> None:
+        self._stop = True
+        self._bell.ring()
+        self._thread.join(wait_s)
+
+    @property
+    def idle(self) -> bool:
+        return not self._queue and not self.working.locked()
+
+    def _loop(self) -> None:
+        wait_s = -1.0
+        while True:
+            self._bell.wait(wait_s)
+            with self.working:
+                wait_s = self._empty()
+            if self._stop and not self._queue:
+                return
+
+    def _empty(self) -> float:
+        """Write what is queued. Returns how long to wait before looking again, when something is left."""
+        queue = self._queue
+        while queue:
+            if not self._stop and all(job.lazy for job in tuple(queue)):
+                left = queue[0].at + GATHER_S - time.monotonic()
+                if left > 0:
+                    return left
+            group = [queue.popleft()]
+            while queue and len(group) < GROUP_MAX and not (group[0].bare or queue[0].bare):
+                group.append(queue.popleft())
+            left_over = self._write(group)
+            if left_over:
+                for job in left_over:
+                    job.at = time.monotonic() + RETRY_S - GATHER_S
+                queue.extendleft(reversed(left_over))
+                if self._stop:
+                    return 0.0
+        self._engine.busy = False
+        return -1.0
+
+    def _write(self, group: list[Job[Any]]) -> list[Job[Any]]:
+        """Make some changes, together if that goes. Returns those that are to be tried again."""
+        if group[0].bare:
+            self._bare(group[0])
+            return []
+        error = self._together(group)
+        if error is None:
+            return []
+        taken = [job for job in group if not job.finished]
+        if len(taken) > 1 and not isinstance(error, Unavailable) and not isinstance(error, PASSING):
+            for at, job in enumerate(taken):  # one of them was refused: which, shows when each is made alone
+                again = self._write([job])
+                if again:
+                    return again + taken[at + 1 :]
+            return []
+        again = [job for job in taken if job.lazy and isinstance(error, PASSING)]
+        for job in taken:
+            if job not in again:
+                self._done(job, error)
+        return again
+
+    def _together(self, group: list[Job[Any]]) -> BaseException | None:
+        begun: list[Job[Any]] = []
+        changes: list[Change] = []
+
+        def claim() -> None:
+            begun[:] = [job for job in group if not job.finished and job.claim()]
+
+        def work(tx: Tx) -> None:
+            changes.clear()
+            for job in begun:
+                change = Change(tx, self._cipher())
+                job.result = job.work(change)
+                changes.append(change)
+
+        try:
+            self._engine.transaction(work, claim)
+        except BaseException as error:  # noqa: BLE001 - whoever waits for it gets it
+            for job in begun:
+                job.unclaim()
+            return error
+        self._committed(changes)
+        for job in begun:
+            self._done(job)
+        return None
+
+    def _bare(self, job: Job[Any]) -> None:
+        if not job.claim():
+            return
+        error = None
+        try:
+            job.result = job.work()
+        except BaseException as failed:  # noqa: BLE001 - whoever waits for it gets it
+            error = failed
+        job.finish(error)
+        self._room.ring()
+
+    def _done(self, job: Job[Any], error: BaseException | None = None) -> None:
+        """Made; or not, and then it may have been withdrawn meanwhile: only one of the two says what became of it."""
+        if error is None or job.claim():
+            job.finish(error)
+        self._room.ring()
+
+
+class Writers:
+    """All writers of a store. The changes of one branch go to one of them."""
+
+    def __init__(self, engine: Engine, cipher: Callable[[], Cipher], committed: Committed) -> None:
+        self._all = [_Writer(engine, cipher, committed, number) for number in range(engine.writers)]
+        self.closed = False
+
+    def hand(self, job: Job[T], b: int = 0) -> Job[T]:
+        if self.closed and not job.handed:
+            raise StoreClosed("the store was closed", hint="Open it again with holdfast.open().")
+        self._all[b % len(self._all)].hand(job)
+        return job
+
+    def do(self, work: Work[T], b: int = 0) -> T:
+        """Make a change; durable when it returns."""
+        return self.hand(Job(work), b).wait()
+
+    def apart(self, work: Callable[[], T], b: int = 0) -> T:
+        """Do something that no signal handler may cut in two, between two changes. Not from a writer's own thread."""
+        return self.hand(Job(work, bare=True), b).wait()
+
+    @property
+    def pending(self) -> bool:
+        return not all(one.idle for one in self._all)
+
+    def flush(self) -> None:
+        """Return when everything that was handed over so far is done; raise what keeps it from being done."""
+        for job in [self.hand(Job(_nothing), number) for number in range(len(self._all))]:
+            job.wait()
+
+    def rest(self, deadline: float) -> bool:
+        """Before a fork: no change is under way, and none begins until ``resume``."""
+        return all(one.working.acquire(timeout=max(0.0, deadline - time.monotonic())) for one in self._all)
+
+    def resume(self) -> None:
+        for one in self._all:
+            if one.working.locked():
+                one.working.release()
+
+    def stop(self, wait_s: float) -> None:
+        self.closed = True
+        for one in self._all:
+            one.stop(wait_s)
+
+
+def _nothing(change: Change) -> None:
+    """What a flush hands over: when it is done, so is all before it."""

@@ -1,1 +1,0 @@
-"""Bytes in tables and packs: immutable objects, the refs that name them, and two append-only lists."""

@@ -1,0 +1,250 @@
+"""Who may write a branch: holders that live, die, stop, fork or are interrupted, in this process and in others."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import gc
+import os
+import random
+import sys
+import threading
+from contextlib import suppress
+
+import pytest
+
+from holdfast.errors import AgentBusy, StoreFailed
+from holdfast.store import leases as leases_module
+from holdfast.store.cipher import Keyed
+from tests.store.lease_place import BRANCH, Child, Place
+
+
+@pytest.fixture
+def place(tmp_path):
+    made = Place(tmp_path)
+    yield made
+    made.leases.close()
+
+
+@pytest.fixture
+def child(tmp_path):
+    made = Child(tmp_path)
+    yield made
+    made.kill()
+
+
+def test_a_lease_raises_the_generation_and_names_its_file(place):
+    lease = place.take()
+    assert (lease.b, lease.generation, place.row.read(), place.files()) == (7, 1, 1, ["1"])
+    with pytest.raises(AgentBusy, match="this process"):
+        place.take()
+    lease.release()
+    lease.release()
+    assert not lease.held
+    assert place.files() == []
+    assert place.take().generation == 2
+    assert place.take().generation == 3  # nobody kept the one before, so the branch was free
+    assert not place.leases.alive(BRANCH, 3)
+
+
+def test_another_process_is_named_and_its_death_frees_the_branch_at_once(place, child):
+    assert child.say("take") == "taken 1"
+    with pytest.raises(AgentBusy, match=str(child.process.pid)) as caught:
+        place.take()
+    assert caught.value.holder["program"] == "child"
+    assert [one["pid"] for one in place.leases.holders()] == [child.process.pid]
+    assert place.leases.alive(BRANCH, 1)
+    child.kill()
+    assert not place.leases.alive(BRANCH, 1)
+    assert place.leases.holders() == []
+    lease = place.take()
+    assert (lease.generation, place.files()) == (2, ["2"])
+
+
+def test_a_branch_is_waited_for(place, child):
+    assert child.say("take") == "taken 1"
+    timer = threading.Timer(0.1, child.say, ["release"])
+    timer.start()
+    lease = place.take(wait_s=180)
+    timer.join()
+    assert lease.generation == 2
+
+
+def test_a_holder_that_is_passed_over_stays_known_while_it_lives(place, child):
+    assert child.say("take") == "taken 1"
+    lease = place.take(takeover=True)
+    assert (lease.generation, place.files()) == (2, ["1", "2"])
+    assert place.leases.alive(BRANCH, 1)
+    assert place.leases.alive(BRANCH, 2)
+    child.kill()
+    assert not place.leases.alive(BRANCH, 1)
+    assert place.files() == ["2"]
+    assert lease.held
+
+
+def test_a_released_lease_is_taken_up_again_until_somebody_else_had_it(place, child):
+    lease = place.take(purpose="test")
+    with pytest.raises(AgentBusy):
+        place.again(lease)
+    lease.release()
+    again = place.again(lease)
+    assert (again.generation, place.row.read(), again.who["purpose"]) == (1, 1, "test")
+    assert child.say("try") == "agent-busy"
+    again.release()
+    assert child.say("try") == "free"
+    assert (place.again(again), place.files()) == (None, [])
+
+
+def test_who_is_late_does_not_take_away_a_lease_that_is_taken_up_again(place, monkeypatch):
+    lease, other, again = place.take(), Place(place.folder), []
+    real = leases_module._opened
+
+    def late(path):
+        monkeypatch.setattr(leases_module, "_opened", real)
+        file = real(path)
+        lease.release()  # between the opening and the locking of its file
+        again.append(place.again(lease))
+        return file
+
+    monkeypatch.setattr(leases_module, "_opened", late)
+    with pytest.raises(AgentBusy):
+        other.take()
+    assert again[0].held
+    assert place.row.read() == 1
+
+
+def test_lock_files_of_an_encrypted_store_say_nothing(tmp_path):
+    place = Place(tmp_path, Keyed(bytes(32), bytes(16)))
+    lease = place.take(purpose="canary")
+    assert b"canary" not in lease.path.read_bytes()
+    assert place.leases.holders()[0]["purpose"] == "canary"
+    with pytest.raises(AgentBusy, match="another process"):
+        Place(tmp_path).take()
+
+
+def test_a_forked_child_leaves_the_lease_to_its_parent(place, child):
+    lease = place.take()
+    pid = os.fork()
+    if not pid:
+        place.leases.abandon()
+        lease.release()
+        with suppress(AgentBusy):
+            place.take()
+            os._exit(1)
+        os._exit(int(lease.held))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert lease.held
+    assert child.say("try") == "agent-busy"
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENOLCK])
+def test_a_failing_disk_is_no_damage(place, monkeypatch, code):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "fcntl", fail)
+        with pytest.raises(StoreFailed, match="locks/"):
+            place.take()
+    place.take()
+
+
+def test_what_lies_there_instead_of_a_lock_file_is_not_touched(place, tmp_path):
+    path = tmp_path / "locks" / f"{BRANCH.hex()}-1"
+    (tmp_path / "precious").write_text("mine")
+    for target in ("precious", "nowhere"):
+        path.symlink_to(tmp_path / target)
+        with pytest.raises(StoreFailed, match="something else"):
+            place.take()
+        path.unlink()
+    path.mkdir()
+    with pytest.raises(StoreFailed):
+        place.take()
+    assert (tmp_path / "precious").read_text() == "mine"
+
+
+# -- interrupts ---------------------------------------------------------------------------------------------
+
+
+class Interrupt(BaseException):
+    """What a signal handler raises."""
+
+
+def interrupted(call, lines):
+    """Make a call and raise when it has come to each of these lines of the module.
+
+    Returns whether all of them were reached, and what came out. In a thread of its own: where a trace function raises
+    in an ``except`` clause, as no signal handler can, the thread keeps the exception that was handled, and all frames.
+    """
+    left, seen, ended = sorted(lines), 0, []
+
+    def trace(frame, event, _):
+        nonlocal seen
+        names = (frame.f_code.co_name, frame.f_back.f_code.co_name)
+        if frame.f_code.co_filename != leases_module.__file__ or "__del__" in names:
+            return None
+        if event == "line":
+            seen += 1
+            if left and seen >= left[0]:
+                left.pop(0)
+                raise Interrupt
+        return trace
+
+    def run():
+        sys.settrace(trace)
+        try:
+            call()
+        except (Interrupt, AgentBusy) as error:
+            ended.append(error)
+        finally:
+            sys.settrace(None)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return not left, ended
+
+
+CALLS = ("first", "take", "takeover", "busy", "again", "again, too late", "release")
+
+
+def prepared(place, name):
+    """A call, and the lease that it is about."""
+    if name == "first":
+        return place.take, None
+    lease = place.take()
+    if name.startswith(("take", "again")) and name != "takeover":
+        lease.release()
+    if name == "again, too late":
+        place.take().release()
+    calls = {"again": lambda: place.again(lease), "release": lease.release}
+    return calls.get(name.partition(",")[0], lambda: place.take(takeover=name == "takeover")), lease
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # files that are only read are left to the collector
+@pytest.mark.parametrize("keep", [False, True], ids=["dropped", "kept"])
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_at_any_line_leaves_no_branch_locked(tmp_path, child, name, keep, rounds, request):
+    """If the exception is dropped the branch is free for everybody; if somebody keeps it, the next call frees it."""
+    request.addfinalizer(gc.enable)
+    gc.disable()  # what is dropped must be free at once
+    dice = random.Random(7)
+    kept, number, reached = [], 1, True
+    while reached:
+        for second in (0, *(dice.randint(1, 60) for _ in range(rounds(1, 60)))):
+            place = Place(tmp_path)
+            call, lease = prepared(place, name)
+            lines = [number] + ([number + second] if second else [])
+            all_reached, ended = interrupted(call, lines)
+            del call
+            reached = reached and (all_reached or bool(second))
+            kept[:] = ended if keep else ()
+            ended.clear()
+            if lease is not None:
+                lease.release()  # an interrupted release can be repeated
+            if keep:
+                place.take().release()
+            assert child.say("try") == "free", (name, lines)
+        number += 1
+    assert number > 4
