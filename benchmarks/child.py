@@ -105,6 +105,14 @@ def write_holdfast(folder: Path, number: str, count: str, seed: str) -> dict[str
     return {"waits": waits, "errors": errors, "digest": digest}
 
 
+def write_threads(folder: Path, threads: str, durability: str, seconds: str) -> dict[str, Any]:
+    """Many threads of one process, an agent each."""
+    from batched import of_holdfast
+
+    with contextlib.redirect_stderr(io.StringIO()):
+        return of_holdfast(folder, int(threads), float(seconds), durability)
+
+
 def write_rows(folder: Path, number: str, count: str, seed: str) -> dict[str, Any]:
     """The same with one SQLite database and its own way of waiting (Python's default of 5 s)."""
     import sqlite3
@@ -147,6 +155,7 @@ VERBS = {
     "load-langgraph": load_langgraph,
     "write-holdfast": write_holdfast,
     "write-rows": write_rows,
+    "write-threads": write_threads,
 }
 
 if __name__ == "__main__":

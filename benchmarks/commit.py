@@ -44,7 +44,7 @@ def main() -> None:
         def say(text: str) -> None:
             status.update(f"{perf_counter() - began:4.0f} s  {text}")
 
-        settings = Settings(Path(name), options.seed, options.quick, say)
+        settings = Settings(Path(name), options.seed, options.quick, say, options.against)
         policy = policy_of_saver(settings)
         results: dict[str, Any] = {"environment": environment(options, settings.folder, policy)}
         for scenario in options.only or SCENARIOS:
@@ -72,6 +72,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure Holdfast beside its rivals.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, up to 10,000 messages: does it work?")
     parser.add_argument("--only", nargs="+", choices=list(SCENARIOS), metavar="NAME", help=f"of {', '.join(SCENARIOS)}")
+    parser.add_argument("--against", type=Path, metavar="DIR", help="a checkout of another Holdfast, for the threads")
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="where to work; its filesystem is measured")
     parser.add_argument(

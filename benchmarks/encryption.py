@@ -62,7 +62,7 @@ def measure(folder: Path, options: argparse.Namespace, say: Callable[[str], None
     say("checkpoints")
     walls: dict[str, list[float]] = {kind: [] for kind in KINDS}
     works: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    for block in range(options.checkpoints // 50):
+    for block in range(max(1, options.checkpoints // 50)):
         for kind in KINDS if block % 2 else reversed(KINDS):
             agent = agents[kind]
             for number in range(50):

@@ -1,8 +1,9 @@
 """The saver benchmark: HoldfastSaver beside LangGraph's SqliteSaver and no saver, in turns, on one disk. See --help.
 
-Chat use is the benchmark: one ``invoke`` per message. A stream of many steps, with SqliteSaver's delta channels, stands
-beside it. Prints tables, writes the figures as JSON and draws the picture; with --publish also the one that README and
-docs show. Targets that are not reached are printed as such: the exit code says whether the run worked.
+Chat use is the benchmark: one ``invoke`` per message. A stream of many steps, with SqliteSaver's delta channels, and
+short threads stand beside it. Prints tables, writes the figures as JSON and draws the picture; with --publish also the
+one that README and docs show. Targets that are not reached are printed as such: the exit code says whether the run
+worked.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ ROOT = Path(__file__).resolve().parent.parent
 HERE = Path(__file__).resolve().parent
 PACKAGES = ("holdfast", "langgraph", "langgraph-checkpoint", "langgraph-checkpoint-sqlite")
 TURNS, FULL_TURNS, STEPS = 300, 1_000, 1_000
+SHORT_STEPS = 5
+"""Of a short thread. It has 7 checkpoints: one of the input and one of the start come before them."""
 
 Figures = dict[str, Any]
 
@@ -44,10 +47,11 @@ class Case:
     size: int
     saver: str
     delta: bool = False
+    durability: str = "sync"
 
     @property
     def name(self) -> str:
-        return f"{self.saver}, delta" if self.delta else self.saver
+        return self.saver + ", delta" * self.delta + ", async" * (self.durability == "async")
 
 
 LABELS = {
@@ -58,7 +62,10 @@ LABELS = {
     "sqlite": "SqliteSaver",
     "sqlite, delta": "SqliteSaver, DeltaChannel(50)",
 }
-STREAMED = (("none", False), ("none", True), ("holdfast", False), ("holdfast", True), ("sqlite", True))
+LABELS |= {f"{name}, async": f"{label}, async" for name, label in LABELS.items()}
+SAVED = (("holdfast", False), ("holdfast", True), ("sqlite", True))
+SPEEDS = {"sync": 1.3, "async": 1.5}
+"""How many times as fast a stream is to be as SqliteSaver's with DeltaChannel."""
 
 
 def main() -> None:
@@ -71,7 +78,9 @@ def main() -> None:
     if options.realtime:
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(REALTIME_PRIORITY))
     cases = [Case("chat", size, saver) for size in options.turns for saver in ("none", "holdfast", "sqlite")]
-    cases += [Case("stream", options.steps, saver, delta) for saver, delta in STREAMED]
+    cases += [Case("stream", options.steps, "none", delta) for delta in (False, True)]
+    cases += [Case("stream", options.steps, *one, durability) for durability in SPEEDS for one in SAVED]
+    cases += [Case("threads", SHORT_STEPS, saver) for saver in ("none", "holdfast", "sqlite")]
     began = perf_counter()
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="savers-") as folder, console.status("") as status:
         results = {"environment": environment(options, Path(folder))}
@@ -81,7 +90,7 @@ def main() -> None:
                 if number == 0 or case.size < FULL_TURNS or case.workload == "stream":
                     status.update(f"{perf_counter() - began:4.0f} s  round {number + 1}: {case}")
                     rounds[case].append(measure(case, options.seed, Path(folder)))
-    for workload in ("chat", "stream"):
+    for workload in ("chat", "stream", "threads"):
         results[workload] = {
             str(size): {
                 case.name: summary(rounds[case]) for case in cases if (case.workload, case.size) == (workload, size)
@@ -130,7 +139,7 @@ def environment(options: argparse.Namespace, folder: Path) -> Figures:
         "seed": options.seed,
         "runs": options.runs,
         "realtime": options.realtime,
-        "durability": "sync: each step waits for its checkpoint",
+        "durability": "sync: each step waits for its checkpoint; async where it is said",
         "processor": processor(),
         "cores": os.cpu_count(),
         "kernel": platform.release(),
@@ -144,6 +153,7 @@ def environment(options: argparse.Namespace, folder: Path) -> Figures:
 def measure(case: Case, seed: int, folder: Path) -> Figures:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         job = {"workload": case.workload, "size": case.size, "saver": case.saver, "delta": case.delta}
+        job["durability"] = case.durability
         child = [sys.executable, str(HERE / "savers_child.py"), json.dumps({**job, "seed": seed, "place": place})]
         done = subprocess.run(child, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -164,7 +174,7 @@ def summary(rounds: list[Figures]) -> Figures:
 
 def above(row: Figures, name: str, what: str) -> float:
     """Time above that of the same graph without a saver."""
-    floor = "none, delta" if name.endswith("delta") else "none"
+    floor = "none, delta" if "delta" in name else "none"
     return float(max(row[name][what] - row[floor][what], 0.001))
 
 
@@ -196,9 +206,15 @@ def goals(results: Figures) -> list[Figures]:
         first = row["holdfast"]["first_us_per_message"] - row["holdfast"]["second_us_per_message"]
         goal("chat: first put after a read, above the next, per message", first, 0.8, "us", most=True)
     for size, row in results["stream"].items():
-        for name in ("holdfast", "holdfast, delta"):
-            faster = row["sqlite, delta"]["step_us"] / row[name]["step_us"]
-            goal(f"stream of {size} steps: speed of {LABELS[name]}, of SqliteSaver's with DeltaChannel", faster, 0.85)
+        for name in (name for name in row if name.startswith("holdfast")):
+            durability = "async" if name.endswith("async") else "sync"
+            rival = "sqlite, delta" + ", async" * (durability == "async")
+            faster = row[rival]["step_us"] / row[name]["step_us"]
+            what = f"stream of {size} steps: speed of {LABELS[name]}, of SqliteSaver's with DeltaChannel"
+            goal(what, faster, SPEEDS[durability])
+    for row in results["threads"].values():
+        faster = row["sqlite"]["step_us"] / row["holdfast"]["step_us"]
+        goal("thread of 7 checkpoints: speed, of SqliteSaver's", faster, 1)
     return found
 
 
@@ -229,6 +245,14 @@ def show(results: Figures, console: Console) -> None:
                 _ms(found["step_cpu_us"]), _ms(above(row, name, "step_cpu_us")) if saved else "",
                 f"{found['bytes'] / 1e6:,.1f} MB" if saved else "",
             )  # fmt: skip
+        console.print(table)
+    for row in results["threads"].values():
+        table = Table(title="A thread of 7 checkpoints", title_justify="left")
+        for column in ("", "all of it", "CPU", "on disk, 21 of them"):
+            table.add_column(column, justify="right" if column else "left")
+        for name, found in row.items():
+            stored = f"{found['bytes'] / 1e6:,.2f} MB" if "bytes" in found else ""
+            table.add_row(LABELS[name], _ms(found["step_us"]), _ms(found["step_cpu_us"]), stored)
         console.print(table)
     targets.show(results["targets"], console)
 

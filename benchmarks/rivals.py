@@ -235,6 +235,62 @@ class Rows:
         self.connection.close()
 
 
+class OnServer(Holdfast):
+    """The same, with the store on a PostgreSQL server."""
+
+    def __init__(self, url: str) -> None:
+        self._store = holdfast.open(url)
+        self._agent = self._store.agent("bench")
+
+
+class BareInsert:
+    """As many bytes as a commit of ``ours`` stores, in one INSERT with its own transaction, and nothing else."""
+
+    def __init__(self, url: str, ours: OnServer) -> None:
+        import psycopg
+
+        self._connection = psycopg.connect(url, autocommit=True)
+        self._connection.execute("CREATE TABLE item (id bigserial PRIMARY KEY, body bytea NOT NULL)")
+        self._ours = ours
+        self._body = b""
+
+    def fill(self, items: list[Item]) -> None:
+        """Looks how much the last checkpoint of the other one takes."""
+        self._ours.append(dict(items[-1]))
+        found = self._connection.execute("SELECT l.* FROM holdfast.loose l ORDER BY n DESC LIMIT 1").fetchone()
+        self._body = os.urandom(sum(len(part) if isinstance(part, bytes) else 8 for part in found or ()))
+
+    def append(self, item: Item) -> None:
+        del item
+        self._connection.execute("INSERT INTO item (body) VALUES (%s)", (self._body,), prepare=True, binary=True)
+
+    def edit(self, edits: list[Edit]) -> None:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class PostgresPut(Saver):
+    """LangGraph's PostgresSaver: the messages are written anew with each checkpoint."""
+
+    def __init__(self, url: str) -> None:
+        from langgraph.checkpoint.postgres import PostgresSaver
+
+        self._context: Any = PostgresSaver.from_conn_string(url)
+        self._saver: Any = self._context.__enter__()
+        self._saver.setup()
+        self._config: Any = {"configurable": {"thread_id": "bench", "checkpoint_ns": ""}}
+        self._items: list[Item] = []
+
+    def _put(self) -> None:
+        checkpoint = empty_checkpoint()
+        checkpoint["channel_values"] = {"messages": self._items}
+        checkpoint["channel_versions"] = {"messages": f"{len(self._items):032}"}
+        metadata: Any = {"source": "loop", "step": 1}
+        self._config = self._saver.put(self._config, checkpoint, metadata, checkpoint["channel_versions"])
+
+
 def connect_rows(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA journal_mode=WAL")

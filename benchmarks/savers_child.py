@@ -1,8 +1,9 @@
 """One measured thread, in a process of its own: a job comes as JSON on the command line, figures go out as JSON.
 
 Owns the graphs and the clocks. *chat* is one ``invoke`` per message, each turn a message of 100 words and an answer of
-700. *stream* is one run of many steps: a reply of 0.7 KB and a tool result of 4 KB in turns. What always holds: what
-the saver gives back in the end is compared with what was said; every commit of every saver is flushed.
+700. *stream* is one run of many steps: a reply of 0.7 KB and a tool result of 4 KB in turns. *threads* is many short
+runs of the same, each a thread of its own. What always holds: what the saver gives back in the end is compared with
+what was said; every commit of every saver is flushed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ REPLY_BYTES, RESULT_BYTES = 700, 4_000
 SNAPSHOT_FREQUENCY = 50
 # Repeated, and the least is taken: they measure the processor.
 REPEATS = 5
+THREADS = 20
 FULL = 2
 CONFIG: Any = {"configurable": {"thread_id": "thread"}}
 
@@ -143,7 +145,15 @@ def _parts(saver: Any, rng: random.Random) -> dict[str, float]:
     return {f"{name}_us_per_message": 1e6 * value / count for name, value in least.items()}
 
 
-def stream(saver: Any, steps: int, rng: random.Random, *, delta: bool) -> dict[str, Any]:
+def threads(saver: Any, steps: int, rng: random.Random) -> dict[str, Any]:
+    """Short threads, one after another. The first one pays for imports and for files that are made, and is left out."""
+    found = [stream(saver, steps, rng, thread=f"thread-{number}") for number in range(THREADS + 1)][1:]
+    return {what: sum(one[what] * one["steps"] for one in found) / THREADS for what in ("step_us", "step_cpu_us")}
+
+
+def stream(
+    saver: Any, steps: int, rng: random.Random, *, delta: bool = False, durability: str = "sync", thread: str = "thread"
+) -> dict[str, Any]:
     """One run of many steps: a model and its tools, in turns."""
     texts = [" ".join(sentence(rng) for _ in range(60)) for _ in range(steps + 2)]
 
@@ -160,14 +170,15 @@ def stream(saver: Any, steps: int, rng: random.Random, *, delta: bool) -> dict[s
     builder.add_edge(START, "model").add_edge("tools", "model")
     builder.add_conditional_edges("model", lambda s: "tools" if s["messages"][-1].tool_calls else END, ["tools", END])
     graph = builder.compile(checkpointer=saver)
-    durable = {} if saver is None else {"durability": "sync"}
+    durable = {} if saver is None else {"durability": durability}
+    config: Any = {"configurable": {"thread_id": thread}}
     wall, cpu = perf_counter(), process_time()
     taken = 0
     asked = {"messages": [HumanMessage("Find it.", id="question")]}
-    for _ in graph.stream(asked, {**CONFIG, "recursion_limit": 2 * steps + 10}, stream_mode="updates", **durable):
+    for _ in graph.stream(asked, {**config, "recursion_limit": 2 * steps + 10}, stream_mode="updates", **durable):
         taken += 1
     wall, cpu = perf_counter() - wall, process_time() - cpu
-    if saver is not None and len(graph.get_state(CONFIG).values["messages"]) != taken + 1:
+    if saver is not None and len(graph.get_state(config).values["messages"]) != taken + 1:
         raise ValueError("the thread does not have what was said")
     return {"step_us": 1e6 * wall / taken, "step_cpu_us": 1e6 * cpu / taken, "steps": taken}
 
@@ -178,8 +189,10 @@ def main() -> None:
     with opened(job["saver"], place) as saver:
         if job["workload"] == "chat":
             figures = chat(saver, job["size"], rng)
+        elif job["workload"] == "threads":
+            figures = threads(saver, job["size"], rng)
         else:
-            figures = stream(saver, job["size"], rng, delta=job["delta"])
+            figures = stream(saver, job["size"], rng, delta=job["delta"], durability=job["durability"])
     if job["saver"] != "none":
         figures["bytes"] = bytes_on_disk(job["saver"], place)
     sys.stdout.write(json.dumps(figures))

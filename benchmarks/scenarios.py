@@ -34,6 +34,9 @@ LENGTHS = (1_000, 10_000, 100_000)
 EDIT_BYTES = (50_000, 5_000_000)
 LOAD_MESSAGES = 10_240
 DISK_CHECKPOINTS = (1_000, 10_000)
+FLOOR_LENGTH = 10_000
+SERVER_MESSAGES = 500
+THREADS = 64
 SAVER_DISK_CHECKPOINTS = 1_000
 """SqliteSaver writes the whole state each time: half a gigabyte after 1,000 checkpoints, fifty after 10,000."""
 WRITERS = 8
@@ -49,12 +52,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """One run: where it works, its seed, and how often it repeats."""
+    """One run: where it works, its seed, how often it repeats, and a checkout of another Holdfast to compare with."""
 
     folder: Path
     seed: int
     quick: bool
     say: Say
+    against: Path | None = None
 
     def times(self, full: int, quick: int) -> int:
         return quick if self.quick else full
@@ -78,10 +82,17 @@ def summary(times_ns: list[int]) -> Figures:
     }
 
 
+FLOORS = {"ratio": "floor", "ratio_in_place": "in place"}
+
+
 def take_turns(
-    acts: dict[str, Callable[[int], None]], counts: dict[str, int], rng: random.Random, settle: Callable[[], None]
-) -> dict[str, Figures]:
-    """Let each act ``counts`` times, spread over the rounds. ``settle`` runs, untimed, after one that writes a lot."""
+    acts: dict[str, Callable[[int], None]], counts: dict[str, int], rng: random.Random, settle: Callable[[], None],
+    ratios: dict[str, str] = FLOORS,
+) -> dict[str, Figures]:  # fmt: skip
+    """Let each act ``counts`` times, spread over the rounds. ``settle`` runs, untimed, after one that writes a lot.
+
+    ``ratios``: by name, against whom. Who acts less often than that one is compared in the rounds of both.
+    """
     rounds = max(counts.values())
     chosen = {name: set(rng.sample(range(rounds), count)) for name, count in counts.items()}
     times: dict[str, dict[int, int]] = {name: {} for name in acts}
@@ -99,8 +110,9 @@ def take_turns(
     figures = {}
     for name, taken in times.items():
         figures[name] = summary(list(taken.values()))
-        for base, ratio in (("floor", "ratio"), ("in place", "ratio_in_place")):
-            figures[name][ratio] = median(time / times[base][number] for number, time in taken.items())
+        for ratio, base in ratios.items():
+            both = taken.keys() & times[base].keys()
+            figures[name][ratio] = median(taken[number] / times[base][number] for number in both)
     return figures
 
 
@@ -157,6 +169,81 @@ def append(settings: Settings, policy: str) -> Figures:
 
         counts = {name: heavy[length] if name in WHOLE_STATE else light for name in names}
         figures[str(length)] = _duel(settings, names, items, counts, act, rng)
+    return figures
+
+
+def floor(settings: Settings, policy: str) -> Figures:
+    """The same append at 10,000 messages beside the floors alone, in several runs: a single one says little."""
+    del policy
+    names, count = ["floor", "in place", "holdfast"], settings.times(400, 30)
+    runs = []
+    for number in range(settings.times(10, 2)):
+        settings.say(f"append at {FLOOR_LENGTH:,} messages, run {number + 1}")
+        rng = settings.rng("floor", number)
+        source = realistic(rng)
+        items, fresh = list(islice(source, FLOOR_LENGTH)), list(islice(source, count + 1))
+
+        def act(rival: Rival, number: int, fresh: list[Any] = fresh) -> None:
+            rival.append(dict(fresh[number]))
+
+        runs.append(_duel(settings, names, items, dict.fromkeys(names, count), act, rng)["holdfast"])
+    return {name: [run[name] for run in runs] for name in ("ratio", "ratio_in_place", "median_us")}
+
+
+def server(settings: Settings, policy: str) -> Figures:
+    """A commit on PostgreSQL at 500 messages: against one INSERT of as many bytes, and PostgresSaver.put.
+
+    The server is a real one that flushes, on this machine and its default settings, reached through a socket.
+    """
+    del policy
+    sys.path.insert(0, str(HERE.parent))
+    from rivals import BareInsert, OnServer, PostgresPut
+
+    from tests import postgres
+
+    settings.say(f"commits on PostgreSQL at {SERVER_MESSAGES} messages")
+    rng = settings.rng("server")
+    source = realistic(rng)
+    count = settings.times(400, 30)
+    data = msgspec.msgpack.encode(list(islice(source, SERVER_MESSAGES)))
+    fresh = list(islice(source, count + 1))
+    try:
+        with postgres.server(fsync="on") as running, running.database("bench") as url:
+            ours = OnServer(url)
+            rivals: dict[str, Rival] = {"bare INSERT": BareInsert(url, ours), "holdfast": ours, "put": PostgresPut(url)}
+            for rival in (ours, *(rival for rival in rivals.values() if rival is not ours)):
+                rival.fill(msgspec.msgpack.decode(data))
+            acts = {
+                name: (lambda number, rival=rival: rival.append(dict(fresh[number]))) for name, rival in rivals.items()
+            }
+            for one in acts.values():
+                one(-1)
+            ratios = {"ratio": "bare INSERT", "of_ours": "holdfast"}
+            found = take_turns(acts, dict.fromkeys(acts, count), rng, lambda: None, ratios)
+            for rival in rivals.values():
+                rival.close()
+    except postgres.NoServer as error:
+        return {"not_run": str(error)}
+    return found
+
+
+def threads(settings: Settings, policy: str) -> Figures:
+    """64 threads with an agent each in one process: checkpoints per second, each flushed, and batched."""
+    del policy
+    sources = {"holdfast": None} | ({"against": settings.against} if settings.against else {})
+    figures: Figures = {}
+    for durability in ("commit", "batched"):
+        found: dict[str, list[Figures]] = {name: [] for name in sources}
+        for number in range(settings.times(3, 1)):
+            for name in settings.rng("threads", durability, number).sample(sorted(sources), len(sources)):
+                settings.say(f"{THREADS} threads, {durability}, {name}")
+                with settings.place() as folder:
+                    job = (THREADS, durability, settings.times(3, 1))
+                    found[name].append(_child("write-threads", folder, *job, source=sources[name]))
+        figures[durability] = {
+            name: {key: median(answer[key] for answer in answers) for key in answers[0]}
+            for name, answers in found.items()
+        }
     return figures
 
 
@@ -281,9 +368,11 @@ def load(settings: Settings, policy: str) -> Figures:
     return figures
 
 
-def _child(verb: str, folder: Path, *rest: object) -> Figures:
+def _child(verb: str, folder: Path, *rest: object, source: Path | None = None) -> Figures:
+    """``source``: a checkout whose Holdfast does it, instead of this one."""
     command = [sys.executable, str(HERE / "child.py"), verb, str(folder), *map(str, rest)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=child_environment(folder))
+    environment = child_environment(folder) | ({"PYTHONPATH": str(source / "src")} if source else {})
+    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
     return dict(json.loads(done.stdout))
 
 
@@ -422,17 +511,19 @@ def imports(settings: Settings, policy: str) -> Figures:
     settings.say("import time")
     rng = settings.rng("imports")
     programs = {"bare": "pass", "import": "import holdfast", "open": "import holdfast; holdfast.open"}
+    programs["opened"] = "import holdfast, os; holdfast.open('store'); os._exit(0)"
     times: dict[str, list[int]] = {name: [] for name in programs}
     with settings.place() as folder:
+        open_quietly(folder / "store").close()
         environment = child_environment(folder)
         for number in range(settings.times(31, 5) + 1):
             for name in rng.sample(sorted(programs), len(programs)):
                 began = perf_counter_ns()
-                subprocess.run([sys.executable, "-c", programs[name]], check=True, env=environment)
+                subprocess.run([sys.executable, "-c", programs[name]], check=True, env=environment, cwd=folder)
                 if number:  # the first one compiles
                     times[name].append(perf_counter_ns() - began)
     figures: Figures = {name: summary(taken) for name, taken in times.items()}
-    for name in ("import", "open"):
+    for name in ("import", "open", "opened"):
         above = median(a - b for a, b in zip(times[name], times["bare"], strict=True))
         figures[name]["above_bare_ms"] = above / 1e6
     return figures
@@ -440,6 +531,9 @@ def imports(settings: Settings, policy: str) -> Figures:
 
 SCENARIOS: dict[str, Callable[[Settings, str], Figures]] = {
     "append": append,
+    "floor": floor,
+    "server": server,
+    "threads": threads,
     "edits": edits,
     "load": load,
     "reading": reading,

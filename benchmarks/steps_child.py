@@ -24,7 +24,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-LAZY = ("holdfast.run.store", "holdfast.run.companions", "holdfast.run.children", "holdfast.store.embedded")
+LAZY = ("holdfast.run.store", "holdfast.run.companions", "holdfast.run.children")
 Job = dict[str, Any]
 Figures = dict[str, Any]
 

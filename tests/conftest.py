@@ -127,6 +127,7 @@ def store_path(tmp_path: Path) -> Path:
 def remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What is seen of stores is remembered, below this directory."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))  # of what lies there nothing is remembered
     return tmp_path / "state"
 
 

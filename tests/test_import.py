@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pkgutil
 import re
@@ -19,7 +20,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Packages that only some programs need, and parts of the standard library that are slow to load.
-OPTIONAL = {"attr", "attrs", "cyclopts", "hypothesis", "langgraph", "matplotlib", "numpy", "pydantic", "rich"}
+OPTIONAL = {
+    "attr", "attrs", "cryptography", "cyclopts", "hypothesis", "langgraph", "matplotlib", "numpy", "obstore", "psycopg",
+    "pydantic", "rich",
+}  # fmt: skip
 HEAVY = {
     "asyncio", "bz2", "concurrent", "difflib", "doctest", "email", "hashlib", "hmac", "html", "http",
     "importlib.metadata", "lzma", "multiprocessing", "pdb", "shutil", "socket", "sqlite3", "subprocess", "tempfile",
@@ -27,10 +31,11 @@ HEAVY = {
 }  # fmt: skip
 # Rooms and modules for what most programs do not do.
 SELDOM = {
-    "holdfast.agent.cloning", "holdfast.agent.cold", "holdfast.agent.policy", "holdfast.agent.recovery",
-    "holdfast.agent.removal", "holdfast.agent.retention", "holdfast.agent.transfer", "holdfast.agent.verify",
-    "holdfast.cli", "holdfast.crash", "holdfast.run.replanning", "holdfast.store.forgetting",
-    "holdfast.store.receiving", "holdfast.store.rekeying", "holdfast.store.remote",
+    "holdfast.agent.arrival", "holdfast.agent.bundle", "holdfast.agent.collection", "holdfast.agent.drill",
+    "holdfast.agent.keys", "holdfast.agent.move", "holdfast.agent.policy", "holdfast.agent.recovery",
+    "holdfast.agent.removal", "holdfast.agent.repair", "holdfast.agent.retention", "holdfast.agent.tiering",
+    "holdfast.agent.transfer", "holdfast.agent.verify", "holdfast.cli", "holdfast.crash", "holdfast.run.replanning",
+    "holdfast.store.connection", "holdfast.store.postgres",
 }  # fmt: skip
 
 
@@ -41,6 +46,7 @@ def test_importing_and_using_loads_no_optional_package_and_nothing_heavy(tmp_pat
     bare = json.loads(run_fresh("import json, sys; print(json.dumps(list(sys.modules)))", tmp_path))
     added = set(loaded) - set(bare)
     assert "holdfast" in added
+    assert all(importlib.util.find_spec(name) for name in SELDOM)
     assert not added & (HEAVY | SELDOM)
     assert not {name for name in added if name.partition(".")[0] in OPTIONAL}
 

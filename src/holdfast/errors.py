@@ -38,7 +38,6 @@ The second level groups errors by what a handler would do:
         Fenced            this handle lost its branch to another writer
         HistoriesDiverged  an agent has gone on in two stores (agent, branch, source_head, dest_head)
         StillArriving     an agent or branch whose transfer from elsewhere was interrupted
-        Rekeying          the store is being encrypted with another key, or was since it was opened
       Incompatible      the data is healthy, this program cannot read it
         NotAStore         the path holds something else
         NewerFormat       written by a newer Holdfast
@@ -407,12 +406,6 @@ class StillArriving(Contention):
     """An agent, or a branch of it, that is coming from elsewhere and is not whole yet."""
 
     kind = "still-arriving"
-
-
-class Rekeying(Contention):
-    """The store is being encrypted with another key, or was while this handle had it open; nothing was changed."""
-
-    kind = "rekeying"
 
 
 class Incompatible(HoldfastError):

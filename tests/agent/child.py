@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
+import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import holdfast
 from holdfast.errors import ForkedHandle, HoldfastError
 from tests import warm
+from tests.agent.histories import few_between_seals, forget, numbers
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,6 +42,28 @@ def end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
+def killed(folder: Path, original: Path, count: int, function: str) -> Iterator[holdfast.Store]:
+    """Copies of a store in which a function was killed after some part of its time; the first one ended."""
+    took, noise = 0.0, random.Random(1)
+    for attempt in range(count):
+        path = folder / f"store{attempt}"
+        shutil.copytree(original, path)
+        with start(function, path) as process:
+            assert line(process) == "ready"
+            began = time.monotonic()
+            process.stdin.write("\n")
+            process.stdin.flush()
+            if attempt:
+                time.sleep(noise.random() * took)  # where it is killed, not what is expected then
+                process.kill()
+            else:
+                assert line(process) == "done"
+                took = time.monotonic() - began
+        with holdfast.open(path) as store:
+            yield store
+        shutil.rmtree(path)
+
+
 def say(*words: object) -> None:
     print(*words, flush=True)
 
@@ -57,34 +83,64 @@ def hold(path: str, name: str) -> None:
             say(error.kind)
 
 
+def read(path: str) -> None:
+    """Have a store open for reading."""
+    with holdfast.open(path, readonly=True):
+        say("ready")
+        sys.stdin.read()
+
+
 def retained(path: str, name: str, count: str) -> None:
     """Append while others let go what is old, with a rollback now and then; say whether all is as it was."""
-    from holdfast.agent import branch
-
-    branch.SEAL_CHECKPOINTS = 6
-    store = holdfast.open(path)
-    agent = store.agent(name)
-    agent.state["messages"] = []
-    agent.checkpoint("first")
-    say("ready")
-    sys.stdin.readline()
-    expected: list[str] = []
-    for number in range(int(count)):
-        expected.append(f"{number} " * 200)
-        agent.state["messages"].append(expected[-1])
-        agent.checkpoint(f"m{number}")
-        if number % 9 == 5:
-            head = agent.head
-            agent.state["messages"].append("to be given up")
-            agent.checkpoint("astray")
-            agent.rollback(head)
-    say(len(expected), "as they were" if list(agent.state["messages"]) == expected else "not as they were")
+    few_between_seals()
+    with holdfast.open(path) as store:
+        agent = store.agent(name)
+        agent.state["messages"] = []
+        agent.checkpoint("first")
+        say("ready")
+        expected: list[str] = []
+        for number in range(int(count)):
+            expected.append(f"{number} " * 200)
+            agent.state["messages"].append(expected[-1])
+            agent.checkpoint(f"m{number}")
+            if number % 9 == 5:
+                head = agent.head
+                agent.state["messages"].append("to be given up")
+                agent.checkpoint("astray")
+                agent.rollback(head)
+                agent.tag(f"t{number}")
+        say("as they were" if list(agent.state["messages"]) == expected else "not as they were")
 
 
 def retain(path: str, last: str) -> None:
     """Let go all but the last few of every agent."""
     with holdfast.open(path) as store:
         say("removed", store.retain(holdfast.Policy(last=int(last))).removed)
+
+
+def retaining(path: str) -> None:
+    """One policy after another."""
+    few_between_seals()
+    store = holdfast.open(path)
+    say("ready")
+    sys.stdin.readline()
+    for last in (12, 6, 2):
+        store.retain(holdfast.Policy(last=last, labels=["1?"]))
+    say("done")
+
+
+def removing(path: str) -> None:
+    """Forget some of one agent, remove its copy, and then the rest of it."""
+    few_between_seals()
+    store = holdfast.open(path)
+    known = sorted(numbers(store, "a").values())
+    say("ready")
+    sys.stdin.readline()
+    forget(store, "a", known[::3])
+    store.remove("b")
+    forget(store, "a", known[1::3])
+    store.remove("a")
+    say("done")
 
 
 def shortened(path: str, name: str) -> None:

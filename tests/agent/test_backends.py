@@ -15,40 +15,30 @@ from holdfast.agent.store import Store, open_as
 from holdfast.agent.tending import Tending
 from holdfast.errors import AgentBusy, Fenced
 from holdfast.store.changes import NewRecord
-from tests import postgres
-
-KEY = "a passphrase for tests"
-
-
-@pytest.fixture(scope="session")
-def server():
-    try:
-        with postgres.server(fsync="on") as server:
-            yield server
-    except postgres.NoServer as reason:
-        pytest.skip(str(reason))
+from tests.agent.damage import KEY, memory
 
 
 class Place:
     """Where a store is, and how it is opened."""
 
-    def __init__(self, where: str, key, objects) -> None:
-        self.where, self.key, self.objects = where, key, objects
+    def __init__(self, where: str, key) -> None:
+        self.where, self.key = where, key
 
     def open(self, **options) -> Store:
-        return open_as(Store, self.where, key=self.key, objects=self.objects, **options)
+        return open_as(Store, self.where, key=self.key, **options)
 
 
 @pytest.fixture(params=["directory", "encrypted", "server"])
-def make(request, tmp_path):
+def make(request):
     """Makes places of one kind."""
     if request.param != "server":
         key = KEY if request.param == "encrypted" else False
-        yield lambda name="store": Place(str(tmp_path / name), key, None)
+        with memory() as folder:
+            yield lambda name="store": Place(str(folder / name), key)
         return
     server = request.getfixturevalue("server")
     with server.database(f"test_{uuid.uuid4().hex}") as url:
-        yield lambda name="store": Place(f"{url}&schema={name}", False, str(tmp_path / f"{name}-objects"))
+        yield lambda name="store": Place(f"{url}&schema={name}", False)
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 import holdfast
-from holdfast.agent import branch as branches
 from holdfast.agent.graph import Graph
 from holdfast.errors import BadName, Damaged, UnknownAgent, UnknownRevision
 from holdfast.store.changes import Said
-from tests.agent.damage import flipped, rows, spoil
+from tests.agent.damage import spoil, spoil_payload
+from tests.agent.histories import empty, few_between_seals, grown, keep, picture, sound
 
 
 @pytest.fixture
@@ -18,67 +18,13 @@ def store(store_path):
         yield opened
 
 
-def grown(store, name="a", count=6):
-    """An agent with two branches, an abandoned line, a tag and a doubt."""
-    agent = store.agent(name)
-    agent.state["messages"] = []
-    for number in range(count):
-        agent.state["messages"].append(f"message {number} " * 20)
-        agent.checkpoint(f"m{number}")
-    agent.tag("kept", "m2")
-    agent.mark("m1", "suspect", "an example")
-    side = agent.branch("side", at="m3")
-    side.state["side"] = True
-    side.checkpoint("on the side")
-    side.close()
-    agent.rollback("m4")
-    agent.state["messages"].append("another way")
-    agent.checkpoint("other")
-    return agent
-
-
-def picture(store, name):
-    """All that can be seen of an agent but its events."""
-    agent = store.agent(name, readonly=True)
-    return {
-        "branches": {branch: _head(store, name, branch) for branch in agent.branches()},
-        "tags": {tag: checkpoint.id for tag, checkpoint in agent.tags().items()},
-        "abandoned": [checkpoint.id for checkpoint in agent.abandoned()],
-        "log": [checkpoint.id for checkpoint in agent.log()],
-        "all": [
-            {**checkpoint.to_json(), "state": holdfast.plain(checkpoint.state), "changes": str(checkpoint.changes())}
-            for checkpoint in agent.log(all=True)
-        ],
-        "changes": str(list(agent.changes())),
-    }
-
-
-def _head(store, name, branch):
-    head = store.agent(name, branch=branch, readonly=True).head
-    return head.id if head is not None else None
-
-
-def counts(store):
-    return store.stats()["counts"]
-
-
-def sound(store):
-    report = store.verify()
-    assert report.ok, [str(problem) for problem in report.problems]
-
-
 def test_a_clone_has_everything_and_copies_nothing(store):
     grown(store).close()
-    before = counts(store)
+    before = store.stats()["counts"]
     store.clone("a", "b")
-    after = counts(store)
-    assert {table for table in after if after[table] != before[table]} == {
-        "agent",
-        "branch",
-        "tag",
-        "validity",
-        "log",
-    }
+    after = store.stats()["counts"]
+    changed = {table for table in after if after[table] != before[table]}
+    assert changed == {"agent", "branch", "tag", "validity", "log"}
     assert picture(store, "b") == picture(store, "a")
     info = next(info for info in store.agents() if info.name == "b")
     assert (info.checkpoints, info.abandoned) == (8, 1)
@@ -130,9 +76,7 @@ def test_a_clone_of_a_clone_outlives_both(store):
         c.checkpoint("goes on")
     sound(store)
     store.remove("c")
-    left = counts(store)
-    assert {left[table] for table in ("checkpoint", "segment", "node", "record")} == {0}
-    sound(store)
+    empty(store)
 
 
 KEY = b"k" * 16
@@ -144,16 +88,15 @@ def kept(store, name):
 
 
 def test_what_is_kept_under_a_key_is_seen_up_to_the_parting_and_comes_along(store, tmp_path):
-    def keep(name, what):
+    def say(name, what):
         row = store._agent_row(name)
         store._db.change(lambda change: change.say(row.a, Said({"what": what}, KEY)))
 
     agent = store.agent("a")
-    agent._writer.finish(agent._writer.capture(agent._document, "with a key", key=KEY))
-    keep("a", "before")
+    keep(agent, KEY, {"what": "before"})
     store.clone("a", "b")
-    keep("a", "after, of a")
-    keep("b", "after, of b")
+    say("a", "after, of a")
+    say("b", "after, of b")
     for_a, for_b = ["before", "after, of a"], ["before", "after, of b"]
     assert (kept(store, "a"), kept(store, "b")) == (for_a, for_b)
     for number, order in enumerate((["a", "b"], ["b", "a"])):
@@ -190,7 +133,7 @@ def test_cloning_while_the_source_is_written(store):
 
 
 def test_sealing_on_either_side_leaves_the_other_readable(store, monkeypatch):
-    monkeypatch.setattr(branches, "SEAL_CHECKPOINTS", 4)
+    few_between_seals(monkeypatch.setattr)
     grown(store).close()
     store.clone("a", "b")
     frozen = picture(store, "b")
@@ -225,8 +168,7 @@ def test_recovery_of_a_clone_goes_back_into_its_origin(store, store_path):
         b.state["messages"].append("of b " * 40)
         n = b.checkpoint("of b")._point.n
     store.close()
-    ((data,),) = rows(store_path, "SELECT data FROM loose WHERE n = ?", n)
-    spoil(store_path, "UPDATE loose SET data = ? WHERE n = ?", flipped(data), n)
+    spoil_payload(store_path, n)
     with holdfast.open(store_path) as again:
         with pytest.raises(Damaged) as caught:
             again.agent("b", readonly=True).state["messages"]

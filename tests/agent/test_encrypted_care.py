@@ -8,13 +8,9 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import branch as sealing
-from holdfast.agent import retention
 from holdfast.errors import NotAuthentic
 from tests.agent.damage import rows, spoil
-from tests.agent.test_clone import sound
-from tests.agent.test_removal import large
-from tests.agent.transferred import assert_same
+from tests.agent.histories import assert_same, few_between_seals, large, sound
 
 KEY = bytes(range(32))
 WORD = "passport-X1234567"
@@ -23,7 +19,7 @@ KEPT = Policy(labels=["*0"])
 
 @pytest.fixture(autouse=True)
 def seals(monkeypatch):
-    monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
+    few_between_seals(monkeypatch.setattr)
 
 
 def fill(store):
@@ -38,7 +34,7 @@ def fill(store):
 def made(tmp_path_factory):
     place = tmp_path_factory.mktemp("made")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
+        few_between_seals(patch.setattr)
         for name, key in (("keyed", KEY), ("other", KEY), ("plain", False)):
             with holdfast.open(place / name, key=key) as store:
                 fill(store)
@@ -94,38 +90,6 @@ def test_what_goes_is_what_would_go_of_a_plain_one(made, store, store_path, tmp_
     store.close()
     assert readable(tmp_path / "plain")
     assert not [*readable(store_path), *readable(tmp_path / "back")]
-
-
-def test_stopped_anywhere_the_next_one_goes_on(store, store_path):
-    class Stopped(Exception):
-        pass
-
-    def stop_after(steps):
-        left = iter(range(steps))
-
-        def pace():
-            if next(left, None) is None:
-                raise Stopped
-
-        return pace
-
-    kept = {one.id for one in store.agent("a", readonly=True).log(all=True) if one.label.endswith("0")}
-    rows = [(row, KEPT) for row in store._agents()]
-    stopped = 0
-    for steps in (1, 4, 9, 14, 18, 22):
-        try:
-            retention.follow(store, rows, stop_after(steps))
-        except Stopped:
-            stopped += 1
-        sound(store)
-    assert stopped
-    store.close()
-    with holdfast.open(store_path, key=KEY) as again:
-        again.retain(KEPT)
-        sound(again)
-        assert {one.id for one in again.agent("a", readonly=True).log(all=True)} >= kept
-        assert len(list((store_path / "packs").iterdir())) == again.stats()["counts"]["pack"]
-    assert not readable(store_path)
 
 
 def test_what_says_that_something_was_forgotten_cannot_be_taken_away_or_forged(made, store, store_path, tmp_path):

@@ -1,22 +1,28 @@
-"""What a signal handler raises, anywhere in a call, leaves the agent usable and its history whole."""
+"""What a signal handler raises, anywhere in a call, and twice, leaves the agent usable and its history whole."""
 
 from __future__ import annotations
 
+import gc
+import random
 import sys
 import threading
 
 import pytest
 
 import holdfast
-from holdfast.agent import branch as sealing
+from holdfast.agent import branch
+from holdfast.agent.store import Store, open_as
 from holdfast.errors import HoldfastError, StoreBusy
+from holdfast.store import writer
+from holdfast.store.changes import NewRecord
+from tests.agent.damage import memory
+from tests.conftest import SOAK
 
 # What a handler raises in a destructor reaches nobody.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 HANG_S = 120
-# Code that calls what may fail takes an ordinary exception for such a failure, and says so in its own words.
-OWN_WORDS = (HoldfastError,)
+RECORDS = [NewRecord(1, b"", b"one"), NewRecord(0, b"", b"two")]
 
 
 class Alarm(Exception):
@@ -29,7 +35,8 @@ def interrupted(work, at: int, error: type[BaseException] = KeyboardInterrupt) -
     These are the beginnings of functions, and the returns of calls to C, in the thread of the caller.
     """
     came = 0
-    expected = (error, *OWN_WORDS) if error is Alarm else (error,)
+    # Code that calls what may fail takes an ordinary exception for such a failure, and says so in its own words.
+    expected = (error, HoldfastError) if error is Alarm else (error,)
 
     def look(frame, event, _arg):
         nonlocal came
@@ -39,6 +46,7 @@ def interrupted(work, at: int, error: type[BaseException] = KeyboardInterrupt) -
                 sys.setprofile(None)
                 raise error
 
+    gc.disable()
     try:
         sys.setprofile(look)
         work()
@@ -46,6 +54,7 @@ def interrupted(work, at: int, error: type[BaseException] = KeyboardInterrupt) -
         return came, True
     finally:
         sys.setprofile(None)
+        gc.enable()
     return came, False
 
 
@@ -79,71 +88,141 @@ def begun(store, name):
     return agent
 
 
+def seal(agent):
+    agent.state["table"] = {f"{n}": "x" * 200 for n in range(200)}
+    agent.checkpoint("mid")
+
+
 CALLS = {
     "checkpoint": lambda agent: agent.checkpoint("mid"),
+    "sealed": seal,
     "bulk": lambda agent: (agent.state.update(big=bytes(300_000)), agent.checkpoint("mid")),
+    "flush": lambda agent: (agent.checkpoint("mid"), agent.flush()),
+    "records": lambda agent: agent._writer.append(RECORDS, flush=True),
     "undo": lambda agent: agent.undo(),
     "rollback": lambda agent: agent.rollback("0"),
-    "flush": lambda agent: (agent.checkpoint("mid"), agent.flush()),
 }
+SAVING = ("checkpoint", "sealed", "bulk", "flush")
 
 
 @pytest.mark.parametrize("durability", ["commit", "batched"])
-@pytest.mark.parametrize("what", [*CALLS, "sealed"])
-def test_an_interrupt_anywhere(store_path, rounds, monkeypatch, what, durability):
+@pytest.mark.parametrize("what", CALLS)
+def test_interrupts_lose_and_double_nothing(monkeypatch, what, durability):
+    """One anywhere in a call, and perhaps another one in the next."""
     if what == "sealed":
-        monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 2)
-    call = CALLS.get(what, CALLS["checkpoint"])
-    with holdfast.open(store_path, durability=durability) as store:
-        whole, _ = interrupted(lambda: call(begun(store, "whole")), 0)
-        step = max(1, whole // rounds(16, whole))
-        first = interrupted(lambda: begun(store, "beginning"), 0)[0]
-        saved = {}
-        for at in range(1, whole - first + 1, step):
-            agent = begun(store, f"agent {at}")
-            error = Alarm if at // step % 2 else KeyboardInterrupt
-            _, hit = interrupted(lambda agent=agent: call(agent), at, error)
-            if hit and what not in ("undo", "rollback"):
-                assert agent.head.label == "mid" or agent.dirty  # written and acknowledged, or still to be
-            agent.state["log"].append("more")
-            saved[agent.name] = list(agent.state["log"])
-            elsewhere(lambda agent=agent: agent.checkpoint("after"))
-            elsewhere(agent.flush)
-            assert agent.head.label == "after"
-        elsewhere(store.close)
-    with holdfast.open(store_path) as store:
-        for name, log in saved.items():
-            assert list(store.agent(name).state["log"]) == log
-        report = store.verify()
-        assert report.ok, [problem.detail for problem in report.problems]
+        monkeypatch.setattr(branch, "SEAL_CHECKPOINTS", 2)
+    call, choose = CALLS[what], random.Random(f"{what}{durability}")
+    with memory() as folder:
+        # Without the room of runs, so that records may say anything.
+        with open_as(Store, folder / "store", durability=durability) as store:
+            whole = begun(store, "whole")
+            points, _ = interrupted(lambda: call(whole), 0)
+            every = range(1, points + 1) if SOAK else sorted(choose.sample(range(1, points + 1), min(points, 40)))
+            expected = {}
+            for first in every:
+                for second in (0, *(range(1, points + 1) if SOAK else choose.sample(range(1, points + 1), 2))):
+                    agent = begun(store, f"{first} {second}")
+                    error = choose.choice((Alarm, KeyboardInterrupt))
+                    _, hit = interrupted(lambda agent=agent: call(agent), first, error)
+                    if second:
+                        interrupted(lambda agent=agent: agent.checkpoint("between"), second, error)
+                    elif hit and what in SAVING:
+                        assert agent.head.label == "mid" or agent.dirty  # written and acknowledged, or still to be
+                    agent.state["log"].append("more")
+                    log = list(agent.state["log"])
+                    try:
+                        elsewhere(lambda agent=agent: agent.checkpoint("after"))
+                    except HoldfastError:  # what was interrupted may be told once more
+                        assert second
+                        elsewhere(lambda agent=agent: agent.checkpoint("after"))
+                    elsewhere(agent.flush)
+                    assert (agent.head.label, agent.dirty) == ("after", False)
+                    expected[agent.name] = log, agent.head.id, agent._writer.branch.records
+            elsewhere(store.close)
+        with open_as(Store, folder / "store") as store:
+            for name, (log, head, records) in expected.items():
+                agent = store.agent(name, readonly=True)
+                assert (list(agent.state["log"]), agent.head.id) == (log, head)
+                history = agent.log()
+                assert [one.depth for one in history] == list(range(len(history), 0, -1))
+                assert len({one.id for one in history}) == len(history)
+                found = list(branch.read_line(store._db.view, agent._branch.b))
+                assert len(found) == records in (0, len(RECORDS) if what == "records" else 0)
+            report = store.verify()
+            assert report.ok, str(report)
 
 
 @pytest.mark.parametrize("durability", ["commit", "batched"])
-def test_an_interrupt_while_closing(tmp_path, rounds, durability):
+def test_an_interrupt_while_closing(rounds, durability):
     """Closing again ends it; then the branch is free for others."""
     at, hit = 1, True
-    while hit:
-        path = tmp_path / f"store {at}"
-        store = holdfast.open(path, durability=durability)
+    with memory() as folder:
+        while hit:
+            path = folder / f"store {at}"
+            store = holdfast.open(path, durability=durability)
+            agent = begun(store, "x")
+            agent.checkpoint("mid")
+            _, hit = interrupted(agent.close, at)
+            again = elsewhere(lambda store=store: store.agent("x"))
+            assert again.head.label == "mid"
+            _, closing_hit = interrupted(store.close, at)
+            elsewhere(store.close)
+            with holdfast.open(path) as store:
+                assert store.agent("x").state["log"][-1] == "unsaved"
+            hit = hit or closing_hit
+            at += rounds(9, 1)
+
+
+@pytest.mark.parametrize("durability", ["commit", "batched"])
+@pytest.mark.parametrize("new", [False, True], ids=["there", "new"])
+def test_an_interrupt_while_opening(rounds, durability, new):
+    """The next one opens it, whatever was left behind: threads, connections, the lock of a branch, half a store."""
+    with memory() as folder:
+
+        def open_agent(path):
+            store = holdfast.open(path, durability=durability)
+            return store, store.agent("x")
+
+        if not new:
+            open_agent(folder / "store")[0].close()
+        points, _ = interrupted(lambda: open_agent(folder / "store"), 0)
+        open_agent(folder / "store")[0].close()
+        places, hits = range(1, points + 1), 0
+        for at in random.Random(durability).sample(places, min(points, rounds(40, points))):
+            path = folder / (f"store {at}" if new else "store")
+            hits += interrupted(lambda path=path: open_agent(path), at)[1]
+            store, agent = elsewhere(lambda path=path: open_agent(path))
+            agent.state["n"] = at
+            elsewhere(agent.checkpoint)
+            elsewhere(store.close)
+            with holdfast.open(path, readonly=True) as store:
+                assert store.agent("x").state["n"] == at
+        assert hits > 20
+
+
+def test_an_interrupt_before_the_writer_is_woken(store_path, monkeypatch):
+    """What lies in its queue by then is written when somebody asks for it again."""
+    ring, left = writer._Bell.ring, [KeyboardInterrupt]
+
+    def interrupted_once(bell):
+        if left and threading.current_thread() is threading.main_thread():
+            raise left.pop()
+        ring(bell)
+
+    with holdfast.open(store_path) as store:
         agent = begun(store, "x")
-        agent.checkpoint("mid")
-        _, hit = interrupted(agent.close, at)
-        again = elsewhere(lambda store=store: store.agent("x"))
-        assert again.head.label == "mid"
-        _, closing_hit = interrupted(store.close, at)
-        elsewhere(store.close)
-        with holdfast.open(path) as store:
-            assert store.agent("x").state["log"][-1] == "unsaved"
-        hit = hit or closing_hit
-        at += rounds(9, 1)
+        monkeypatch.setattr(writer._Bell, "ring", interrupted_once)
+        with pytest.raises(KeyboardInterrupt):
+            CALLS["bulk"](agent)
+        assert not left
+        assert elsewhere(lambda: agent.head.label) == "mid"
 
 
 def test_a_capture_that_was_left_is_written_by_the_next_call(store_path):
     """Where even looking for what became of a checkpoint is cut short, its changes are still there."""
     with holdfast.open(store_path) as store:
         agent = begun(store, "x")
-        writer = agent._check_writer()
-        pending = writer.capture(agent._document, "mid")  # and the interrupt came before it was written
+        pending = agent._check_writer().capture(agent._document, "mid")  # and the interrupt came before it was written
         assert not pending.done
         assert agent.dirty
         agent.state["log"].append("more")
@@ -184,19 +263,3 @@ def test_a_handler_that_takes_checkpoints_itself_harms_none(store_path, durabili
         assert refused
         assert holdfast.plain(agent.head.state) == holdfast.plain(agent.state)
         assert store.verify().ok
-
-
-@pytest.mark.parametrize("durability", ["commit", "batched"])
-def test_an_interrupt_while_opening(store_path, rounds, durability):
-    """The next one opens it, whatever was left behind: threads, connections, the lock of a branch."""
-    at, hit = 1, True
-    while hit:
-        _, hit = interrupted(lambda: holdfast.open(store_path, durability=durability).agent("x"), at)
-        store = elsewhere(lambda: holdfast.open(store_path, durability=durability))
-        agent = elsewhere(lambda store=store: store.agent("x"))
-        agent.state["n"] = at
-        elsewhere(agent.checkpoint)
-        elsewhere(store.close)
-        with holdfast.open(store_path, readonly=True) as store:
-            assert store.agent("x").state["n"] == at
-        at += rounds(47, 1)

@@ -14,7 +14,7 @@ import dataclasses, holdfast
 @dataclasses.dataclass
 class Plan:
     x: int
-store = holdfast.open("store")
+store = holdfast.open("store", durability="batched")
 agent = store.agent("a")
 """
 SECOND = """
@@ -25,7 +25,7 @@ class Plan:
     x: int
     y: int
     z: int = 5
-store = holdfast.open("store")
+store = holdfast.open("store", durability="batched")
 agent = store.agent("a")
 """
 WIDER = FIRST.replace("x: int", "x: int\n    note: str = 'none'")

@@ -9,27 +9,26 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import branch as sealing
 from holdfast.agent import history
 from holdfast.codec.types import Registry
 from holdfast.errors import Forgotten
 from holdfast.store.database import Contents
 from tests.agent import child
-from tests.agent.test_clone import sound
-from tests.agent.test_removal import large
+from tests.agent.damage import memory
+from tests.agent.histories import few_between_seals, large, sound
 
 COUNT = 60
 RULE = Policy(labels=["*0"])
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def made():
     """A history with seals, large values and values that were changed again; every tenth checkpoint has a label."""
-    path = tmp_path_factory.mktemp("made") / "store"
-    with pytest.MonkeyPatch.context() as patch, holdfast.open(path) as store:
-        patch.setattr(sealing, "SEAL_CHECKPOINTS", 6)
-        large(store, "a", COUNT).close()
-    return path
+    with memory() as folder:
+        with pytest.MonkeyPatch.context() as patch, holdfast.open(folder / "store") as store:
+            few_between_seals(patch.setattr)
+            large(store, "a", COUNT).close()
+        yield folder / "store"
 
 
 @pytest.fixture

@@ -5,28 +5,27 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+import holdfast
+from holdfast import Policy
 from holdfast.agent import keys, move
-from holdfast.agent.policy import Policy
 from holdfast.errors import AgentBusy, BadOption, Damaged, NotEncrypted, ReadOnly, StoreBusy, WrongKey
 from holdfast.store import files
 from holdfast.store.keys import secret_of
-from tests import postgres
-from tests.agent.carried import assert_same, grow, opened, plain, small_limits, view
+from tests.agent import child
+from tests.agent.histories import assert_same, grow, plain, view
+from tests.faults.rich import small_limits
 
 OLD, NEW = bytes(range(32)), bytes(range(1, 33))
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
 def source(tmp_path):
-    with small_limits(), opened(tmp_path / "a") as store:
+    with small_limits(), holdfast.open(tmp_path / "a") as store:
         grow(store, "trip", random.Random(3), 25)
         store.clone("trip", "copy")
         store.set_policy(Policy(last=100))
@@ -42,7 +41,7 @@ def names(folder):
 
 
 def test_a_backup_has_everything_and_the_source_goes_on(source, tmp_path):
-    with opened(tmp_path / "b", key=NEW) as dest:
+    with holdfast.open(tmp_path / "b", key=NEW) as dest:
         assert {one.status for one in move.backup(source, dest).agents} == {"new"}
         for name in ("trip", "copy"):
             assert_same(source, dest, name)
@@ -55,12 +54,12 @@ def test_a_backup_has_everything_and_the_source_goes_on(source, tmp_path):
 
 def test_a_store_that_was_moved_is_only_read(source, tmp_path):
     before = view(source, "trip")
-    with opened(tmp_path / "b") as dest:
+    with holdfast.open(tmp_path / "b") as dest:
         move.move(source, dest)
         assert source.closed
         with pytest.raises(ReadOnly, match=str(tmp_path / "b")):
-            opened(tmp_path / "a")
-        with opened(tmp_path / "a", readonly=True) as left:
+            holdfast.open(tmp_path / "a")
+        with holdfast.open(tmp_path / "a", readonly=True) as left:
             assert view(left, "trip") == before
             assert left.verify().ok
             assert {one.status for one in left.push(dest).agents} == {"unchanged"}
@@ -70,19 +69,13 @@ def test_a_store_that_was_moved_is_only_read(source, tmp_path):
         plain(dest, "trip", 1)
 
 
-@pytest.fixture(scope="module")
-def server():
-    try:
-        with postgres.server(fsync="on") as running:
-            yield running
-    except postgres.NoServer as reason:
-        pytest.skip(str(reason))
-
-
 def test_from_one_backend_to_another_and_back_with_another_key(source, tmp_path, server):
     seen = {name: view(source, name)["checkpoints"] for name in ("trip", "copy")}
     with server.database(f"test_{os.urandom(6).hex()}") as url:
-        with opened(url, objects=str(tmp_path / "objects")) as there, opened(tmp_path / "b", key=NEW) as back:
+        with (
+            holdfast.open(url, objects=str(tmp_path / "objects")) as there,
+            holdfast.open(tmp_path / "b", key=NEW) as back,
+        ):
             move.move(source, there)
             grow(there, "trip", random.Random(4), 10)
             plain(there, "copy", 1)
@@ -93,21 +86,12 @@ def test_from_one_backend_to_another_and_back_with_another_key(source, tmp_path,
             assert back.policies() == {None: Policy(last=100), "copy": Policy(last=50)}
             move.move(there, back)
         with pytest.raises(ReadOnly):
-            opened(url)
+            holdfast.open(url)
 
 
 def test_nobody_else_may_have_it_open(source, tmp_path):
-    script = (
-        "import sys; from tests.agent.carried import opened; store = opened(sys.argv[1], readonly=True);"
-        "print('ready', flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", script, str(source.path)]
-    pipe = subprocess.PIPE
-    with (
-        subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True) as held,
-        opened(tmp_path / "b") as dest,
-    ):
-        assert held.stdout.readline() == "ready\n"
+    with child.start("read", source.path) as held, holdfast.open(tmp_path / "b") as dest:
+        assert child.line(held) == "ready"
         with pytest.raises(StoreBusy):
             move.move(source, dest)
         plain(source, "trip", 1)
@@ -115,7 +99,7 @@ def test_nobody_else_may_have_it_open(source, tmp_path):
     engine = source._db.engine
     with engine.alone(), pytest.raises(StoreBusy):
         move._store(source.path, None)
-    with opened(tmp_path / "b") as dest:
+    with holdfast.open(tmp_path / "b") as dest:
         move.move(source, dest)
 
 
@@ -128,7 +112,7 @@ def test_a_move_that_was_cut_short_can_be_done_again(source, tmp_path):
             raise Cut
 
     plain(source, "copy", 3)
-    with opened(tmp_path / "b") as dest:
+    with holdfast.open(tmp_path / "b") as dest:
         with pytest.raises(Cut):
             move.move(source, dest, cut)
         plain(source, "trip", 1)  # it is still the one
@@ -146,7 +130,7 @@ def test_a_move_that_was_cut_short_can_be_done_again(source, tmp_path):
 def secret(tmp_path):
     """A closed, encrypted store with a dump beside its data, and what its agent looked like."""
     with small_limits():
-        with opened(tmp_path / "s", key=OLD) as store:
+        with holdfast.open(tmp_path / "s", key=OLD) as store:
             grow(store, "trip", random.Random(5), 25)
             store.set_policy(Policy(last=100))
             seen = view(store, "trip")
@@ -156,7 +140,7 @@ def secret(tmp_path):
 
 
 def is_whole(path, key, seen):
-    with opened(path, key=key) as store:
+    with holdfast.open(path, key=key) as store:
         assert view(store, "trip")["checkpoints"] == seen["checkpoints"]
         assert store.policies() == {None: Policy(last=100)}
         assert store.verify().ok
@@ -165,45 +149,45 @@ def is_whole(path, key, seen):
 def test_rotation_keeps_everything_but_the_key(secret):
     path, seen = secret
     keys.add(path, "a passphrase of somebody who left", key=OLD)
-    with opened(path, key=OLD) as store:
+    with holdfast.open(path, key=OLD) as store:
         uuid = store._db.uuid
     keys.rotate(path, NEW, key=OLD, full=True)
     for old in (OLD, "a passphrase of somebody who left"):
         with pytest.raises(WrongKey):
-            opened(path, key=old)
+            holdfast.open(path, key=old)
     is_whole(path, NEW, seen)
-    with opened(path, key=NEW) as store:
+    with holdfast.open(path, key=NEW) as store:
         assert store._db.uuid != uuid
         plain(store, "trip", 1)
     assert (path / "dumps" / "one.dump").read_text() == "what happened"
     (old,) = move.old_ones(path)
     assert names(path.parent) == [path.name, old.name]
     with pytest.raises(ReadOnly):
-        opened(old, key=OLD)
-    with opened(old, key=OLD, readonly=True) as left:
+        holdfast.open(old, key=OLD)
+    with holdfast.open(old, key=OLD, readonly=True) as left:
         assert view(left, "trip") == seen
     assert move.discard_old(str(path)) == [old]
     assert names(path.parent) == [path.name]
     keys.rotate(path, OLD, key=NEW, full=True, discard_old=True)
     assert names(path.parent) == [path.name]
-    opened(path, key=OLD).close()
+    holdfast.open(path, key=OLD).close()
 
 
 def test_a_plain_store_can_be_encrypted_in_the_same_way(tmp_path):
-    with opened(tmp_path / "s") as store:
+    with holdfast.open(tmp_path / "s") as store:
         plain(store, "trip", 3)
         seen = view(store, "trip")
     move.rotate(str(tmp_path / "s"), None, lambda: secret_of(NEW), discard_old=True)
-    with opened(tmp_path / "s", key=NEW) as store:
+    with holdfast.open(tmp_path / "s", key=NEW) as store:
         assert view(store, "trip")["checkpoints"] == seen["checkpoints"]
         with pytest.raises(NotEncrypted):
-            keys.rotate(opened(tmp_path / "plain").path, NEW, key=OLD, full=True)
-        opened(tmp_path / "plain").close()
+            keys.rotate(holdfast.open(tmp_path / "plain").path, NEW, key=OLD, full=True)
+        holdfast.open(tmp_path / "plain").close()
 
 
 def test_rotation_is_refused_while_anybody_has_it_open(secret, tmp_path):
     path, seen = secret
-    with opened(path, key=OLD, readonly=True), pytest.raises(StoreBusy):
+    with holdfast.open(path, key=OLD, readonly=True), pytest.raises(StoreBusy):
         keys.rotate(path, NEW, key=OLD, full=True)
     with pytest.raises(WrongKey):
         keys.rotate(path, NEW, key=NEW, full=True)
@@ -258,6 +242,7 @@ def killed_rotation(path, key, new, when, *, by_steps):
     return os.WIFEXITED(status)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_steps", [False, True], ids=["exchanged", "by renames"])
 def test_killed_at_any_moment_one_of_the_two_is_whole_and_found(secret, by_steps):
     path, seen = secret

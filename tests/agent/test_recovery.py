@@ -9,7 +9,7 @@ import pytest
 from holdfast.agent import history, recovery
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, StoreFailed
 from holdfast.store.tables import TABLES
-from tests.agent.damaged import flipped, opened, sql, write
+from tests.agent.damage import flipped, opened, rows, spoil, spoil_payload, write
 from tests.limits import limits
 
 LONG = "long enough to be a value of its own " * 4
@@ -22,10 +22,9 @@ def _small():
 
 
 @pytest.fixture
-def path(tmp_path):
+def path(store_path):
     """Ten checkpoints of one agent, the fourth and the eighth sealed; records after the second, fifth and tenth."""
-    path = tmp_path / "store"
-    with opened(path, readonly=False) as store:
+    with opened(store_path, readonly=False) as store:
         agent = store.agent("a")
         agent.state["log"] = []
         agent.state["other"] = {"k": LONG}
@@ -38,7 +37,7 @@ def path(tmp_path):
         bystander.state["x"] = LONG
         bystander.checkpoint("well")
         store._tending.stop()
-    return path
+    return store_path
 
 
 @pytest.fixture
@@ -51,10 +50,19 @@ def numbers(state):
     return [int(text.split(":")[0]) for text in state["log"]]
 
 
-def spoil(path, number, at=-10):
-    """Flip a bit in the payload of one of the checkpoints: the last bytes are operations, the first the manifest."""
-    ((data,),) = sql(path, "SELECT data FROM loose WHERE n = ?", number)
-    sql(path, "UPDATE loose SET data = ? WHERE n = ?", flipped(data, at), number)
+def spoil_base(path, depth):
+    """Damage a node of a sealed state."""
+    with opened(path) as store:
+        root = bytes.fromhex(store.agent("a", readonly=True).at(f"#{depth}").sections["log"])
+    ((data,),) = rows(path, "SELECT data FROM node WHERE digest = ?", root)
+    spoil(path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
+
+
+def lose(path, n, *, gone):
+    if gone:
+        spoil(path, "DELETE FROM loose WHERE n = ?", n)
+    else:
+        spoil_payload(path, n)
 
 
 def opening(path, *, readonly=False):
@@ -64,7 +72,7 @@ def opening(path, *, readonly=False):
 
 
 def stored(path):
-    return {name: set(sql(path, f"SELECT * FROM {name}")) for name in TABLES if name not in {"branch", "floor"}}
+    return {name: set(rows(path, f"SELECT * FROM {name}")) for name in TABLES if name not in {"branch", "floor"}}
 
 
 def recovers(path, ids, expected):
@@ -99,8 +107,10 @@ def test_a_healthy_agent_is_not_recovered(path):
         assert (agent.branch_name, agent.recovery, agent.branches()) == ("main", None, ["main"])
 
 
-def test_damaged_operations_of_the_head(path, ids):
-    spoil(path, 10)
+@pytest.mark.parametrize("at", [-10, 60, 0])
+def test_damaged_payload_of_the_head(path, ids, at):
+    """Its operations, its manifest, or what says which is which."""
+    spoil_payload(path, 10, at)
     error = opening(path)
     assert error.newest_valid == ids[8]
     assert "1 checkpoint(s) after" in error.lost
@@ -109,9 +119,12 @@ def test_damaged_operations_of_the_head(path, ids):
     assert ids[9][:12] in recovers(path, ids, 9)
 
 
-def test_what_was_damaged_below_the_head_takes_it_along(path, ids):
-    spoil(path, 9)
-    assert "2 checkpoint(s)" in opening(path).lost
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_what_is_wrong_below_the_head_takes_it_along(path, ids, gone):
+    lose(path, 9, gone=gone)
+    error = opening(path)
+    assert error.newest_valid == ids[7]
+    assert "2 checkpoint(s)" in error.lost
     recovers(path, ids, 8)
 
 
@@ -119,7 +132,7 @@ def test_what_was_damaged_below_the_head_takes_it_along(path, ids):
     "statement", ["DELETE FROM loose WHERE n = 10", "UPDATE loose SET line = line + 1 WHERE n = 10"]
 )
 def test_a_head_whose_row_is_gone_or_wrong(path, ids, statement):
-    sql(path, statement)
+    spoil(path, statement)
     assert opening(path).newest_valid == ids[8]
     assert opening(path, readonly=True).newest_valid == ids[8]
     recovers(path, ids, 9)
@@ -127,10 +140,7 @@ def test_a_head_whose_row_is_gone_or_wrong(path, ids, statement):
 
 def test_damaged_node_of_the_base(path, ids):
     """Everything that rests on the seal is lost with it, back to a checkpoint before."""
-    with opened(path) as store:
-        root = bytes.fromhex(store.agent("a", readonly=True).at("#8").sections["log"])
-    ((data,),) = sql(path, "SELECT data FROM node WHERE digest = ?", root)
-    sql(path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
+    spoil_base(path, 8)
     error = opening(path)
     assert error.newest_valid in ids[3:8]
     assert any(what.startswith("node ") for what in error.what)
@@ -139,12 +149,15 @@ def test_damaged_node_of_the_base(path, ids):
         assert agent.head.parent_id == error.newest_valid
         assert agent.recovery == error.lost
         assert numbers(agent.at(f"id:{ids[2]}").state) == [1, 2, 3]
+        past = agent.at(f"id:{ids[7]}").state
+        assert past["other"] == {"k": LONG}, "what does not need that node is still read"
         with pytest.raises(Damaged) as caught:
-            _ = agent.at(f"id:{ids[7]}").state["log"]
+            _ = past["log"]
         assert "section log" in caught.value.what
 
 
-def test_another_line_is_not_taken_for_the_history(path, ids):
+@pytest.mark.parametrize("gone", [False, True], ids=["damaged", "gone"])
+def test_another_line_is_not_taken_for_the_history(path, ids, gone):
     """The checkpoint before a lost one is that of its stretch of the branch, not a newer one that was left."""
     with opened(path, readonly=False) as store:
         agent = store.agent("a")
@@ -152,7 +165,7 @@ def test_another_line_is_not_taken_for_the_history(path, ids):
         agent.state["log"].append(f"6: other {LONG}")
         n = agent.checkpoint("other line")._point.n
         store.agent("bystander").checkpoint("later")
-    sql(path, "DELETE FROM loose WHERE n = ?", n)
+    lose(path, n, gone=gone)
     with opened(path, readonly=False) as store:
         with pytest.raises(Damaged) as caught:
             store.agent("a")
@@ -177,7 +190,7 @@ def test_marked_checkpoints_are_passed_over(path, ids, validity):
 
 def test_nothing_left_is_said_so(path):
     for table in ("loose", "checkpoint"):
-        sql(path, f"UPDATE {table} SET sum = x'0000000000000000' WHERE b = 1")
+        spoil(path, f"UPDATE {table} SET sum = x'0000000000000000' WHERE b = 1")
     with opened(path, readonly=False) as store:
         with pytest.raises(Damaged, match="no checkpoint of 'a' can be trusted"):
             store.agent("a", recover=True)
@@ -189,12 +202,12 @@ def test_nothing_left_is_said_so(path):
 
 
 def test_a_second_damage_on_the_recovered_branch_gives_another_branch(path):
-    spoil(path, 10)
+    spoil_payload(path, 10)
     with opened(path, readonly=False) as store:
         agent = store.agent("a", recover=True)
         agent.state["log"].append("10: again " + LONG)
         n = agent.checkpoint("again")._point.n
-    spoil(path, n)
+    spoil_payload(path, n)
     with opened(path, readonly=False) as store:
         agent = store.agent("a", recover=True)
         assert agent.branch_name == "recovered-2"
@@ -203,10 +216,10 @@ def test_a_second_damage_on_the_recovered_branch_gives_another_branch(path):
 
 
 def test_a_handle_that_met_the_damage_gives_way(path, ids):
-    sql(path, "DELETE FROM node WHERE digest IN (SELECT digest FROM node ORDER BY k DESC LIMIT 1)")
+    spoil(path, "DELETE FROM node WHERE digest IN (SELECT digest FROM node ORDER BY k DESC LIMIT 1)")
     with opened(path) as store:
         root = bytes.fromhex(store.agent("a", readonly=True).at("#8").sections["log"])
-    sql(path, "DELETE FROM node WHERE digest = ?", root)
+    spoil(path, "DELETE FROM node WHERE digest = ?", root)
     with opened(path, readonly=False) as store:
         agent = store.agent("a")
         assert store.agent("a", recover=True) is agent, "nothing is known to be wrong"
@@ -220,13 +233,15 @@ def test_a_handle_that_met_the_damage_gives_way(path, ids):
         agent = store.agent("a")
         with pytest.raises(Damaged):
             list(agent.state["log"])
-        assert store.agent("a", recover=True).branch_name == "recovered-1"
+        recovered = store.agent("a", recover=True)
+        assert recovered.branch_name == "recovered-1"
+        assert ids[9][:12] in recovered.recovery
         assert agent.closed
 
 
 def test_records_that_can_be_trusted_are_inherited(path):
-    """The fourth of six is damaged: the new branch has three, and the state of the head."""
-    sql(path, "UPDATE record SET mark = 1 - mark WHERE i = 4")
+    """The fourth of six is damaged: the new branch has three, one that stands for the others, and the head's state."""
+    spoil(path, "UPDATE record SET mark = 1 - mark WHERE i = 4")
     with opened(path, readonly=False) as store:
         agent = store.agent("a", recover=True)
         assert agent.branch_name == "recovered-1"
@@ -234,7 +249,7 @@ def test_records_that_can_be_trusted_are_inherited(path):
         assert numbers(agent.state) == list(range(1, 11))
         view = store._db.view
         branch = view.branch_at(agent._branch.b)
-        assert [record.body for record in view.line(branch.line)] == [b"began 2", b"did 2", b"began 5"]
+        assert [record.body for record in view.line(branch.line)] == [b"began 2", b"did 2", b"began 5", b""]
         write(agent, (1, b"more"))
         agent.checkpoint("on")
         agent.close()
@@ -242,7 +257,7 @@ def test_records_that_can_be_trusted_are_inherited(path):
 
 
 def test_it_can_run_again_after_an_interrupt(path, monkeypatch):
-    spoil(path, 10)
+    spoil_payload(path, 10)
     with opened(path, readonly=False) as store:
         monkeypatch.setattr(store._handle, "_say_recovered", lambda *_: signal.raise_signal(signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
@@ -261,7 +276,7 @@ class Alarm(Exception):
     "raised", [ColdPlaceMissing("away", place="x"), StoreFailed("EIO"), Alarm(), KeyboardInterrupt()]
 )
 def test_what_only_cannot_be_read_now_is_not_passed_over(path, monkeypatch, raised):
-    spoil(path, 10)
+    spoil_payload(path, 10)
 
     def fails(*_):
         raise raised
@@ -278,10 +293,7 @@ def test_what_only_cannot_be_read_now_is_not_passed_over(path, monkeypatch, rais
 
 
 def test_a_rollback_to_what_is_damaged_moves_nothing(path, ids):
-    with opened(path) as store:
-        root = bytes.fromhex(store.agent("a", readonly=True).at("#4").sections["log"])
-    ((data,),) = sql(path, "SELECT data FROM node WHERE digest = ?", root)
-    sql(path, "UPDATE node SET data = ? WHERE digest = ?", flipped(data, len(data) // 2), root)
+    spoil_base(path, 4)
     with opened(path, readonly=False) as store:
         agent = store.agent("a")
         for move in (

@@ -1,203 +1,254 @@
-"""Retention, by Hypothesis: whatever the history and whatever the policy, what is kept is what it was."""
+"""Forgetting against a model: what stays is what it was, what went is gone, and nothing is left that nobody needs."""
 
 from __future__ import annotations
 
-import tempfile
+import random
+from contextlib import suppress
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import holdfast
-from holdfast import Policy
-from holdfast.agent import branch as sealing
-from holdfast.errors import NothingToUndo, UnknownRevision
-from tests.agent.test_clone import sound
+from holdfast import Policy, plain
+from holdfast.agent import collection, sealing
+from holdfast.agent.graph import Graph
+from holdfast.errors import NothingToUndo, RollbackBlocked, UnknownRevision
+from tests.agent.histories import act, empty, few_between_seals, sound, states, swept
 from tests.conftest import SOAK
 
-LABELS = ("", "asked", "answered", "release-1", "release-2")
-
-moves = st.one_of(
-    st.tuples(st.just("say"), st.integers(1, 60)),
-    st.tuples(st.just("put"), st.integers(0, 4)),
-    st.tuples(st.just("big"), st.integers(0, 3)),
-    st.tuples(st.just("cut"), st.integers(0, 5)),
-    st.tuples(st.just("save"), st.sampled_from(LABELS)),
-    st.tuples(st.just("save"), st.sampled_from(LABELS)),
-    st.tuples(st.just("save"), st.sampled_from(LABELS)),
-    st.tuples(st.just("back"), st.integers(1, 6)),
-    st.tuples(st.just("undo"), st.just(0)),
-    st.tuples(st.just("branch"), st.integers(0, 3)),
-    st.tuples(st.just("tag"), st.integers(0, 4)),
-    st.tuples(st.just("clone"), st.just(0)),
-    st.tuples(st.just("reopen"), st.just(0)),
-    st.tuples(st.just("turn"), st.integers(0, 3)),
-)
-policies = st.builds(
-    Policy,
-    last=st.integers(1, 6),
-    hourly=st.integers(0, 2),
-    labels=st.lists(st.sampled_from(("release-*", "asked")), max_size=1),
-    branches=st.lists(st.sampled_from(("b*", "main")), max_size=1),
-    tags=st.booleans(),
-)
-steps = st.lists(st.one_of(moves, moves, moves, st.tuples(st.just("retain"), policies)), min_size=5, max_size=45)
+LABELS = ("", "", "asked", "release-1", "release-2")
 
 
 class Model:
     """A store, and what is known of every checkpoint that was ever made."""
 
-    def __init__(self, store):
-        self.store = store
+    def __init__(self, path, seed):
+        self.path = path
+        self.noise = random.Random(seed)
+        self.store = holdfast.open(path)
         self.states = {}
         self.parents = {}
-        self.names = ["a"]
-        self.branches = {"a": ["main"]}
-        self.at = ("a", "main")
         self.count = 0
+        self.store.agent("a")
 
-    @property
-    def agent(self):
-        return self.store.agent(self.at[0], branch=self.at[1])
+    def pick(self):
+        info = self.noise.choice(self.store.agents())
+        return self.store.agent(info.name, branch=self.noise.choice(info.branches))
 
-    def note(self):
-        head = self.agent.head
-        if head is not None and head.id not in self.states:
-            self.states[head.id] = (head.digest, holdfast.plain(head.state))
-            self.parents[head.id] = head.parent_id
-
-    def do(self, what, given):
+    def step(self):
+        noise = self.noise
         self.count += 1
-        agent = self.agent
-        if what == "say":
-            agent.state.setdefault("messages", []).extend(f"{self.count} {n} " * 40 for n in range(given))
-        elif what == "put":
-            agent.state.setdefault("table", {})[f"row {given}"] = [self.count] * 50
-        elif what == "big":
-            agent.state["big"] = {"inside": [f"{given} {n} " * 20 for n in range(300)]}
-        elif what == "cut":
-            messages = agent.state.get("messages", [])
-            del messages[given : given + 30]
-        elif what == "save":
-            agent.checkpoint(given)
-        elif what == "back":
-            self._try(lambda: agent.rollback(f"~{given}"))
-        elif what == "undo":
-            self._try(agent.undo)
-        elif what == "branch":
-            self._branch(given)
-        elif what == "tag" and agent.head is not None:
-            self._try(lambda: agent.tag(f"t{given}", f"~{given}"))
-        elif what == "clone" and len(self.names) < 3:
-            new = f"clone {len(self.names)}"
-            self.store.clone(self.at[0], new)
-            self.names.append(new)
-            self.branches[new] = list(self.branches[self.at[0]])
-        elif what == "reopen":
-            agent.close()
-        elif what == "turn":
-            name = self.names[given % len(self.names)]
-            self.at = (name, self.branches[name][given % len(self.branches[name])])
-        elif what == "retain":
-            self.retain(given)
-        if what != "reopen":
-            self.note()
+        agent = self.pick()
+        what = noise.choices(
+            ("edit", "save", "back", "undo", "branch", "tag", "untag", "mark", "clone", "close", "retain", "remove",
+             "forget", "fold", "collect", "reopen", "records"),
+            (30, 30, 5, 4, 3, 3, 1, 2, 1, 3, 4, 1, 1, 2, 1, 1, 4),
+        )[0]  # fmt: skip
+        getattr(self, f"_{what}")(agent)
+        if what not in {"close", "reopen", "remove", "records"}:
+            self.note(agent)
 
-    def _branch(self, given):
-        agent, known = self.agent, self.branches[self.at[0]]
-        if agent.head is not None and len(known) < 3:
-            name = f"b{len(known)}"
-            if self._try(lambda: agent.branch(name, at=f"~{given}")):
-                known.append(name)
+    def note(self, agent):
+        if not agent.closed:
+            for checkpoint in agent.log(all=True):
+                if checkpoint.id not in self.states:
+                    self.states[checkpoint.id] = plain(checkpoint.state)
+                    self.parents[checkpoint.id] = checkpoint.parent_id
 
-    def _try(self, work):
-        self.note()
-        try:
-            work()
-        except (UnknownRevision, NothingToUndo):
-            return False
-        finally:
-            for checkpoint in self.agent.log(all=True):  # what was unsaved was saved first
-                if checkpoint.id in self.states:
-                    continue
-                self.states[checkpoint.id] = (checkpoint.digest, holdfast.plain(checkpoint.state))
-                self.parents[checkpoint.id] = checkpoint.parent_id
-        return True
+    def _edit(self, agent):
+        noise, state = self.noise, agent.state
+        kind = noise.randrange(6)
+        if kind < 3:
+            state.setdefault("messages", []).extend(noise.randbytes(300).hex() for _ in range(noise.randrange(1, 12)))
+        elif kind == 3:
+            state.setdefault("table", {})[f"row {noise.randrange(4)}"] = [self.count] * noise.randrange(50)
+        elif kind == 4:
+            state["big"] = {"inside": [f"{noise.randrange(3)} {n} " * 20 for n in range(300)]}
+        elif noise.random() < 0.5:
+            state["bulk"] = random.Random(noise.randrange(4)).randbytes(270_000)
+        else:
+            del state.setdefault("messages", [])[: noise.randrange(20)]
 
-    def retain(self, policy):
+    def _save(self, agent):
+        agent.checkpoint(self.noise.choice(LABELS))
+
+    def _back(self, agent):
+        self._try(lambda: agent.rollback(f"~{self.noise.randrange(1, 6)}", effects="keep"))
+
+    def _undo(self, agent):
+        self._try(self.noise.choice((agent.undo, agent.undo, agent.redo)))
+
+    def _branch(self, agent):
+        if agent.head is not None and len(agent.branches()) < 3:
+            self._try(lambda: agent.branch(f"b{self.count}", at=f"~{self.noise.randrange(4)}"))
+
+    def _tag(self, agent):
+        if agent.head is not None:
+            self._try(lambda: agent.tag(f"t{self.noise.randrange(3)}", f"~{self.noise.randrange(6)}"))
+
+    def _untag(self, agent):
+        for tag in list(agent.tags())[:1]:
+            agent.untag(tag)
+
+    def _mark(self, agent):
+        if agent.head is not None:
+            self._try(lambda: agent.mark(f"~{self.noise.randrange(2)}", "suspect", "a doubt"))
+
+    def _clone(self, agent):
+        if len(self.store.agents()) < 4:
+            self.store.clone(agent.name, f"copy {self.count}")
+
+    def _close(self, agent):
+        agent.close()
+
+    def _reopen(self, agent):
+        self.note(agent)
+        self.store.close()
+        self.store = holdfast.open(self.path)
+
+    def _fold(self, agent):
+        for row in self.store._db.view.checkpoints("WHERE sealed = 1"):
+            sealing.fold_below(self.store._db, row.n)
+
+    def _collect(self, agent):
+        collection.collect(self.store._db)
+
+    def _records(self, agent):
+        act(agent, f"seat {self.count}")
+
+    def _forget(self, agent):
+        """Some of its checkpoints, wherever they are; a branch may lose its head."""
+        self.note(agent)
+        row = agent._row
+        for handle in [self.store.agent(row.name, branch=name) for name in agent.branches()]:
+            handle.close()
         self.store.flush()
-        before = {name: self.seen(name) for name in self.names}
-        live = holdfast.plain(self.agent.state)
-        said = self.store.retain(policy, dry_run=True)
+        seen = sorted(Graph(self.store._db.view, row).numbers)
+        chosen = set(self.noise.sample(seen, len(seen) // 3))
+        ids = {self.store._db.view.point(n).id.hex() for n in chosen}
+        shared = self.seen_by_others(row.name)
+        before = self.all_of(row.name)
+        assert self.store._forget(row, chosen).done
+        left = self.all_of(row.name)
+        assert left == before - (ids - shared)
+        swept(self.store)
+
+    def _remove(self, agent):
+        if self.count < 40:
+            return
+        name = agent.name
+        self.note(agent)
+        self.store.flush()
+        seen = self.all_of(name)
+        said = self.store.remove(name, dry_run=True)
+        sharing = {one.name for one in self.store.agents() if one.name != name and seen & self.all_of(one.name)}
+        assert (said.done, said.checkpoints, set(said.kept_for)) == (False, len(seen), sharing)
+        others = {one.name: self.all_of(one.name) for one in self.store.agents() if one.name != name}
+        with_copies = self.noise.random() < 0.3
+        done = self.store.remove(name, with_copies=with_copies)
+        assert done.done
+        assert set(done.copies if with_copies else done.kept_for) == sharing
+        for other in sharing if with_copies else ():
+            del others[other]
+        assert {one.name: self.all_of(one.name) for one in self.store.agents()} == others
+        swept(self.store)
+        if not others:
+            self.store.agent("a")
+
+    def _retain(self, agent):
+        noise = self.noise
+        policy = Policy(
+            last=noise.randrange(1, 6),
+            hourly=noise.randrange(2),
+            labels=noise.choice(((), (), ("release-*",), ("asked",))),
+            branches=noise.choice(((), (), (), ("b*",), ("main",))),
+            newer_than=noise.choice((None, None, timedelta(0), timedelta(hours=1))),
+            tags=noise.random() < 0.7,
+        )
+        self.note(agent)
+        self.store.flush()
+        names = noise.choice((None, [agent.name]))
+        live = plain(agent.state)
+        before = {one.name: self.all_of(one.name) for one in self.store.agents()}
+        wanted = {name: self.wanted(policy, name) for name in before}
+        said = self.store.retain(policy, names, dry_run=True)
         assert not said.done
-        assert {name: self.seen(name) for name in self.names} == before
-        done = self.store.retain(policy)
+        assert {one.name: self.all_of(one.name) for one in self.store.agents()} == before
+        done = self.store.retain(policy, names)
+        assert plain(agent.state) == live
         assert [(one.agent, one.kept, one.removed) for one in done.agents] == [
             (one.agent, one.kept, one.removed) for one in said.agents
         ]
-        assert holdfast.plain(self.agent.state) == live
         for one in done.agents:
-            after = self.seen(one.agent)
-            assert set(after) == {entry.id for entry in one.kept}
-            assert set(before[one.agent]) - set(after) == {entry.id for entry in one.removed}
+            after = self.all_of(one.agent)
+            assert after == {entry.id for entry in one.kept}
+            assert before[one.agent] - after == {entry.id for entry in one.removed}
+            assert wanted[one.agent] <= after
             self.promised(policy, one.agent, before[one.agent], after)
-        self.check()
+        for other in before.keys() - {one.agent for one in done.agents}:
+            assert self.all_of(other) == before[other]
+        (swept if done.removed else sound)(self.store)
 
-    def seen(self, name):
-        return {c.id: (c.label, tuple(c.tags)) for c in self.store.agent(name, readonly=True).log(all=True)}
+    def wanted(self, policy, name):
+        """What labels and tags keep."""
+        return {
+            one.id
+            for one in self.store.agent(name, readonly=True).log(all=True)
+            if (policy.tags and one.tags)
+            or (one.label and any(one.label.startswith(pattern.rstrip("*")) for pattern in policy.labels))
+        }
 
     def promised(self, policy, name, before, after):
-        for branch in self.branches[name]:
-            reader = self.store.agent(name, branch=branch, readonly=True)
+        for branch_name in self.store.agent(name, readonly=True).branches():
+            reader = self.store.agent(name, branch=branch_name, readonly=True)
             if reader.head is None:
                 continue
             line = [one for one in self.chain(reader.head.id) if one in before]
-            assert set(line[: policy.last]) <= set(after)
-            assert reader.head.id in after
-            assert [c.id for c in reader.log()] == [one for one in line if one in after]
-            if any(branch.startswith(pattern.rstrip("*")) for pattern in policy.branches):
-                assert set(line) <= set(after)
-        for one, (label, tags) in before.items():
-            if (policy.tags and tags) or (label and any(label.startswith(p.rstrip("*")) for p in policy.labels)):
-                assert one in after
+            assert set(line[: policy.last]) <= after
+            assert [checkpoint.id for checkpoint in reader.log()] == [one for one in line if one in after]
+            if any(branch_name.startswith(pattern.rstrip("*")) for pattern in policy.branches):
+                assert set(line) <= after
 
     def chain(self, one):
         while one:
             yield one
             one = self.parents[one]
 
+    def all_of(self, name):
+        return {checkpoint.id for checkpoint in self.store.agent(name, readonly=True).log(all=True)}
+
+    def seen_by_others(self, name):
+        return set().union(*(self.all_of(one.name) for one in self.store.agents() if one.name != name))
+
+    def _try(self, work):
+        with suppress(UnknownRevision, NothingToUndo, RollbackBlocked):
+            work()
+
     def check(self):
-        for name in self.names:
-            for checkpoint in self.store.agent(name, readonly=True).log(all=True):
-                digest, state = self.states[checkpoint.id]
-                assert checkpoint.digest == digest
-                assert holdfast.plain(checkpoint.state) == state
-        sound(self.store)
+        self.store.flush()
+        for id, state in states(self.store).items():
+            assert state == self.states[id.hex()]
 
 
-@pytest.fixture(autouse=True)
-def seals(monkeypatch):
-    monkeypatch.setattr(sealing, "SEAL_CHECKPOINTS", 4)
-
-
-@settings(max_examples=3000 if SOAK else 25)
-@given(steps)
-def test_what_a_policy_keeps_is_what_it_was_and_the_rest_is_gone(todo):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "store"
-        with holdfast.open(path) as store:
-            model = Model(store)
-            for what, given in todo:
-                model.do(what, given)
-            model.retain(Policy(last=2, newer_than=timedelta(0)))
-            for number in range(6):  # a live state that counted on what is gone would be sealed with holes
-                model.do("say", 1)
-                model.do("save", f"end {number}")
-            model.check()
-            for name in model.names:
-                store.remove(name)
-            counts = store.stats()["counts"]
-            assert not any(counts[table] for table in ("checkpoint", "segment", "shallow", "node", "chunk", "pack"))
-            assert store.agents() == []
+@pytest.mark.parametrize("seed", range(2000 if SOAK else 8))
+def test_whatever_happens_what_is_kept_is_what_it_was(store_path, monkeypatch, seed):
+    few_between_seals(monkeypatch.setattr)
+    model = Model(store_path, seed)
+    for _ in range(150):
+        model.step()
+    model.check()
+    model._reopen(model.pick())
+    model.check()
+    agent = model.pick()
+    model.store.retain(Policy(last=2, newer_than=timedelta(0)))
+    for number in range(6):  # a live state that counted on what is gone would be sealed with holes
+        agent.state["end"] = [number] * 50
+        agent.checkpoint(f"end {number}")
+    model.note(agent)
+    model.check()
+    collection.collect(model.store._db)
+    swept(model.store)
+    for info in model.store.agents():
+        model.store.remove(info.name)
+    empty(model.store)
+    model.store.close()

@@ -10,14 +10,14 @@ import threading
 import pytest
 
 from holdfast.agent.graph import Graph
-from holdfast.errors import Contention, Forgotten, HoldfastError
+from holdfast.errors import BadOption, Contention, Forgotten, HoldfastError
 from holdfast.store.catalog import read_body
 from holdfast.store.tables import TABLES
-from tests.agent.damaged import (
+from tests.agent.damage import (
     KEY,
     build,
     delete,
-    flipped,
+    every_row,
     memory,
     opened,
     picture,
@@ -25,7 +25,8 @@ from tests.agent.damaged import (
     put,
     rows,
     small_limits,
-    sql,
+    spoil,
+    spoil_payload,
     write,
 )
 from tests.conftest import SOAK
@@ -69,7 +70,7 @@ def judge(path, key, before, same=()):
             if not report.ok:
                 assert str(report)
                 return report.problems[0].what
-            if not same or list(rows(path)) != same:
+            if not same or list(every_row(path)) != same:
                 assert picture(store) == before, "nobody noticed, and the store answers differently"
             return ""
     except HoldfastError as error:
@@ -96,7 +97,7 @@ def test_any_byte_may_be_flipped(sound, path, key):
     files = [file for file in sorted(path.rglob("*")) if file.is_file() and file.parent.name != "locks"]
     places = [(file, at) for file in files for at in range(file.stat().st_size)]
     chosen = places if SOAK else random.Random(7).sample(places, 90)
-    noticed, same = 0, list(rows(path))
+    noticed, same = 0, list(every_row(path))
     for number, (file, at) in enumerate(chosen):
         content = file.read_bytes()
         file.write_bytes(content[:at] + bytes([content[at] ^ 1 << at * 7 % 8]) + content[at + 1 :])
@@ -107,7 +108,7 @@ def test_any_byte_may_be_flipped(sound, path, key):
 
 
 def test_any_row_may_be_missing(sound, path, key):
-    found = [(table, keys, row) for table, keys, row in rows(path)]
+    found = [(table, keys, row) for table, keys, row in every_row(path)]
     unnoticed = {"floor", "slot", "node", "log"}  # of these some are told twice, or nothing needs them any more
     for table, keys, row in found if SOAK else random.Random(3).sample(found, 40):
         if table == "log":
@@ -123,7 +124,7 @@ def test_any_row_may_be_missing(sound, path, key):
 def test_contents_of_rows_may_be_exchanged(sound, path, key):
     chosen = random.Random(5)
     for table, spec in TABLES.items():
-        found = [row for name, _, row in rows(path) if name == table]
+        found = [row for name, _, row in every_row(path) if name == table]
         for _ in range(8 if SOAK else 2):
             if len(found) < 2 or table in {"slot", "floor"}:
                 continue
@@ -138,7 +139,7 @@ def test_contents_of_rows_may_be_exchanged(sound, path, key):
 
 
 def test_any_row_may_be_an_older_one(path, key):
-    old = {(table, *(row[at] for at in TABLES[table].keys)): row for table, _, row in rows(path)}
+    old = {(table, *(row[at] for at in TABLES[table].keys)): row for table, _, row in every_row(path)}
     with opened(path, readonly=False, key=key) as store:
         agent = store.agent("a")
         for number in range(5):
@@ -152,7 +153,7 @@ def test_any_row_may_be_an_older_one(path, key):
         write(store.agent("twin"), (1, b"later"))
         store._tending.stop()
     before = pictured(path, key)
-    now = {(table, *(row[at] for at in TABLES[table].keys)): (keys, row) for table, keys, row in rows(path)}
+    now = {(table, *(row[at] for at in TABLES[table].keys)): (keys, row) for table, keys, row in every_row(path)}
     for name, row in old.items():
         if name in now and now[name][1] == row:
             continue
@@ -166,7 +167,7 @@ def test_any_row_may_be_an_older_one(path, key):
 
 
 def test_an_entry_of_an_index_may_be_missing(sound, path, key):
-    for _, root in sql(path, "SELECT name, rootpage FROM sqlite_schema WHERE type = 'index'"):
+    for _, root in rows(path, "SELECT name, rootpage FROM sqlite_schema WHERE type = 'index'"):
         content = (path / "store.db").read_bytes()
         at = (root - 1) * 512
         while content[at] == 2:  # an inner page: go down on the right
@@ -181,8 +182,8 @@ def test_an_entry_of_an_index_may_be_missing(sound, path, key):
 def test_what_is_affected_is_named_for_each_agent(path, key):
     with opened(path, key=key) as store:
         line = [one.id for one in reversed(store.agent("a", readonly=True).log())]
-    ((n, data),) = sql(path, "SELECT n, data FROM loose WHERE n = (SELECT head FROM branch WHERE b = 1)")
-    sql(path, "UPDATE loose SET data = ? WHERE n = ?", flipped(data), n)
+    ((n,),) = rows(path, "SELECT head FROM branch WHERE b = 1")
+    spoil_payload(path, n)
     with opened(path, key=key) as store:
         own = store.agent("twin", readonly=True, branch="side").head.id
         report = store.verify()
@@ -206,7 +207,7 @@ def test_a_branch_that_moved_without_a_word(path, key):
 def test_the_witness_and_the_keys(path, key):
     (path / "witness").write_bytes(b"")
     if key:
-        sql(path, "DELETE FROM slot WHERE name = 'keys'")
+        spoil(path, "DELETE FROM slot WHERE name = 'keys'")
     with opened(path, key=key) as store:
         found = {one.what for one in store.verify().problems}
     assert found == ({"witness", "keys"} if key else {"witness"})
@@ -309,9 +310,12 @@ def test_a_drill_restores_a_sample(path, key, tmp_path):
         assert heads <= {one.id for one in report.checkpoints}
         assert report.to_json()["ok"]
         assert [one.agent for one in store.drill(["empty"]).checkpoints] == []
+        assert {one.agent for one in store.drill(["twin"], sample=2).checkpoints} == {"twin"}
+        with pytest.raises(BadOption):
+            store.drill(sample=0)
     assert list(place.iterdir()) == []
-    ((n, data),) = sql(path, "SELECT n, data FROM loose WHERE n = (SELECT head FROM branch WHERE b = 1)")
-    sql(path, "UPDATE loose SET data = ? WHERE n = ?", flipped(data), n)
+    ((n,),) = rows(path, "SELECT head FROM branch WHERE b = 1")
+    spoil_payload(path, n)
     with opened(path, key=key) as store:
         report = store.drill(sample=100)
         assert not report.ok

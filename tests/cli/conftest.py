@@ -120,9 +120,12 @@ def program(filled):
 
 @pytest.fixture
 def terminal(filled):
-    """``terminal("log", "trip-7")``: the same in a real terminal; what it shows, and with ``raw`` its colours."""
+    """``terminal("log", "trip-7")``: the same in a real terminal; what it shows, and with ``raw`` its colours.
 
-    def call(*words: str, columns=80, typed="", store=filled, raw=False, env=None):
+    ``typed`` is there from the beginning; of ``answers`` each is typed when its question stands in the last line.
+    """
+
+    def call(*words: str, columns=80, typed="", answers=(), store=filled, raw=False, env=None):
         master, slave = pty.openpty()
         fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
         environment = _environment(store) | {"TERM": "xterm-256color"} | (env or {})
@@ -131,8 +134,10 @@ def terminal(filled):
         )
         os.close(slave)
         os.write(master, typed.encode())
-        shown = bytearray()
+        shown, left = bytearray(), list(answers)
         while True:
+            if left and left[0][0].encode() in shown.rpartition(b"\n")[2]:
+                os.write(master, f"{left.pop(0)[1]}\n".encode())
             try:
                 piece = os.read(master, 65536)
             except OSError:  # the last writer is gone

@@ -254,7 +254,7 @@ DOCUMENTED = {
 # These need a program that acts: test_running.py.
 OF_RUNNING = ("run", "run.due", "runs", "signal", "effects", "effects.resolve")
 # These need a dump: test_dump.py.
-# These need an encrypted store: tests/store/test_encryption_keys.py.
+# These need an encrypted store: test_keys.py.
 OF_KEYS = ("init", "keys", "key")
 OF_TRANSFER = ("push", "export", "drill")
 # This needs a store that went back: test_care.py.

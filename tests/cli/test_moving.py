@@ -1,4 +1,4 @@
-"""``backup``, ``move`` and ``key rotate --full``: a whole store in another place, or under another key."""
+"""``backup`` and ``move``: a whole store in another place, on another backend, under another key."""
 
 from __future__ import annotations
 
@@ -103,46 +103,3 @@ def test_init_keeps_where_large_values_go(cli, tmp_path):
     assert f"file://{bulk}, which cannot be reached" in cli("doctor", store=place).out
     assert cli("init", str(tmp_path / "x"), "--objects", "s3://key:secret@bucket/p", store=None).code == 2
     assert not (tmp_path / "x").exists()
-
-
-@pytest.fixture
-def vault(cli, filled, tmp_path, monkeypatch):
-    """An encrypted store with everything in it; its key is in the environment."""
-    key = tmp_path / "first.key"
-    key.write_text("ab" * 32 + "\n")
-    cli("push", str(filled), str(tmp_path / "vault"), "--dest-key-file", str(key))
-    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
-    return tmp_path / "vault"
-
-
-def test_a_full_rotation_keeps_the_old_store_until_somebody_says_otherwise(cli, vault, tmp_path, monkeypatch):
-    before = ids(cli, vault)
-    (tmp_path / "second.key").write_text("cd" * 32 + "\n")
-    named = ("--new-key-file", str(tmp_path / "second.key"))
-    assert cli("key", "rotate", "--discard-old", *named, store=vault).code == 2
-    done = cli("key", "rotate", "--full", *named, "--json", store=vault).json
-    (old,) = done["old"]
-    assert (done["did"], done["full"], done["key"]["kind"]) == ("rotate", True, "key")
-    assert cli("verify", store=vault).code == 4, "the old key opens it no more"
-    assert ids(cli, old) == before
-    assert "was moved to" in cli("tag", "trip-7", "late", store=old).err
-    monkeypatch.setenv("HOLDFAST_KEY_FILE", str(tmp_path / "second.key"))
-    assert ids(cli, vault) == before
-    assert cli("key", "rotate", "--discard-old", store=vault).out == f"Deleted {old}.\n"
-    assert cli("key", "rotate", "--discard-old", "--json", store=vault).json["old"] == []
-    assert cli("verify", store=vault).code == 0
-    third = ("--new-key-file", str(tmp_path / "first.key"))
-    assert cli("key", "rotate", "--full", "--discard-old", *third, "--json", store=vault).json["old"] == []
-    assert sorted(path.name for path in tmp_path.iterdir() if "vault" in path.name) == ["vault"]
-
-
-def test_a_store_that_is_open_elsewhere_is_not_rotated(cli, vault, tmp_path):
-    (tmp_path / "second.key").write_text("cd" * 32 + "\n")
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with warm.Popen([sys.executable, "-c", HOLD_OPEN, str(vault)], **pipes) as process:
-        assert process.stdout.readline() == "ready\n"
-        words = ("key", "rotate", "--full", "--new-key-file", str(tmp_path / "second.key"))
-        refused = cli(*words, store=vault)
-        process.kill()
-    assert (refused.code, "open elsewhere" in refused.err) == (3, True)
-    assert cli("verify", store=vault).code == 0

@@ -33,8 +33,7 @@ class Memory:
     def write(self, document: Saved, captured: Captured, *, seal: bool = False) -> Revision:
         self.kept_nodes.update(captured.nodes)
         self.kept_chunks.update(captured.chunks)
-        data, values = encode_operations(captured.operations, 10**15, self.types)
-        self.newest = decode_operations(data, 10**15, values.__getitem__)
+        self.newest = decode_operations(encode_operations(captured.operations, 10**15, self.types), 10**15)
         # The operations lead from the parent to this state, too, also when it is sealed.
         self.step = Revision(self, captured.sections, self.head.base, [*self.head.done, *self.newest])
         self.head = Revision(self, captured.sections, dict(captured.sections), []) if seal else self.step

@@ -1028,5 +1028,5 @@ def test_hostile_operations_raise_damaged_and_change_nothing(row):
     state.do([operations.Operation(0, operations.SET, [name], (encode(value),)) for name, value in values.items()])
     before = state.digests()
     with pytest.raises(Damaged):
-        state.do(operations.decode_operations(encode([row]), 10**15, None))
+        state.do(operations.decode_operations(encode([row]), 10**15))
     assert state.digests() == before

@@ -53,7 +53,7 @@ class Keyed(Plain):
         return blake3(self.master + self.uuid, derive_key_context=f"holdfast 2026 store {purpose}").digest(length)
 
     def total(self, table: str, covered: list[Any]) -> bytes:
-        if table in {"slot", "floor"}:
+        if table == "slot":
             return Plain.total(table, covered)
         return blake3(msgpack.encode([table, *covered]), key=self.derived("sums")).digest(16)
 

@@ -28,7 +28,7 @@ import holdfast
 from holdfast.agent import metadata
 from holdfast.agent.sealing import fold_below
 from holdfast.codec.document import Document
-from holdfast.codec.operations import Operation, encode_whole
+from holdfast.codec.operations import Operation, encode_operations
 from holdfast.codec.types import REGISTRY as TYPES_KNOWN
 from holdfast.codec.values import encode
 from holdfast.run import records as rec
@@ -250,7 +250,7 @@ def chain_of_manifests() -> tuple[list[Manifest], list[bytes]]:
     for depth, label in enumerate(["", "second", "\u2603"], 1):
         value = encode(f"value {depth}")
         some = [Operation(time_us - 1500, 0, ["n"], (value,)), Operation(time_us, 2, ["list"], (0, 0, [value]))]
-        operations.append(encode_whole(some, time_us))
+        operations.append(encode_operations(some, time_us))
         sections = [("n", b"n" * 32), ("list", bytes([depth]) * 32)]
         parts = (digest(b"operations", operations[-1]), (depth, b"c" * 32), b"m" * 32, label, time_us, b"r" * 16)
         kind, target = ("undo", parent) if depth == 3 else ("checkpoint", b"")

@@ -12,6 +12,22 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from holdfast.contrib.langgraph import HoldfastSaver
 
 
+@pytest.fixture(params=["directory", "server"])
+def kind(request):
+    """Where stores are: below the test's directory, or on PostgreSQL."""
+    return request.param
+
+
+@pytest.fixture
+def place(request, kind, tmp_path, monkeypatch):
+    """``place(name)`` is where a store can be made."""
+    if kind != "server":
+        return lambda name: str(tmp_path / name)
+    url = request.getfixturevalue("postgres_url")
+    monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")  # the tests' server does not flush
+    return lambda name: f"{url}&schema={name}"
+
+
 @pytest.fixture
 def ours(store_path):
     with HoldfastSaver(store_path) as saver:

@@ -24,6 +24,7 @@ from typing import Annotated, Any, TypedDict
 from langgraph.graph import START, StateGraph
 from langgraph.types import Command, Send, interrupt
 
+import holdfast.store.postgres  # noqa: F401 - so that no life is spent on it
 from holdfast.contrib.langgraph import HoldfastSaver
 
 WORKERS = 3
@@ -120,7 +121,8 @@ def life(job: dict[str, Any]) -> None:
     ends = lambda: signal.setitimer(signal.ITIMER_PROF, job["cpu_s"])  # noqa: E731
     if job["early"]:
         ends()
-    saver = HoldfastSaver(job["store"])
+    # A server may take a moment to notice that somebody is gone.
+    saver = HoldfastSaver(job["store"], wait_s=HANGS_S / 2 if "://" in job["store"] else 0)
     graph = build(saver)
     config: Any = {"configurable": {"thread_id": job["thread"]}}
     state = look(graph, saver, config, record)

@@ -12,14 +12,14 @@ from langgraph.checkpoint.conformance.report import ProgressCallbacks
 from holdfast.contrib.langgraph import HoldfastSaver
 
 
-@pytest.mark.parametrize("durability", ["commit", "batched"])
-def test_every_capability_is_there_and_every_test_of_it_passes(tmp_path, durability):
-    places = iter(range(1_000))
+@pytest.mark.parametrize("kind", ["commit", "batched", "server"])
+def test_every_capability_is_there_and_every_test_of_it_passes(place, kind):
+    places = (place(f"store{number}") for number in range(1_000))
     failures: list[str] = []
 
-    @checkpointer_test(name=f"HoldfastSaver {durability}")
+    @checkpointer_test(name=f"HoldfastSaver {kind}")
     async def savers():
-        async with HoldfastSaver(tmp_path / str(next(places)), durability=durability) as saver:
+        async with HoldfastSaver(next(places), durability="batched" if kind == "batched" else "commit") as saver:
             yield saver
             assert saver.store.verify().ok
 

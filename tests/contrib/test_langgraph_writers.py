@@ -21,6 +21,11 @@ PATIENCE_S = 180
 
 
 @pytest.fixture
+def store_path(place):
+    return place("store")
+
+
+@pytest.fixture
 def child(store_path):
     process = start("run", store_path, "t")
     yield process

@@ -21,7 +21,7 @@ import apsw
 import holdfast
 from holdfast.agent.verify import _Verification
 from holdfast.errors import HoldfastError
-from holdfast.store.catalog import quietly
+from holdfast.store.catalog import SHAPES, quietly
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report
 from tests.faults import rich
@@ -32,6 +32,8 @@ FULL_EVERY = 29
 # Of the harmless changes to the database, every so many-th is proven by a complete export; the rest by all rows being
 # the same.
 EXPORT_EVERY = 23
+# Of the changes of rows, every so many-th is repaired.
+MEND_EVERY = 7
 DATABASE = frozenset({"store.db", "store.db-wal", "store.db-shm"})
 
 
@@ -339,9 +341,10 @@ def rows_changed(task: Task) -> None:
         live_on(path)
         bench = Bench(look(path), folder / "bench")
         single = [*deletions(path), *swaps(path), *old_rows(path, old)]
-        pairs = list(combinations(range(len(single)), 2))
-        random.Random(task.seed).shuffle(pairs)
-        numbers = [(number,) for number in range(len(single))] + pairs
+        alone, pairs = ([*combinations(range(len(single)), size)] for size in (1, 2))
+        for some in (alone, pairs):
+            random.Random(task.seed).shuffle(some)
+        numbers = alone + pairs
         for chosen in task.mine(numbers[: task.count * task.parts]):
             if task.over:
                 return
@@ -353,16 +356,40 @@ def rows_changed(task: Task) -> None:
 
             told = " and ".join(single[number][0] for number in chosen)
             kind = single[chosen[0]][0].partition(" ")[0] if len(chosen) == 1 else "two at once"
-            # What the log says of a tag that has moved on, or of an earlier writer, nobody can ask for.
-            harmless = all(single[number][0].startswith("deleted log") for number in chosen)
+            harmless = all(single[number][0].startswith(UNASKED) for number in chosen)
             bench.try_change(task, told, kind, change, changed="", harmless=harmless)
+            if task.done % MEND_EVERY == 0:
+                mend(task, told, bench.path)
             bench.restore("store.db")
+
+
+def mend(task: Task, told: str, path: Path) -> None:
+    """A repair leaves a store that is whole, whatever is lost."""
+    try:
+        wrong = [text for text in holdfast.repair(path).problems if text.startswith("in the new store")]
+    except Exception as error:
+        wrong = [repr(error)]
+    if wrong:
+        task.broke(f"{told}, repaired: {wrong}")
+
+
+UNASKED = ("deleted log", "deleted retired", "deleted floor", "put-back floor")
+"""What the log says of a tag that has moved on, or of an earlier writer, and that something was there that is gone,
+nobody can ask for. What the log says of the moves of a branch, every one of them, has to be there."""
 
 
 def deletions(path: Path) -> Iterator[tuple[str, Change]]:
     for name in TABLES:
-        for key in rows_by_key(path, name):
-            yield f"deleted {name} {key!r:.40}", partial(_execute, f"DELETE FROM {name} WHERE {_is(name)}", [key])
+        for key, row in rows_by_key(path, name).items():
+            retired = name == "branch" and not SHAPES["branch"](row[:-1]).a
+            what = "move" if name == "log" and tells_of_a_move(row) else "retired" if retired else name
+            yield f"deleted {what} {key!r:.40}", partial(_execute, f"DELETE FROM {name} WHERE {_is(name)}", [key])
+
+
+def tells_of_a_move(row: tuple[Any, ...]) -> bool:
+    """Whether this row of the log says where a stretch of a branch begins."""
+    entry = SHAPES["log"](row[:-1])
+    return not entry.key and entry.body.keys() >= {"b", "epoch"}
 
 
 def swaps(path: Path) -> Iterator[tuple[str, Change]]:

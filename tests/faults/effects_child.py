@@ -15,16 +15,18 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import nullcontext
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import holdfast
-from holdfast.agent.writing import Writing
+from holdfast.agent.branch import BranchWriter
 from holdfast.run import records as rec
 from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger
-from holdfast.store.catalog import Catalog
+from holdfast.store.changes import Change
+from holdfast.store.database import Database
 from tests.run.world import Client
 
 BEFORE_INTENT = "before intent"
@@ -42,8 +44,7 @@ START, END = "as it begins", "at the end of the run"
 # What a life would otherwise import by itself: ten times the rest of its work.
 WARM = (
     "concurrent.futures.thread", "encodings.idna", "holdfast.agent.recovery", "holdfast.codec.rollback",
-    "holdfast.run.companions", "holdfast.run.replanning", "holdfast.run.store", "holdfast.store.embedded",
-    "holdfast.store.forks", "holdfast.store.forgetting",
+    "holdfast.run.companions", "holdfast.run.replanning", "holdfast.run.store",
 )  # fmt: skip
 
 ITEMS = ("keyed-1", "probed-1", "keyed-2", "probed-2")
@@ -63,7 +64,7 @@ class Moments:
         self.how = signal.SIGKILL
         self.only = ""  # a point and a kind, instead of a number
         self.port = 0
-        self.writing: Any = nullcontext()  # held by whoever writes to the store
+        self.database: Any = None  # that of this life
 
     def due(self, point: str, kind: str) -> bool:
         self.seen += 1
@@ -78,8 +79,19 @@ class Moments:
             return
         # Who is stopped in the middle of a transaction, perhaps of another thread, keeps all others from writing. That
         # is another test's business.
-        with self.writing if self.how == signal.SIGSTOP else nullcontext():
+        with at_rest(self.database) if self.how == signal.SIGSTOP else nullcontext():
             os.kill(os.getpid(), self.how)
+
+
+@contextmanager
+def at_rest(database: Database) -> Iterator[None]:
+    """No thread is in the middle of a transaction."""
+    try:
+        if not database.rest(time.monotonic() + 60):
+            raise TimeoutError("it does not come to rest")
+        yield
+    finally:
+        database.resume()
 
 
 MOMENTS = Moments()
@@ -215,7 +227,7 @@ def act(ref: str) -> str:
 
 def life(path: str, job: dict[str, Any]) -> None:
     store = holdfast.open(path)
-    MOMENTS.writing = store._catalog._writer.threads
+    MOMENTS.database = store._db
     name = job["agent"]
     agent = store.agent(name)
     scene = job["scene"]
@@ -331,10 +343,15 @@ def watch() -> None:
 
     around(StoredLedger, "append", before_records, after_records)
     around(StoredLedger, "flush", lambda *_args: None, after_flush)
-    around(Writing, "finish", pass_by(CHECKPOINT), pass_by(CHECKPOINT))
-    around(Catalog, "commit", pass_by(CHECKPOINT), pass_by(CHECKPOINT))
+    around(BranchWriter, "finish", saving, saving)
+    around(Change, "commit", pass_by(CHECKPOINT), pass_by(CHECKPOINT))
     around(Returning, "return_to", pass_by(ROLLBACK), pass_by(ROLLBACK))
-    around(Catalog, "set_head", pass_by(ROLLBACK), pass_by(ROLLBACK))
+    around(Change, "move_to", pass_by(ROLLBACK), pass_by(ROLLBACK))
+
+
+def saving(pending: Any) -> None:
+    if pending.captured is not None:  # otherwise these are records
+        MOMENTS.pass_by(CHECKPOINT, "")
 
 
 def main() -> None:

@@ -11,13 +11,14 @@ from tests.faults import (  # noqa: F401
     model,
     mutants,
     power,
+    servers,
     writers,
 )
 from tests.faults.campaign import CAMPAIGNS as _KNOWN
 
 _ORDER = (
-    "crashes", "power", "kills", "kill-points", "kill-syscalls", "failing", "flush", "full", "bytes", "sizes", "rows",
-    "hostile", "model", "writers", "mutants",
+    "crashes", "power", "kills", "kill-points", "kill-syscalls", "servers", "failing", "flush", "full", "bytes",
+    "sizes", "rows", "hostile", "model", "writers", "mutants",
 )  # fmt: skip
 
 CAMPAIGNS = {name: _KNOWN[name] for name in _ORDER}

@@ -1,5 +1,7 @@
 """Hostile files: every parser is fed changed bytes. It may refuse them with a declared error, and nothing else.
 
+Nothing that they hold may be executed: no program is started, nothing is unpickled, nothing is asked over a network.
+
 Where atheris is installed it makes the inputs, guided by which lines of Holdfast they reach (tests/faults/guided.py).
 Where it is not, they are random changes of the seeds, and inputs with an outcome not seen before join the seeds. Either
 way a parser runs in a process of its own with 256 MiB more than it had and one second of processor time for an input.
@@ -24,10 +26,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.errors import HoldfastError
-from tests.faults import rich
 from tests.faults.campaign import ROOT, Task, campaign, memory, quiet, remembering
 from tests.faults.isolated import Died, isolated
-from tests.faults.parsers import PARSERS, Parser
+from tests.faults.parsers import PARSERS, Parser, build
 
 MEMORY_BYTES = 256 * 2**20
 TIME_S = 1.0
@@ -45,8 +46,18 @@ INTERESTING = (
 )  # fmt: skip
 
 
+EXECUTION = frozenset((
+    "pickle.find_class", "os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.Popen", "socket.connect",
+))  # fmt: skip
+"""What a parser never does, as Python's audit events name it."""
+
+
 class Slow(BaseException):
     """An input took more processor time than it may."""
+
+
+class Executed(BaseException):
+    """An input made something happen that is no reading."""
 
 
 # -- mutation -------------------------------------------------------------------------------------------
@@ -89,14 +100,19 @@ def mutate(data: bytes, corpus: list[bytes], chance: random.Random) -> bytes:
 
 @contextmanager
 def bounded() -> Iterator[None]:
-    """Little more memory than now, and an alarm on processor time that ``input_begins`` sets."""
+    """Little more memory than now, an alarm on processor time, which ``one`` sets, and no execution. For ever."""
     now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (now + MEMORY_BYTES, now + MEMORY_BYTES))
 
     def late(_number: int, _frame: types.FrameType | None) -> None:
         raise Slow
 
+    def refuse(event: str, _arguments: tuple[object, ...]) -> None:
+        if event in EXECUTION:
+            raise Executed(event)
+
     signal.signal(signal.SIGVTALRM, late)
+    sys.addaudithook(refuse)
     yield
 
 
@@ -112,7 +128,7 @@ def feed(
     done = 0
     with memory() as folder, remembering(folder / "state"), quiet():
         if parser.store:
-            rich.build(folder / "original")
+            build(folder / "original")
         with bounded():
             for _ in range(count):
                 data = mutate(chance.choice(corpus), corpus, chance)
@@ -137,6 +153,8 @@ def one(parser: Parser, data: bytes, folder: Path) -> str:
         return f"{type(error).__name__}: {str(error)[:100]}"
     except Slow:
         return "!too slow"
+    except Executed as event:
+        return f"!executed: {event}"
     except MemoryError:
         return "!too much memory"
     except Exception as error:  # whatever it is, it was not declared

@@ -68,9 +68,16 @@ class Template:
         self.lines.put("end")
 
     def run(
-        self, path: Path, name: str, seed: int, durability: str, opening_s: float | None, life_s: float
+        self,
+        path: Path | str,
+        name: str,
+        seed: int,
+        durability: str,
+        opening_s: float | None,
+        life_s: float,
+        before: Callable[[], None] = lambda: None,
     ) -> list[list[str]]:
-        """One life; returns what it acknowledged."""
+        """One life; returns what it acknowledged. ``before`` is what else befalls it, shortly before its end."""
         self.process.stdin.write(f"{path} {name} {seed} {durability}\n")
         self.process.stdin.flush()
         said: list[list[str]] = []
@@ -85,6 +92,7 @@ class Template:
                 word, rest = self._next()
                 said.append([word, *rest.split()])
             time.sleep(life_s)
+        before()
         with suppress(ProcessLookupError):  # it ended by itself, and its last line says why
             os.kill(int(pid), signal.SIGKILL)
         while True:
@@ -174,7 +182,7 @@ class Random:
         return expected
 
 
-def look(path: Path, name: str, expected: dict[str, str], chance: random.Random, *, everything: bool) -> None:
+def look(path: Path | str, name: str, expected: dict[str, str], chance: random.Random, *, everything: bool) -> None:
     """Reopen and compare."""
     with holdfast.open(path, readonly=True) as store:
         known = {info.name for info in store.agents()}

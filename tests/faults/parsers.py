@@ -5,12 +5,14 @@ Where a checksum would stop every change at the door, only what is inside is the
 
 from __future__ import annotations
 
+import io
 import random
 import shutil
+import struct
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -20,22 +22,28 @@ from typing import Any
 import apsw
 import zstandard
 from blake3 import blake3
+from ormsgpack import packb, unpackb
 
 import holdfast
-from holdfast.agent import bundle
-from holdfast.agent.manifest import Manifest
+from holdfast.agent import bundle, frames
 from holdfast.codec.operations import decode_operations
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
 from holdfast.errors import HoldfastError
 from holdfast.run.records import decode_record
-from holdfast.store.catalog import ChunkRow, chunk_digest, digest, row_sum
-from holdfast.store.packs import Packs
-from holdfast.store.schema import TABLE_NAMES
-from holdfast.store.witness import initial, newest
+from holdfast.store import keys, leases
+from holdfast.store.catalog import Place, chunk_digest, node_digest, read_body
+from holdfast.store.cipher import PLAIN, digest
+from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload, split_payload, uncompressed
+from holdfast.store.objects import Folder
+from holdfast.store.packs import ALIGN_BYTES, MAGIC, Packs, file_name
+from holdfast.store.segments import Packed, Segment
+from holdfast.store.tables import TABLES
+from holdfast.store.witness import initial, remembered, witness_report
 from tests.faults import damage, rich
 from tests.faults.campaign import memory, quiet, remembering
 from tests.faults.isolated import isolated
+from tests.limits import limits
 
 
 @dataclass(frozen=True)
@@ -52,24 +60,48 @@ class Parser:
 # -- seeds and parsers ----------------------------------------------------------------------------------
 
 
+def build(path: Path) -> None:
+    """A store with every kind of record, and a policy."""
+    rich.build(path)
+    with holdfast.open(path, types=rich.TYPES) as store:
+        store.set_policy(holdfast.Policy(last=1_000, labels=["a*"]))
+        store.set_policy(holdfast.Policy(last=1_000), "second")
+
+
 @cache
 def sample() -> dict[str, list[tuple[Any, ...]]]:
-    """The rows of a store with every kind of record, and its path's files."""
+    """Its rows and packs."""
 
     def make(_say: Any) -> dict[str, list[tuple[Any, ...]]]:
         with memory() as folder, remembering(folder / "state"), quiet():
-            rich.build(folder / "store")
-            connection = apsw.Connection(str(folder / "store" / "store.db"))
-            found = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in TABLE_NAMES}
-            connection.close()
+            build(folder / "store")
+            found = {name: damage.sql(folder / "store", f"SELECT * FROM {name}") for name in TABLES}
             found["packs"] = [(path.read_bytes(),) for path in (folder / "store" / "packs").iterdir()]
             return found
 
     return isolated(make)
 
 
-def column(table: str, index: int) -> Callable[[], list[bytes]]:
-    return lambda: sorted({bytes(row[index]) for row in sample()[table]}, key=len)[:120]
+def column(table: str, name: str) -> list[bytes]:
+    at = TABLES[table].names.index(name)
+    return sorted({bytes(row[at]) for row in sample()[table]}, key=len)[:120]
+
+
+def payloads() -> list[tuple[bytes, bytes]]:
+    """Manifests and operations, loose ones and those of segments."""
+    folded = [Segment(Packed(*row[1:5]), nodes) for row in sample()["segment"]]
+    more = [(segment.manifests[at], segment.operations(at)) for segment in folded for at in range(len(segment.members))]
+    return [*map(split_payload, column("loose", "data")), *more]
+
+
+@cache
+def all_nodes() -> dict[bytes, bytes]:
+    raw = [uncompressed(data, 2**20) for data in column("node", "data")]
+    return {node_digest(one): one for one in raw}
+
+
+def nodes(digests: Iterable[bytes]) -> dict[bytes, bytes]:
+    return {one: all_nodes()[one] for one in digests if one in all_nodes()}
 
 
 def plain_values() -> list[bytes]:
@@ -78,7 +110,7 @@ def plain_values() -> list[bytes]:
         frozenset("ab"),
         bytearray(b"x"), 1j, range(3), uuid.UUID(int=1), Path("/x"), {"deep": [[[[[1]]]]]}, [{"role": "user"}] * 3,
     ]  # fmt: skip
-    return [encode(value) for value in values] + column("metadata", 1)()[:3]
+    return [encode(value) for value in values]
 
 
 def parse_value(data: bytes, _folder: Path) -> None:
@@ -91,46 +123,133 @@ def parse_value(data: bytes, _folder: Path) -> None:
 
 
 def parse_operations(data: bytes, _folder: Path) -> None:
-    decode_operations(data, 0, None)
+    decode_operations(data, 0)
 
 
 def parse_manifest(data: bytes, _folder: Path) -> None:
-    Manifest.decode(data)
+    made = Manifest.decode(data)
+    if Manifest.decode(made.encode()) != made:
+        raise AssertionError("a manifest that is read is not the one that it is written as")
+
+
+def parse_payload(data: bytes, folder: Path) -> None:
+    manifest, operations = split_payload(data)
+    parse_manifest(manifest, folder)
+    parse_operations(operations, folder)
+
+
+_LENGTH = struct.Struct(">I")
+
+
+def join(parts: Iterable[bytes]) -> bytes:
+    return b"".join(_LENGTH.pack(len(part)) + part for part in parts)
+
+
+def cut(data: bytes, count: int) -> list[bytes]:
+    """So many parts, whatever their lengths say."""
+    found, at = [], 0
+    for _ in range(count):
+        end = at + 4 + int.from_bytes(data[at : at + 4])
+        found.append(data[at + 4 : end])
+        at = min(end, len(data))
+    return found
+
+
+def segments() -> list[bytes]:
+    """As they are stored; and with frames that are opened, and made anew around what is changed."""
+    rows = [row[1:5] for row in sample()["segment"]]
+    expand = zstandard.ZstdDecompressor().decompress
+    opened = []
+    for row in rows:
+        made = Segment(Packed(*row), nodes)
+        operations = join(made.operations(at) for at in range(len(made.members)))
+        opened.append(b"\1" + join([row[0], row[1], expand(row[2]), operations]))
+    return [*(b"\0" + join(row) for row in rows), *opened]
+
+
+def parse_segment(data: bytes, folder: Path) -> None:
+    members, refs, *both = cut(data[1:], 4)
+    if data[:1] == b"\1":
+        both = [zstandard.ZstdCompressor().compress(part) for part in both]
+    made = Segment(Packed(members, refs, *both), nodes)
+    for at, manifest in enumerate(made.manifests):
+        _ask(lambda manifest=manifest: parse_manifest(manifest, folder))
+        _ask(lambda at=at: parse_operations(made.operations(at), folder))
+    _ask(lambda: made.refs)
 
 
 def parse_record(data: bytes, _folder: Path) -> None:
     decode_record(data)
 
 
-def parse_witness(data: bytes, _folder: Path) -> None:
-    newest(data)
+def bodies() -> list[bytes]:
+    """Of agents, branches, judgements and entries of the log."""
+    return [data for table in ("agent", "branch", "validity", "log") for data in column(table, "body")]
 
 
-def records() -> list[bytes]:
-    return [bytes(row[5]) for row in sample()["effect"]] or [encode({"t": "note", "at": 1, "what": "x"})]
+def parse_small(data: bytes, _folder: Path) -> None:
+    read_body(data, "a row")
+
+
+def parse_witness(data: bytes, folder: Path) -> None:
+    """A store's own witness, and what a user has seen of stores."""
+    own = uuid.UUID(int=7).bytes
+    (folder / "witness").write_bytes(data)
+    witness_report(folder)
+    (folder / "state" / "holdfast").mkdir(parents=True, exist_ok=True)
+    (folder / "state" / "holdfast" / "seen").write_bytes(own + data)
+    remembered(folder, own)
+
+
+def parse_holder(data: bytes, folder: Path) -> None:
+    (folder / "lock").write_bytes(data)
+    leases.busy(leases._holder(folder / "lock", PLAIN))
+
+
+def key_lists() -> list[bytes]:
+    secrets = keys.secret_of(bytes(32)), keys.secret_of("a passphrase")
+    made, master = keys.new_keys(bytes(16), secrets[0], 1)
+    made, _ = made.with_slot(master, secrets[1], 2)
+    return [made.encode()[12:-32]]
+
+
+def parse_key_list(data: bytes, _folder: Path) -> None:
+    """What an encrypted store or bundle begins with; its length and sum fit."""
+    whole = b"HFKEYS01" + _LENGTH.pack(len(data)) + data
+    whole += digest(b"keys", whole)
+    found = keys.BundleKeys.read(io.BytesIO(whole + bytes(16)).read)
+    found.open(keys.secret_of(bytes(32)))
+
+
+class Told:
+    """A catalog from elsewhere, as far as packs ask: where a chunk is."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+
+    def chunks(self, digests: Iterable[bytes]) -> dict[bytes, Place]:
+        return dict.fromkeys(digests, self._place)
 
 
 def parse_pack(data: bytes, folder: Path) -> None:
     """A pack of which both the file and the row that speaks of it come from elsewhere."""
-    packs = Packs(folder)
     pack = uuid.UUID(int=7).bytes
-    packs.path(pack).write_bytes(data)
-    stored = data[4096:]
+    (folder / file_name(pack)).write_bytes(data)
+    packs = Packs(PLAIN, Folder(folder))
+    stored = data[ALIGN_BYTES:]
     length = int.from_bytes(data[-4:]) % (9 * 2**20) if len(data) >= 4 else 0
-    for row in (
-        ChunkRow(chunk_digest(stored), 0, 4096, len(stored), len(stored)),
-        ChunkRow(chunk_digest(stored), 0, 4096, length, len(stored)),
-        ChunkRow(bytes(32), 0, length, 2**60, 2**60),
+    for name, place in (
+        (chunk_digest(stored), Place(pack, ALIGN_BYTES, len(stored), len(stored))),
+        (chunk_digest(stored), Place(pack, ALIGN_BYTES, length, len(stored))),
+        (bytes(32), Place(pack, length // ALIGN_BYTES * ALIGN_BYTES, 2**26, 2**26)),
+        (bytes(32), Place(pack, length, 2**60, 2**60)),
     ):
-        try:
-            packs.read(pack, row)
-        except HoldfastError:
-            continue
+        _ask(lambda name=name, place=place: list(packs.read(Told(place), [name])))
 
 
 def packs() -> list[bytes]:
     bomb = zstandard.ZstdCompressor().compress(bytes(8 * 2**20))
-    return [row[0][:12_000] for row in sample()["packs"]] + [b"HFPACK01".ljust(4096, b"\0") + bomb]
+    return [row[0][:12_000] for row in sample()["packs"]] + [MAGIC.ljust(ALIGN_BYTES, b"\0") + bomb]
 
 
 @cache
@@ -203,10 +322,13 @@ def parse_dump_payload(data: bytes, folder: Path) -> None:
     parse_dump(bytes(built), folder)
 
 
+NAMES = list(TABLES)
+
+
 def row_seeds() -> list[bytes]:
     """Table, row and column to change, then the new content of that column."""
     found = []
-    for number, table in enumerate(TABLE_NAMES):
+    for number, table in enumerate(NAMES):
         for index, row in enumerate(sample()[table][:12]):
             for place, value in enumerate(row):
                 if isinstance(value, bytes):
@@ -218,37 +340,36 @@ def parse_row(data: bytes, folder: Path) -> None:
     """Somebody who can write the database writes a row, its sum included. Whoever reads it must not be harmed."""
     if len(data) < 3:
         return
-    table = TABLE_NAMES[data[0] % len(TABLE_NAMES)]
 
-    def change(row: list[Any]) -> None:
-        row[data[2] % len(row)] = data[3:]
+    def change(row: dict[str, Any]) -> None:
+        name = list(row)[data[2] % len(row)]
+        number = isinstance(row[name], int) and data[3] % 4 if len(data) > 3 else 0
+        row[name] = int.from_bytes(data[3:11], signed=True) if number else data[3:]
 
-    write_row(folder, table, data[1], change)
+    write_row(folder, NAMES[data[0] % len(NAMES)], data[1], change)
     explore_store(folder)
 
 
-def write_row(folder: Path, table: str, number: int, change: Callable[[list[Any]], None]) -> None:
+def write_row(folder: Path, table: str, number: int, change: Callable[[dict[str, Any]], None]) -> None:
     """A copy of the original in which one row of a table is another, with the sum that fits."""
     path = folder / "store"
-    if not path.exists():
-        shutil.copytree(folder / "original", path)
-    shutil.copyfile(folder / "original" / "store.db", path / "store.db")
-    for name in ("store.db-wal", "store.db-shm"):
-        (path / name).unlink(missing_ok=True)
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(folder / "original", path)
+    names = TABLES[table].names
     with damage.database(path) as connection:
-        names = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
         rows = connection.execute(f"SELECT * FROM {table}").fetchall()
         if not rows:
             return
         old = rows[number % len(rows)]
-        row = list(old)
+        row = dict(zip(names, old, strict=True))
         change(row)
-        if "sum" in names and row[-1] == old[-1]:
-            row[-1] = row_sum(table, *row[:-1])
+        if "sum" in row and row["sum"] == old[-1]:
+            with suppress(HoldfastError):  # numbers that no sum can be made of
+                row["sum"] = PLAIN.stored(table, *list(row.values())[:-1])[-1]
         where = " AND ".join(f"{name} IS ?" for name in names)
         values = ", ".join(f"{name} = ?" for name in names)
         with suppress(apsw.Error):
-            connection.execute(f"UPDATE {table} SET {values} WHERE {where}", (*row, *old))
+            connection.execute(f"UPDATE {table} SET {values} WHERE {where}", (*row.values(), *old))
 
 
 def explore_store(folder: Path) -> None:
@@ -260,7 +381,36 @@ def explore_store(folder: Path) -> None:
             _ask(lambda: rich.export(store))
             _ask(lambda: [ask_agent(store, info.name) for info in store.agents()])
             _ask(lambda: store.retain(holdfast.Policy(last=1), dry_run=True))
-        _ask(lambda: holdfast.repair(path))
+            _ask(lambda: store.retain(dry_run=True))
+            _ask(store.runs)
+            _ask(lambda: store.export(folder / "bundle", [info.name for info in store.agents()], replace=True))
+        _ask(lambda: mended(path))
+        _ask(lambda: go_on(folder))
+
+
+def mended(path: Path) -> None:
+    report = holdfast.repair(path)
+    if any(text.startswith("in the new store") for text in report.problems):
+        raise AssertionError(f"a repaired store is not whole: {report.problems}")
+
+
+def go_on(folder: Path) -> None:
+    """What somebody does who finds nothing wrong."""
+    shutil.rmtree(folder / "other", ignore_errors=True)
+    with damage.open_damaged(folder / "store") as store, holdfast.open(folder / "other", types=rich.TYPES) as other:
+        for name in ("first@example.com", "second", "actor", "heir", "short"):
+            _ask(lambda name=name: work_on(store, name))
+        _ask(lambda: store.push(other))
+        _ask(lambda: store.retain(holdfast.Policy(last=2)))
+        _ask(lambda: store.remove("second"))
+
+
+def work_on(store: holdfast.Store, name: str) -> None:
+    agent = store.agent(name)
+    agent.state["more"] = [name]
+    agent.checkpoint("more")
+    for change in (agent.undo, lambda: agent.rollback("more"), lambda: agent.tag("more"), lambda: agent.branch("more")):
+        _ask(change)
 
 
 def ask_agent(store: holdfast.Store, name: str) -> None:
@@ -273,35 +423,37 @@ def ask_agent(store: holdfast.Store, name: str) -> None:
         _ask(question)
 
 
-BODIES = {
-    "agent": "body", "branch": "body", "tag": "body", "validity": "body", "event": "body", "effect": "body",
-    "seal": "places", "tail": "data", "metadata": "data", "checkpoint": "manifest", "store": "value",
-}  # fmt: skip
+BODIES = [(table, name) for table in ("agent", "branch", "tag", "validity", "log") for name in ("body",)]
+BODIES += [("segment", "members"), ("record", "body"), ("loose", "data"), ("node", "data"), ("store", "value")]
 OTHERS: tuple[Any, ...] = (
-    None, True, 0, -1, 7, 2**63, -(2**70), 1e308, float("nan"), "", "text", b"", b"x" * 32, [], [None], [[1]], {},
+    None, True, 0, -1, 7, 2**63, -(2**63), 1e308, float("nan"), "", "text", b"", b"x" * 32, [], [None], [[1]], {},
     {"name": 1}, [[1, 2]], [["main", b""]],
 )  # fmt: skip
 
 
 def parse_body(data: bytes, folder: Path) -> None:
-    """A row's content is sound, its sum fits, and something in it is missing, or is of another kind."""
+    """A row's content is sound, all sums and digests fit, and something in it is missing, or is of another kind."""
     chance = random.Random(data)
-    table = chance.choice(sorted(BODIES))
+    table, name = chance.choice(BODIES)
 
-    def change(row: list[Any]) -> None:
-        at = {"store": 1}.get(table) or next(
-            place for place, (_, name, *_) in enumerate(columns_of(folder, table)) if name == BODIES[table]
-        )
-        with suppress(HoldfastError):
-            row[at] = encode(otherwise(decode(row[at], inert=True), chance))
+    def change(row: dict[str, Any]) -> None:
+        with suppress(HoldfastError, ValueError):
+            if table == "record":
+                row["body"] = encode(otherwise(decode(row["body"], inert=True), chance))
+                row["about"] = digest(b"record", row["body"]) + row["about"][32:]
+            elif table == "loose":
+                manifest, operations = split_payload(row["data"])
+                raw = packb(otherwise(unpackb(manifest), chance))
+                row["data"], row["mark"] = pack_payload(raw, operations), mark_of(identity(raw))
+            elif table == "node":
+                raw = uncompressed(row["data"], 2**20)
+                raw = raw[:2] + encode(otherwise(decode(raw[2:-4], inert=True), chance)) + raw[-4:]
+                row["data"], row["digest"] = b"\0" + raw, node_digest(raw)
+            else:
+                row[name] = packb(otherwise(unpackb(row[name]), chance))
 
     write_row(folder, table, chance.randrange(1_000), change)
     explore_store(folder)
-
-
-@cache
-def columns_of(folder: Path, table: str) -> list[tuple[Any, ...]]:
-    return damage.sql(folder / "original", f"PRAGMA table_info({table})")
 
 
 def otherwise(value: Any, chance: random.Random) -> Any:
@@ -323,20 +475,20 @@ def otherwise(value: Any, chance: random.Random) -> Any:
 
 @cache
 def bundle_bytes() -> bytes:
-    """A whole agent, effects included, as one file."""
+    """Whole agents, effects included, as one file; each frame is a part of its own."""
 
     def make(_say: Any) -> bytes:
         with memory() as folder, remembering(folder / "state"), quiet():
-            rich.build(folder / "store")
-            with rich.small_limits(), holdfast.open(folder / "store", types=rich.TYPES) as store:
+            build(folder / "store")
+            with limits({"PART_BYTES": 1}), holdfast.open(folder / "store", types=rich.TYPES) as store:
                 store.export(folder / "file", ["second", "actor"])
             return (folder / "file").read_bytes()
 
     return isolated(make)
 
 
-def _frames() -> list[bytes]:
-    """What the frames of that file hold, expanded."""
+def parts() -> list[bytes]:
+    """What the parts of that file hold, expanded."""
     data, at, found = bundle_bytes(), len(bundle.MAGIC), []
     while at < len(data):
         how, stored, _ = bundle._HEADER.unpack_from(data, at)
@@ -346,8 +498,10 @@ def _frames() -> list[bytes]:
     return found
 
 
-def bundle_parts() -> list[bytes]:
-    return [bytes([number]) + body for number, body in enumerate(_frames()[:256])]
+def parse_frames(data: bytes, _folder: Path) -> None:
+    for frame in frames.decoded(data):
+        if isinstance(frame, frames.Refs):
+            frames.check_refs(frame)
 
 
 def parse_bundle(data: bytes, folder: Path) -> None:
@@ -361,32 +515,58 @@ def parse_bundle(data: bytes, folder: Path) -> None:
             if store.agents():
                 raise AssertionError("a refused bundle left an agent behind") from None
             raise
+        report = store.verify()
+        if not report.ok:
+            raise AssertionError(f"a bundle was taken that is not whole: {report}")
 
 
 def parse_bundle_part(data: bytes, folder: Path) -> None:
-    """One frame is the mutated one, and all checks are right."""
-    bodies = _frames()
+    """One part is the mutated one, and all checks are right."""
+    bodies = parts()
     if data:
         bodies[data[0] % len(bodies)] = data[1:]
+    parse_bundle(bundled(bodies), folder)
+
+
+def parse_bundle_frame(data: bytes, folder: Path) -> None:
+    """In one frame something is missing, or is of another kind, and all checks are right."""
+    chance = random.Random(data)
+    bodies = parts()
+    at = chance.randrange(len(bodies))
+    changed = unpackb(bodies[at])
+    number = chance.randrange(len(changed))
+    changed[number] = otherwise(changed[number], chance)
+    bodies[at] = packb(changed)
+    parse_bundle(bundled(bodies), folder)
+
+
+def bundled(bodies: list[bytes]) -> bytes:
     built, check = bytearray(bundle.MAGIC), b""
     for body in bodies:
         header = bundle._HEADER.pack(0, len(body), len(body))
-        check = digest(b"holdfast.bundle", check + header + body)[: bundle.CHECK_BYTES]
+        check = digest(b"bundle", check, header, body)[: bundle.CHECK_BYTES]
         built += header + body + check
-    parse_bundle(bytes(built), folder)
+    return bytes(built)
 
 
 PARSERS = [
     Parser("values", plain_values, parse_value),
-    Parser("operations", column("checkpoint", 7), parse_operations),
-    Parser("manifests", column("checkpoint", 6), parse_manifest),
-    Parser("records", records, parse_record),
-    Parser("witness", lambda: [initial()], parse_witness),
+    Parser("operations", lambda: [operations for _, operations in payloads()], parse_operations),
+    Parser("manifests", lambda: [manifest for manifest, _ in payloads()], parse_manifest),
+    Parser("payloads", lambda: column("loose", "data"), parse_payload),
+    Parser("segments", segments, parse_segment, 5),
+    Parser("records", lambda: column("record", "body"), parse_record),
+    Parser("small maps", bodies, parse_small),
+    Parser("witness", lambda: [initial()], parse_witness, 5),
+    Parser("lock files", lambda: [b'{"pid": 1, "host": "h", "program": "p"}', b"[" * 4096], parse_holder, 5),
+    Parser("key lists", key_lists, parse_key_list),
     Parser("packs", packs, parse_pack, 20),
     Parser("dumps", lambda: [dump_bytes()[:30_000]], parse_dump, 20),
     Parser("dump parts", dump_payloads, parse_dump_payload, 40),
+    Parser("frames", parts, parse_frames),
     Parser("bundles", lambda: [bundle_bytes()], parse_bundle, 200),
-    Parser("bundle parts", bundle_parts, parse_bundle_part, 200),
+    Parser("bundle parts", lambda: [bytes([at]) + body for at, body in enumerate(parts())], parse_bundle_part, 200),
+    Parser("bundle frames", lambda: [bytes([at]) for at in range(len(parts()))], parse_bundle_frame, 200),
     Parser("rows", row_seeds, parse_row, 200, store=True),
     Parser("bodies", lambda: [b"seed"], parse_body, 200, store=True),
 ]

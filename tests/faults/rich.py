@@ -128,6 +128,15 @@ def write(store: holdfast.Store) -> None:
     actor.run(journey, 2, id="one")
     other = actor.branch("other way", at="booked 0")  # inherits a part of the line
     other.run(journey, 2, id="one")  # goes on from there
+    store.signal("actor", "go on", {"with": "care"})
+    store.clone("second", "heir")
+    short = store.agent("short")
+    for number in range(4):
+        short.state["n"] = number
+        short.checkpoint()
+    store.retain(holdfast.Policy(last=1), ["short"])  # its history begins with a cut
+    store.agent("gone").checkpoint("gone")
+    store.remove("gone")
 
 
 def build(path: Path, page_size: int = 4096) -> None:

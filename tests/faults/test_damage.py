@@ -12,7 +12,7 @@ import holdfast
 from holdfast.errors import Damaged, HoldfastError
 from tests.faults import rich
 from tests.faults.campaign import memory
-from tests.faults.damage import make, open_damaged, poke, sql
+from tests.faults.damage import make, open_damaged, poke, sql, tells_of_a_move
 
 
 def test_an_old_database_put_back_is_noticed(tmp_path):
@@ -100,6 +100,67 @@ def test_a_branch_row_of_an_earlier_moment_is_noticed(tmp_path):
     with holdfast.open(path, readonly=True) as store:
         report = store.verify()
         assert any(problem.what == "branch main" for problem in report.problems)
+    holdfast.repair(path, tmp_path / "new")
+    with holdfast.open(tmp_path / "new") as store:
+        assert store.verify().ok
+        assert store.agent("a").state["n"] == 1
+
+
+@pytest.fixture
+def moved(tmp_path):
+    """Two stores whose branches have gone back, were copied, recovered, and brought from the one to the other."""
+    paths = [tmp_path / "store", tmp_path / "copy"]
+    with holdfast.open(paths[0]) as store, holdfast.open(paths[1]) as copy:
+        agent = store.agent("a")
+        made = []
+        for number in range(4):
+            agent.state["n"] = number
+            made.append(agent.checkpoint(f"c{number}"))
+        agent.rollback(made[1])
+        store.push(copy)
+        side = agent.branch("side", at=made[2])
+        side.state["n"] = 7
+        side.checkpoint("side")
+        side.rollback(made[0])
+        agent.rollback(made[3])
+        agent.rollback(made[0])
+        agent.state["n"] = 8
+        agent.checkpoint("last")
+        store.clone("a", "twin")
+        store.push(copy)
+        for one in (store, copy):
+            one.agent("twin").tag("later")  # or else the witness would miss the newest entry
+    return paths
+
+
+def whereabouts(path):
+    """Where branches stand, and all checkpoints that each agent sees, with their states."""
+    with holdfast.open(path, readonly=True) as store:
+        assert store.verify().ok
+        agents = [store.agent(info.name, readonly=True) for info in store.agents()]
+        return {
+            agent.name: (
+                {name: store.agent(agent.name, branch=name, readonly=True).head.id for name in agent.branches()},
+                {checkpoint.id: holdfast.plain(checkpoint.state) for checkpoint in agent.log(all=True)},
+            )
+            for agent in agents
+        }
+
+
+def test_an_entry_of_a_move_that_is_missing_is_noticed_and_costs_nothing(moved, tmp_path):
+    """Whichever it is: a later move does not stand for it, because heads and what was left follow from all of them."""
+    for path in moved:
+        there = whereabouts(path)
+        rows = [row for row in sql(path, "SELECT * FROM log") if tells_of_a_move(row)]
+        assert len(rows) > 4
+        for row in rows:
+            damaged = make_copy(path, tmp_path / f"damaged {path.name} {row[0]}")
+            sql(damaged, "DELETE FROM log WHERE e = ?", row[0])
+            with holdfast.open(damaged, readonly=True) as store:
+                report = store.verify()
+                assert any(problem.what.startswith("branch") for problem in report.problems), (row, report)
+            holdfast.repair(damaged, tmp_path / f"new {path.name} {row[0]}")
+            assert whereabouts(tmp_path / f"new {path.name} {row[0]}") == there, row
 
 
 @pytest.mark.slow

@@ -12,26 +12,27 @@ from contextlib import suppress
 
 import pytest
 import zstandard
+from ormsgpack import packb, unpackb
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent.manifest import Manifest
-from holdfast.codec.values import decode, encode
-from holdfast.errors import CorruptValue, Damaged, DiskFull, HoldfastError, StoreFailed, StorePoisoned
+from holdfast.errors import Damaged, DiskFull, HoldfastError, StoreFailed, StorePoisoned
 from holdfast.store import files
-from holdfast.store.bodies import places_of
-from holdfast.store.catalog import ChunkRow, SealRow, chunk_digest, row_sum
-from holdfast.store.embedded import open_embedded
-from holdfast.store.packs import Packs
-from holdfast.store.sealing import Values
+from holdfast.store.catalog import Place, chunk_digest
+from holdfast.store.cipher import PLAIN
+from holdfast.store.manifest import Manifest
+from holdfast.store.objects import Folder
+from holdfast.store.packs import ALIGN_BYTES, MAGIC, Packs, file_name
+from holdfast.store.sqlite import Sqlite
+from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report
-from holdfast.store.writing import Writer
-from tests.faults.calls import ShortWrite
+from tests.faults import rich
+from tests.faults.calls import CHANGES, ShortWrite
 from tests.faults.damage import sql
 from tests.faults.disk import Disk
 from tests.faults.isolated import Died, isolated
+from tests.faults.parsers import OTHERS, Told, explore_store, write_row
 from tests.faults.rich import journey
-from tests.store.support import Hand, new_branch
 
 
 @pytest.fixture
@@ -57,10 +58,10 @@ def disk(tmp_path):
 @pytest.mark.parametrize("what", ["open", "truncate", "write", "stat"])
 def test_becoming_a_writer_on_a_failing_disk_is_an_error_of_ours(store_path, disk, what):
     with holdfast.open(store_path) as store:
-        disk.fail(what, "locks.py")
+        disk.fail(what, "leases.py")
         with pytest.raises(StoreFailed):
             store.agent("a")
-        disk.fail(what, "locks.py", OSError(errno.ENOSPC, "full"))
+        disk.fail(what, "leases.py", OSError(errno.ENOSPC, "full"))
         with pytest.raises(DiskFull):
             store.agent("a")
         disk.before = None
@@ -70,7 +71,7 @@ def test_becoming_a_writer_on_a_failing_disk_is_an_error_of_ours(store_path, dis
 def test_a_lock_file_that_cannot_be_removed_does_not_keep_the_branch(store_path, disk):
     with holdfast.open(store_path) as store:
         store.agent("a").checkpoint("one")
-        disk.fail("unlink", "locks.py")
+        disk.fail("unlink", "leases.py")
         store.agent("a").close()
         agent = store.agent("a")
         agent.checkpoint("two")
@@ -98,7 +99,7 @@ def test_measuring_a_store_on_a_failing_disk_is_an_error_of_ours(store_path, dis
 
 def test_a_disk_that_cannot_be_read_is_not_called_damage(store_path, disk):
     holdfast.open(store_path).close()
-    disk.fail("read", "reading.py")
+    disk.fail("read", "sqlite.py")
     with pytest.raises(StoreFailed):
         holdfast.open(store_path)
 
@@ -118,41 +119,14 @@ def test_a_witness_that_was_written_in_part_is_completed(store_path, disk):
         assert witness_report(store_path).problems == ()
 
 
-@pytest.mark.parametrize("place", range(12))
-@pytest.mark.parametrize("value", [None, 7, 1.5, [], [1], {"a": 1}])
-def test_a_manifest_of_any_shape_is_read_or_refused(place, value):
-    parts = [1, b"", b"a" * 16, ["s", b"d" * 32], b"o" * 32, [0, b""], b"m" * 32, "", 1, b"n" * 16, "checkpoint", b""]
-    parts[place] = value
-    try:
-        Manifest.decode(encode(parts))
-    except CorruptValue:
-        return
-
-
-def test_a_value_whose_node_is_missing_is_damage(tmp_path):
-    """A seal that names a node that is not there, as somebody might write it, sums and all."""
-    store = open_embedded(tmp_path / "store")
-    hand = Hand(store, new_branch(store))
-    hand.commit()
-    node = b"n" * 32
-    hand.commit(None, sealed=True, places=encode([[node], [[1, [[0, 0, 4]]], [0, [[0, 0, 4]]]]]))
-    hand.commit(None, sealed=True, places=encode([[node], [[0, [[0, "x", 4]]]]]))
-    values = Values(store)
-    with pytest.raises(Damaged, match="missing"):
-        values.of(store.checkpoint(1))
-    with pytest.raises(Damaged, match="follow the format"):
-        values.of(store.checkpoint(3))
-    store.close()
-
-
 def test_a_pack_whose_frame_declares_more_than_it_may_is_damage(tmp_path):
     huge = bytearray(zstandard.ZstdCompressor(write_content_size=True).compress(bytes(2**20)))
     frame = huge[:4] + bytes([0b1110_0000]) + (2**45).to_bytes(8, "little") + huge[10:]  # eight bytes of content size
-    packs = Packs(tmp_path)
-    name = uuid.uuid4().bytes
-    packs.path(name).write_bytes(b"HFPACK01".ljust(4096, b"\0") + bytes(frame))
+    pack = uuid.uuid4().bytes
+    (tmp_path / file_name(pack)).write_bytes(MAGIC.ljust(ALIGN_BYTES, b"\0") + bytes(frame))
+    view = Told(Place(pack, ALIGN_BYTES, 2**20, len(frame)))
     with pytest.raises(Damaged):
-        packs.read(name, ChunkRow(chunk_digest(b"x"), 0, 4096, 2**20, len(frame)))
+        list(Packs(PLAIN, Folder(tmp_path)).read(view, [chunk_digest(b"x")]))
 
 
 @pytest.fixture
@@ -185,13 +159,17 @@ def test_a_bundle_on_a_failing_disk_is_an_error_of_ours(copies, tmp_path, disk, 
 def test_a_scratch_place_on_a_failing_disk_is_no_surprise(copies, disk, what, tmp_path, monkeypatch):
     store, _ = copies
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where it turns to when there is no room beside the store
-    disk.fail(what, "scratch.py")
-    assert store.drill().ok is (what != "mkdir")  # what cannot be cleared away is waste, no more
+    disk.fail(what, "drill.py")
+    if what == "mkdir":
+        with pytest.raises(StoreFailed):
+            store.drill()
+    else:
+        assert store.drill().ok  # what cannot be cleared away is waste, no more
     disk.before = None
 
 
 @pytest.mark.parametrize("what", ["stat", "mkdir", "read", "open", "write", "statement"])
-@pytest.mark.parametrize("where", ["repair.py", "rescue.py"])
+@pytest.mark.parametrize("where", ["repair.py", "salvage.py"])
 def test_a_repair_on_a_failing_disk_is_an_error_of_ours(store_path, tmp_path, disk, what, where):
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
@@ -222,7 +200,7 @@ def test_a_history_that_cannot_be_read_is_not_called_damaged(store_path, disk):
         agent.state["notes"] = ["one"]
         agent.checkpoint("one")
     with holdfast.open(store_path) as store:
-        disk.fail("statement", "reading.py", OSError(errno.ENOSPC, "full"))
+        disk.fail("statement", "sqlite.py", OSError(errno.ENOSPC, "full"))
         with pytest.raises(DiskFull):
             store.agent("a", readonly=True).head.state["notes"]
         disk.before = None
@@ -243,9 +221,8 @@ def test_a_forked_process_on_a_failing_disk_gets_an_error_of_ours(store_path, di
     store.close()
 
 
-def test_an_older_store_that_cannot_be_remembered_as_accepted_is_an_error_of_ours(
-    store_path, tmp_path, remembered, disk
-):
+@pytest.mark.usefixtures("remembered")
+def test_an_older_store_that_cannot_be_remembered_as_accepted_is_an_error_of_ours(store_path, tmp_path, disk):
     holdfast.open(store_path).close()
     shutil.copytree(store_path, tmp_path / "old")
     with holdfast.open(store_path) as store:
@@ -261,41 +238,47 @@ def test_an_older_store_that_cannot_be_remembered_as_accepted_is_an_error_of_our
 
 def test_a_removal_that_was_interrupted_leaves_no_line_that_rests_on_nothing(store_path, disk):
     with holdfast.open(store_path) as store:
-        store.agent("actor").run(journey, 1, id="one")
+        store.agent("actor").run(journey, 2, id="one")
         store.clone("actor", "twin")
-        store.remove("actor")  # its line stays, for the twin inherits it
-        cut = []
+        store.remove("actor")  # its records stay, for the twin inherits them
+    deletions = 0
+    while True:
+        with holdfast.open(store_path) as store:
+            seen = 0
 
-        def before(call):
-            if call.what == "statement" and call.name.startswith("DELETE FROM line"):
-                cut.append(call)
-                if len(cut) == 2:
-                    raise OSError(errno.EIO, "injected")
+            def before(call, most=deletions):
+                nonlocal seen
+                if call.what == "statement" and call.name.startswith("DELETE"):
+                    seen += 1
+                    if seen > most:
+                        raise OSError(errno.EIO, "injected")
 
-        disk.before = before
-        with pytest.raises(HoldfastError):
-            store.remove("twin")
-        disk.before = None
-    assert len(cut) == 2
-    with holdfast.open(store_path) as store:
-        assert store.verify().ok
+            disk.before = before
+            with suppress(HoldfastError):
+                store.remove("twin")
+            disk.before = None
+        with holdfast.open(store_path) as store:
+            assert store.verify().ok
+            if not store.agents():
+                break
+        deletions += 1
+    assert deletions
 
 
 def test_a_transaction_that_cannot_be_undone_either_is_an_error_of_ours(store_path, disk):
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
         agent.checkpoint("one")
-        writer = store._catalog._writer
-        undo = writer._undo
 
-        def fails():
-            undo()
-            writer.connection.close(True)  # as it does when the rollback fails
+        def before(call):
+            if call.what == "statement":
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-        writer._undo = fails
-        disk.fail("statement", "writing.py")
+        disk.before = before
         with pytest.raises((StoreFailed, StorePoisoned)):
             agent.checkpoint("two")
+        with pytest.raises((StoreFailed, StorePoisoned)):
+            agent.tag("t")
         disk.before = None
     with holdfast.open(store_path) as store:
         assert store.agent("a").head.label == "one"
@@ -320,9 +303,9 @@ def test_a_database_that_is_being_folded_is_not_taken_for_damaged(store_path, mo
 
 
 BODIES = {
-    "agent": [{}, {"name": 1, "created": 1}, {"name": "a"}, {"name": "a", "created": 2**60}, ["name"], "name"],
-    "branch": [{"name": "main", "created": 1}, {"name": "main", "created": 1, "from": "x"}, 7],
-    "event": [{}, {"what": 1}, {"what": "agent"}, {"what": "forget"}, {"what": "forget", "n": 1, "e": [], "cut": []}],
+    "agent": [{}, {"created": "1"}, {"created": 2**60}, {"created": 1, "origins": 7}, ["created"], "created"],
+    "branch": [{}, {"created": 1, "from": "x"}, {"created": [], "from": b""}, {"created": 1, "origins": "x"}, 7],
+    "log": [{}, {"what": 1}, {"what": "agent"}, {"what": "forget", "left": 1}, {"what": "branch", "b": "x"}, []],
 }
 
 
@@ -333,35 +316,61 @@ def test_a_body_of_another_shape_with_a_sum_that_fits_is_damage_and_nothing_else
         agent = store.agent("a")
         agent.state["n"] = 1
         agent.checkpoint("one")
-    names = [name for _, name, *_ in sql(tmp_path / "original", f"PRAGMA table_info({table})")]
+    names = TABLES[table].names
     at = names.index("body")
     row = list(sql(tmp_path / "original", f"SELECT * FROM {table}")[0])
     for number, body in enumerate(BODIES[table]):
         path = tmp_path / f"store {number}"
         shutil.copytree(tmp_path / "original", path)
-        row[at] = encode(body)
-        row[-1] = row_sum(table, *row[:-1])
+        row[at] = packb(body)
+        row[-1] = PLAIN.stored(table, *row[:-1])[-1]
         sql(path, f"UPDATE {table} SET body = ?, sum = ? WHERE {names[0]} = ?", row[at], row[-1], row[0])
         with holdfast.open(path, readonly=True) as store:
-            report = store.verify()
-            assert any("does not follow the format" in problem.detail for problem in report.problems), report
-            if table != "event":
-                with pytest.raises(Damaged, match=f"table {table}, row {row[0]}") as caught:
+            assert not store.verify().ok, body
+            with suppress(Damaged):
+                store.retain(Policy(last=1), dry_run=True)
+            if table != "log":
+                with pytest.raises(Damaged, match=f"{table} {row[0]}: its content does not follow the") as caught:
                     store.agents() if table == "agent" else store.agent("a", readonly=True).branches()
                 assert "`holdfast repair`" in caught.value.hint
-            with suppress(Damaged):
-                store.retain(holdfast.Policy(last=1), dry_run=True)
-        repaired = holdfast.repair(path, tmp_path / f"repaired {number}")
-        assert repaired.problems
+        holdfast.repair(path, tmp_path / f"repaired {number}")
         with holdfast.open(tmp_path / f"repaired {number}") as store:
             assert store.verify().ok
-            assert store.agent("a").state["n"] == 1
+            assert [store.agent(info.name).state["n"] for info in store.agents()] == [1]
 
 
-def test_a_seal_that_names_places_beyond_its_nodes_is_damage(tmp_path):
-    seal = SealRow(3, 1, encode([[b"x" * 32], [[0, [[1, 2, 3]]]]]))
-    with pytest.raises(Damaged, match="table seal, row 3"):
-        places_of(seal)
+HUGE = {"branch": ["head", "depth", "epoch", "line", "count", "generation"], "record": ["prev", "i", "b"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("table", HUGE)
+def test_numbers_that_no_store_can_have_cost_neither_time_nor_memory(tmp_path, table):
+    """Each was counted up to, and most of them with something made for every step."""
+    rich.build(tmp_path / "original")
+    for name in HUGE[table]:
+        write_row(tmp_path, table, 3, lambda row, name=name: row.update({name: 2**61}))
+        explore_store(tmp_path)
+
+
+def test_a_value_of_a_record_that_is_lost_is_said_and_what_happened_is_kept(store_path, tmp_path):
+    @holdfast.tool(effect="read")
+    def look():
+        return ["long"] * 20_000
+
+    @holdfast.durable
+    def work(agent):
+        agent.state["seen"] = len(look())
+
+    with holdfast.open(store_path) as store:
+        store.agent("a").run(work)
+    (named,) = [about[32:] for (about,) in sql(store_path, "SELECT about FROM record") if len(about) > 32]
+    sql(store_path, "DELETE FROM node WHERE digest = ?", named)
+    report = holdfast.repair(store_path, tmp_path / "new")
+    assert report.agents[0].lost == ["a value in record 2 of what happened outside is lost; that it happened is kept"]
+    with holdfast.open(tmp_path / "new") as store:
+        assert store.verify().ok
+        assert [effect.condition for effect in store.agent("a").effects()] == ["done"]
+        assert store.agent("a").state["seen"] == 20_000
 
 
 def test_a_store_that_cannot_be_looked_for_is_not_made_elsewhere(tmp_path, disk, monkeypatch):
@@ -378,8 +387,9 @@ def test_a_store_that_cannot_be_looked_for_is_not_made_elsewhere(tmp_path, disk,
 
 def test_a_log_that_cannot_be_looked_at_does_not_make_its_database_a_damaged_one(store_path, disk):
     def child(_say):
-        store = holdfast.open(store_path)
-        store.agent("a").checkpoint("one")
+        agent = holdfast.open(store_path).agent("a")
+        agent.state["long"] = os.urandom(200_000)  # the database grows, which its first page says
+        agent.checkpoint("one")
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(Died):
@@ -398,26 +408,35 @@ def test_a_log_that_cannot_be_looked_at_does_not_make_its_database_a_damaged_one
 
 @pytest.fixture
 def poisoned_after(monkeypatch):
-    """``poisoned_after(name)``: transactions that call this method of the writer are done, but said to have failed."""
+    """``poisoned_after(start)``: transactions with such a statement are done, but said to have failed."""
 
-    def make(name):
-        called: list[str] = []
+    def make(start):
         failing = [True]
-        method, transaction = getattr(Writer, name), Writer.transaction
+        transaction = Sqlite.transaction
 
-        def calls(self, *args):
-            called.append(name)
-            return method(self, *args)
+        def unsure(self, work, begun=None):
+            met = []
 
-        def unsure(self, *args):
-            result = transaction(self, *args)
-            if called and failing:
-                self.poison = StorePoisoned("the disk failed; what it holds of the last change is unknown")
+            def watched(tx):
+                for name in ("do", "many"):
+                    monkeypatch.setattr(tx, name, noting(getattr(tx, name), met))
+                return work(tx)
+
+            result = transaction(self, watched, begun)
+            if met and failing:
+                self.poisoned(StorePoisoned("the disk failed; what it holds of the last change is unknown"))
                 raise self.poison
             return result
 
-        monkeypatch.setattr(Writer, name, calls)
-        monkeypatch.setattr(Writer, "transaction", unsure)
+        def noting(method, met):
+            def call(sql, args=()):
+                if sql.startswith(start):
+                    met.append(sql)
+                return method(sql, args)
+
+            return call
+
+        monkeypatch.setattr(Sqlite, "transaction", unsure)
         return failing.clear
 
     return make
@@ -429,7 +448,7 @@ def test_a_pack_that_arrived_stays_when_its_rows_may_be_on_the_disk(tmp_path, po
         agent = store.agent("a")
         agent.state["bulk"] = os.urandom(800_000)
         agent.checkpoint("one")
-        again = poisoned_after("insert_chunks")
+        again = poisoned_after("INSERT INTO chunk")
         with pytest.raises(StorePoisoned):
             store.push(copy)
     again()
@@ -447,7 +466,7 @@ def test_a_pack_that_was_rewritten_stays_when_its_rows_may_be_on_the_disk(store_
         agent.checkpoint("one")
         del agent.state["bulk"]
         kept = agent.checkpoint("two")
-        again = poisoned_after("move_chunk")
+        again = poisoned_after("INSERT INTO pack")
         with pytest.raises(StorePoisoned):
             store.retain(Policy(last=1))
     again()
@@ -459,15 +478,18 @@ def test_a_pack_that_was_rewritten_stays_when_its_rows_may_be_on_the_disk(store_
         assert len(store.agent("a").state["keep"]) == 800_000
 
 
-@pytest.mark.parametrize("at", range(12))
-def test_a_manifest_with_a_field_of_another_type_is_damage(at):
-    """Repair wrote down as lost what such a field named, and fell over it."""
-    whole = Manifest(b"", b"a" * 16, [("n", b"d" * 32)], b"o" * 32, b"m" * 32, "one", 1)
-    parts = decode(whole.encode())
-    assert Manifest.decode(encode(parts)) == whole
-    parts[at] = 1.5
-    with pytest.raises(CorruptValue, match="does not follow the format"):
-        Manifest.decode(encode(parts))
+def test_a_manifest_of_any_shape_is_read_or_is_damage():
+    """Repair wrote down as lost what a field of another type named, and fell over it."""
+    sections = [("n", b"d" * 32)]
+    whole = Manifest.make(b"p" * 32, 2, sections, b"o" * 32, (1, b"c" * 32), b"m" * 32, "one", 1).encode()
+    parts = unpackb(whole)
+    assert Manifest.decode(whole).sections == sections
+    for at in range(len(parts)):
+        for value in (*OTHERS, parts[:at], None):
+            with suppress(Damaged):
+                made = Manifest.decode(packb([*parts[:at], value, *parts[at + 1 :]]))
+                assert type(value) is type(parts[at])
+                assert Manifest.decode(made.encode()) == made
 
 
 def test_a_store_that_cannot_be_written_is_repaired(tmp_path, disk):
@@ -478,13 +500,13 @@ def test_a_store_that_cannot_be_written_is_repaired(tmp_path, disk):
     refused = []
 
     def before(call):
-        if call.what == "open" and "locks.py" in call.site and call.name not in refused:
+        if call.what in CHANGES and call.name.startswith("store/"):
             refused.append(call.name)
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     disk.before = before
     assert holdfast.repair(tmp_path / "store").whole
-    assert [name.split("/")[-1] for name in refused] == ["forgetting", "store"]
+    assert not refused
 
 
 def test_what_a_disk_does_not_give_back_costs_what_stood_there(tmp_path, disk):
@@ -498,7 +520,7 @@ def test_what_a_disk_does_not_give_back_costs_what_stood_there(tmp_path, disk):
 
     def refuse(call):
         nonlocal reads
-        copying = call.name == "store/store.db" and "rescue.py" in call.site
+        copying = call.name == "store/store.db" and "salvage.py" in call.site
         if call.what == "read" and (copying or call.name.endswith(bad)):
             reads += copying
             if not copying or reads in {1, 14}:  # all of it at once, and then one page

@@ -63,6 +63,6 @@ def test_a_kill_costs_at_most_what_may_wait_and_nothing_before_a_flush(store_pat
 
 def test_the_documented_bounds_are_those_of_the_code():
     page = (ROOT / "docs" / "guide" / "durability.md").read_text(encoding="utf-8")
-    assert f"{branch.PENDING_MAX:,} checkpoints" in page
+    assert f"{branch.PENDING_MAX:,} changes of a branch" in page
     assert f"{writer.QUEUE_BYTES // 2**20} MiB" in page
     assert f"{writer.GATHER_S * 1e3:g} ms" in page

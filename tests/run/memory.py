@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 
 from holdfast.errors import Damaged
-from holdfast.run.records import Record, chain, decode_record
+from holdfast.run.records import Record, decode_record
 
 
 class Memory:
@@ -18,17 +18,10 @@ class Memory:
         self._lock = threading.Lock()
         self.durable = len(self._bodies)
         self.flushes = 0
-        self._chain = b""
-        for body in self._bodies:
-            self._chain = chain(self._chain, body)
 
     @property
     def count(self) -> int:
         return len(self._bodies)
-
-    @property
-    def chain(self) -> bytes:
-        return self._chain
 
     @property
     def size_bytes(self) -> int:
@@ -44,9 +37,7 @@ class Memory:
     ) -> int:
         bodies = [record.encode() for record in records]
         with self._lock:
-            for body in bodies:
-                self._chain = chain(self._chain, body)
-                self._bodies.append(body)
+            self._bodies += bodies
             self._blocks.update({**(nodes or {}), **(chunks or {})})
             number = len(self._bodies)
         if flush:

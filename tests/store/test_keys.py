@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from holdfast.errors import BadOption, Damaged, HoldfastError, KeyNeeded, NotAuthentic, NotEncrypted, WrongKey
+from holdfast.errors import BadOption, Damaged, HoldfastError, KeyNeeded, NotAuthentic, WrongKey
 from holdfast.store import keys
 from holdfast.store.catalog import View
 from holdfast.store.cipher import PLAIN, Keyed
@@ -59,38 +59,6 @@ def spoil(store, *names, body=None):
         row = PLAIN.stored("slot", name, body) if body is not None else (name, b"spoilt", b"no sum")
         store.change(lambda tx: tx.tx.do("DELETE FROM slot WHERE name = ?", (name,)))  # noqa: B023
         store.change(lambda tx: tx.tx.do("INSERT INTO slot (name, body, sum) VALUES (?, ?, ?)", row))  # noqa: B023
-
-
-def test_keys_are_added_replaced_and_removed(store):
-    changed(store, lambda found, master, _: found.with_slot(master, OTHER, 5)[0])
-    assert [(slot.number, slot.kind) for slot in read_slots(store.view).slots] == [(1, "key"), (2, "key")]
-    opens(store, OTHER)
-    with pytest.raises(BadOption, match="this is key 2, which opens the store already"):
-        changed(store, lambda found, master, _: found.with_slot(master, OTHER, 5)[0])
-    new = changed(store, lambda found, master, slot: found.with_slot(master, THIRD, 6, instead_of=slot)[0])
-    assert [slot.number for slot in new.slots] == [2, 3]
-    with pytest.raises(WrongKey, match="does not open the store"):
-        opens(store, KEY)
-    master, _ = new.unlock(THIRD)
-    left = new.without(master, 2)
-    assert left.unlock(THIRD)[0] == master
-    for number, words in ((3, "last key"), (9, "no key number 9")):
-        with pytest.raises(BadOption, match=words):
-            left.without(master, number)
-
-
-def test_without_the_right_key_nothing_opens(store):
-    with pytest.raises(KeyNeeded, match="is encrypted"):
-        opens(store, None)
-    for wrong in (OTHER, secret_of("a passphrase")):
-        with pytest.raises(WrongKey):
-            opens(store, wrong)
-
-
-def test_a_plain_store_is_refused_by_who_has_a_key(tmp_path):
-    open_database(tmp_path / "plain", remember=False).close()
-    with pytest.raises(NotEncrypted):
-        open_database(tmp_path / "plain", secret=KEY, remember=False)
 
 
 def test_a_passphrase_opens_however_it_was_typed():

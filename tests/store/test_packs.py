@@ -195,33 +195,25 @@ def there(world):
 
 
 def test_packs_move_and_are_read_as_before(world):
-    moved_and_back(world)
-
-
-def test_packs_move_to_object_storage(far):
-    moved_and_back(far)
-
-
-def moved_and_back(made):
     some = values(random.Random(8), 3)
-    pack, other = made.write(*some[:4]), made.write(*some[4:])
+    pack, other = world.write(*some[:4]), world.write(*some[4:])
     for _ in range(2):
-        assert made.chill(pack)
-        assert there(made) == {file_name(pack)}
-        assert not made.file(pack).exists()
-        assert made.read(*some) == some
-        assert made.flaws(pack) == {}
-        here, cold = made.packs.whereabouts()[pack]
+        assert world.chill(pack)
+        assert there(world) == {file_name(pack)}
+        assert not world.file(pack).exists()
+        assert world.read(*some) == some
+        assert world.flaws(pack) == {}
+        here, cold = world.packs.whereabouts()[pack]
         assert here is None
         assert cold < 60
-        assert made.packs.whereabouts()[other][1] is None
-        assert made.chill(pack)
-        assert made.warm(pack)
-        assert there(made) == set()
-        assert made.read(*some) == some
-    made.forget(pack)
-    assert made.chill(pack)  # nobody needs it
-    assert there(made) == set()
+        assert world.packs.whereabouts()[other][1] is None
+        assert world.chill(pack)
+        assert world.warm(pack)
+        assert there(world) == set()
+        assert world.read(*some) == some
+    world.forget(pack)
+    assert world.chill(pack)  # nobody needs it
+    assert there(world) == set()
 
 
 def test_a_copy_that_is_left_behind_is_replaced(world):

@@ -71,8 +71,8 @@ def change(engine, work):
 
 def add_branch(engine, name: str = "one") -> Branch:
     def add(made: Change) -> Branch:
-        agent = made.add_agent(name, uuid.uuid4().bytes, {"made": 1})
-        return made.add_branch(agent.a, "main", uuid.uuid4().bytes, {}, None, BEGINNING)
+        agent = made.add_agent(name, uuid.uuid4().bytes, {"created": 1})
+        return made.add_branch(agent.a, "main", uuid.uuid4().bytes, {"created": 1, "from": b""}, None, BEGINNING)
 
     return change(engine, add)
 
@@ -227,7 +227,7 @@ def test_stores_that_share_a_schema_see_nothing_of_each_other(server, url, opene
 def test_commits_compare_and_swap_across_connections(url, opened):
     here, there = opened(url), opened(url)
     branch, view = add_branch(here), View(there, PLAIN)
-    assert view.agent("one").body == {"made": 1}
+    assert view.agent("one").body == {"created": 1}
     with pytest.raises(Refused):
         add_branch(there)
     big = random.Random(1).randbytes(1_000_000)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast.errors import Damaged, StoreWentBack
 from holdfast.store import witness as module
 from holdfast.store.catalog import BEGINNING
@@ -19,15 +20,13 @@ from holdfast.store.changes import NewCheckpoint, NewRecord, Said
 from holdfast.store.cipher import digest
 from holdfast.store.database import open_database
 from holdfast.store.manifest import mark_of
-from holdfast.store.witness import RECORD_BYTES, Noted, initial, lost, newest, open_record, remembered, witness_report
+from holdfast.store.witness import RECORD_BYTES, Noted, initial, lost, newest, open_record, witness_report
 
 
 @pytest.fixture
-def seen(tmp_path, monkeypatch):
+def seen(remembered):
     """What is seen of stores is remembered, in this file."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
-    return tmp_path / "state" / "holdfast" / "seen"
+    return remembered / "holdfast" / "seen"
 
 
 def commit(store, label):
@@ -138,6 +137,47 @@ def test_what_was_deleted_on_purpose_is_not_lost(store_path):
     assert opens(store_path) == 4
 
 
+def test_another_history_with_the_same_numbers_is_damage(store_path, tmp_path):
+    grow(store_path, "one")
+    other = copied(store_path, tmp_path / "other")
+    grow(store_path, "two")
+    grow(other, "another two")
+    for name in ("store.db", "store.db-wal"):
+        shutil.copy(other / name, store_path / name)
+    with pytest.raises(Damaged, match="the checkpoint that was number 2"):
+        open_database(store_path)
+
+
+def test_every_damage_to_the_log_of_a_killed_writer_is_noticed(store_path, tmp_path):
+    program = (
+        "import holdfast, os, sys\nagent = holdfast.open(sys.argv[1]).agent('a')\n"
+        "for number in range(20):\n    agent.state['n'] = number\n    print(agent.checkpoint().id, flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    command = [sys.executable, "-c", program, store_path]
+    ids = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout.split()
+    log = (store_path / "store.db-wal").read_bytes()
+    used = len(log.rstrip(b"\0"))
+    assert used > 4096 * 20
+    changed = [log[:at] + bytes([log[at] ^ 0x10]) + log[at + 1 :] for at in range(0, used, 8191)]
+    cut = [log[:length] for length in (0, 32, used // 2, used - 1)]
+    told = []
+    for data in [*changed, *cut]:
+        copy = copied(store_path, tmp_path / "copy")
+        (copy / "store.db-wal").write_bytes(data)
+        (copy / "store.db-shm").unlink()
+        try:
+            with holdfast.open(copy) as store:
+                assert [one.id for one in store.agent("a", readonly=True).log()] == ids[::-1]
+                assert data not in cut
+        except Damaged as error:
+            told.append(error.lost)
+    assert len(told) > len(cut)
+    assert all(told)
+    with holdfast.open(store_path) as store:
+        assert len(store.agent("a").log()) == 20
+
+
 # -- outside the store --------------------------------------------------------------------------------------
 
 
@@ -164,6 +204,27 @@ def test_an_older_copy_put_back_is_noticed_and_can_be_accepted(store_path, old, 
     assert opens(store_path) == 1
     grow(store_path, "another two")
     assert opens(store_path) == 2
+
+
+def test_whoever_uses_it_is_told_what_happened_and_damage_is_told_first(store_path, tmp_path, seen):
+    """Also where only an agent was added; the store says nothing about what it does not know itself."""
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("one")
+    old = copied(store_path, tmp_path / "old")
+    with holdfast.open(store_path) as store:
+        store.agent("b")
+    for name in ("store.db", "store.db-wal"):
+        shutil.copy(old / name, store_path / name)
+    with pytest.raises(Damaged, match="lost acknowledged commits: events") as caught:
+        holdfast.open(store_path)
+    assert not isinstance(caught.value, StoreWentBack)
+    copied(old, store_path)
+    with pytest.raises(StoreWentBack, match="is older than it was when it was last used here: events") as caught:
+        holdfast.open(store_path)
+    assert "accept_older=True" in caught.value.hint
+    with holdfast.open(store_path, accept_older=True) as store:
+        assert [info.name for info in store.agents()] == ["a"]
+    holdfast.open(store_path).close()
 
 
 def test_a_copy_elsewhere_is_another_store(store_path, old):
@@ -224,6 +285,7 @@ def test_without_a_place_for_it_stores_work_as_well(store_path, old, seen, monke
 
 
 def test_the_oldest_record_gives_way(seen, monkeypatch):
+    assert module.RECORDS_MAX * RECORD_BYTES == 512_000
     monkeypatch.setattr(module, "RECORDS_MAX", 10)
     stores = [(Path(f"/place {number}"), bytes([number]) * 16) for number in range(25)]
     for number, store in enumerate(stores):
@@ -231,7 +293,7 @@ def test_the_oldest_record_gives_way(seen, monkeypatch):
         record.merge(Noted(number))
         os.close(record.fd)
     assert seen.stat().st_size == 10 * RECORD_BYTES
-    assert [remembered(*store).n for store in stores[15:]] == list(range(15, 25))
+    assert [module.remembered(*store).n for store in stores[15:]] == list(range(15, 25))
     assert open_record(Path("/" + "x" * 500), bytes(16)) is None
 
 
@@ -244,7 +306,7 @@ def test_processes_that_write_at_once_leave_what_one_of_them_wrote(seen):
     )
     children = [subprocess.Popen([sys.executable, "-c", program, str(number)]) for number in range(4)]
     assert [child.wait(timeout=180) for child in children] == [0, 0, 0, 0]
-    *own, shared = (remembered(Path("/place"), bytes([number]) * 16) for number in (0, 1, 2, 3, 9))
+    *own, shared = (module.remembered(Path("/place"), bytes([number]) * 16) for number in (0, 1, 2, 3, 9))
     # None: two of them began a record in the same place.
     assert all(noted is None or noted.n == 1999 for noted in own)
     assert shared is None or shared.n >= 1998

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from holdfast.agent import frames
 from holdfast.agent.branch import RECORD_MAX_BYTES
-from holdfast.agent.frames import TIME_MAX, BranchRef, Frame, Refs, body_in, check_refs, size_of
+from holdfast.agent.frames import BranchRef, Frame, Refs, body_in, check_refs, size_of
 from holdfast.agent.metadata import LOST, lost
 from holdfast.agent.names import check_name
 from holdfast.agent.proof import Brought, Proof, unlike
@@ -52,6 +52,10 @@ _DIGEST_BYTES = 32
 _THERE = "SELECT n FROM loose WHERE n = ? UNION ALL SELECT n FROM checkpoint WHERE n = ?"
 
 T = TypeVar("T")
+
+
+class Gone(Refused):
+    """What has arrived was collected before refs could name it. It has to come again."""
 
 
 class Waiting(NamedTuple):
@@ -274,8 +278,8 @@ class Arrival:
             raise unlike(id, "speaks of records that did not come")
         if manifest.parent and parent is None and not frame.cut:
             raise unlike(id, "came before its parent")
-        if not 0 <= manifest.time_us < TIME_MAX or (manifest.depth != depth and not alone):
-            raise unlike(id, "has an impossible time or depth")
+        if manifest.depth != depth and not alone:
+            raise unlike(id, "has an impossible depth")
 
     # -- writing ------------------------------------------------------------------------------------------------
 
@@ -354,7 +358,7 @@ class Arrival:
     def _end(self, change: Change, position: Position, ends: dict[Position, End]) -> End:
         end = ends.get(position) or self._ends[position]
         if end is None or (end.line and position not in ends and not change.rows("record", "WHERE r = ?", (end.line,))):
-            raise Refused("records that others follow are gone; nothing was written")
+            raise Gone("records that others follow are gone; nothing was written")
         return end
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -373,6 +377,8 @@ class Arrival:
                     moved = self._db.change(lambda change: self._land(change, chosen, held, aside, name))  # noqa: B023
                 break
             except Refused as error:
+                if isinstance(error, Gone):
+                    raise
                 if attempt == ATTEMPTS - 1:
                     raise Fenced("the branches here move all the time; none was moved by this") from error
         self.waiting, self._holds = [], {}

@@ -13,13 +13,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import metadata
 from holdfast.agent.history import children, chunks_of
 from holdfast.codec.blocks import LEAF_MAX_BYTES
-from holdfast.codec.operations import encode_whole, operations_size
+from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.told import Captured, Saved
 from holdfast.errors import BadOption, Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
 from holdfast.store.catalog import Branch, Point, View, link
@@ -65,36 +65,41 @@ class Parent(NamedTuple):
     point: Point | None
 
 
+_EMPTY: Mapping[bytes, bytes] = MappingProxyType({})
+
+
 class Pending:
     """A checkpoint, or some records, on the way to the disk."""
 
+    # Most of it is not the case most of the time: then these count.
+    document: Saved | None = None
+    captured: Captured | None = None
+    manifest: Manifest | None = None
+    raw = b""
+    id = b""
+    operations = b""
+    nodes: Mapping[bytes, bytes] = _EMPTY  # those that are named, and for a sealed one those of the state
+    sealing: Mapping[bytes, bytes] = _EMPTY
+    about: Mapping[bytes, bytes] = _EMPTY
+    chunks: Mapping[bytes, bytes] = _EMPTY
+    pack = b""
+    named: frozenset[bytes] = frozenset()  # trees, and chunks, that operations name besides
+    chunks_named: frozenset[bytes] = frozenset()
+    records: Sequence[NewRecord] = ()
+    key = b""
+    said: Sequence[Said] = ()
+    guard: tuple[int, int] | None = None
+    onto: Parent | None = None
+    sealed = False
+    lazy = False
+    accepted = False  # nobody waits for it any more
+    tried = False  # directly, and nobody knows yet what became of it
+    job: Job[Branch] | None = None
+    done: Branch | None = None
+    error: BaseException | None = None
+
     def __init__(self, tip: Branch) -> None:
         self.tip = tip  # what the branch is to be: its handles are known when it is written
-        self.document: Saved | None = None
-        self.captured: Captured | None = None
-        self.manifest: Manifest | None = None
-        self.raw = b""
-        self.id = b""
-        self.operations = b""
-        self.nodes: Mapping[bytes, bytes] = {}  # those that are named, and for a sealed one those of the state
-        self.sealing: Mapping[bytes, bytes] = {}
-        self.about: Mapping[bytes, bytes] = {}
-        self.chunks: Mapping[bytes, bytes] = {}
-        self.pack = b""
-        self.named: frozenset[bytes] = frozenset()  # trees, and chunks, that operations name besides
-        self.chunks_named: set[bytes] = set()
-        self.records: Sequence[NewRecord] = ()
-        self.key = b""
-        self.said: Sequence[Said] = ()
-        self.guard: tuple[int, int] | None = None
-        self.onto: Parent | None = None
-        self.sealed = False
-        self.lazy = False
-        self.accepted = False  # nobody waits for it any more
-        self.tried = False  # directly, and nobody knows yet what became of it
-        self.job: Job[Branch] | None = None
-        self.done: Branch | None = None
-        self.error: BaseException | None = None
 
     @property
     def settled(self) -> bool:
@@ -165,9 +170,9 @@ class BranchWriter:
         return self._now.tip.records, self._now.tip.chain
 
     @property
-    def under_way(self) -> list[Captured]:
+    def under_way(self) -> set[Captured]:
         """The captures that are on their way."""
-        return [one.captured for one in self._now.pending if one.captured is not None]
+        return {one.captured for one in self._now.pending if one.captured is not None}
 
     @property
     def waiting(self) -> bool:
@@ -230,7 +235,7 @@ class BranchWriter:
             made = Pending(now.tip)
             time_us = now_us()
             described, about = self._description.now()
-            made.operations = encode_whole(captured.operations, time_us, self._store._registry)
+            made.operations = encode_operations(captured.operations, time_us, self._store._registry)
             depth = now.tip.depth
             if now.onto is not None:
                 depth = now.onto.point.manifest.depth if now.onto.point is not None else 0
@@ -251,11 +256,12 @@ class BranchWriter:
             made.document, made.captured = document, captured
             made.sealed, made.sealing = sealed, captured.nodes if sealed else {}
             made.nodes = {**named, **(nodes or {})}
-            if described != self._metadata:  # what the head names is there
+            before = next((one.manifest for one in reversed(now.pending) if one.manifest is not None), None)
+            if described != (self._metadata if before is None else before.metadata):  # what the tip names is there
                 made.about = about
             made.chunks = {**captured.chunks, **(chunks or {})}
             made.named = frozenset(captured.named)
-            made.chunks_named = chunks_of(captured.operations) - made.chunks.keys()
+            made.chunks_named = frozenset(chunks_of(captured.operations) - made.chunks.keys())
             made.key, made.said, made.onto = key, said, now.onto
             made.guard = self._guard() if self._guard is not None else None
             made.lazy = self._store._batched
@@ -380,7 +386,9 @@ class BranchWriter:
             if first.job is None or not first.job.finished:
                 self._tell(self._drop_failed(), unless)
                 if hand or first.job is not None or len(self._now.pending) >= PENDING_MAX:
-                    self._hand_over()
+                    last = self._now.pending[-1].job
+                    if last is None or not last.handed:  # they are handed over in their order
+                        self._hand_over()
                 if len(self._now.pending) < PENDING_MAX:
                     return
                 if first.job is not None:
@@ -414,7 +422,9 @@ class BranchWriter:
     def _drop_failed(self) -> tuple[Pending, ...]:
         """One that fails, while others before it are tried again because nobody waits for them, is not written."""
         for at, one in enumerate(self._now.pending):
-            error = one.job.error if one.job is not None and one.job.finished else None
+            if one.job is None or not one.job.finished:
+                continue
+            error = one.job.error
             if isinstance(error, HoldfastError) and not isinstance(error, (Refused, Unsure)):
                 return self._drop(error, at)
         return ()
@@ -423,6 +433,9 @@ class BranchWriter:
         """Hand over what is pending, in its order: an interrupt may have kept any of it back."""
         before: Branch | Pending = self._now.firm
         for at, one in enumerate(self._now.pending):
+            if at and one.job is not None and one.job.handed:
+                before = one
+                continue
             try:
                 if one.job is None:
                     self._make_job(one, before)
@@ -616,7 +629,8 @@ def checked(records: Sequence[NewRecord]) -> Sequence[NewRecord]:
 def read_line(view: View, b: int, after: int = 0, *, marked: bool = False) -> Iterator[tuple[int, bytes]]:
     """Records of a branch's line with a number above ``after``, and these numbers; ``marked``: those for summaries.
 
-    Read from the beginning, all of them, they are proven by the chain before the first is given.
+    Read from the beginning, all of them, they are proven by the chain before the first is given. One of which nothing
+    is left but its digest is empty.
     """
     branch = view.branch_at(b)
     records = view.line(branch.back if marked else branch.line, after, marked=marked)
@@ -631,8 +645,7 @@ def read_line(view: View, b: int, after: int = 0, *, marked: bool = False) -> It
                 hint="Run `holdfast verify` to see what is affected.",
             )
     for record in records:
-        if record.body:  # of some there may be nothing left but the digest
-            yield record.i, record.body
+        yield record.i, record.body
 
 
 def _on_stack(wanted: FrameType) -> bool:

@@ -23,7 +23,7 @@ from holdfast.store.changes import Change, Work
 from holdfast.store.cipher import HINT
 from holdfast.store.database import Database
 from holdfast.store.engine import Refused
-from holdfast.store.manifest import mark_of
+from holdfast.store.manifest import STATE, mark_of
 from holdfast.store.packs import ALIGN_BYTES, file_name, round_up
 from holdfast.store.tables import CHECKPOINTS
 
@@ -137,7 +137,7 @@ class Links:
         """By agent, where branches stood before they moved, and ends of lines that its log names for other reasons."""
         found: dict[int, set[int]] = {}
         for e, a, _, _, data in self.view.rows("log", "WHERE length(key) = 0"):
-            found.setdefault(a, set()).update(self._ends(read_body(data, f"log {e}")))
+            found.setdefault(a, set()).update(self._ends(read_body(data, f"log {e}", "log")))
         return found
 
     def _ends(self, body: Body) -> Iterator[int]:
@@ -221,8 +221,9 @@ class Reached:
             if point.row.sealed:
                 sealed.add(point.n)
                 self.add(view, point.manifest.roots)
-            else:
-                self.add(view, [point.manifest.metadata])
+            else:  # its state is in its operations, and those of checkpoints before it
+                layers = (sections for name, sections in point.manifest.layers if name != STATE)
+                self.add(view, [*(root for some in layers for _, root in some), point.manifest.metadata])
             if point.row.data is not None or point.row.s in broken:
                 self._value(view, view.operations(point))
             elif point.row.s in segments:

@@ -16,6 +16,7 @@ from holdfast.agent.names import check_name
 from holdfast.errors import BadName, CorruptValue, HoldfastError
 from holdfast.store.catalog import Body, read_body
 from holdfast.store.cipher import digest
+from holdfast.store.manifest import TIME_MAX
 
 VERSION = 1
 """Of the frames. Whoever does not know it reads no further than the first one."""
@@ -26,8 +27,6 @@ MANY = 100_000
 TOGETHER = 256
 """Nodes, records or entries in one frame."""
 
-TIME_MAX = 2**57
-
 Digest = Annotated[bytes, Meta(min_length=32, max_length=32)]
 Identity = Annotated[bytes, Meta(max_length=32)]
 """A checkpoint's id, or nothing."""
@@ -35,7 +34,7 @@ Uuid = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Name = Annotated[str, Meta(max_length=1024)]
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Time = Annotated[int, Meta(ge=0, lt=TIME_MAX)]
-"""Microseconds since 1970, and before the year 6000."""
+"""Microseconds since 1970."""
 Key = Annotated[bytes, Meta(max_length=64)]
 Ids = Annotated[list[Identity], Meta(max_length=MANY)]
 

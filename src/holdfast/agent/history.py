@@ -38,7 +38,7 @@ Newest = Callable[[], Point | None]
 
 def operations_of(view: View, point: Point) -> list[Operation]:
     """A checkpoint's operations, proven against its manifest."""
-    return decode_operations(view.operations(point), point.manifest.time_us, None)
+    return decode_operations(view.operations(point), point.manifest.time_us)
 
 
 def named_in(data: bytes) -> tuple[set[bytes], set[bytes]]:
@@ -135,7 +135,7 @@ class Stored(Blank):
         self.sections = point.manifest.sections
         try:
             self._rest_on(point)
-        except Damaged:
+        except (Damaged, Forgotten):  # forgotten: what it rests on; of itself ``again`` says so
             if not self.again():
                 raise
 
@@ -194,7 +194,7 @@ class Stored(Blank):
         wanted = [needed(raw_operations(self._view.operations(point)), complete) for point in reversed(points)]
         found: dict[str, list[Operation]] = {}
         for point, some in zip(points, reversed(wanted), strict=True):
-            for operation in resolved(some, point.manifest.time_us, None):
+            for operation in resolved(some, point.manifest.time_us):
                 found.setdefault(operation.path[0], []).append(operation)
         return found, complete
 
@@ -203,7 +203,7 @@ class Stored(Blank):
         while True:
             try:
                 return self._since_base()
-            except Damaged:
+            except (Damaged, Forgotten):
                 if not self.again():
                     raise
 

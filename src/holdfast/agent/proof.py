@@ -94,7 +94,7 @@ class Proof:
 
         True: it is due to be sealed, as when it was made, and the nodes of its state have been added to what comes.
         """
-        operations = decode_operations(data, manifest.time_us, None)
+        operations = decode_operations(data, manifest.time_us)
         held = self._of(manifest.parent)
         held.state.do(operations)
         if held.state.digests() != manifest.sections:

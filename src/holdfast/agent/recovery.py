@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from holdfast.agent import history
 from holdfast.agent.verify import Found, Histories, Lines, Told
 from holdfast.errors import Damaged, Forgotten, Unavailable
-from holdfast.store.catalog import BEGINNING, Agent, Branch, End, Point, View, read_body
+from holdfast.store.catalog import BEGINNING, DIGEST_BYTES, Agent, Branch, End, Point, View, read_body
+from holdfast.store.changes import NewRecord
 from holdfast.store.database import Contents
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def find(contents: Contents, branch: Branch) -> Finding:
     view, sound = contents.view, _Sound(contents)
     passed: list[str] = []
     n, expected, depth = branch.head, branch.id, branch.depth
-    valid = None
-    while n and valid is None:
+    valid, met = None, set[int]()
+    while n not in met and n and valid is None:  # what leads back to itself leads nowhere
+        met.add(n)
         try:
             point = view.point(n)
             if expected and point.id != expected:
@@ -86,7 +88,7 @@ def _problem_with(contents: Contents, point: Point, a: int) -> str:
     """Why a checkpoint's state cannot be trusted; empty when it can."""
     try:
         for _, _, body in contents.view.rows("validity", "WHERE a = ? AND n = ?", (a, point.n)):
-            judged = read_body(body, f"validity {point.n}")
+            judged = read_body(body, f"validity {point.n}", "validity")
             return f"it is marked {judged.get('validity')}: {judged.get('reason', '')}".removesuffix(": ")
         history.Stored(contents, point).since_base()
         history.read_all(contents, point)
@@ -111,7 +113,8 @@ class _Sound:
         """The nearest ancestor of one that cannot be read, by the stretch of the branch that it was made on."""
         found, told = self.found, Told(self.found.log)
         deep = Histories(self._contents, found, Lines({})).depth
-        for epoch in range(branch.epoch, -1, -1):
+        known = {epoch for b, epoch in (*found.stretches, *told.begun) if b == branch.b and epoch <= branch.epoch}
+        for epoch in sorted(known, reverse=True):
             here = [n for n in found.stretches.get((branch.b, epoch), ()) if 0 < deep(n) < depth]
             n = max(here, key=deep, default=0) or found.find(told.begun.get((branch.b, epoch)))
             if n and deep(n) < depth:
@@ -201,4 +204,6 @@ def recover(store: Store, name: str, agent: Agent, branch: Branch) -> tuple[Bran
                     return existing, lost
             number += 1
     more = {"recovered": branch.b}
-    return store._add_branch(agent, new, finding.valid, more, end=finding.end), lost
+    # That more had happened outside must not be forgotten: one record stands for all that cannot be trusted.
+    gone = [NewRecord(0, b"", b"", bytes(DIGEST_BYTES))] if finding.broken else []
+    return store._add_branch(agent, new, finding.valid, more, end=finding.end, lost=gone), lost

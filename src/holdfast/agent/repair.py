@@ -28,7 +28,7 @@ from holdfast.agent.store import MAIN, Store, find_store
 from holdfast.agent.verify import Flaw, Found, Histories, Lines, Made, Refs, Told, left_by
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
-from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
+from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore, StoreFailed
 from holdfast.store.catalog import (
     BEGINNING,
     DIGEST_BYTES,
@@ -56,7 +56,16 @@ from holdfast.store.changes import (
 )
 from holdfast.store.cipher import Cipher
 from holdfast.store.database import COLD, OBJECTS, create_store, is_url, open_database
-from holdfast.store.files import Layout, classify, discard, fsync_directory, in_store, unavailable
+from holdfast.store.files import (
+    Layout,
+    classify,
+    discard,
+    failed_disk,
+    fsync_directory,
+    in_store,
+    refuse_former,
+    unavailable,
+)
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
 from holdfast.store.objects import Folder, open_objects
@@ -68,6 +77,9 @@ from holdfast.store.witness import Noted, lost, remembered, witness_report
 _OPTIONS = (False, "commit", False, True)
 _PLACES = (OBJECTS, COLD)
 _BATCH_ROWS, _BATCH_BYTES = 512, 2**22
+_LOST_MAX = 100_000
+"""Records that are lost in one place. A row that speaks of more is taken for damaged itself."""
+
 _LOST = bytes(DIGEST_BYTES)
 """The digest of a record of which nothing is left but that there was one."""
 
@@ -165,6 +177,7 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
         if not classify(source.path):
             raise NotAStore(f"there is no store at {source.path}", hint="Check the path.")
         raise NotAStore(f"{source.catalog} is not a file", hint="Check the path.")
+    refuse_former(source)
     if new is not None and new.exists():
         raise BadOption(f"{new} exists already", hint="Name a place where nothing is yet.")
     if new is not None and in_store(new):
@@ -173,9 +186,9 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
     with salvage.undisturbed(source), _workshop(new) as room:
         say("reading the damaged catalog", 0, 1)
         noted = witness_report(source.path).newest  # before the copy, which can then only be newer
-        copy = salvage.copy_database(source, room / "copy")
+        copy, unread = salvage.copy_database(source, room / "copy")
         cipher = salvage.unlocked(copy, secret)
-        report = RepairReport(source.path, new)
+        report = RepairReport(source.path, new, problems=unread)
         create_store(room / "new", secret)
         db = open_database(room / "new", create=False, secret=secret, remember=False)
         store = Store(str(room / "new"), db, _OPTIONS)
@@ -319,9 +332,7 @@ class _Mending:
     def bring_chunks(self, source: Layout, cipher: Cipher) -> None:
         """Copy every chunk that can be read into packs of the new store."""
         own = self._facts.get("uuid", b"").hex()
-        here, cold = (
-            open_objects(self._facts[name].decode(), own) if self._facts.get(name) else None for name in _PLACES
-        )
+        here, cold = (open_objects(place, own) if (place := self._place(name)) else None for name in _PLACES)
         old = Packs(cipher, here or Folder(source.packs), cold)
         self._name_packs(old)
         packs = self.view.rows("pack")
@@ -343,22 +354,40 @@ class _Mending:
                 self.db.packs.discard(made.uuid)
             self._say("packs", done, len(packs))
 
+    def _place(self, name: str) -> str:
+        try:
+            return self._facts.get(name, b"").decode()
+        except UnicodeDecodeError:
+            self._report.problems.append(f"table store, row {name}: it is not the address of a place")
+            return ""
+
     def _name_packs(self, old: Packs) -> None:
         """Packs whose rows are lost: which one a chunk is in, its digest tells."""
         rows = self.view.rows("chunk", "WHERE p NOT IN (SELECT p FROM pack)")
         spare = set(old.whereabouts()) - self.view.packs().keys() if rows else set()
+        named: set[int] = set()
         for digest, p, *_ in rows:
-            for pack in sorted(spare):
+            for pack in sorted(spare) if p not in named else ():
                 self.db.change(partial(_put_pack, p=p, pack=pack))
-                if self.view.packs().get(pack) is None or next(self._readable(old, [digest]), None):
+                if next(self._readable(old, [digest]), None):
                     spare.discard(pack)
+                    named.add(p)
                     break
                 self.db.change(partial(Change.delete, table="pack", column="p", values=[p]))
+        if named:
+            self._report.problems.append(f"table pack: {len(named)} row(s) were lost, and found in the packs")
+        lost = [p for _, p, *_ in rows if p not in named]
+        if lost:  # or they would be taken for chunks of a new pack that gets the number
+            self.db.change(partial(Change.delete, table="chunk", column="p", values=lost))
+            self._report.problems.append(f"table chunk: {len(lost)} chunk(s) are lost: no pack has them")
 
     def _readable(self, old: Packs, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         for digest in digests:
-            with suppress(Damaged):
+            try:
                 yield digest, b"".join(old.read(self.view, [digest]))
+            except (Damaged, StoreFailed) as error:
+                if not isinstance(error, Damaged) and not failed_disk(error):
+                    raise
 
     # -- checkpoints and records ----------------------------------------------------------------------------
 
@@ -376,6 +405,7 @@ class _Mending:
         found.clear_rows()
         found.read(self.view, ("loose",), lambda *_: None)
         self._complete_lines()
+        self._prove_values()
         self._lines = Lines(found.records)
         self._proof = proof = _Proof(self, self._lines)
         was |= found.rows
@@ -428,13 +458,15 @@ class _Mending:
         fresh = max([*records, *(r for _, r, _ in spoken), self._floors.get("record", 0), 0])
         changed: dict[int, Record] = {}
         for i, r, b in sorted(spoken):
-            if r in records or i < 1:
+            if r in records or not 0 < i <= r:  # handles are given upwards, so there are not more records than that
                 continue
             began = found.rows.get(found.find(self._told.begun.get((b, 0))))
             inherited = [records[began.line]] if began is not None and began.line in records else []
             own = [one for one in records.values() if one.b == b]
             below = max((one for one in own + inherited if one.i < i), key=lambda one: one.i, default=None)
             first, above = (below.i + 1, below.r) if below is not None else (1, 0)
+            if i - first > _LOST_MAX:
+                continue
             for at in range(first, i + 1):
                 fresh += 1
                 made = Record(r if at == i else fresh, above, 0, at, b, 0, _LOST, [], b"")
@@ -448,16 +480,29 @@ class _Mending:
             before = records.get(record.prev)
             back = 0 if before is None else before.r if before.mark else before.back
             if record.back != back:
-                body = b"" if record.digest == _LOST else self.view.record(record.r).body
-                records[record.r] = changed[record.r] = record._replace(back=back, body=body)
+                records[record.r] = changed[record.r] = record._replace(back=back)
+        self._put_records(list(changed.values()))
 
-        def put(change: Change) -> None:
-            change.delete("record", "r", list(changed))
-            for r, prev, back, i, b, mark, digest, refs, body in changed.values():
-                change.put("record", r, prev, back, i, b, mark, digest + b"".join(refs), body)
-
-        if changed:
-            self.db.change(put)
+    def _prove_values(self) -> None:
+        """Of the long values that records name, those that can be read stay; that something happened stays anyway."""
+        state = history.state_of(self.db.now, None)
+        known: dict[bytes, bool] = {}
+        changed: list[Record] = []
+        for record in self.found.records.values():
+            for root in record.refs:
+                if root not in known:
+                    try:
+                        history.read_tree(state, root)
+                        known[root] = True
+                    except Damaged:
+                        known[root] = False
+            left = [root for root in record.refs if known[root]]
+            if left != record.refs:
+                changed.append(record._replace(refs=left))
+                whose = self._agents.get(self._owners.get(record.b, 0))
+                text = f"a value in record {record.i} of what happened outside is lost; that it happened is kept"
+                (whose.lost if whose is not None else self._report.missing).append(text)
+        self._put_records(changed)
 
     def _unfold(self) -> None:
         """Let every checkpoint be loose. Rows that are lost are made again from the segments that these lie in."""
@@ -510,7 +555,7 @@ class _Mending:
         """See what was there, before anything is changed."""
         found, told, refs = self.found, self._told, self.found.refs()
         for b, row in found.branches.items():
-            self._hurt |= b not in told.branches or told.branches[b].epoch != row.epoch
+            self._hurt |= not told.whole(b) or told.branches[b].epoch != row.epoch
         self._astray = {a: found.astray(refs[a]) for a in self._agents}
         self._hurt |= any(self._astray.values())
         self._seen = {a: found.reached(refs[a]) for a in self._agents}
@@ -612,7 +657,8 @@ class _Mending:
 
     def _before(self, b: int, epoch: int, depth: int) -> int:
         """What was made last on a branch, before a stretch had that depth, so far as it stays."""
-        for one in range(epoch, -1, -1) if b else ():
+        epochs = {one for at, one in (*self.found.stretches, *self._told.begun) if at == b and one <= epoch}
+        for one in sorted(epochs, reverse=True) if b else ():
             here = [n for n in self.found.stretches.get((b, one), ()) if self._proof.depth(n) < depth]
             n = max(here, key=self._proof.depth, default=0) or self._nearest(self._told.begun.get((b, one), b""))
             if n and self._proof.depth(n) < depth:
@@ -635,6 +681,7 @@ class _Mending:
         self._taken = {a: {branch.name for branch in refs[a].branches} for a in self._agents}
         for b in sorted(self._owners):
             self._branch(b, newest.get(b, 0), epochs.get(b, 0))
+        self._part()
         refs, judged = found.refs(), found.validity
         found.tags, found.validity = [], {}
         for (a, n), body in judged.items():
@@ -646,12 +693,41 @@ class _Mending:
         for a in sorted(self._agents):
             self._count(a, refs[a])
 
+    def _part(self) -> None:
+        """Records that were written on a branch, and to which its line does not lead any more, are nobody's."""
+        found, own = self.found, defaultdict[int, set[int]](set)
+        for record in found.records.values():
+            own[record.b].add(record.r)
+        for branch in found.branches.values():
+            r, left = branch.line, own[branch.b]
+            while r and left:
+                left.discard(r)
+                r = found.records[r].prev
+            if left:
+                text = f"branch {branch.name!r}: {len(left)} record(s) of what happened outside lead nowhere"
+                self._agents[branch.a].lost.append(text)
+                self._put_records([found.records[r]._replace(b=0) for r in left])
+
+    def _put_records(self, records: list[Record]) -> None:
+        """Let records be these."""
+        bodies = {one.r: b"" if one.digest == _LOST else self.view.record(one.r).body for one in records}
+
+        def put(change: Change) -> None:
+            change.delete("record", "r", list(bodies))
+            for r, prev, back, i, b, mark, digest, refs, _ in records:
+                change.put("record", r, prev, back, i, b, mark, digest + b"".join(refs), bodies[r])
+
+        if bodies:
+            self.db.change(put)
+            self.found.records.update((one.r, one) for one in records)
+
     def _branch(self, b: int, newest: int, epoch: int) -> None:
         """Where a branch stands now, and how long its line is: ``newest`` is the last record that was written on it."""
         found, proof = self.found, self._proof
         a, row, made = self._owners[b], found.branches.get(b), self._told.branches.get(b)
         epoch = max([epoch, *(one.epoch for one in (row, made) if one is not None)])
         old = row or self._lost_branch(b, a, made, epoch)
+        old = old._replace(generation=max(old.generation, self._told.generations.get(b, 0)))
         tip, stood = found.tip(b, epoch, proof.depth), old.id if old.epoch == epoch else b""
         head = self._at(stood)
         if tip and (not head or proof.depth(tip) > proof.depth(head)):
@@ -665,9 +741,10 @@ class _Mending:
             head = found.rows[head].parent or found.shallow.get(head, 0)
         new = self._standing(old, head, end)
         derived = proof.known[tip].id if tip else made.to if made is not None else None
-        if new != row or made is None or not made.uuid or (made.epoch, derived) != (row.epoch, row.id):
+        whole = made is not None and (made.a, made.uuid, made.epoch) == (a, old.uuid, epoch) and self._told.whole(b)
+        if new != row or not whole or derived != row.id or epoch != row.epoch:
             new = new._replace(epoch=epoch + 1)
-            self._say_branch(old, new, begins=made is None or not made.uuid)
+            self._say_branch(old, new, begins=not whole)
         found.branches[b] = new
         called, told = f"branch {new.name!r}", self._agents[a].lost
         if row is not None and row.id and not self._at(row.id):
@@ -696,7 +773,7 @@ class _Mending:
         body: Body = {"created": now_us(), "from": self._told.begun.get((b, 0), b"")}
         said = f"branch {name!r} of {self._agents[a].name}: its row was lost; it is what its history says"
         self._report.problems.append(said)
-        return Branch(b, a, name, own, body, 0, b"", 2**62, epoch, *BEGINNING, self._told.generations.get(b, 0))
+        return Branch(b, a, name, own, body, 0, b"", 2**62, epoch, *BEGINNING, 0)
 
     def _standing(self, branch: Branch, n: int, end: End) -> Branch:
         known = self._proof.known.get(n)
@@ -761,7 +838,8 @@ class _Mending:
         """Write the refs, and let the store count as it is."""
         found, proof = self.found, self._proof
         before = remembered(source.path, self._facts.get("uuid", b""))
-        if before is not None and (noted is None or before.merged(noted) != noted):
+        now = witness_report(source.path).newest  # it may have been written to since the copy
+        if before is not None and (now is None or before.merged(now) != now):
             self._report.older = ", ".join(lost(self.view, before))  # its own witness does not know of it either
         gone = [digest for digest, why in proof.described.items() if why]
 
@@ -807,7 +885,3 @@ def _put_pack(change: Change, p: int, pack: bytes) -> None:
 def _version(branch: tuple[Any, ...]) -> tuple[int, ...]:
     """What rises when a branch is written over: generation, epoch, depth, count."""
     return branch[13], branch[8], branch[7], branch[11]
-
-
-def _no_flaw(_table: str, error: Damaged) -> None:
-    raise error  # everything was proven

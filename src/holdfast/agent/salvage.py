@@ -12,7 +12,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import shutil
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,7 +25,7 @@ from holdfast.store import keys, sqlite
 from holdfast.store.catalog import NODE_MAX_BYTES, SHAPES, View, node_digest
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
 from holdfast.store.engine import Row
-from holdfast.store.files import Layout
+from holdfast.store.files import Layout, failed_disk
 from holdfast.store.manifest import identity, mark_of, split_payload, uncompressed
 from holdfast.store.sqlite import SqliteTx
 from holdfast.store.tables import CHECKPOINTS, HANDLES, TABLES
@@ -34,6 +33,10 @@ from holdfast.store.witness import Noted
 
 _COPIES = 8
 _PAGE_BYTES = 4096
+_BLOCK_BYTES = 4096
+"""What is given up around a place that cannot be read: a page of the database, and what disks have for a sector."""
+
+_COPIED_AT_ONCE = 2**20
 
 Take = Callable[[str, Row], None]
 """Takes a table, and the values of a row of it that was proven."""
@@ -42,19 +45,44 @@ Take = Callable[[str, Row], None]
 # -- files -------------------------------------------------------------------------------------------------------
 
 
-def copy_database(source: Layout, to: Path) -> Layout:
-    """The database's files as they are, in a directory of their own."""
+def copy_database(source: Layout, to: Path) -> tuple[Layout, list[str]]:
+    """The database's files as they are, in a directory of their own, and what could not be read, for people."""
     to.mkdir(mode=0o700)
+    lost: dict[str, int] = {}
     with _unwritten(source):
         for _ in range(_COPIES):
             before = _beginning(source.wal)
             for file in (source.catalog, source.wal):
                 if file.exists():
-                    shutil.copyfile(file, to / file.name)
+                    lost[file.name] = _copy(file, to / file.name)
             # A commit that was under way may have begun the log anew: then the two copies are of different times.
             if _beginning(source.wal) == before:
                 break
-    return Layout(to)
+    return Layout(to), [
+        f"{name}: the disk does not give back {size} bytes of it" for name, size in lost.items() if size
+    ]
+
+
+def _copy(source: Path, to: Path) -> int:
+    """Copy a file. Blocks that the disk does not give back become zeros; returns how many bytes these are."""
+    lost, at, step = 0, 0, _COPIED_AT_ONCE
+    with source.open("rb", buffering=0) as old, to.open("wb") as new:
+        while True:
+            try:
+                data = os.pread(old.fileno(), step, at)
+            except OSError as error:
+                left = os.fstat(old.fileno()).st_size - at
+                if not failed_disk(error) or left <= 0:
+                    raise
+                if step > _BLOCK_BYTES:
+                    step = _BLOCK_BYTES
+                    continue
+                data = bytes(min(_BLOCK_BYTES, left))
+                lost += len(data)
+            if not data:
+                return lost
+            new.write(data)
+            at += len(data)
 
 
 def _beginning(path: Path) -> bytes:

@@ -45,7 +45,7 @@ from holdfast.errors import (
 from holdfast.store import keys
 from holdfast.store.catalog import BEGINNING, Body, Branch, End, Point, Progress, Tag, quietly
 from holdfast.store.catalog import Agent as AgentRow
-from holdfast.store.changes import Change, now_us
+from holdfast.store.changes import Change, NewRecord, now_us
 from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
@@ -505,11 +505,18 @@ class Store:
         self._add_branch(row, new, target)
 
     def _add_branch(
-        self, agent: AgentRow, new: str, target: Point | None, more: Body | None = None, *, end: End | None = None
+        self,
+        agent: AgentRow,
+        new: str,
+        target: Point | None,
+        more: Body | None = None,
+        *,
+        end: End | None = None,
+        lost: Sequence[NewRecord] = (),
     ) -> Branch:
         """A branch that begins at ``target``, or, without one, with nothing; ``more`` is kept in its body.
 
-        It inherits the records before ``target``, unless ``end`` says otherwise.
+        It inherits the records before ``target``, unless ``end`` says otherwise. ``lost`` come behind these.
         """
         check_name(new, "a branch", but="@")
         body = {"created": now_us(), "from": target.id if target is not None else b"", **(more or {})}
@@ -521,6 +528,7 @@ class Store:
                 raise Refused("the checkpoint was forgotten meanwhile")
             inherits = end if end is not None else change.end_at(point)
             about = {**body, "start": inherits.records}
+            inherits = change.put_records(0, inherits, lost)
             return change.add_branch(agent.a, new, uuid.uuid4().bytes, about, point, inherits)
 
         return self._db.change(add)

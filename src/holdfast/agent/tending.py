@@ -122,6 +122,7 @@ class Tending:
         self._due: dict[int, None] = {}  # agents
         self._not_before = 0.0
         self._thread: threading.Thread | None = None
+        self._starting = threading.RLock()  # of those who write at once, one starts it
         self._stopped = False
         self._end = 0.0
         self._worked_since = 0.0
@@ -138,9 +139,10 @@ class Tending:
         if self._stopped:
             return
         self._sealed.put(sealed)
-        if self._thread is None or not self._thread.is_alive():  # or an interrupt came before it was started
-            self._thread = threading.Thread(target=self._loop, name="holdfast-tending", daemon=True)
-            self._thread.start()
+        with self._starting:
+            if self._thread is None or not self._thread.is_alive():  # or an interrupt came before it was started
+                self._thread = threading.Thread(target=self._loop, name="holdfast-tending", daemon=True)
+                self._thread.start()
 
     def stop(self) -> None:
         """End the thread: what is long ends at the next step, and folding that waits is done, if that is soon."""
@@ -170,6 +172,7 @@ class Tending:
                 log.warning("background work on %s: %s", self._store.place, error)
             except Exception:
                 log.exception("background work on %s", self._store.place)
+        self._sealed.put(0)  # a signal handler may have started another one: it ends, too
 
     def _follow(self) -> None:
         """Let go what policies do not keep of the agents that were written."""

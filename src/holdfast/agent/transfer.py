@@ -293,6 +293,8 @@ class Sending:
         at, upto = r, end[0]
         while at and at not in self._lines:
             some = self._view.line(at, after=max(0, upto - TOGETHER))
+            if not some:
+                raise Damaged(f"the line that ends in record {r} has a gap", what=(f"record {at}",))
             for record in reversed(some):
                 if record.r in self._lines:
                     break

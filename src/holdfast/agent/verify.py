@@ -43,7 +43,7 @@ from holdfast.store.catalog import (
     read_body,
 )
 from holdfast.store.database import Contents
-from holdfast.store.manifest import Position, mark_of, uncompressed
+from holdfast.store.manifest import STATE, Position, mark_of, uncompressed
 from holdfast.store.segments import members_of
 from holdfast.store.tables import TABLES
 
@@ -174,6 +174,7 @@ class Found:
         self.log: list[Entry] = []
         self.rows: dict[int, Row] = {}
         self.records: dict[int, Record] = {}
+        self.hollow: set[int] = set()  # records of which nothing is left but that there was one
         self.stretches: dict[tuple[int, int], set[int]] = defaultdict(set)  # branch, epoch -> checkpoints
         self._marked: dict[int, int] = {}
 
@@ -192,11 +193,13 @@ class Found:
             case Entry():
                 self.log.append(made)
             case Record():
+                if not made.body:
+                    self.hollow.add(made.r)
                 self.records[made.r] = made._replace(body=b"")
             case Row():
                 self.add_row(made)
             case (a, n, body) if table == "validity":
-                self.validity[a, n] = read_body(body, f"validity {n}")
+                self.validity[a, n] = read_body(body, f"validity {n}", "validity")
             case (n, over) if table == "shallow":
                 self.shallow[n] = over
 
@@ -301,12 +304,20 @@ class Told:
         self.branches: dict[int, Made] = {}
         self.begun: dict[tuple[int, int], bytes] = {}  # branch, epoch -> where it began
         self.made_on: dict[bytes, tuple[int, int]] = {}  # what a branch has left -> branch, epoch on which it was made
+        self.epochs: dict[int, set[int]] = defaultdict(set)  # branch -> those that the log has an entry of
+        self._first: dict[int, int] = {}  # branch -> the epoch in which it was made, or made anew by a repair
         self.generations: dict[int, int] = {}
         self.tags: dict[int, dict[str, bytes]] = defaultdict(dict)
         self.validity: dict[int, dict[bytes, Body]] = defaultdict(dict)
         for entry in log:
             if not entry.key:
                 self._take(entry, entry.body)
+
+    def whole(self, b: int) -> bool:
+        """Whether the log has an entry for each epoch of a branch."""
+        made, first = self.branches.get(b), self._first.get(b, 0)
+        # Counted: how high a number is, anybody may have written.
+        return made is not None and len({one for one in self.epochs[b] if one >= first}) == made.epoch - first + 1
 
     def _take(self, entry: Entry, body: Body) -> None:
         a = entry.a
@@ -316,11 +327,14 @@ class Told:
             case {"what": "branch", "name": str(name), "uuid": bytes(uuid), "b": int(b), "epoch": int(epoch)}:
                 self.branches[b] = Made(a, name, uuid, epoch, body.get("to", b""))
                 self.begun[b, epoch] = body.get("to", b"")
+                self.epochs[b].add(epoch)
+                self._first[b] = max(epoch, self._first.get(b, 0))
             case {"b": int(b), "epoch": int(epoch), "to": bytes(to)}:  # however it was moved
                 was = self.branches.get(b, Made(a, str(body.get("branch", "")), b"", -1, b""))
                 if epoch > was.epoch:
                     self.branches[b] = was._replace(epoch=epoch, to=to)
                 self.begun[b, epoch] = to
+                self.epochs[b].add(epoch)
                 if self.begun.get((b, epoch - 1)) != body.get("from"):
                     self.made_on[body.get("from", b"")] = (b, epoch - 1)
             case {"b": int(b), "generation": int(generation)}:
@@ -538,17 +552,20 @@ class Histories:
         return history.read_all(self.contents, point)
 
     def _describe(self, point: Point) -> None:
-        """Read its metadata, once for all that have the same."""
-        root = point.manifest.metadata
-        if root not in self.described:
-            self.described[root] = ""
-            try:
-                metadata.read(history.state_of(self.contents, None), root)
-            except Damaged as error:
-                if root not in self.lost:
-                    self.described[root] = error.message
-        if self.described[root]:
-            self.odd[point.n].append(f"its metadata cannot be read: {self.described[root]}")
+        """Read its metadata, and what it has beside its state, once for all that have the same."""
+        manifest = point.manifest
+        layers = [(name, root) for name, sections in manifest.layers if name != STATE for _, root in sections]
+        for called, root in (("metadata", manifest.metadata), *layers):
+            if root not in self.described:
+                self.described[root] = ""
+                read = metadata.read if root == manifest.metadata else history.read_tree
+                try:
+                    read(history.state_of(self.contents, None), root)
+                except Damaged as error:
+                    if root not in self.lost:
+                        self.described[root] = error.message
+            if self.described[root]:
+                self.odd[point.n].append(f"its {called} cannot be read: {self.described[root]}")
 
     def _wrong(self, point: Point, detail: str) -> Damaged:
         short = point.id.hex()[:12]
@@ -755,6 +772,8 @@ class _Verification:
             return
         n = found.tip(branch.b, made.epoch, proof.depth)
         id = proof.known[n].id if n in proof.known else b"" if n else made.to
+        if not told.whole(branch.b):
+            self.problem(what, "entries of its moves are missing in the log", agent)
         if branch.epoch != made.epoch:
             self.problem(what, "it was moved without an entry in the log, or is older than that", agent)
         elif branch.id != id or branch.head != (n or found.find(id)):
@@ -800,3 +819,6 @@ class _Verification:
                         history.read_tree(state, root)
             self.progress("effects", done, len(records))
         self.report.checked["effects"] = len(records)
+        hollow = len(records & self.found.hollow)
+        if hollow:
+            self.report.checked["lost_effects"] = hollow  # a repair said so

@@ -1,8 +1,8 @@
 """Operations: the changes of one checkpoint, as data.
 
-Owns their codes, their encoding (format.md section 3) and the split into what is written inline and what is named by
-digest. Doing them is ``replay``'s business. What always holds: an operation's values are encodings, so that doing the
-operations in order on the state before gives the state after, whatever classes are known.
+Owns their codes and their encoding (format.md section 3). Doing them is ``replay``'s business. What always holds: an
+operation's values are encodings, so that doing the operations in order on the state before gives the state after,
+whatever classes are known.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from typing import Any, NamedTuple
 
 from ormsgpack import packb
 
-from holdfast.codec.blocks import digest_of
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.codec.values import OPTION, decode, encode
 from holdfast.errors import CorruptValue
 
 SET, DELETE, SPLICE, ARRANGE, ADD, REMOVE, CLEAR = range(7)
-# Longer values are named by digest, so that sealing can move them without touching the operations.
-INLINE_VALUE_MAX_BYTES = 64
 # Whoever reads operations may know other types than the document that they are for.
 _NO_TYPES = Registry()
 
@@ -73,35 +70,8 @@ def operations_size(operations: list[Operation]) -> int:
     return total
 
 
-def encode_operations(
-    operations: list[Operation], time_us: int, registry: Registry = REGISTRY
-) -> tuple[bytes, list[bytes]]:
-    """The operations as bytes, and the values that they name by digest, in ordinal order."""
-    values: list[bytes] = []
-
-    def name(data: bytes) -> list[Any]:
-        if len(data) <= INLINE_VALUE_MAX_BYTES:
-            return [data]
-        values.append(data)
-        return [digest_of("holdfast.value", data), len(values) - 1]
-
-    rows: list[list[Any]] = []
-    for at_us, code, path, args in operations:
-        age_ms = (time_us - at_us) // 1000
-        row = [max(0, age_ms), code, path]
-        if code == SPLICE:  # by far the most frequent
-            row += (args[0], args[1], [name(value) for value in args[2]])
-        else:
-            row += _map_values(code, args, name)
-        rows.append(row)
-    try:
-        return packb(rows, None, OPTION), values
-    except TypeError:  # a key that the library would not write as the codec does
-        return encode(rows, registry), values
-
-
-def encode_whole(operations: list[Operation], time_us: int, registry: Registry = REGISTRY) -> bytes:
-    """The operations as bytes, every value inside them."""
+def encode_operations(operations: list[Operation], time_us: int, registry: Registry = REGISTRY) -> bytes:
+    """The operations as bytes."""
     rows: list[list[Any]] = []
     for at_us, code, path, args in operations:
         row = [max(0, (time_us - at_us) // 1000), code, path]
@@ -116,13 +86,9 @@ def encode_whole(operations: list[Operation], time_us: int, registry: Registry =
         return encode(rows, registry)
 
 
-def decode_operations(data: bytes, time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:
-    """The operations again. ``value_at(ordinal)`` gives a value's bytes, which are checked against its digest.
-
-    Keys of registered types come as records.
-    Without it, values that are named by digest come as empty bytes: enough to count and to list paths.
-    """
-    return resolved(raw_operations(data), time_us, value_at)
+def decode_operations(data: bytes, time_us: int) -> list[Operation]:
+    """The operations again. Keys of registered types come as records."""
+    return resolved(raw_operations(data), time_us)
 
 
 def raw_operations(data: bytes) -> list[Any]:
@@ -152,25 +118,14 @@ def needed(rows: list[Any], complete: set[str]) -> list[Any]:
     return found
 
 
-def resolved(rows: list[Any], time_us: int, value_at: Callable[[int], bytes] | None) -> list[Operation]:
+def resolved(rows: list[Any], time_us: int) -> list[Operation]:
     """Raw operations with their values, as ``decode_operations`` gives them."""
 
     def resolve(reference: Any) -> bytes:
-        if len(reference) == 1:
-            (data,) = reference
-            if type(data) is not bytes:
-                raise TypeError(reference)
-            return data
-        digest, ordinal = reference
-        if type(digest) is not bytes:
+        (data,) = reference
+        if type(data) is not bytes:
             raise TypeError(reference)
-        if value_at is None:
-            return b""
-        value = value_at(ordinal)
-        if digest_of("holdfast.value", value) != digest:
-            msg = f"the value {digest.hex()[:16]} of an operation is not what was written"
-            raise CorruptValue(msg, what=(f"value {digest.hex()[:16]}",))
-        return value
+        return data
 
     try:
         found = [

@@ -1,6 +1,6 @@
 """The dump file's bytes: chunks, their sums, and the gate through which everything that is written goes.
 
-Owns the layout (docs/format.md, "Dumps"). Must not know what the parts mean. Holds always: a chunk is on the disk whole
+Owns the layout (docs/dump-format.md). Must not know what the parts mean. Holds always: a chunk is on the disk whole
 or is recognised as broken; nothing is written that the redactor still suspects; nothing that a file declares is
 believed before it was compared with the bounds.
 

@@ -1,4 +1,4 @@
-"""The numbers and names that a dump's writer and reader share (docs/format.md, "Dumps").
+"""The numbers and names that a dump's writer and reader share (docs/dump-format.md).
 
 Must not know anything else. Holds always: a code, once released, keeps its meaning; new ones are added at the end.
 """

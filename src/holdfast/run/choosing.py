@@ -12,7 +12,7 @@ from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run.arguments import Blocks, fetch
 from holdfast.run.durables import Durable
-from holdfast.run.past import Past, RunPast
+from holdfast.run.past import LOST, Past, RunPast
 from holdfast.run.scope import Host
 
 ID_MAX = 200
@@ -20,6 +20,13 @@ ID_MAX = 200
 
 def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool = False) -> RunPast | None:
     """The recorded run that is meant; None for a new one. ``change``: its arguments may be other ones."""
+    for run in past.runs.values():
+        if run.begin.function == LOST and run.condition not in {"finished", "cancelled"}:
+            raise RunUnfinished(
+                f"run {run.id} has not ended, and what was recorded of its beginning is lost",
+                run=run.id,
+                hint="Roll back to before it began.",
+            )
     if id is not None:
         if not id or len(id) > ID_MAX:
             raise BadOption(f"a run's id has 1 to {ID_MAX} characters, not {len(id)}")

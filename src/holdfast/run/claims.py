@@ -19,7 +19,7 @@ from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
 from holdfast.run.notes import since_of
 from holdfast.run.order import Unordered
-from holdfast.run.past import Call, Past
+from holdfast.run.past import LOST, Call, Past
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Host, Scope, now_us
 from holdfast.run.steps import Steps, drive
@@ -143,15 +143,19 @@ class Loop(Scope):
             self.read()
             if self._open:
                 drive(self.settling())
-            return self._claim(tool, mark, [call for call in self._left if call.tool == tool.name])
+            return self._claim(tool, mark, [call for call in self._left if call.tool in {tool.name, LOST}])
 
     def kept(self, tool: Tool, mark: bytes) -> Call | None:
-        """The same for a call in a run: only what a rollback left standing can answer it."""
+        """The same for a call in a run: only what a rollback left standing can answer it.
+
+        One whose record is lost, and which was made as somebody has found out, is perhaps this one.
+        """
         if tool.kind not in GUARDED:
             return None
         with self.lock:
             self.read()
-            return self._claim(tool, mark, [call for call in self._left if call.kept and call.tool == tool.name])
+            standing = [call for call in self._left if call.kept and call.tool == tool.name]
+            return self._claim(tool, mark, [*standing, *(call for call in self._left if call.tool == LOST)])
 
     def _claim(self, tool: Tool, mark: bytes, same: list[Call]) -> Call | None:
         for call in same:
@@ -175,8 +179,11 @@ class Loop(Scope):
     def _maybe_repeated(self, tool: Tool, calls: list[Call]) -> MaybeRepeated:
         effects = tuple(map(self.effect_of, calls))
         when = ", ".join(f"{effect.at:%H:%M:%S}" for effect in effects[:3])
+        what = f"{tool.name} was called before the state was restored ({when}), with other arguments"
+        if any(call.tool == LOST for call in calls):
+            what = f"something was done of which the record is lost, and {tool.name} may be that"
         return MaybeRepeated(
-            f"{tool.name} was called before the state was restored ({when}), with other arguments; it was not called",
+            f"{what}; it was not called",
             unclaimed=effects,
             hint="Declare arguments that differ each time as volatile=(...), make the same call again to get its"
             " result, or say that what happened is known: agent.accept(effect).",

@@ -18,7 +18,7 @@ from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, stow
 from holdfast.run.effects import Absent, Effect, Found, Unknown
 from holdfast.run.faults import told
-from holdfast.run.past import Call
+from holdfast.run.past import LOST, Call
 from holdfast.run.scope import Scope, now_us
 from holdfast.run.tools import Tool
 
@@ -98,7 +98,8 @@ def settle_all(scope: Scope, calls: list[Call], find: Callable[[str], Tool | Non
         effect = scope.effect_of(call)
         decision, stowed = yield from settle(scope, call, tool, effect)
         if decision is None:
-            why = effect.why if tool is not None else f"tool {call.tool} is not loaded in this program"
+            known = tool is not None or call.tool == LOST
+            why = effect.why if known else f"tool {call.tool} is not loaded in this program"
             call.doubt = rec.Doubt(now_us(), call.run, call.path, call.number, why or "interrupted")
             left.append(call)
             continue

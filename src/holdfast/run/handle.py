@@ -16,8 +16,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import holdfast.agent.agent as below
-from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.branch import BranchWriter
+from holdfast.agent.checkpoint import Checkpoint
 from holdfast.errors import BadOption, ReadOnly
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child

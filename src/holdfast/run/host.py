@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.history import Stored
 from holdfast.agent.names import check_label
-from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision

@@ -20,10 +20,6 @@ class Ledger(Protocol):
     def count(self) -> int:
         """How many records there are, those on their way to disk included."""
 
-    @property
-    def chain(self) -> bytes:
-        """The chain digest after the last of them."""
-
     def append(
         self,
         *records: Record,

@@ -2,15 +2,18 @@
 
 Owns every conclusion that is drawn from records: which runs there are and how they ended, what was called where with
 what outcome, in which order calls completed, what is in doubt. Writes nothing and asks nobody. What always holds: the
-same records give the same conclusions; what a rollback undid is not in them, what it kept can be claimed.
+same records give the same conclusions; what a rollback undid is not in them, what it kept can be claimed; a record that
+is lost may have said that something happened.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.values import encode
 from holdfast.codec.wire import collector_paused
 from holdfast.run import records as rec
 from holdfast.run.records import Record, Value
@@ -23,6 +26,11 @@ CANCELLED = frozenset({"cancelled", "interrupted"})
 
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
 _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
+
+LOST = "?"
+"""What a tool or a function is called whose record is lost."""
+_GAP = "records "
+"""How the places begin of calls that may have been recorded where records are lost; no other place begins so."""
 
 
 class Call(Struct, eq=False):
@@ -90,6 +98,7 @@ class Call(Struct, eq=False):
 
 
 _NOTHING = rec.Done(0, "", "", "")
+_NO_ARGUMENTS = encode({})
 
 
 class RunPast:
@@ -225,12 +234,46 @@ class RunPast:
             del self.saved[path], self._saved[path]
 
 
+def filled(left: Mapping[int, Record], lost: Sequence[int], line: int) -> Iterator[tuple[int, Record]]:
+    """The records of a line with their numbers, those that are lost replaced by intents of writes.
+
+    One that a later record speaks of is the intent of that call. The others may have been anything: each stretch of
+    them is one call outside of runs, of which nobody knows whether it was made.
+    """
+    told: dict[int, tuple[str, str]] = {}
+    for record in left.values():
+        if isinstance(record, AFTER_INTENTS) and not record.path.startswith(_GAP):
+            told.setdefault(record.of, (record.run, record.path))
+    gaps: dict[int, int] = {}
+    for number in lost:
+        if number not in told:
+            first = next(reversed(gaps), 0)
+            gaps[first if gaps.get(first) == number - 1 else number] = number
+    made = {first: ("", f"{_GAP}{first} to {last}") for first, last in gaps.items()}
+    places = {number: told[number] for number in lost if number in told} | made
+    at = next((record.at for record in left.values()), 0)
+    for number in sorted((*left, *places)):
+        if number in places:
+            run, path = places[number]
+            key = digest_of("holdfast.lost", encode([line, number])).hex()[:32]
+            yield number, rec.Intent(at, run, path, LOST, "write", None, b"", key)
+            continue
+        record = left[number]
+        at = record.at
+        decided = record.path if isinstance(record, rec.Decision) else ""
+        if not decided.startswith(_GAP) or ("", decided) in made.values():
+            yield number, record  # a decision says nothing about a gap that has grown since
+
+
 def _lasts(record: Record, back: rec.RolledBack) -> bool:
     """Whether a rollback leaves it alone, though it came after the target.
 
     What an agent knows about the world outside is not part of its state; nor is the outcome of a call that was under
-    way when the target was made. And that the target was made at its position is part of the target.
+    way when the target was made. And that the target was made at its position is part of the target. What is lost may
+    be something that a rollback has left standing.
     """
+    if isinstance(record, rec.Intent) and record.tool == LOST:
+        return back.keep and not record.run
     if isinstance(record, rec.Note):
         return not record.run
     if isinstance(record, AFTER_INTENTS):
@@ -269,6 +312,7 @@ class Past:
         self.taken: set[bytes | int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
         self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
+        self._gap = False  # whether records are lost before those that are folded now
         with collector_paused():
             for entry in records:
                 self._take(entry)
@@ -322,6 +366,9 @@ class Past:
         if isinstance(record, rec.Note):
             self.notes[record.what, record.name] = record
         run = self.runs.get(record.run)
+        if run is None and record.run and self._gap and not isinstance(record, rec.Begin):
+            # Its beginning is lost. What it has done must not be done by another one.
+            run = self.runs[record.run] = RunPast(number, rec.Begin(record.at, record.run, LOST, _NO_ARGUMENTS, b""))
         if run is not None:
             run.add(number, record)
         elif isinstance(record, rec.Begin):
@@ -333,6 +380,7 @@ class Past:
                 self.loose.append(call)
             self._loose[record.key] = self._loose[number] = call
             call.path = record.path
+            self._gap = self._gap or record.tool == LOST
             add_to(call, number, record)
         elif isinstance(record, rec.Done) and not record.of:
             call = Call(record.run, record.path)

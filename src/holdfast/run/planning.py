@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch
 from holdfast.run.effects import Effect
-from holdfast.run.past import Past, RunPast
+from holdfast.run.past import LOST, Past, RunPast
 from holdfast.run.runs import RunHost
 from holdfast.run.scope import effect_of
 from holdfast.run.standing import ENDS, OWN, Standing, Traced
@@ -221,6 +221,8 @@ class _Sorter:
         doubtful = one.happened == "unsure"
         if one.number <= self.inherited:
             self._block(planned, "another branch made it and may count on it")
+        elif one.call.tool == LOST:
+            self._block(planned, "what was recorded of it is lost")
         elif tool is None:
             self._block(planned, f"the tool {one.call.tool} is not loaded in this program")
         elif tool.compensate is None:

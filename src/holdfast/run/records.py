@@ -267,11 +267,6 @@ def _decode_slowly(data: bytes) -> Record:
     return record
 
 
-def chain(before: bytes, body: bytes) -> bytes:
-    """The chain digest after a record."""
-    return digest_of("holdfast.effect", before + body)
-
-
 def key_of(agent: bytes, branch: bytes, incarnation: int, run: str, path: str) -> str:
     """The key by which an outside system can recognise that a call is made again."""
     return digest_of("holdfast.key", encode([agent, branch, incarnation, run, path])).hex()[:32]

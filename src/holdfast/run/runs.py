@@ -40,7 +40,7 @@ from holdfast.run.faults import said
 from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
 from holdfast.run.outcomes import MESSAGE_MAX, diverged
-from holdfast.run.past import Call, Past, RunPast
+from holdfast.run.past import LOST, Call, Past, RunPast
 from holdfast.run.positions import Lane, flow, number_tasks
 from holdfast.run.scope import Host, Scope, in_doubt, now_us
 from holdfast.run.steps import Steps, Turn, Work, cancelled, cancelled_again, drive, drive_later, is_cancelled
@@ -134,6 +134,8 @@ class Run(Scope):
             return call
         self._waiting[path] = call
         error = diverged(path, self.describe(call), describe(tool.name, arguments))
+        if call.tool == LOST:
+            error.hint = "What was recorded of this call, besides its outcome, is lost. Roll back to before it."
         self._cut(error)
         return None
 

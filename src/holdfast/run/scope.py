@@ -19,7 +19,7 @@ from holdfast.run.arguments import Blocks, Stowed, fetch, stow
 from holdfast.run.effects import Effect
 from holdfast.run.ledger import Ledger
 from holdfast.run.order import Order
-from holdfast.run.past import Call
+from holdfast.run.past import LOST, Call
 from holdfast.run.positions import Lane
 from holdfast.run.records import Record, key_of
 from holdfast.run.tools import TOOLS, Tool
@@ -182,7 +182,7 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         args=lambda: TOOLS.as_called(call.tool, read(call.args) or {}),
         result=(lambda: read(outcome.value)) if outcome is not None else None,
         error=done.fault[2] if done is not None and done.fault is not None else "",
-        why=call.doubt.why if call.doubt is not None else "",
+        why=call.doubt.why if call.doubt is not None else "what was recorded is lost" if call.tool == LOST else "",
         last_progress=lambda: read(call.progress),
     )
 

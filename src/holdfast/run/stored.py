@@ -1,7 +1,8 @@
 """A line in a store: records as a run knows them, over the records of an agent's branch.
 
 Owns the step from records to bytes and back. Must not know what records mean, nor how they reach the disk. What always
-holds: what the ledger protocol promises; and that whoever reads a line from its beginning to its end has had it proven.
+holds: what the ledger protocol promises; whoever reads a line from its beginning to its end has had it proven; and a
+record that is lost is never passed over.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from holdfast.agent.branch import BranchWriter, read_line
 from holdfast.errors import CorruptValue, Damaged
+from holdfast.run.past import filled
 from holdfast.run.records import Record, decode_record
 from holdfast.store.changes import NewRecord
 from holdfast.store.database import Database
@@ -51,11 +53,18 @@ class StoredLine:
 
     def _decoded(self, after: int, *, marked: bool) -> Iterator[tuple[int, Record]]:
         self._settle()
-        for number, body in read_line(self._db.view, self._b, after, marked=marked):
-            try:
-                yield number, decode_record(body)
-            except CorruptValue as error:
-                raise CorruptValue(error.message, what=(f"effect {self._b}/{number}",)) from error
+        found = list(read_line(self._db.view, self._b, after, marked=marked))
+        decoded = ((number, self._decode(number, body)) for number, body in found if body)
+        if all(body for _, body in found):
+            yield from decoded
+        else:
+            yield from filled(dict(decoded), [number for number, body in found if not body], self._b)
+
+    def _decode(self, number: int, body: bytes) -> Record:
+        try:
+            return decode_record(body)
+        except CorruptValue as error:
+            raise CorruptValue(error.message, what=(f"effect {self._b}/{number}",)) from error
 
     def nodes(self, digests: list[bytes]) -> dict[bytes, bytes]:
         """Raw nodes, each proven by its digest."""
@@ -86,10 +95,6 @@ class StoredLedger(StoredLine):
     @property
     def count(self) -> int:
         return self.writer.position[0]
-
-    @property
-    def chain(self) -> bytes:
-        return self.writer.position[1]
 
     def append(
         self,

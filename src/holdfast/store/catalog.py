@@ -17,9 +17,9 @@ from holdfast.codec.values import decode, encode
 from holdfast.errors import Damaged, Forgotten, HoldfastError, UnknownAgent
 from holdfast.store.cipher import HINT, Cipher, digest
 from holdfast.store.engine import Args, Reader
-from holdfast.store.manifest import Manifest, Position, identity, mark_of, split_payload, uncompressed
+from holdfast.store.manifest import TIME_MAX, Manifest, Position, identity, mark_of, split_payload, uncompressed
 from holdfast.store.segments import Packed, Segment
-from holdfast.store.tables import CHECKPOINTS, TABLES
+from holdfast.store.tables import CHECKPOINTS, NUMBER_MAX, TABLES
 
 NODE_MAX_BYTES = 2**28
 ROWS_AT_ONCE = 256
@@ -48,7 +48,54 @@ def body_bytes(body: Body) -> bytes:
         return encode(body)
 
 
-def read_body(data: bytes, what: str) -> Body:
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: type(value) is kind
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= NUMBER_MAX
+
+
+def _is_time(value: Any) -> bool:
+    return type(value) is int and 0 <= value < TIME_MAX
+
+
+def _are(*kinds: type) -> Callable[[Any], bool]:
+    """Whether something is a list of values of one type, or of lists with values of several."""
+
+    def fits(value: Any) -> bool:
+        if type(value) is not list or len(kinds) == 1:
+            return type(value) is list and set(map(type, value)) <= {*kinds}
+        return all(type(one) is list and tuple(map(type, one)) == kinds for one in value)
+
+    return fits
+
+
+_FIELDS: dict[str, tuple[set[str], dict[str, Callable[[Any], bool]]]] = {
+    "agent": (
+        {"created"},
+        {"created": _is_time, "of": _is(bytes), "origins": _are(bytes, int, int), "received": _are(bytes, int, int)},
+    ),
+    "branch": (
+        {"created", "from"},
+        {"created": _is_time, "from": _is(bytes), "start": _is_number, "origins": _are(int)},
+    ),
+    "validity": ({"validity"}, {"validity": _is(str), "reason": _is(str), "at": _is(int)}),
+    "log": (
+        {"what"},
+        {
+            **dict.fromkeys(("what", "name", "branch", "validity", "reason"), _is(str)),
+            **dict.fromkeys(("from", "to", "at", "uuid"), _is(bytes)),
+            **dict.fromkeys(("b", "epoch", "generation"), _is_number),
+            "left": _are(bytes),
+        },
+    ),
+}
+"""Of the bodies of some tables what must be there, and what others rely on if it is."""
+
+
+def read_body(data: bytes, what: str, table: str = "") -> Body:
+    """A map, with the fields that a ``table`` has in its bodies."""
     try:
         body = unpackb(data)
     except ValueError:
@@ -58,6 +105,10 @@ def read_body(data: bytes, what: str) -> Body:
             raise malformed(what) from error
     if type(body) is not dict:
         raise malformed(what)
+    if table:
+        needed, fields = _FIELDS[table]
+        if not needed <= body.keys() or not all(fields[name](body[name]) for name in fields.keys() & body.keys()):
+            raise malformed(what)
     return body
 
 
@@ -345,7 +396,7 @@ class View:
     def validities(self, a: int) -> dict[int, Body]:
         """An agent's judgements on checkpoints. One without is good."""
         rows = self.rows("validity", "WHERE a = ?", (a,))
-        return {n: read_body(body, f"validity {n}") for _, n, body in rows}
+        return {n: read_body(body, f"validity {n}", "validity") for _, n, body in rows}
 
     def shallow(self) -> dict[int, int]:
         """Checkpoints whose parent was forgotten, each with its nearest ancestor that is left, or 0."""
@@ -614,12 +665,13 @@ class View:
 
 def _agent(row: tuple[Any, ...]) -> Agent:
     a, uuid, name, body = row
-    return Agent(a, uuid, text_of(name, f"agent {a}"), read_body(body, f"agent {a}"))
+    return Agent(a, uuid, text_of(name, f"agent {a}"), read_body(body, f"agent {a}", "agent"))
 
 
 def _branch(row: tuple[Any, ...]) -> Branch:
-    b, a, name, uuid, body, *rest = row
-    return Branch(b, a, text_of(name, f"branch {b}"), uuid, read_body(body, f"branch {b}"), *rest)
+    b, a, name, uuid, data, *rest = row
+    body = read_body(data, f"branch {b}", "branch" if a else "")  # of one that was removed nothing is said
+    return Branch(b, a, text_of(name, f"branch {b}"), uuid, body, *rest)
 
 
 def _tag(row: tuple[Any, ...]) -> Tag:
@@ -629,7 +681,9 @@ def _tag(row: tuple[Any, ...]) -> Tag:
 
 def _entry(row: tuple[Any, ...]) -> Entry:
     e, a, key, at, body = row
-    return Entry(e, a, key, at, read_body(body, f"log {e}"))
+    if not _is_time(at):
+        raise malformed(f"log {e}")
+    return Entry(e, a, key, at, read_body(body, f"log {e}", "" if key else "log"))
 
 
 def _row(table: str, row: tuple[Any, ...]) -> Row:

@@ -171,6 +171,9 @@ class Collected:
     def naming(self) -> None:
         """An engine that takes a change in one call has no sweeping beside it."""
 
+    def erasing(self) -> None:
+        raise CannotCollect
+
 
 _MOVE = (
     "UPDATE branch SET head = CASE WHEN generation = ? AND head = ? AND line = ? THEN CAST(? AS bigint) END,"

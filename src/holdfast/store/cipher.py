@@ -18,7 +18,7 @@ from ormsgpack import packb
 
 from holdfast.errors import Damaged, NotAuthentic
 from holdfast.store.engine import Row
-from holdfast.store.tables import TABLES, Table
+from holdfast.store.tables import NUMBER_MAX, TABLES, Table
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -80,6 +80,9 @@ class Cipher:
             raise damaged(spec, row)
         if list(map(type, values)) != spec.types:
             raise damaged(spec, row)
+        for at in spec.numbers:
+            if not 0 <= values[at] <= NUMBER_MAX:
+                raise Damaged(f"{_called(spec, row)}: a number in it cannot be", what=(_called(spec, row),), hint=HINT)
         return values
 
     def covered(self, table: str, row: Row) -> Row:

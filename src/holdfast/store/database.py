@@ -12,7 +12,7 @@ import os
 import time
 import uuid as uuids
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -44,7 +44,7 @@ from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Tx
 from holdfast.store.files import Layout
 from holdfast.store.keys import Secret
 from holdfast.store.leases import FileLeases
-from holdfast.store.objects import Folder, location, open_objects
+from holdfast.store.objects import Folder, Rows, location, open_objects
 from holdfast.store.packs import Packs
 from holdfast.store.sqlite import Sqlite, SqliteTx
 from holdfast.store.tables import APPLICATION_ID, FORMAT_VERSION, check_version, ddl
@@ -181,6 +181,8 @@ class Database:
 
     def hand(self, job: Job[T], b: int = 0) -> Job[T]:
         """Hand a change over, to be made after those that were handed over before."""
+        if (poison := self.engine.poison) is not None and not job.handed:
+            raise type(poison)(poison.message, hint=poison.hint)
         return self.writers.hand(job, b)
 
     def directly(self, work: Work[T], b: int) -> tuple[T] | None:
@@ -215,10 +217,10 @@ class Database:
         if self.witness is not None and newest:
             self.witness.record(newest.get("loose", 0), newest.get("log", 0), newest.get("record", 0), mark)
 
-    def flush(self) -> None:
-        """Return when everything that was handed over is durable."""
-        if self._readonly is None and self.writers.pending:
-            self.writers.flush()
+    def flush(self, wait_s: float | None = None) -> None:
+        """Return when everything that was handed over is durable; raises if nothing can be any more."""
+        if self._readonly is None and (self.writers.pending or self.engine.poison is not None):
+            self.writers.flush(wait_s)
 
     # -- its end, and forks ---------------------------------------------------------------------------------
 
@@ -251,7 +253,8 @@ class Database:
             if self._refusal is None:
                 for call in self.before_close:
                     call()
-                self.flush()
+                if self._writers is not None and self._writers.pending:
+                    self._writers.flush()
         except HoldfastError as error:
             if isinstance(error, DiskFull):
                 raise
@@ -277,9 +280,10 @@ def _at_exit() -> None:
     deadline = time.monotonic() + CLOSE_WAIT_S
     for one in list(_open):
         with suppress(HoldfastError):
-            if time.monotonic() < deadline:
+            left = deadline - time.monotonic()
+            if left > 0:
                 one.check_usable()
-                one.flush()
+                one.flush(left)
 
 
 # -- opening -------------------------------------------------------------------------------------------------------
@@ -336,7 +340,7 @@ def open_database(
         engine.check_schema()
         view = View(engine, facts.cipher)
         _check_loss(view, witness, layout, accept_loss=accept_loss, accept_older=accept_older)
-        here = _objects(facts, objects, engine.place) or Folder(layout.packs)
+        here = _objects(facts, objects, engine.place) or Folder(layout.packs, poisoned=engine.poisoned)
         cold_now = partial(_cold_place, engine, facts)
         leases = FileLeases(layout.locks, facts.cipher)
         packs = Packs(facts.cipher, here, cold_now(), cold_now)
@@ -372,7 +376,7 @@ def _open_server(url: str, *, create: bool, readonly: bool, secret: Secret | Non
         facts = read_facts(engine, secret)
         _check_moved(facts, engine.place, writing=not readonly)
         engine.check_schema()
-        here = _objects(facts, objects, engine.place) or _Nowhere(engine.place)
+        here = _objects(facts, objects, engine.place) or Rows(engine)
         cold_now = partial(_cold_place, engine, facts)
         leases = AdvisoryLeases(engine, facts.cipher)
         packs = Packs(facts.cipher, here, cold_now(), cold_now)
@@ -520,7 +524,7 @@ def _objects(facts: Facts, objects: str | None, place: str) -> Objects | None:
     """Where packs lie, if not in the store's directory. The store keeps it; nobody can say otherwise later."""
     if objects is not None and location(objects) != facts.objects:
         raise BadOption(
-            f"{place} keeps its packs in {facts.objects or 'its own directory'}",
+            f"{place} keeps its packs {f'in {facts.objects}' if facts.objects else 'itself'}",
             hint="Push it into a new store that is made with objects=.",
         )
     return open_objects(objects or facts.objects, facts.uuid.hex()) if facts.objects else None
@@ -530,22 +534,6 @@ def _cold_place(engine: Engine, facts: Facts) -> Objects | None:
     """Where old packs are moved to, as the store has it now."""
     place = View(engine, facts.cipher).facts().get(COLD, b"").decode()
     return open_objects(place, facts.uuid.hex()) if place else None
-
-
-class _Nowhere(Folder):
-    """The packs of a store on a server that was given no place for them."""
-
-    def __init__(self, place: str) -> None:
-        super().__init__(Path(os.devnull), place)
-
-    def put(self, name: str, pieces: Iterable[bytes | memoryview]) -> int:  # noqa: ARG002
-        raise BadOption(
-            f"{self.place} has no place for values of 256 KiB and more; nothing was written",
-            hint='Make the store with objects="s3://bucket/prefix", or another place.',
-        )
-
-    def names(self) -> Iterator[tuple[str, float]]:
-        return iter(())
 
 
 def _check_loss(view: View, witness: Witness, layout: Layout, *, accept_loss: bool, accept_older: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from holdfast.errors import Contention, Unavailable
+from holdfast.errors import Contention, StorePoisoned, Unavailable
 from holdfast.store.tables import Dialect
 
 T = TypeVar("T")
@@ -49,6 +49,9 @@ class Tx(Reader, Protocol):
     def naming(self) -> None:
         """From here to the end nobody sweeps: what is found to be there, and is named, stays."""
 
+    def erasing(self) -> None:
+        """What is deleted from here on is not to be found in the engine's own files, if it has any."""
+
 
 class Engine(Protocol):
     """Keeps rows. ``transaction`` is called by writers' threads only, where no signal handler runs."""
@@ -58,6 +61,7 @@ class Engine(Protocol):
     writers: int  # how many threads may be in ``transaction`` at once
     takes_calls: bool  # whether ``direct`` ever makes a change
     busy: bool  # whether a writer has something to do: then ``direct`` hands over
+    poison: StorePoisoned | None  # why nothing is written any more
 
     def run(self, sql: str, args: Args = ()) -> list[Row]: ...
 

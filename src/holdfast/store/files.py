@@ -121,6 +121,13 @@ def unavailable(error: OSError, doing: str) -> StoreFailed | DiskFull | StoreRea
     return StoreFailed(f"{doing}: {reason}", hint=hint)
 
 
+def failed_disk(error: BaseException | None) -> bool:
+    """Whether an error says that the disk does not give something back: trying again will not help."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__cause__
+    return error is not None and error.errno == errno.EIO
+
+
 def classify(path: Path) -> bool:
     """True if ``path`` holds a store, False if there is nothing (or an empty directory). Otherwise raises."""
     try:
@@ -152,7 +159,7 @@ While it does there is a log, and afterwards a page that makes sense."""
 
 def _check_first_page(layout: Layout) -> None:
     """Look at the database file without locks, without its log and without changing anything beside it."""
-    uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
+    refuse_former(layout)
     damaged = Damaged(
         f"{layout.catalog}: not a readable database",
         what=("store.db",),
@@ -166,11 +173,7 @@ def _check_first_page(layout: Layout) -> None:
         if is_ours and _size(layout.wal):
             return
         try:
-            connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
-            try:
-                application_id = connection.execute("PRAGMA application_id").get
-            finally:
-                connection.close()
+            application_id = _application_id(layout)
             break
         except (apsw.NotADBError, apsw.CorruptError) as error:
             if not is_ours:
@@ -179,15 +182,29 @@ def _check_first_page(layout: Layout) -> None:
                 raise damaged from error
         except apsw.Error as error:
             raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
-    if application_id == FORMER_APPLICATION_ID:
-        raise Incompatible(
-            f"{layout.path} is a store of the layout before this one, which was never released",
-            hint="Read it with the Holdfast that wrote it. Nothing was changed.",
-        )
     if application_id != APPLICATION_ID:
         if is_ours:
             raise damaged
         raise NotAStore(f"{layout.catalog} is a database of another program, so {layout.path} is not a store")
+
+
+def refuse_former(layout: Layout) -> None:
+    """Raise for a store of the layout before this one, whatever state it is in."""
+    with contextlib.suppress(apsw.Error):
+        if _application_id(layout) == FORMER_APPLICATION_ID:
+            raise Incompatible(
+                f"{layout.path} is a store of the layout before this one, which was never released",
+                hint="Read it with the Holdfast that wrote it. Nothing was changed.",
+            )
+
+
+def _application_id(layout: Layout) -> int:
+    uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
+    connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+    try:
+        return int(connection.execute("PRAGMA application_id").get)
+    finally:
+        connection.close()
 
 
 def _size(path: Path) -> int:

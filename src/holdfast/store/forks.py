@@ -53,11 +53,6 @@ def watch(thing: Forkable) -> None:
         _live.add(thing)
 
 
-def unwatch(thing: Forkable) -> None:
-    with _guard:
-        _live.discard(thing)
-
-
 def remember(catalog: Path, connections: list[apsw.Connection] | None) -> None:
     """In the child: these came over with the fork; None if they were not at rest."""
     with suppress(OSError):

@@ -405,6 +405,7 @@ def write_slots(change: Change, keys: Keys, over: Keys | None = None) -> None:
     """Let these be the keys, if those that were there are still ``over``; None: there were none."""
     if read_slots(change) != over:
         raise Refused("the keys of the store were changed by somebody else meanwhile; nothing was written")
+    change.tx.erasing()  # a key that was removed must not open what somebody carves out of unused parts of pages
     for name in COPIES:
         change.tx.do("DELETE FROM slot WHERE name = ?", (name,))
         change.put("slot", name, keys.encode())

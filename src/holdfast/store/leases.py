@@ -338,7 +338,7 @@ def _holder(path: Path, cipher: Cipher) -> dict[str, object]:
         with path.open("rb") as file:
             data = file.read(WHO_MAX_BYTES + cipher.overhead)
         found = json.loads(cipher.unbox("lock", path.name, data))
-    except (OSError, ValueError, HoldfastError):
+    except (OSError, ValueError, RecursionError, HoldfastError):
         return {}
     return found if isinstance(found, dict) else {}
 

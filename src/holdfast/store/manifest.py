@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import struct
 import threading
+from itertools import count
 from typing import Any, NamedTuple
 
 import zstandard
@@ -34,6 +35,9 @@ _ID = b"\xc4\x20"
 
 _TYPES = [int, bytes, int, list, bytes, list, bytes, str, int, bytes, str, bytes]
 _LENGTH = struct.Struct(">I")
+
+TIME_MAX = 2**57
+"""In microseconds since 1970: before the year 7000, so that any time has a date."""
 
 PAYLOAD_MAX_BYTES = 2**31
 COMPRESS_FROM_BYTES = 4096
@@ -72,8 +76,7 @@ class Manifest(NamedTuple):
         target: bytes = b"",
     ) -> Manifest:
         layers = [(STATE, sections)]
-        nonce = os.urandom(16)
-        return cls(parent, depth, layers, operations, effects, metadata, label, time_us, nonce, kind, target)
+        return cls(parent, depth, layers, operations, effects, metadata, label, time_us, _nonces.make(), kind, target)
 
     @property
     def sections(self) -> Sections:
@@ -105,11 +108,26 @@ class Manifest(NamedTuple):
         if type(parts) is not list or list(map(type, parts)) != _TYPES or parts[0] != VERSION:
             raise _malformed(data)
         _, parent, depth, flat, operations, effects, metadata, label, time_us, nonce, kind, target = parts
-        if list(map(type, effects)) != [int, bytes] or not all(map(_is_layer, flat)):
+        if list(map(type, effects)) != [int, bytes] or not all(map(_is_layer, flat)) or not 0 <= time_us < TIME_MAX:
             raise _malformed(data)
         layers = [(name, list(zip(pairs[::2], pairs[1::2], strict=True))) for name, pairs in flat]
-        count, chain = effects
-        return cls(parent, depth, layers, operations, (count, chain), metadata, label, time_us, nonce, kind, target)
+        position, chain = effects
+        return cls(parent, depth, layers, operations, (position, chain), metadata, label, time_us, nonce, kind, target)
+
+
+class _Nonces:
+    """Sixteen bytes that nobody else has: a random half for each process, which counts in the other."""
+
+    series: tuple[int, bytes, count[int]] = (0, b"", count())
+
+    def make(self) -> bytes:
+        if self.series[0] != os.getpid():
+            self.series = (os.getpid(), os.urandom(8), count())
+        _, half, numbers = self.series
+        return half + next(numbers).to_bytes(8, "big")
+
+
+_nonces = _Nonces()
 
 
 def _is_layer(layer: Any) -> bool:

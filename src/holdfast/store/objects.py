@@ -1,4 +1,4 @@
-"""Whole, immutable files in a directory or in object storage, behind ``Objects``.
+"""Whole, immutable files in a directory, in object storage or in rows of a server, behind ``Objects``.
 
 Owns how a file gets to its place whole or not at all, and what is said of a place that fails. Knows nothing of what is
 in a file. What always holds: when ``put`` returns, the bytes are durable; a name is given once, and its bytes never
@@ -22,7 +22,7 @@ from uuid import uuid4
 
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, ForkedHandle, StoreFailed, StorePoisoned
 from holdfast.store.cipher import HINT
-from holdfast.store.engine import Objects
+from holdfast.store.engine import Engine, Objects
 from holdfast.store.files import fsync_directory, make_folder, unavailable
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ SCHEMES = ("s3", "gs", "az")
 SINGLE_BYTES = 32 * 2**20
 """Up to here an object is sent in one request, which is refused if the name is taken. Larger ones are sent in parts;
 obstore cannot make that depend on the name, so it is looked up first."""
+
+ROW_BYTES = 2**17
+"""Of a file that lies in rows. Whoever reads a little of it gets one of them."""
 
 PART_BYTES = 16 * 2**20
 """S3 takes 10,000 parts."""
@@ -145,8 +148,10 @@ def open_objects(url: str | os.PathLike[str], prefix: str) -> Objects:
 class Folder:
     """A directory. The store's own one is given without ``place``, and needs no mark: it is where the store is."""
 
-    def __init__(self, path: Path, place: str = "") -> None:
+    def __init__(self, path: Path, place: str = "", poisoned: Callable[[StorePoisoned], None] | None = None) -> None:
+        """``poisoned`` is told of a flush that failed."""
         self.place = place or str(path)
+        self._poisoned = poisoned
         self._path = path
         self._marked = bool(place)
         self._writing = f"writing a pack to {place}" if place else "writing a pack"
@@ -216,10 +221,13 @@ class Folder:
             # Without room the whole pack goes, and that is all. Any other failure means that the disk lies or dies.
             if self._marked or error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 raise
-            raise StorePoisoned(
+            failure = StorePoisoned(
                 f"{self._writing}: a flush failed ({error.strerror or error}); nothing was changed",
                 hint="Everything acknowledged before is safe. Close the store and open it again to go on from there.",
-            ) from error
+            )
+            if self._poisoned is not None:
+                self._poisoned(failure)
+            raise failure from error
 
     def read(self, name: str, start: int, length: int) -> bytes:
         found, at, end = [], start, start + length
@@ -274,6 +282,56 @@ class Folder:
         except OSError as error:
             raise unavailable(error, f"listing packs in {self.place}") from error
         yield from found
+
+
+# -- rows of a server ------------------------------------------------------------------------------------------------
+
+
+class Rows:
+    """Rows of the store's own server, for a store that was given no other place: each file cut into parts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.place = engine.place
+        self._engine = engine
+
+    def prepare(self) -> None:
+        """The table is there: it was made with the others."""
+
+    def require(self) -> None:
+        """Where the store is, its packs are."""
+
+    def put(self, name: str, pieces: Iterable[Piece]) -> int:
+        whole = b"".join(pieces)
+        known = self.size(name)
+        if known is not None:
+            if known != len(whole):
+                raise _other(name, self.place)
+            return known
+        now, parts = int(time.time()), [whole[at : at + ROW_BYTES] for at in range(0, len(whole), ROW_BYTES)]
+        rows = [(name, number, now, part) for number, part in enumerate(parts)]
+        sql = "INSERT INTO object (name, part, made, data) VALUES (?, ?, ?, ?)"
+        self._engine.transaction(lambda tx: tx.many(sql, rows))
+        return len(whole)
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        first, last = start // ROW_BYTES, (start + length) // ROW_BYTES
+        sql = "SELECT data FROM object WHERE name = ? AND part >= ? AND part <= ? ORDER BY part"
+        found = self._engine.run(sql, (name, first, last))
+        if not found and self.size(name) is None:
+            raise missing(name, f" from {self.place}")
+        return b"".join(data for (data,) in found)[start - first * ROW_BYTES :][:length]
+
+    def size(self, name: str) -> int | None:
+        sql = "SELECT count(*), CAST(coalesce(sum(length(data)), 0) AS bigint) FROM object WHERE name = ?"
+        ((parts, size),) = self._engine.run(sql, (name,))
+        return size if parts else None
+
+    def delete(self, name: str) -> None:
+        self._engine.transaction(lambda tx: tx.do("DELETE FROM object WHERE name = ?", (name,)))
+
+    def names(self) -> Iterator[tuple[str, float]]:
+        rows = self._engine.run("SELECT name, min(made) FROM object GROUP BY name")
+        return iter([(name, time.time() - made) for name, made in rows])
 
 
 # -- object storage ------------------------------------------------------------------------------------------------

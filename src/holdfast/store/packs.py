@@ -46,6 +46,8 @@ Whereabouts = tuple[float | None, float | None]
 
 
 def file_name(pack: bytes) -> str:
+    if len(pack) != 16:
+        raise Damaged(f"pack {pack.hex()[:40]}: that is no name of one", what=("table pack",), hint=HINT)
     return f"{UUID(bytes=pack)}.pack"
 
 
@@ -314,6 +316,8 @@ class Packs:
                 self._require_whole(source, *whole)
                 if not _drop(engine, name, found[0], target, other=source):
                     return False
+            if source.size(name) != found[0]:
+                self._require_whole(source, *whole)  # it is not: and a copy of it would stay, for want of a good one
             target.put(name, _copied(source, name, found[0]))
             if self._flaws(target, *whole):
                 _drop(engine, name, found[0], target, other=source)

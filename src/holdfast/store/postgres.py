@@ -1,7 +1,7 @@
 """PostgreSQL behind ``Engine`` and ``Leases``: one round trip per commit, moments, and who may write a branch.
 
 Owns a schema of the database, or the rows of one store in a schema that several share. Knows no table but its own
-``lease``, and those in which an acknowledged commit is looked for. What always holds: a commit that returns was flushed
+two, and those in which an acknowledged commit is looked for. What always holds: a commit that returns was flushed
 by the server, and one whose answer is lost raises ``Unsure``; names are qualified and settings belong to transactions,
 so that nothing rests on two statements having met the same session of the server. A comparison that does not hold
 violates NOT NULL, which ends the transaction.
@@ -33,6 +33,7 @@ from holdfast.errors import (
     StoreBusy,
     StoreClosed,
     StoreFailed,
+    StorePoisoned,
     StoreReadOnly,
     StoreWentBack,
 )
@@ -75,7 +76,10 @@ _SESSION = {
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
-_PARTS = re.compile(rf"'[^']*'|\?|\b(FROM|JOIN|INTO|UPDATE)\s+({'|'.join((*TABLES, 'lease'))})\b")
+_OWN = ("lease", "object")
+"""Tables that no other kind of store has: who is at work, and the packs of a store that has no place for them."""
+
+_PARTS = re.compile(rf"'[^']*'|\?|\b(FROM|JOIN|INTO|UPDATE)\s+({'|'.join((*TABLES, *_OWN))})\b")
 _COMMENT = re.compile(r"holdfast (store|shared), format (\d+)")
 _COMPRESSED = [("loose", "data"), ("segment", "manifests"), ("segment", "operations"), ("node", "data")]
 _KEY = "(classid::bigint << 32 | objid::bigint)"
@@ -136,6 +140,9 @@ class _Tx:
     def naming(self) -> None:
         self.do("SELECT pg_advisory_xact_lock_shared(?)", (self._engine.key(b"sweep"),))
 
+    def erasing(self) -> None:
+        """What becomes of deleted rows is the server's business."""
+
 
 class Postgres:
     """The engine of a store on a server."""
@@ -162,6 +169,7 @@ class Postgres:
         self.place = self._address.place
         self.schema = self._address.schema
         self.busy = False
+        self.poison: StorePoisoned | None = None
         self._readonly = readonly
         self._closed = False
         self._links: list[weakref.ref[Link]] = []  # all that were made: a forked child must let go of them
@@ -457,11 +465,14 @@ class Postgres:
         yield f'SET LOCAL search_path TO "{self.schema}"'
         yield from ddl("postgres", shared=shared)
         yield f"CREATE UNLOGGED TABLE lease ({whose}key bigint NOT NULL, body bytea NOT NULL)"
+        key = f"PRIMARY KEY ({'store, ' if shared else ''}name, part)"
+        yield f"CREATE TABLE object ({whose}name text, part bigint, made bigint, data bytea, {key})"
+        yield "ALTER TABLE object ALTER COLUMN data SET STORAGE EXTERNAL"
         yield f"CREATE SEQUENCE handle INCREMENT BY {HANDLES}"
         yield "ALTER TABLE branch SET (fillfactor = 50)"  # the row that every commit changes stays on its page
         for table, column in _COMPRESSED:
             yield f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL"
-        for table in (*TABLES, "lease") if shared else ():
+        for table in (*TABLES, *_OWN) if shared else ():
             yield f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
             yield f"CREATE POLICY own ON {table} USING (store = {OWNER})"
         yield f"COMMENT ON TABLE store IS 'holdfast {'shared' if shared else 'store'}, format {FORMAT_VERSION}'"
@@ -469,7 +480,7 @@ class Postgres:
     def check_schema(self) -> None:
         """Raise unless the tables are exactly those of the format."""
         sql = "SELECT table_name, column_name, data_type FROM information_schema.columns WHERE table_schema = ?"
-        found = {row for row in self.run(sql, (self.schema,)) if row[0] != "lease" and row[2] != "uuid"}
+        found = {row for row in self.run(sql, (self.schema,)) if row[0] not in _OWN and row[2] != "uuid"}
         if found != columns_of("postgres"):
             raise Damaged(f"{self.place}: its tables are not those of the format", what=("schema",))
 
@@ -477,6 +488,7 @@ class Postgres:
         sql = (
             "SELECT coalesce(sum(pg_total_relation_size(c.oid)), 0)::bigint FROM pg_class c JOIN pg_namespace s"
             " ON s.oid = c.relnamespace WHERE s.nspname = ? AND c.relkind = 'r'"
+            " AND c.relname <> 'object'"  # packs are counted by themselves
         )
         return {"catalog": self.run(sql, (self.schema,))[0][0], "log": 0, "free": 0}
 

@@ -20,6 +20,7 @@ from ormsgpack import packb, unpackb
 from holdfast.errors import Damaged
 from holdfast.store.cipher import HINT
 from holdfast.store.manifest import identity, with_parent, without_parent
+from holdfast.store.tables import NUMBER_MAX
 
 SEGMENT_CHECKPOINTS = 256
 SEGMENT_BYTES = 8 * 2**20
@@ -134,6 +135,8 @@ def members_of(members: bytes) -> list[int]:
     except ValueError as error:
         raise _malformed() from error
     if type(found) is not list or set(map(type, found)) != {int}:
+        raise _malformed()
+    if len(set(found)) < len(found) or not 0 < min(found) <= max(found) <= NUMBER_MAX:
         raise _malformed()
     return found
 

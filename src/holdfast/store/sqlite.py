@@ -38,7 +38,7 @@ from holdfast.errors import (
 from holdfast.store.cipher import HINT
 from holdfast.store.engine import Args, Refused, Row, Tx
 from holdfast.store.files import Layout, close_quietly, unavailable
-from holdfast.store.tables import HANDLES, Dialect, check_version, columns_of
+from holdfast.store.tables import HANDLES, NUMBER_MAX, Dialect, check_version, columns_of
 
 ENGINE_WAIT_MS = 5_000
 """SQLite's own patience. Writers queue elsewhere, so it only bridges moments like the recovery of a log."""
@@ -154,7 +154,10 @@ def newest_handle(execute: Callable[..., apsw.Cursor], *tables: str) -> int:
     column = HANDLES[tables[0]]
     parts = [f"(SELECT coalesce(max({column}), 0) FROM {table})" for table in tables]
     parts.append(f"(SELECT coalesce(max(number), 0) FROM floor WHERE name = '{tables[0]}')")
-    return int(execute(f"SELECT max({', '.join(parts)})").get)
+    newest = int(execute(f"SELECT max({', '.join(parts)})").get)
+    if newest >= NUMBER_MAX:
+        raise Damaged(f"table {tables[0]}: a number in it cannot be", what=(f"table {tables[0]}",), hint=HINT)
+    return newest
 
 
 class SqliteTx:
@@ -183,6 +186,9 @@ class SqliteTx:
 
     def naming(self) -> None:
         """Nobody else writes while this transaction does."""
+
+    def erasing(self) -> None:
+        self._connection.execute("PRAGMA secure_delete=ON").fetchall()
 
 
 class _Moment:
@@ -265,8 +271,10 @@ class Sqlite:
             made.execute("SELECT count(*) FROM sqlite_schema").fetchall()
         except apsw.CantOpenError as error:
             # Without a log and without the right to make one, the database file alone is all there is.
-            if not readonly or os.access(self.layout.path, os.W_OK) or self.layout.log_bytes():
+            if os.access(self.layout.path, os.W_OK) or self.layout.log_bytes():
                 raise reading_error(error, "opening the catalog") from error
+            if not readonly:
+                raise StoreReadOnly(f"opening the catalog: {self.layout.path} cannot be written") from error
             made = connect(self.layout.catalog, readonly=True, immutable=True, vfs=self._vfs)
         except apsw.Error as error:
             raise reading_error(error, "opening the catalog") from error
@@ -393,8 +401,12 @@ class Sqlite:
     def _failed(self, error: Exception, connection: apsw.Connection) -> HoldfastError:
         known = writing_error(error, connection, "writing")
         if isinstance(known, StorePoisoned):
-            self.poison = known
+            self.poisoned(known)
         return known
+
+    def poisoned(self, error: StorePoisoned) -> None:
+        """Nothing is written any more."""
+        self.poison = error
 
     def _check_poison(self) -> None:
         if self.poison is not None:
@@ -405,6 +417,7 @@ class Sqlite:
 
         A file takes commits as long as it is open, also one that was deleted or moved away.
         """
+        self._check_poison()
         for path, known in ((self._catalog_path, self._catalog), (self._log_path, self._log)):
             found = _look(path)
             if known is not None and found != known:
@@ -540,7 +553,7 @@ class Sqlite:
             self._writer.set_busy_timeout(0)
             with suppress(apsw.BusyError):  # somebody reads what it holds: it is folded later
                 self._writer.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
-                self._folded_at = self._direct_frames = self._log_bytes = 0
+                self._frames = self._log_bytes = 0
             return False
         except apsw.Error as error:
             raise self._failed(error, self._writer) from error

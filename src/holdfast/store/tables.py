@@ -19,6 +19,9 @@ APPLICATION_ID = 0x48464F52
 
 FORMER_APPLICATION_ID = 0x486F6C64
 
+NUMBER_MAX = 2**62
+"""No number in a row is higher, or below 0, so that one more has room in every engine. Marks are any."""
+
 Dialect = Literal["sqlite", "postgres"]
 
 OWNER = "current_setting('holdfast.store')::uuid"
@@ -75,6 +78,7 @@ class Table:
         self.keys = [at for at, column in enumerate(columns) if column.key]
         self.boxes = [at for at, column in enumerate(columns) if column.kind == "box"]
         self.looked_up = [at for at, column in enumerate(columns) if column.kind == "name"]
+        self.numbers = [at for at, column in enumerate(columns) if column.kind == "int" and column.name != "mark"]
         self.types = [_PYTHON.get(column.kind, bytes) for column in columns]
         # Names of branches and tags are their agent's: equal ones of two agents must not look equal.
         self.scope = next((at for at, column in enumerate(columns) if column.name == "a"), None)

@@ -100,12 +100,13 @@ class Job(Generic[T]):
             self._done.release()
         return True
 
-    def wait(self) -> T:
+    def wait(self, wait_s: float | None = None) -> T:
         """Its result, or what became of it raised. One that has not begun in time is withdrawn."""
-        if not self.join(BUSY_WAIT_S) and self.claim():
+        wait_s = BUSY_WAIT_S if wait_s is None else wait_s
+        if not self.join(wait_s) and self.claim():
             self.finish(
                 StoreBusy(
-                    f"other writers kept the store for {BUSY_WAIT_S:g} s; nothing was written",
+                    f"other writers kept the store for {wait_s:.3g} s; nothing was written",
                     hint="Look for a stopped or hanging process that has this store open, then try again.",
                 )
             )
@@ -140,6 +141,9 @@ class _Writer:
         self._queue: deque[Job[Any]] = deque()
         self._bell = _Bell()
         self._room = _Bell()
+        self._writing: list[Job[Any]] = []  # taken out of the queue, and not done
+        self._queued_bytes = 0  # of both, about: counted anew when something is done
+        self._gathers = False  # whether the thread looks again by itself in a moment, for what nobody waits for
         self._stop = False
         self.working = threading.Lock()  # while something is being written
         self._thread = threading.Thread(target=self._loop, name=f"holdfast-writer-{number}", daemon=True)
@@ -149,7 +153,7 @@ class _Writer:
         if job.handed:
             return
         deadline = time.monotonic() + BUSY_WAIT_S
-        while job.size_bytes and len(self._queue) > 1 and self._bytes() > QUEUE_BYTES:
+        while job.size_bytes and self._queued_bytes > QUEUE_BYTES and self._bytes() > QUEUE_BYTES:
             if not self._room.wait(0.05) and time.monotonic() > deadline:
                 raise StoreBusy(
                     f"{self._bytes():,} bytes wait to be written; nothing was added",
@@ -157,16 +161,19 @@ class _Writer:
                 )
         job.at = time.monotonic()
         self._engine.busy = True
+        self._queued_bytes += job.size_bytes
         self._queue.append(job)  # twice, if an interrupt comes now: it is claimed once all the same
-        job.handed = True
-        self._bell.ring()
+        if not (job.lazy and self._gathers):
+            self._bell.ring()
         if self._stop or not self._thread.is_alive():  # closing was cut short, or the interpreter is ending
             self._thread.join(BUSY_WAIT_S)
             with self.working:
                 self._empty()
+        job.handed = True  # last: one that lies in the queue, and nobody was woken for, would be waited for for ever
 
     def _bytes(self) -> int:
-        return sum([job.size_bytes for job in tuple(self._queue)])
+        waiting = (*self._writing, *tuple(self._queue))
+        return sum([job.size_bytes for job in waiting]) if len(waiting) > 1 else 0
 
     def stop(self, wait_s: float) -> None:
         self._stop = True
@@ -181,6 +188,7 @@ class _Writer:
         wait_s = -1.0
         while True:
             self._bell.wait(wait_s)
+            self._gathers = False
             with self.working:
                 wait_s = self._empty()
             if self._stop and not self._queue:
@@ -193,17 +201,20 @@ class _Writer:
             if not self._stop and all(job.lazy for job in tuple(queue)):
                 left = queue[0].at + GATHER_S - time.monotonic()
                 if left > 0:
+                    self._gathers = True
                     return left
             group = [queue.popleft()]
             while queue and len(group) < GROUP_MAX and not (group[0].bare or queue[0].bare):
                 group.append(queue.popleft())
+            self._writing = group
             left_over = self._write(group)
-            if left_over:
-                for job in left_over:
-                    job.at = time.monotonic() + RETRY_S - GATHER_S
-                queue.extendleft(reversed(left_over))
-                if self._stop:
-                    return 0.0
+            for job in left_over:
+                job.at = time.monotonic() + RETRY_S - GATHER_S
+            queue.extendleft(reversed(left_over))
+            self._writing = []
+            self._queued_bytes = self._bytes()
+            if left_over and self._stop:
+                return 0.0
         self._engine.busy = False
         return -1.0
 
@@ -296,10 +307,10 @@ class Writers:
     def pending(self) -> bool:
         return not all(one.idle for one in self._all)
 
-    def flush(self) -> None:
+    def flush(self, wait_s: float | None = None) -> None:
         """Return when everything that was handed over so far is done; raise what keeps it from being done."""
         for job in [self.hand(Job(_nothing), number) for number in range(len(self._all))]:
-            job.wait()
+            job.wait(wait_s)
 
     def rest(self, deadline: float) -> bool:
         """Before a fork: no change is under way, and none begins until ``resume``."""

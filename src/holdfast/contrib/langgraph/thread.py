@@ -1,7 +1,7 @@
 """One LangGraph thread as this process writes it: its lease, its namespaces, and the writes that wait for a flush.
 
 Owns the order of everything that goes to disk for a thread. A namespace is a branch of the agent, a LangGraph
-checkpoint is one checkpoint of it, and a task's writes are entries of the log under the checkpoint's key, so that they may come
+checkpoint is one checkpoint of it, and a task's writes are entries of the log under its key, so that they may come
 before, while or after it is saved. Whoever is at work on the thread here, a run or a single call, shares one lease,
 and the last one who leaves gives it back. Must not know how checkpoints are read back. What always holds: the
 checkpoints of a branch form the tree that LangGraph's parent ids describe; what ``save`` and ``wait`` returned for is
@@ -232,6 +232,7 @@ class Thread:
         with self.lock:
             if self.held:
                 return
+            self.store._db.check_usable()
             try:
                 self._lease = self._again() or self._take()
             except AgentBusy as error:

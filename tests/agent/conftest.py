@@ -1,0 +1,25 @@
+"""Where the stores of this folder's tests are, unless they say otherwise."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import postgres
+from tests.agent.damage import memory
+
+
+@pytest.fixture
+def store_path():
+    """Where a test's store goes, and flushes cost nothing. Nothing is there yet."""
+    with memory() as folder:
+        yield folder / "store"
+
+
+@pytest.fixture(scope="session")
+def server():
+    """A PostgreSQL server that flushes, as stores want it."""
+    try:
+        with postgres.server(fsync="on") as running:
+            yield running
+    except postgres.NoServer as reason:
+        pytest.skip(str(reason))

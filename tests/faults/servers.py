@@ -1,0 +1,132 @@
+"""Writers on PostgreSQL: they are killed, their sessions are ended, and the server itself crashes and starts over.
+
+What was acknowledged is there, all else is whole or absent, and whoever comes next can write. The server is a real one
+that flushes; when one of its processes is killed it ends all sessions in the middle of whatever they do, and recovers
+from its own log.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+import uuid
+from contextlib import suppress
+
+import psycopg
+
+import holdfast
+from holdfast.errors import HoldfastError, StoreFailed
+from tests import postgres
+from tests.faults.campaign import Skip, Task, campaign, quiet
+from tests.faults.kill_child import SMALL
+from tests.faults.kills import ENOUGH_CHECKPOINTS, PACE_MAX, VERIFY_EVERY, Template, look
+from tests.limits import limits
+
+LIFE_S = 0.1
+LIVES_PER_STORE = 100
+LIVES_PER_AGENT = 20
+# Of ten lives so many end with the writer alone; then its sessions are ended first, or the server crashes.
+KILLED, CUT = 6, 8
+ENDED = ("StoreFailed", "Fenced", "Unsure", "StorePoisoned", "StoreBusy", "AgentBusy")
+"""What a writer may say whose server went away."""
+
+
+@campaign("servers", "PostgreSQL: writers killed, sessions cut, server crashed", "lives", ci=12, soak=2_000)
+def servers(task: Task) -> None:
+    """The same writer as in the kills, on a server."""
+    template = Template()
+    chance = random.Random(77 + task.seed)
+    try:
+        with postgres.server(fsync="on") as server, limits(SMALL), quiet():
+            while not task.over:
+                with server.database(f"lives_{uuid.uuid4().hex}") as url:
+                    _Lives(task, template, chance, url).run()
+    except postgres.NoServer as reason:
+        raise Skip(str(reason)) from reason
+    finally:
+        template.close()
+
+
+class _Lives:
+    """One store, in which writers live one after the other."""
+
+    def __init__(self, task: Task, template: Template, chance: random.Random, url: str) -> None:
+        self._task, self._template, self._chance, self._url = task, template, chance, url
+        self._pace = 1.0
+        self._known: dict[str, str] = {}  # id -> digest of what was acknowledged
+        holdfast.open(url).close()
+
+    def run(self) -> None:
+        task = self._task
+        for number in range(LIVES_PER_STORE):
+            if task.over:
+                break
+            if number and number % 10 == 0 and len(self._known) < ENOUGH_CHECKPOINTS * number:
+                self._pace = min(self._pace * 1.25, PACE_MAX)
+            self._life(f"agent-{number // LIVES_PER_AGENT}", number)
+        with holdfast.open(self._url, readonly=True) as store:
+            report = store.verify()
+            agents = [store.agent(info.name, readonly=True) for info in store.agents()]
+            digests = {c.id: c.digest for agent in agents for c in agent.log(all=True)}
+        if not report.ok:
+            task.broke(str(report))
+        for id, digest in self._known.items():
+            if digests.get(id) != digest:
+                task.broke(f"checkpoint {id[:12]} was acknowledged and is not there")
+        task.details["acknowledged checkpoints"] += len(self._known)
+        task.details["others, whole"] += len(digests) - len(self._known)
+
+    def _life(self, name: str, number: int) -> None:
+        task, chance = self._task, self._chance
+        fate = chance.randrange(10)
+        what, strike = ("killed", lambda: None) if fate < KILLED else ("sessions cut", self._cut)
+        if fate >= CUT:
+            what, strike = "server crashed", self._crash
+        expected: dict[str, str] = {}
+        life_s = chance.uniform(0, LIFE_S * self._pace)
+        durability = "batched" if number % 5 == 4 else "commit"
+        for word, *rest in self._template.run(
+            self._url, name, chance.getrandbits(40), durability, None, life_s, strike
+        ):
+            if word in {"open", "made", "moved"}:
+                expected[rest[0]] = rest[1]
+            elif fate < KILLED or not " ".join(rest).startswith(ENDED):
+                task.broke(f"life {task.done}, {what}: {word} {' '.join(rest)}")
+        self._known |= expected
+        try:
+            self._until_it_answers()
+            look(self._url, name, expected, chance, everything=number % VERIFY_EVERY == VERIFY_EVERY - 1)
+        except (AssertionError, HoldfastError) as error:
+            task.broke(f"life {task.done}, {what}: {error!r}")
+        task.tried(what)
+
+    def _sessions(self) -> list[int]:
+        with psycopg.connect(self._url, autocommit=True) as session:
+            asked = (
+                "SELECT pid FROM pg_stat_activity WHERE application_name = 'holdfast' AND datname = current_database()"
+            )
+            return [pid for (pid,) in session.execute(asked)]
+
+    def _cut(self) -> None:
+        with psycopg.connect(self._url, autocommit=True) as session:
+            for pid in self._sessions():
+                session.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        time.sleep(self._chance.uniform(0, LIFE_S))  # so long it may try to go on
+
+    def _crash(self) -> None:
+        with suppress(psycopg.OperationalError, ProcessLookupError, IndexError):
+            os.kill(self._chance.choice(self._sessions()), signal.SIGKILL)
+        time.sleep(self._chance.uniform(0, LIFE_S))
+
+    def _until_it_answers(self) -> None:
+        deadline = time.monotonic() + postgres.START_TIMEOUT_S
+        while True:
+            try:
+                holdfast.open(self._url, readonly=True).close()
+                return
+            except StoreFailed:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)

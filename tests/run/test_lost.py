@@ -1,0 +1,189 @@
+"""Records that are lost: what may have happened outside is not done again without a word."""
+
+from __future__ import annotations
+
+import shutil
+from itertools import combinations
+
+import pytest
+
+import holdfast
+from holdfast.errors import Diverged, InDoubt, MaybeRepeated, RollbackBlocked, RunUnfinished
+from tests.agent.damage import flipped, rows, spoil
+
+EVERY = range(1, 8)  # run, read, intent, done, checkpoint, intent, done
+
+
+class Crash(BaseException):
+    """The process ends here, as far as the program can tell."""
+
+
+class Program:
+    """Pays twice, with a checkpoint in between; its first life ends before the run does."""
+
+    def __init__(self):
+        self.paid = []
+        self.ends = True
+
+        @holdfast.tool(effect="read")
+        def search(city):
+            return city
+
+        @holdfast.tool(effect="write")
+        def pay(amount):
+            self.paid.append(amount)
+            return amount
+
+        self.search, self.pay = search, pay
+
+    def work(self, agent):
+        agent.state["city"] = self.search("Lisbon")
+        agent.state["paid"] = self.pay(1)
+        agent.checkpoint("between")
+        agent.state["paid"] = self.pay(2)
+        if self.ends:
+            self.ends = False
+            raise Crash
+
+
+@pytest.fixture
+def program(store_path):
+    """After its first life."""
+    made = Program()
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.checkpoint("before")
+        with pytest.raises(Crash):
+            agent.run(made.work)
+    assert made.paid == [1, 2]
+    assert [number for (number,) in rows(store_path, "SELECT i FROM record ORDER BY i")] == list(EVERY)
+    return made
+
+
+def lose(path, *numbers):
+    """As a repair leaves them: in their places, with nothing in them."""
+    for number in numbers:
+        assert spoil(path, "UPDATE record SET body = x'' WHERE i = ?", number) == 1
+
+
+def run(agent, program):
+    return agent.run(program.work)
+
+
+def test_nothing_is_done_twice_whichever_records_are_lost(store_path, tmp_path, program):
+    for number, lost in enumerate([*((one,) for one in EVERY), *combinations(EVERY, 2), tuple(EVERY)]):
+        copy = tmp_path / str(number)
+        shutil.copytree(store_path, copy)
+        lose(copy, *lost)
+        with holdfast.open(copy) as store:
+            agent = store.agent("a")
+            for _ in range(2):
+                with pytest.raises((InDoubt, Diverged, RunUnfinished)):
+                    run(agent, program)
+            report = store.verify()
+            assert (report.ok, report.checked["lost_effects"]) == (True, len(lost))
+        assert program.paid == [1, 2], lost
+
+
+def test_a_call_of_which_all_is_lost_is_in_doubt_until_somebody_decides(store_path, program):
+    lose(store_path, 3, 4)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        with pytest.raises(InDoubt, match=r"records 3 to 4 \(what was recorded is lost\)") as raised:
+            run(agent, program)
+        (effect,) = raised.value.effects
+        assert [one.condition for one in agent.effects()] == ["done", "in doubt", "done"]
+        assert agent.effects()[1].why == effect.why == "what was recorded is lost"
+        agent.resolve(effect.id, "not-done", why="looked at the account")
+        run(agent, program)
+        assert program.paid == [1, 2, 1]
+        assert not [one for one in agent.effects() if one.condition == "in doubt"]
+
+
+def test_what_is_known_to_have_been_done_is_not_repeated_before_it_is_accepted(store_path, program):
+    lose(store_path, 3, 4)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        agent.resolve(lost, "done", why="looked at the account")
+        with pytest.raises(MaybeRepeated, match="pay may be that; it was not called") as raised:
+            run(agent, program)
+        assert program.paid == [1, 2]
+        agent.accept(*raised.value.unclaimed)
+        run(agent, program)
+        assert program.paid == [1, 2, 1]
+
+
+@pytest.mark.parametrize("later", [2, 5])
+def test_a_decision_does_not_cover_what_is_lost_later(store_path, program, later):
+    lose(store_path, 3, 4)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        agent.resolve(lost, "not-done", why="looked at the account")
+    lose(store_path, later)
+    with holdfast.open(store_path) as store, pytest.raises(InDoubt, match="records"):
+        run(store.agent("a"), program)
+    assert program.paid == [1, 2]
+
+
+def test_a_run_whose_beginning_is_lost_is_rolled_back_and_not_begun_again(store_path, program):
+    lose(store_path, 1)
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        assert [(one.function, one.condition) for one in agent.runs()] == [("?", "interrupted")]
+        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        with pytest.raises(RollbackBlocked) as blocked:
+            agent.rollback("before")
+        assert len(blocked.value.blocked) == 3
+        agent.resolve(lost, "not-done", why="it was the beginning of the run")
+        for options in ({}, {"change": True}, {"id": "mine"}):
+            with pytest.raises(RunUnfinished, match="beginning is lost"):
+                agent.run(program.work, **options)
+        assert program.paid == [1, 2]
+        agent.rollback("before", accept=["pay"])
+        run(agent, program)
+        assert program.paid == [1, 2, 1, 2]
+
+
+@pytest.mark.parametrize("lost", [(1,), (2,), (1, 2)], ids=["intent", "outcome", "both"])
+def test_plain_use_does_not_repeat_what_is_lost(store_path, lost):
+    program = Program()
+    with holdfast.open(store_path) as store, store.agent("a"):
+        program.pay(1)
+    lose(store_path, *lost)
+    with holdfast.open(store_path) as store, store.agent("a"), pytest.raises((InDoubt, MaybeRepeated)):
+        program.pay(1)
+    assert program.paid == [1]
+
+
+@pytest.mark.parametrize(
+    "statement", ["DELETE FROM record WHERE i IN (6, 7)", "UPDATE record SET body = ? WHERE i = 7"]
+)
+def test_a_repaired_store_repeats_nothing(store_path, tmp_path, program, statement):
+    ((body,),) = rows(store_path, "SELECT body FROM record WHERE i = 7")
+    spoil(store_path, statement, *((flipped(body),) if "?" in statement else ()))
+    assert not holdfast.repair(store_path, tmp_path / "new").whole
+    with holdfast.open(tmp_path / "new") as store:
+        for branch in store.agent("a").branches():
+            with pytest.raises(InDoubt):
+                run(store.agent("a", branch=branch), program)
+    assert program.paid == [1, 2]
+
+
+def test_a_branch_that_goes_on_without_damaged_records_repeats_nothing(store_path, program):
+    ((body,),) = rows(store_path, "SELECT body FROM record WHERE i = 6")
+    spoil(store_path, "UPDATE record SET body = ? WHERE i = 6", flipped(body))
+    for _ in range(2):
+        with holdfast.open(store_path) as store:
+            agent = store.agent("a", recover=True)
+            assert agent.branch_name == "recovered-1"
+            with pytest.raises(InDoubt, match="records 6 to 6"):
+                run(agent, program)
+    assert program.paid == [1, 2]
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a", recover=True)
+        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        agent.resolve(lost, "not-done", why="looked at the account")
+        run(agent, program)
+    assert program.paid == [1, 2, 2]

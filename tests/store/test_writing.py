@@ -1,0 +1,245 @@
+"""The queue of writers: what is accepted and written later, who waits for whom, and how long."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import holdfast
+from holdfast.agent import tending
+from holdfast.errors import StoreBusy
+from holdfast.store import writer
+from tests import warm
+from tests.limits import limits
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start(program, *arguments):
+    command = [sys.executable, "-c", f"import holdfast, os, sys, time\npath = sys.argv[1]\n{program}", *arguments]
+    return warm.Popen(list(map(str, command)), cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+@contextmanager
+def kept(path):
+    """Another process is in the middle of a transaction, and stays there."""
+    program = (
+        "store = holdfast.open(path)\n"
+        "def work(change):\n  print('in it', flush=True)\n  sys.stdin.readline()\n"
+        "store._db.change(work)\n"
+    )
+    holder = start(program, path)
+    try:
+        assert holder.stdout.readline() == "in it\n"
+        yield holder
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def labels(path):
+    with holdfast.open(path, readonly=True) as store:
+        return [checkpoint.label for checkpoint in store.agent("a").log()][::-1]
+
+
+@pytest.fixture
+def agent(store_path):
+    with holdfast.open(store_path, durability="batched") as store:
+        made = store.agent("a")
+        made.checkpoint("0")
+        store.flush()
+        yield made
+
+
+def test_what_is_accepted_becomes_durable_without_a_flush_and_shares_one_with_others(store_path, monkeypatch):
+    """Seen by another process, which knows nothing of what waits here."""
+    monkeypatch.setattr(writer, "GATHER_S", 0.05)
+    groups = []
+    with holdfast.open(store_path, durability="batched") as store:
+        real = store._db.engine.transaction
+        monkeypatch.setattr(store._db.engine, "transaction", lambda *args: (real(*args), groups.append(1))[0])
+        agents = [store.agent(name) for name in "ab"]
+        store.flush()
+        groups.clear()
+        for number in range(100):
+            for agent in agents:
+                agent.state["n"] = number
+                agent.checkpoint(str(number))
+        reader = start(
+            "store = holdfast.open(path, readonly=True)\n"
+            "while [len(store.agent(name).log()) for name in 'ab'] != [100, 100]: time.sleep(0.01)\n"
+            "print([[int(one.label) for one in store.agent(name).log()] == [*range(99, -1, -1)] for name in 'ab'])\n",
+            store_path,
+        )
+        assert reader.communicate(timeout=180)[0] == "[True, True]\n"
+        assert len(groups) < 100
+
+
+def test_own_checkpoints_are_seen_at_once(agent):
+    for number in range(1, 20):
+        agent.state["n"] = number
+        made = agent.checkpoint(str(number))
+        assert (agent.head.id, agent.log(1)[0].id, agent.at(str(number)).state["n"]) == (made.id, made.id, number)
+
+
+def test_large_values_keep_their_place_in_the_order(agent, store_path):
+    for number in range(1, 7):
+        agent.state["n"] = bytes(300_000 + number) if number % 2 else number
+        agent.checkpoint(str(number))
+    agent.rollback("2")
+    agent.checkpoint("on")
+    agent.flush()
+    agent._store.close()
+    assert labels(store_path) == ["0", "1", "2", "on"]
+
+
+def add(agent, count, accepted):
+    for number in range(1, count + 1):
+        agent.state["text"] = f"{number} " + "x" * 1000
+        agent.checkpoint(str(number))
+        accepted.append(number)
+
+
+@pytest.mark.parametrize("limit", ["changes", "bytes"])
+def test_the_queue_is_bounded_and_who_adds_to_it_waits(agent, store_path, limit):
+    bounds = {"PENDING_MAX": 8} if limit == "changes" else {"QUEUE_BYTES": 8_000}
+    accepted = []
+    with limits(bounds), kept(store_path) as holder:
+        thread = threading.Thread(target=add, args=(agent, 30, accepted))
+        thread.start()
+        while len(accepted) < 4:
+            thread.join(0.01)
+        thread.join(0.3)
+        assert thread.is_alive()
+        assert len(accepted) <= 10
+        print(file=holder.stdin, flush=True)  # it goes on, and so do all others
+        thread.join(180)
+    assert len(accepted) == 30
+    agent._store.close()
+    assert labels(store_path) == [str(number) for number in range(31)]
+
+
+def test_a_full_queue_that_nobody_empties_is_an_error_and_nothing_of_it_is_lost(agent, store_path):
+    with limits({"QUEUE_BYTES": 5_000, "BUSY_WAIT_S": 0.2}):
+        with kept(store_path):
+            with pytest.raises(StoreBusy, match="wait to be written; nothing was added") as caught:
+                add(agent, 99, [])
+            assert "stopped process" in caught.value.hint
+            with pytest.raises(StoreBusy):
+                agent.flush()
+            state = agent.state["text"]
+        agent.checkpoint("last")
+    agent._store.close()
+    found = labels(store_path)
+    assert found == [*map(str, range(len(found) - 1)), "last"]
+    with holdfast.open(store_path) as store:
+        assert store.agent("a").state["text"] == state
+
+
+def test_a_writer_that_hangs_makes_others_busy_and_its_death_lets_them_go_on(store_path):
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        agent.checkpoint("0")
+        with limits({"BUSY_WAIT_S": 0.2}), kept(store_path):
+            agent.state["n"] = 1
+            with pytest.raises(StoreBusy, match=r"other writers kept the store for 0\.2 s; nothing was written"):
+                agent.checkpoint("busy")
+            with pytest.raises(StoreBusy):
+                store.agent("b")
+            with holdfast.open(store_path.with_name("other")) as other:
+                other.agent("a").checkpoint("not their business")
+        assert agent.dirty
+        agent.checkpoint("1")
+    assert labels(store_path) == ["0", "1"]
+
+
+@pytest.mark.parametrize("end", ["store.close()", "", "sys.exit(3)"])
+def test_the_end_of_a_program_waits_so_long_and_no_longer(store_path, end):
+    """It writes what was accepted, if it can; another process that hangs does not keep it for ever."""
+    program = (
+        "from holdfast.store import database, writer\n"
+        "database.CLOSE_WAIT_S, writer.BUSY_WAIT_S = (0.3, 60 if sys.argv[2] else 0.3)\n"
+        "store = holdfast.open(path, durability='batched')\nagent = store.agent('a')\n"
+        "agent.state['n'] = 0\nagent.checkpoint('0')\nstore.flush()\n"
+        "print('ready', flush=True)\nsys.stdin.readline()\n"
+        f"agent.state['n'] = 1\nagent.checkpoint('1')\n{end}\n"
+    )
+    for hanging in (False, True):
+        child = start(program, store_path, "" if "close" in end else "at exit")
+        assert child.stdout.readline() == "ready\n"
+        began = time.monotonic()
+        if hanging:
+            with kept(store_path):
+                child.communicate("go\n", timeout=180)
+            assert time.monotonic() - began < 50
+        else:
+            child.communicate("go\n", timeout=180)
+            assert labels(store_path) == ["0", "1"]
+            with holdfast.open(store_path) as store:
+                store.agent("a").rollback("0")
+
+
+def test_threads_that_write_at_once_start_one_thread_beside_them_and_closing_ends_it(tmp_path, monkeypatch, request):
+    monkeypatch.setattr(tending, "EVERY", 2)
+    request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
+    sys.setswitchinterval(1e-6)
+    gate = threading.Barrier(8)
+    for number in range(8):
+        with holdfast.open(tmp_path / str(number)) as store:
+            agents = [store.agent(name) for name in "abcdefgh"]
+            threads = [threading.Thread(target=lambda one: (gate.wait(), add(one, 2, [])), args=(a,)) for a in agents]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert [thread.name for thread in threading.enumerate()].count("holdfast-tending") == 1
+
+
+def test_forks_amid_the_commits_of_other_threads_tear_nothing(store_path):
+    program = (
+        "import threading\nstore = holdfast.open(path)\nstop = threading.Event()\n"
+        "def work(name):\n"
+        "  agent = store.agent(name)\n"
+        "  while not stop.is_set():\n    agent.state['n'] = agent.state.get('n', 0) + 1; agent.checkpoint()\n"
+        "threads = [threading.Thread(target=work, args=(name,)) for name in 'ab']\n"
+        "for thread in threads: thread.start()\n"
+        "ends = []\n"
+        "for number in range(5):\n"
+        "  if not (child := os.fork()):\n"
+        "    holdfast.open(path).agent(f'c{number}').checkpoint('child')\n"
+        "    os._exit(0)\n"
+        "  ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "stop.set()\n"
+        "for thread in threads: thread.join()\n"
+        "print(ends, store.verify().ok)\nstore.close()\n"
+    )
+    child = start(program, store_path)
+    assert child.communicate(timeout=180)[0] == "[0, 0, 0, 0, 0] True\n"
+    with holdfast.open(store_path) as store:
+        assert {info.name for info in store.agents()} == {"a", "b", "c0", "c1", "c2", "c3", "c4"}
+
+
+def test_a_forked_child_holds_the_database_in_its_own_right(store_path):
+    """A stranger that believes to be the last one to close the database would fold its log and remove it."""
+    child = start(
+        "store = holdfast.open(path)\nstore.agent('parent').checkpoint('one')\n"
+        "if os.fork(): os._exit(0)\n"
+        "own = holdfast.open(path)\nagent = own.agent('a')\nagent.checkpoint('0')\n"
+        "print('ready', flush=True)\nsys.stdin.readline()\nagent.checkpoint('1')\nown.close()\nprint('done')\n",
+        store_path,
+    )
+    assert child.stdout.readline() == "ready\n"
+    stranger = (
+        "import sqlite3, sys\nwith sqlite3.connect(sys.argv[1]) as db: db.execute('SELECT * FROM agent').fetchall()"
+    )
+    subprocess.run([sys.executable, "-c", f"{stranger}\ndb.close()", str(store_path / "store.db")], check=True)
+    assert (store_path / "store.db-wal").exists()
+    assert child.communicate("go\n", timeout=180)[0] == "done\n"
+    assert labels(store_path) == ["0", "1"]
