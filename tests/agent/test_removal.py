@@ -224,26 +224,6 @@ def test_a_branch_whose_head_goes_stands_at_the_nearest_that_stays(store):
     swept(store)
 
 
-def test_heads_are_proven_after_rollbacks_and_forgetting(store):
-    agent = store.agent("a")
-    for number in range(5):
-        agent.state["n"] = number
-        agent.checkpoint(str(number))
-    agent.rollback("2")
-    agent.state["n"] = "x"
-    agent.checkpoint("x")
-    agent.rollback("1")
-    agent.close()
-    forget(store, "a", [numbers(store, "a")["x"]])
-    swept(store)
-    agent = store.agent("a")
-    assert agent.head.label == "1"
-    agent.rollback("0")
-    sound(store)
-    agent.checkpoint("y")
-    sound(store)
-
-
 def test_what_the_log_keeps_under_a_key_goes_with_the_last_checkpoint_that_has_it(store):
     agent = store.agent("a")
     for number, key in enumerate((b"one", b"two", b"two", b"three")):

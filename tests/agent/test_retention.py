@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import branch, retention, tending
+from holdfast.agent import retention, tending
 from holdfast.agent.policy import Moment
 from holdfast.errors import BadOption, Forgotten, InDoubt, ReadOnly, UnknownRevision
 from tests.agent import child
@@ -318,23 +318,6 @@ def test_what_stays_takes_little_more_than_in_a_fresh_store(store_path, monkeypa
         assert taken(store) / taken(other) < 1.5
         assert labels(agent) == labels(fresh)
         swept(store)
-
-
-def test_keeping_every_tenth(store, monkeypatch):
-    monkeypatch.setattr(branch, "SEAL_CHECKPOINTS", 60)
-    agent = talk(store, count=150)
-    before, kept = taken(store), [one for one in agent.log() if one.label.endswith("0")]
-    known = [holdfast.plain(one.state) for one in kept]
-    report = store.retain(Policy(last=1, labels=["m*0"]))
-    assert report.agents[0].freed_bytes == report.freed_bytes
-    assert [one.id for one in agent.log()[1:]] == [one.id for one in kept]
-    assert [one.changes()[-1].path[:1] for one in agent.log()] == [("messages",)] * 16
-    assert [holdfast.plain(one.state) for one in agent.log()[1:]] == known
-    expected = store.retain(Policy(last=1), dry_run=True).freed_bytes
-    freed = store.retain(Policy(last=1)).freed_bytes
-    assert expected > freed // 2 > 0
-    assert taken(store) < before
-    swept(store)
 
 
 class Stopped(Exception):

@@ -302,6 +302,7 @@ def test_tags_follow_whoever_spoke_last(stores):
 # -- what was forgotten -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=400 if SOAK else 4)
 @given(seed=st.integers(0, 2**32))
 def test_a_history_with_gaps_arrives_with_them(seed):
@@ -448,6 +449,7 @@ class Cut(Exception):
     """A transfer that ends in the middle."""
 
 
+@pytest.mark.slow
 @settings(max_examples=400 if SOAK else 4)
 @given(seed=st.integers(0, 2**32))
 def test_any_history_arrives_as_it_is_however_often_it_is_interrupted(seed):

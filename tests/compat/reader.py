@@ -207,8 +207,13 @@ class Store:
         return self.values.decode(data)
 
     def chunk(self, digest: bytes, p: int, start: int, length: int, stored: int) -> bytes:
-        pack = (self.path / "packs" / f"{uuid.UUID(bytes=self.packs[p]['uuid'])}.pack").read_bytes()
-        expect(pack[:8] == b"HFPACK02" and len(pack) == self.packs[p]["size"] and start % 4096 == 0, "pack")
+        name = self.packs[p]["uuid"]
+        pack = (self.path / "packs" / f"{uuid.UUID(bytes=name)}.pack").read_bytes()
+        expect(pack[:8] == b"HFPACK03" and len(pack) == self.packs[p]["size"] and start % 4096 == 0, "pack")
+        size = int.from_bytes(pack[-16:-8])
+        index = pack[-(-(-(size + 48) // 4096) * 4096) :][:size]
+        expect(pack[-48:-16] == blake3(b"holdfast.index\0" + index).digest() and pack[-8:] == b"HFINDEX1", "index")
+        expect([digest, start, length, stored] in msgpack.decode(self.cipher.box("index", name, index)), "index")
         data = self.cipher.box("chunk", digest, pack[start : start + stored + self.cipher.overhead])
         data = data if stored == length else frame(data)
         expect(len(data) == length and blake3(b"holdfast.chunk\0" + data).digest() == digest, f"chunk {digest.hex()}")

@@ -309,6 +309,8 @@ class BranchWriter:
             found = self._db.directly(self._work(pending, self._now.firm, objects), self._now.firm.b)
         except StorePoisoned:
             raise  # what the disk has of it is unknown
+        except Unsure:
+            return  # the next step asks
         except HoldfastError as error:
             self._drop(error)
             raise

@@ -14,7 +14,7 @@ import os
 import tempfile
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent import history, metadata, salvage
+from holdfast.agent.collection import note_waste
 from holdfast.agent.move import FACTS
 from holdfast.agent.sealing import fold_below
 from holdfast.agent.store import MAIN, Store, find_store
@@ -36,6 +37,7 @@ from holdfast.store.catalog import (
     Body,
     Branch,
     End,
+    Place,
     Point,
     Progress,
     Record,
@@ -362,24 +364,36 @@ class _Mending:
             return ""
 
     def _name_packs(self, old: Packs) -> None:
-        """Packs whose rows are lost: which one a chunk is in, its digest tells."""
-        rows = self.view.rows("chunk", "WHERE p NOT IN (SELECT p FROM pack)")
-        spare = set(old.whereabouts()) - self.view.packs().keys() if rows else set()
-        named: set[int] = set()
-        for digest, p, *_ in rows:
-            for pack in sorted(spare) if p not in named else ():
-                self.db.change(partial(_put_pack, p=p, pack=pack))
-                if next(self._readable(old, [digest]), None):
-                    spare.discard(pack)
-                    named.add(p)
-                    break
-                self.db.change(partial(Change.delete, table="pack", column="p", values=[p]))
-        if named:
-            self._report.problems.append(f"table pack: {len(named)} row(s) were lost, and found in the packs")
-        lost = [p for _, p, *_ in rows if p not in named]
+        """What packs say of themselves stands for rows that are lost."""
+        known = {pack: p for p, pack, _ in self.view.rows("pack")}
+        chunks = {digest: p for digest, p, *_ in self.view.rows("chunk")}
+        found = 0
+        for pack in sorted(old.whereabouts()):
+            index = self._index(old, pack)
+            unnamed = (chunks[one] for one in index if one in chunks and chunks[one] not in known.values())
+            p = known.get(pack) or next(unnamed, 0)
+            rows = [(digest, *place[1:]) for digest, place in index.items() if digest not in chunks]
+            # Some of what it holds may have been let go. That nothing of it is known, or only that, is damage.
+            if (self._hurt or (p and (pack not in known or len(rows) == len(index)))) and (rows or pack not in known):
+                known[pack] = self.db.change(partial(_put_pack, p=p, pack=pack, rows=rows))
+                chunks |= dict.fromkeys((digest for digest, *_ in rows), known[pack])
+                found += 1
+        if found:
+            self._report.problems.append(
+                f"tables pack and chunk: rows of {found} pack(s) were lost, and found in the packs"
+            )
+        lost = [p for p in set(chunks.values()) if p not in known.values()]
         if lost:  # or they would be taken for chunks of a new pack that gets the number
             self.db.change(partial(Change.delete, table="chunk", column="p", values=lost))
-            self._report.problems.append(f"table chunk: {len(lost)} chunk(s) are lost: no pack has them")
+            self._report.problems.append(f"table chunk: chunks of {len(lost)} pack(s) are lost: no pack has them")
+
+    def _index(self, old: Packs, pack: bytes) -> Mapping[bytes, Place]:
+        try:
+            return old.index(pack)
+        except (Damaged, StoreFailed) as error:
+            if not isinstance(error, Damaged) and not failed_disk(error):
+                raise
+            return {}
 
     def _readable(self, old: Packs, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
         for digest in digests:
@@ -878,8 +892,13 @@ class _Mending:
 _REFS = frozenset({"agent", "branch", "tag", "validity", "shallow"})
 
 
-def _put_pack(change: Change, p: int, pack: bytes) -> None:
+def _put_pack(change: Change, p: int, pack: bytes, rows: Sequence[tuple[bytes, int, int, int]]) -> int:
+    p = p or change.tx.number("pack")
     change.put("pack", p, pack, 0, unless_there=True)
+    for row in rows:
+        change.put("chunk", row[0], p, *row[1:], unless_there=True)
+    note_waste(change)  # some of it may have been let go on purpose
+    return p
 
 
 def _version(branch: tuple[Any, ...]) -> tuple[int, ...]:

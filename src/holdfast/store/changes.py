@@ -135,13 +135,14 @@ _UNUSED = {table: _unused(table) for table in HANDLES}
 
 
 class Collected:
-    """A transaction on paper: statements and arguments, with handles that are a guess."""
+    """A transaction on paper: statements and arguments. Its handles are ``own``, or else a guess that is checked."""
 
-    def __init__(self, numbers: dict[str, int], b: int) -> None:
+    def __init__(self, numbers: dict[str, int], b: int, own: Callable[[], int] | None = None) -> None:
         self.statements: list[str] = []
-        self.args: list[Any] = []
-        self.numbers = dict(numbers)
+        self.args: list[Args] = []
+        self._numbers = dict(numbers)
         self._b = b
+        self._own = own
         self._sure: set[str] = set()
 
     def run(self, sql: str, args: Args = ()) -> list[Stored]:  # noqa: ARG002 - whatever it asks
@@ -149,15 +150,17 @@ class Collected:
 
     def do(self, sql: str, args: Args = ()) -> None:
         self.statements.append(sql)
-        self.args += args
+        self.args.append(args)
 
     def many(self, sql: str, args: Sequence[Args]) -> None:
         for one in args:
             self.do(sql, one)
 
     def number(self, *tables: str) -> int:
+        if self._own is not None:
+            return self._own()
         table = tables[0]
-        known = self.numbers.get(table)
+        known = self._numbers.get(table)
         if known is None:
             raise CannotCollect
         if table not in self._sure:
@@ -165,11 +168,12 @@ class Collected:
             # where a row that is there already counts as written, it would be taken for that one.
             self._sure.add(table)
             self.do(_UNUSED[table], (known, self._b))
-        self.numbers[table] = known + 1
+        self._numbers[table] = known + 1
         return known + 1
 
     def naming(self) -> None:
-        """An engine that takes a change in one call has no sweeping beside it."""
+        if self._own is not None:  # others sweep while this engine takes a call
+            raise CannotCollect
 
     def erasing(self) -> None:
         raise CannotCollect

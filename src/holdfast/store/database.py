@@ -191,15 +191,13 @@ class Database:
         What comes out of it other than that says nothing about whether it was made: ask the store.
         """
         self.check_usable()
-        if not self.engine.takes_calls:
-            return None
-        collected = Collected(self._numbers, b)
+        collected = Collected(self._numbers, b, self.engine.handles())
         change = Change(collected, self.cipher)
         try:
             result = work(change)
         except CannotCollect:
             return None
-        if not self.engine.direct(self.engine.batch(collected.statements), collected.args):
+        if not self.engine.direct(collected.statements, collected.args):
             return None
         self._committed([change])
         return (result,)

@@ -59,7 +59,6 @@ class Engine(Protocol):
     dialect: Dialect
     place: str  # for messages; without passwords
     writers: int  # how many threads may be in ``transaction`` at once
-    takes_calls: bool  # whether ``direct`` ever makes a change
     busy: bool  # whether a writer has something to do: then ``direct`` hands over
     poison: StorePoisoned | None  # why nothing is written any more
 
@@ -74,17 +73,17 @@ class Engine(Protocol):
     def check_place(self) -> None:
         """Raise unless what is written now can be found again by whoever opens the store."""
 
-    def direct(self, sql: str, args: Args) -> bool:
+    def handles(self) -> Callable[[], int] | None:
+        """What gives handles that nobody else is given; None where those of a call have to be guessed."""
+
+    def direct(self, statements: Sequence[str], args: Sequence[Args]) -> bool:
         """A whole transaction in one call from any thread; False: not done, hand it over.
 
-        ``sql`` is what ``batch`` made. What comes out of it other than a result says nothing: ask the store.
+        What comes out of it other than a result says nothing: ask the store.
         """
 
     def acknowledge(self, b: int, generation: int, head: int) -> None:
         """Somebody is being told that a branch stands there: a store that knows less, later, has gone back."""
-
-    def batch(self, statements: Iterable[str]) -> str:
-        """Statements as one text for ``direct``: a transaction that ends with the first one that is refused."""
 
     def sweeping(self) -> AbstractContextManager[bool]:
         """True: nobody seals or has a moment open meanwhile, so that objects which nothing names may go."""

@@ -8,22 +8,30 @@ only by whoever moves it. No row says where a pack is: the two places do.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 from uuid import UUID, uuid4
 
 import zstandard
+from msgspec import Meta, convert
+from ormsgpack import packb, unpackb
 
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, HoldfastError, InputError, StoreFailed, Unavailable
 from holdfast.store.catalog import Place, View, chunk_digest
 from holdfast.store.changes import NewPack
 from holdfast.store.cipher import HINT, Buffer, Cipher
+from holdfast.store.cipher import digest as digest_of
 from holdfast.store.engine import Engine, Objects
 from holdfast.store.objects import TEMPORARY, Missing, missing
 
-MAGIC = b"HFPACK02"
+MAGIC = b"HFPACK03"
+INDEX = b"HFINDEX1"
+_TAIL = struct.Struct(">32sQ8s")
+"""The end of a pack: a digest of the index before it, and how long that is."""
+
 ALIGN_BYTES = 4096
 CHUNK_MAX_BYTES = 64 * 2**20
 """The most that one chunk may hold, and so claim to hold when it is read. Bulk values are cut every 8 MiB."""
@@ -37,6 +45,8 @@ SAMPLE_BYTES = 2**16
 GRACE_S = 3600.0
 """A pack is named by a row after it was put, so one that no row names may be about to be. So long nobody deletes it."""
 
+_Size = Annotated[int, Meta(ge=0, lt=2**62)]
+_ROWS = list[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], _Size, _Size, _Size]]
 T = TypeVar("T")
 Chunk = tuple[bytes, Place]
 """A chunk's digest, and where it is."""
@@ -104,11 +114,11 @@ class Packs:
         """Write one pack with these chunks. When this returns it is durable, and nobody refers to it yet."""
         pack = uuid4().bytes
         rows: list[tuple[bytes, int, int, int]] = []
-        size = self.here.put(file_name(pack), self._pieces(chunks, rows))
+        size = self.here.put(file_name(pack), self._pieces(pack, chunks, rows))
         return NewPack(pack, size, rows)
 
     def _pieces(
-        self, chunks: Iterable[tuple[bytes, Buffer]], rows: list[tuple[bytes, int, int, int]]
+        self, pack: bytes, chunks: Iterable[tuple[bytes, Buffer]], rows: list[tuple[bytes, int, int, int]]
     ) -> Iterator[bytes]:
         yield MAGIC.ljust(ALIGN_BYTES, b"\0")
         at = ALIGN_BYTES
@@ -124,6 +134,10 @@ class Packs:
             yield box
             yield bytes(-len(box) % ALIGN_BYTES)
             at += round_up(len(box))
+        index = bytes(self.cipher.box("index", pack, packb(rows)))
+        yield index
+        yield bytes(-(len(index) + _TAIL.size) % ALIGN_BYTES)
+        yield _TAIL.pack(digest_of(b"index", index), len(index), INDEX)
 
     def discard(self, pack: bytes) -> None:
         """Let a pack go whose rows were refused. One that stays is waste, not harm."""
@@ -221,6 +235,34 @@ class Packs:
         # What is damaged is there; what cannot be reached may be there.
         raise min(failures, key=lambda error: (isinstance(error, Missing), isinstance(error, Unavailable)))
 
+    def index(self, pack: bytes) -> dict[bytes, Place]:
+        """What a pack says that it holds: for those who have lost the rows that say so."""
+        return self._from(pack, partial(self._index, pack))
+
+    def _index(self, pack: bytes, place: Objects) -> dict[bytes, Place]:
+        name = file_name(pack)
+        size = place.size(name)
+        if size is None:
+            raise missing(name)
+        wrong = Damaged(f"packs/{name}: its index is not what was written", what=(f"packs/{name}",), hint=HINT)
+        tail = place.read(name, max(0, size - _TAIL.size), _TAIL.size)
+        if len(tail) < _TAIL.size:
+            raise wrong
+        proof, length, magic = _TAIL.unpack(tail)
+        start = size - round_up(length + _TAIL.size)
+        if magic != INDEX or start < ALIGN_BYTES:
+            raise wrong
+        data = place.read(name, start, size - start - _TAIL.size)
+        if digest_of(b"index", data[:length]) != proof or any(data[length:]):
+            raise wrong
+        try:
+            return {
+                digest: Place(pack, *rest)
+                for digest, *rest in convert(unpackb(self.cipher.unbox("index", pack, data[:length])), _ROWS)
+            }
+        except ValueError:
+            raise wrong from None
+
     # -- proof ----------------------------------------------------------------------------------------------
 
     def check(self, view: View, pack: bytes) -> dict[bytes, Damaged]:
@@ -249,10 +291,14 @@ class Packs:
                     found[digest] = error
                 if any(padding):
                     found[b""] = wrong
-        known = place.size(file_name(pack))
-        if known is None:
-            raise missing(file_name(pack))  # it was moved meanwhile
-        if known != size:
+        try:
+            if not dict(chunks).items() <= self._index(pack, place).items():
+                found[b""] = wrong
+        except Missing:
+            raise  # it was moved meanwhile
+        except Damaged as error:
+            found[b""] = error
+        if place.size(file_name(pack)) != size:
             found[b""] = Damaged(f"{name}: its size is not what was written", what=(name,), hint=HINT)
         return found
 

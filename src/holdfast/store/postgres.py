@@ -17,7 +17,7 @@ import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from typing import TypeVar
@@ -148,7 +148,6 @@ class Postgres:
     """The engine of a store on a server."""
 
     dialect: Dialect = "postgres"
-    takes_calls = False
     writers = WRITERS
 
     def __init__(
@@ -329,12 +328,28 @@ class Postgres:
     def check_place(self) -> None:
         """Whoever opens the store comes to the same server, or to one that ``connect`` has compared with it."""
 
-    def batch(self, statements: Iterable[str]) -> str:
-        return "; ".join(statements)
+    def handles(self) -> Callable[[], int]:
+        return self.number
 
-    def direct(self, sql: str, args: Args) -> bool:  # noqa: ARG002
-        """Always handed over: an interrupt of the caller would cost a connection, and each time the answer."""
-        return False
+    def direct(self, statements: Sequence[str], args: Sequence[Args]) -> bool:
+        seat = free_seat(self._writing)
+        if seat.lock.locked():
+            return False
+        with seat.lock, self.explained("writing"):
+            # An interrupt leaves a connection on which something is under way: it is not used again.
+            link = seat.ready(self.connect)
+            self._begin(link)
+            for sql, values in zip(statements, args, strict=True):
+                link.send(self.translated(sql), values)
+            try:
+                more = self._commit(link)
+            except Said as said:
+                link.roll_back()
+                if not said.state:
+                    raise _unsure(said) from None
+                return False  # the writer finds out which comparison does not hold
+        self._keep(more)
+        return True
 
     def transaction(self, work: Callable[[Tx], T], begun: Callable[[], None] | None = None) -> T:
         seat = free_seat(self._writing)
@@ -354,30 +369,35 @@ class Postgres:
     def _transact(self, link: Link, work: Callable[[Tx], T]) -> T:
         committing = False
         try:
-            link.send(_BEGIN)
-            link.send(*self._local)
+            self._begin(link)
             tx = _Tx(self, link)
             result = work(tx)
             if tx.deletes and self._sweeper is not None:  # with its connection, the right to sweep may have been lost
                 sql = f"SELECT pid FROM pg_locks WHERE pid = ? AND mode = 'ExclusiveLock' AND {_KEY} = ?"
                 if not tx.run(sql, (self._sweeper, self.key(b"sweep"))):
                     raise StoreBusy("the connection that kept others from naming things was lost; nothing was written")
-            more = link.send(self._next_handles, wanted=True) if len(self._handles) < HANDLES // 4 else []
             committing = True
-            link.send("COMMIT")
-            link.receive()
-            if link.done != b"COMMIT":
-                raise Said("25P02", "the server has rolled the transaction back")
+            more = self._commit(link)
         except BaseException as error:
             link.roll_back()
             if committing and isinstance(error, Said) and not error.state:
-                raise Unsure(
-                    f"the connection broke while a change was being committed ({error.text}): it may be there or not",
-                    hint="Look at what is there before you do it again.",
-                ) from None
+                raise _unsure(error) from None
             raise
         self._keep(more)
         return result
+
+    def _begin(self, link: Link) -> None:
+        link.send(_BEGIN)
+        link.send(*self._local)
+
+    def _commit(self, link: Link) -> list[Row]:
+        """The one wait of a transaction. Returns more handles, if it was time for them."""
+        more = link.send(self._next_handles, wanted=True) if len(self._handles) < HANDLES // 4 else []
+        link.send("COMMIT")
+        link.receive()
+        if link.done != b"COMMIT":
+            raise Said("25P02", "the server has rolled the transaction back")
+        return more
 
     def number(self) -> int:
         """A handle. They come neither in order nor without gaps."""
@@ -532,6 +552,13 @@ class Postgres:
                 seat.lock.release()
         while self._spare:
             self._spare.pop().close()
+
+
+def _unsure(said: Said) -> Unsure:
+    return Unsure(
+        f"the connection broke while a change was being committed ({said.text}): it may be there or not",
+        hint="Look at what is there before you do it again.",
+    )
 
 
 def _known(said: Said, doing: str) -> HoldfastError:

@@ -17,10 +17,11 @@ import sys
 import threading
 import time
 import urllib.parse
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from io import FileIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -217,7 +218,6 @@ class Sqlite:
 
     dialect: Dialect = "sqlite"
     writers = 1
-    takes_calls = True
 
     def __init__(self, layout: Layout, *, readonly: bool = False, vfs: str | None = None) -> None:
         self.place = str(layout.path)
@@ -349,10 +349,10 @@ class Sqlite:
     def acknowledge(self, b: int, generation: int, head: int) -> None:
         """The witness says as much."""
 
-    def batch(self, statements: Iterable[str]) -> str:
-        return self._batch(tuple(statements))
+    def handles(self) -> None:
+        """One writer at a time: the next number is free, and another process may take it first."""
 
-    def direct(self, sql: str, args: Args) -> bool:
+    def direct(self, statements: Sequence[str], args: Sequence[Args]) -> bool:
         if self.busy or self._directing.locked() or time.monotonic() < self._not_before:
             return False
         self._check_poison()
@@ -361,7 +361,7 @@ class Sqlite:
         with self._directing:  # entering it is one step, which nothing can cut
             self.check_place()
             try:
-                self._direct_execute(sql, args)
+                self._direct_execute(self._batch(tuple(statements)), tuple(chain.from_iterable(args)))
             except (apsw.ConstraintError, apsw.BusyError):
                 self._not_before = time.monotonic() + DIRECT_TRIES_S
                 return False  # the writer finds out which comparison does not hold
