@@ -100,6 +100,29 @@ def test_a_fenced_handle_says_so_and_can_be_opened_again(store_path):
         again.checkpoint("mine again")
 
 
+def test_who_was_passed_over_while_opening_does_not_write(store_path, monkeypatch):
+    with holdfast.open(store_path) as store:
+        store.agent("a").close()
+        take = store._db.leases.take
+
+        def passed_over(*args, **options):
+            lease = take(*args, **options)
+            child = os.fork()
+            if not child:
+                with suppress(BaseException), holdfast.open(store_path) as other:
+                    other.agent("a", takeover=True).close()
+                os._exit(0)
+            os.waitpid(child, 0)
+            return lease
+
+        monkeypatch.setattr(store._db.leases, "take", passed_over)
+        agent = store.agent("a")
+        agent.state["n"] = 1
+        with pytest.raises(Fenced):
+            agent.checkpoint()
+        assert store.agent("a", readonly=True).head is None
+
+
 def test_wait_s_waits_for_the_holder(store_path):
     process = start("release_after", store_path, "a", 0.5)
     try:

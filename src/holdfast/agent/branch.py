@@ -93,6 +93,7 @@ class Pending:
     sealed = False
     lazy = False
     accepted = False  # nobody waits for it any more
+    chunks_tried = 0
     tried = False  # directly, and nobody knows yet what became of it
     job: Job[Branch] | None = None
     done: Branch | None = None
@@ -264,7 +265,7 @@ class BranchWriter:
             made.chunks_named = frozenset(chunks_of(captured.operations) - made.chunks.keys())
             made.key, made.said, made.onto = key, said, now.onto
             made.guard = self._guard() if self._guard is not None else None
-            made.lazy = self._store._batched
+            made.lazy = self._store._batched and not made.chunks
             made.records = checked(note(made)) if note is not None else ()
             count, chain = chained(now.tip.end, made.records)
             made.tip = now.tip._replace(id=made.id, depth=depth + 1, records=count, chain=chain)
@@ -401,12 +402,20 @@ class BranchWriter:
                 self._written(first, first.job.result)
             elif isinstance(error, Unsure):
                 self._ask(first)
-            elif isinstance(error, Refused) and first.sealed and self._stands(first):
+            elif (
+                isinstance(error, Refused)
+                and (first.sealed or (first.chunks and first.chunks_tried < 3))
+                and self._stands(first)
+            ):
                 for one in self._now.pending[1:]:
                     if one.job is not None and not one.job.claim():
                         one.job.join()
                     one.job = None
-                first.sealed, first.job = False, None  # nodes that it counts on are gone: it is written without
+                if first.pack:
+                    self._db.packs.discard(first.pack)
+                # Nodes that it counts on are gone: it is written without. Or chunks are: then it brings them itself.
+                first.chunks_tried += not first.sealed
+                first.sealed, first.job, first.pack = False, None, b""
                 self._unsealed = SEAL_CHECKPOINTS
             else:
                 if isinstance(error, Refused) and first.document is not None and self._stands(first):

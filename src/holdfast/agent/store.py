@@ -262,7 +262,9 @@ class Store:
                     return known_handle
             lease = self._lease(name, branch_row, wait_s=wait_s, takeover=takeover)
             try:
-                handle = self._opened(row, view.branch_at(branch_row.b), lease, config)
+                # Somebody may have taken it over since: what we write must be refused then.
+                ours = view.branch_at(branch_row.b)._replace(generation=lease.generation)
+                handle = self._opened(row, ours, lease, config)
                 if lost:
                     handle._say_recovered(damaged, lost)
             except BaseException:

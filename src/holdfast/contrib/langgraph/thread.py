@@ -333,7 +333,7 @@ class Thread:
         if found is not None and (found.turn == self._turn or self._unchanged(found)):
             found.turn = self._turn
             return found
-        self._held_lease()
+        lease = self._held_lease()
         store, row = self.store, self.row
         name = branch_name(ns)
         branch = store._db.view.branch(row.a, name)
@@ -341,7 +341,8 @@ class Thread:
             more = {"arriving": BROUGHT} if self._arriving else {}
             branch = store._add_branch(row, name, None, {"ns": ns, **more})
         self.chosen(ns, branch.head)  # nobody has gone on with it if it was there
-        # A commit to the lease's own branch compares its generation anyway.
+        if not ns:  # somebody may have taken it over since: what we write must be refused then
+            branch = branch._replace(generation=lease.generation)
         writer = BranchWriter(store, branch, guard=(lambda: self.guard) if ns else None)
         found = self._spaces[ns] = Namespace(self, ns, branch, writer)
         found.turn = self._turn
