@@ -213,23 +213,22 @@ def test_an_interrupt_in_the_middle_of_changes_and_checkpoints_loses_nothing(age
     struck = 0
     try:
         for number in range(1, rounds(600, 60_000)):
-            signal.setitimer(signal.ITIMER_REAL, 0.00002 + (number * 7919 % 1000) * 0.000001)
             try:
-                agent.state["l"][number % 150]["t"].append(number)
-                agent.state["d"] = {"a": [number], "b": agent.state["l"][3]}
-                agent.state["l"].append(agent.state["l"].pop(0))
-                if len(agent.state["l"]) < 200:  # interrupted between the two
-                    agent.state["l"].append({"n": number, "t": []})
-                agent.checkpoint()
+                signal.setitimer(signal.ITIMER_REAL, 0.00002 + (number * 7919 % 1000) * 0.000001)
+                try:
+                    agent.state["l"][number % 150]["t"].append(number)
+                    agent.state["d"] = {"a": [number], "b": agent.state["l"][3]}
+                    agent.state["l"].append(agent.state["l"].pop(0))
+                    if len(agent.state["l"]) < 200:  # interrupted between the two
+                        agent.state["l"].append({"n": number, "t": []})
+                    agent.checkpoint()
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             except Interrupted:
                 struck += 1
-            finally:
-                signal.setitimer(signal.ITIMER_REAL, 0)
             if number % 25 == 0:
                 agent.checkpoint()
                 assert holdfast.plain(agent.at().state) == holdfast.plain(agent.state)
-    except Interrupted:
-        pass  # it came late
     finally:
         signal.signal(signal.SIGALRM, before)
     agent.checkpoint("after it all")
