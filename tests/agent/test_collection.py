@@ -10,9 +10,12 @@ import pytest
 import holdfast
 from holdfast import Policy
 from holdfast.agent import collection, removal, retention
+from holdfast.agent.sealing import fold_below
 from holdfast.errors import Damaged, StoreBusy
+from holdfast.store.segments import split_refs
 from tests.agent.damage import KEY
 from tests.agent.histories import few_between_seals, states, swept
+from tests.limits import limits
 
 
 @pytest.fixture
@@ -186,3 +189,21 @@ def test_whatever_is_told_anew_is_the_state(store, seed):
     for label, _ in history:
         holdfast.plain(again.at(label).state)
     assert store.verify().ok
+
+
+def test_a_segment_rests_on_what_its_checkpoints_have_added_however_long_the_history_is(store):
+    with limits({"SEAL_CHECKPOINTS": 20}):
+        agent = store.agent("x")
+        messages = agent.state.setdefault("messages", [])
+        for number in range(400):
+            messages.append(random.Random(number).randbytes(2_000))
+            agent.checkpoint()
+        store._tending.stop()
+        for point in agent._walk():
+            if point.row.sealed:
+                fold_below(store._db, point.n)
+    rows = store._db.view.rows("segment")
+    assert len(rows) > 10
+    leaves = [len(split_refs(refs)[0]) for _, _, refs, *_ in rows]
+    assert 0 < max(leaves) <= 3
+    assert all(len(operations) < 4_500 for *_, operations in rows), "of twenty messages of 2,000 bytes"

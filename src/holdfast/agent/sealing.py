@@ -83,8 +83,10 @@ def _packed(view: View, rows: list[Row], tip: Row) -> Packed:
 
 
 def _new_leaves(view: View, point: Point, since: Point) -> dict[bytes, bytes]:
-    """Leaves of a sealed state that the one before a run lacks: what its operations put there stands in them."""
-    below = view.point(since.row.parent).manifest.sections if since.row.parent else []
+    """Leaves of a sealed state that the last sealed one before lacks: what operations put there stands in them."""
+    above = [since.row] if since.row.sealed else view.up(since.n, _LOOK_BACK)
+    sealed = next((row for row in above if row.sealed), None)
+    below = view.point(sealed).manifest.sections if sealed is not None else []
     known: set[bytes] = set()
     for _, raw in _walk(view, [root for _, root in below], known):
         known.update(children(raw))
