@@ -14,7 +14,7 @@ from itertools import pairwise, takewhile
 
 from holdfast.agent.history import children, named_in
 from holdfast.errors import Damaged
-from holdfast.store.catalog import Point, Row, View
+from holdfast.store.catalog import Point, Row, View, slices
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
 from holdfast.store.engine import Refused
@@ -86,31 +86,24 @@ def _new_leaves(view: View, point: Point, since: Point) -> dict[bytes, bytes]:
     """Leaves of a sealed state that the last sealed one before lacks: what operations put there stands in them."""
     above = [since.row] if since.row.sealed else view.up(since.n, _LOOK_BACK)
     sealed = next((row for row in above if row.sealed), None)
-    below = view.point(sealed).manifest.sections if sealed is not None else []
-    known: set[bytes] = set()
-    for _, raw in _walk(view, [root for _, root in below], known):
-        known.update(children(raw))
+    before = [root for _, root in view.point(sealed).manifest.sections] if sealed is not None else []
+    known = set(before)
     fresh: dict[bytes, bytes] = {}
     size = 0
-    for name, raw in _walk(view, [root for _, root in point.manifest.sections], known):
-        if not raw[1]:
-            size += len(raw)
-            if size > DICTIONARY_BYTES:
-                return {}
-            fresh[name] = raw
+    level = [root for _, root in point.manifest.sections if root not in known]
+    while level:  # both trees from above, where they differ: what one level of the earlier one names is known
+        inner = [raw for raw in view.nodes(before).values() if raw[1]]
+        known.update(child for raw in inner for child in children(raw))
+        below: dict[bytes, None] = {}
+        for part in slices(level, 64):
+            for name, raw in view.nodes(part).items():
+                if raw[1]:
+                    below |= dict.fromkeys(children(raw))
+                    continue
+                size += len(raw)
+                if size > DICTIONARY_BYTES:
+                    return {}
+                fresh[name] = raw
+        before = [child for raw in inner if raw[1] > 1 for child in children(raw) if child not in below]
+        level = [child for child in below if child not in known]
     return fresh
-
-
-def _walk(view: View, roots: list[bytes], known: set[bytes]) -> Iterator[tuple[bytes, bytes]]:
-    """The nodes below some roots that are not known, from above; leaves are read only if nothing knows them."""
-    waiting = [root for root in roots if root not in known]
-    seen: set[bytes] = set()
-    while waiting:
-        some, waiting = waiting[:64], waiting[64:]
-        for name, raw in view.nodes(some).items():
-            if name in seen:
-                continue
-            seen.add(name)
-            yield name, raw
-            if raw[1]:
-                waiting += [child for child in children(raw) if child not in known and child not in seen]
