@@ -17,6 +17,7 @@ from holdfast.errors import BadName, CorruptValue, HoldfastError
 from holdfast.store.catalog import Body, read_body
 from holdfast.store.cipher import digest
 from holdfast.store.manifest import TIME_MAX
+from holdfast.store.tables import NUMBER_MAX
 
 VERSION = 1
 """Of the frames. Whoever does not know it reads no further than the first one."""
@@ -32,7 +33,7 @@ Identity = Annotated[bytes, Meta(max_length=32)]
 """A checkpoint's id, or nothing."""
 Uuid = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Name = Annotated[str, Meta(max_length=1024)]
-Count = Annotated[int, Meta(ge=0, le=2**62)]
+Count = Annotated[int, Meta(ge=0, le=NUMBER_MAX)]
 Time = Annotated[int, Meta(ge=0, lt=TIME_MAX)]
 """Microseconds since 1970."""
 Key = Annotated[bytes, Meta(max_length=64)]

@@ -382,7 +382,7 @@ class _Mending:
             self._report.problems.append(
                 f"tables pack and chunk: rows of {found} pack(s) were lost, and found in the packs"
             )
-        lost = [p for p in set(chunks.values()) if p not in known.values()]
+        lost = sorted({*chunks.values()} - {*known.values()})
         if lost:  # or they would be taken for chunks of a new pack that gets the number
             self.db.change(partial(Change.delete, table="chunk", column="p", values=lost))
             self._report.problems.append(f"table chunk: chunks of {len(lost)} pack(s) are lost: no pack has them")

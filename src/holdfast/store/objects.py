@@ -314,7 +314,7 @@ class Rows:
         return len(whole)
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        first, last = start // ROW_BYTES, (start + length) // ROW_BYTES
+        first, last = start // ROW_BYTES, (start + length - 1) // ROW_BYTES
         sql = "SELECT data FROM object WHERE name = ? AND part >= ? AND part <= ? ORDER BY part"
         found = self._engine.run(sql, (name, first, last))
         if not found and self.size(name) is None:

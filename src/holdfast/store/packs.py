@@ -26,6 +26,7 @@ from holdfast.store.cipher import HINT, Buffer, Cipher
 from holdfast.store.cipher import digest as digest_of
 from holdfast.store.engine import Engine, Objects
 from holdfast.store.objects import TEMPORARY, Missing, missing
+from holdfast.store.tables import NUMBER_MAX
 
 MAGIC = b"HFPACK03"
 INDEX = b"HFINDEX1"
@@ -45,7 +46,7 @@ SAMPLE_BYTES = 2**16
 GRACE_S = 3600.0
 """A pack is named by a row after it was put, so one that no row names may be about to be. So long nobody deletes it."""
 
-_Size = Annotated[int, Meta(ge=0, lt=2**62)]
+_Size = Annotated[int, Meta(ge=0, lt=NUMBER_MAX)]
 _ROWS = list[tuple[Annotated[bytes, Meta(min_length=32, max_length=32)], _Size, _Size, _Size]]
 T = TypeVar("T")
 Chunk = tuple[bytes, Place]
@@ -237,13 +238,17 @@ class Packs:
 
     def index(self, pack: bytes) -> dict[bytes, Place]:
         """What a pack says that it holds: for those who have lost the rows that say so."""
-        return self._from(pack, partial(self._index, pack))
+        return self._from(pack, lambda place: self._index(pack, place, self._size(pack, place)))
 
-    def _index(self, pack: bytes, place: Objects) -> dict[bytes, Place]:
-        name = file_name(pack)
-        size = place.size(name)
+    @staticmethod
+    def _size(pack: bytes, place: Objects) -> int:
+        size = place.size(file_name(pack))
         if size is None:
-            raise missing(name)
+            raise missing(file_name(pack))  # it was moved meanwhile
+        return size
+
+    def _index(self, pack: bytes, place: Objects, size: int) -> dict[bytes, Place]:
+        name = file_name(pack)
         wrong = Damaged(f"packs/{name}: its index is not what was written", what=(f"packs/{name}",), hint=HINT)
         tail = place.read(name, max(0, size - _TAIL.size), _TAIL.size)
         if len(tail) < _TAIL.size:
@@ -291,14 +296,15 @@ class Packs:
                     found[digest] = error
                 if any(padding):
                     found[b""] = wrong
+        known = self._size(pack, place)
         try:
-            if not dict(chunks).items() <= self._index(pack, place).items():
+            if not dict(chunks).items() <= self._index(pack, place, known).items():
                 found[b""] = wrong
         except Missing:
-            raise  # it was moved meanwhile
+            raise
         except Damaged as error:
             found[b""] = error
-        if place.size(file_name(pack)) != size:
+        if known != size:
             found[b""] = Damaged(f"{name}: its size is not what was written", what=(name,), hint=HINT)
         return found
 
