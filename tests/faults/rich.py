@@ -179,6 +179,16 @@ def build_killed(path: Path) -> None:
         os._exit(1)
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), status
+    cut_spare_room(path / "store.db-wal")
+
+
+def cut_spare_room(log: Path) -> None:
+    """Take away the zeros that the store puts behind its log now and then: they hold nothing, so cutting them is
+    harmless, and whether they are there depends on the moment of the kill."""
+    content = log.read_bytes()
+    frame = 24 + int.from_bytes(content[8:12], "big")
+    frames = -(-(len(content.rstrip(b"\0")) - 32) // frame)
+    os.truncate(log, 32 + frames * frame)
 
 
 def export(store: holdfast.Store) -> dict[str, Any]:
