@@ -17,6 +17,7 @@ from holdfast.run.arguments import fetch, fingerprint
 from holdfast.run.attempts import Live
 from holdfast.run.context import place
 from holdfast.run.outcomes import give
+from holdfast.run.past import Call
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope
 from holdfast.run.steps import HandOut, Invoke, Keep, Steps, Turn, cancelled_again, drive, drive_later
@@ -177,7 +178,24 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
     secrets.refuse(scope.agent, f"the arguments of {tool.name}", arguments)
     path = lane.take(tool.name, mark)
     scope.order.called(lane)
-    call = scope.recorded(path, tool, mark, arguments)
+    made_at, call = yield from scope.asked(lane, path, tool, mark, arguments)
+    try:
+        return (yield from _answer_or_make(lane, tool, args, kwargs, arguments, mark, made_at, call))
+    finally:
+        scope.leave_call(path)
+
+
+def _answer_or_make(
+    lane: Lane,
+    tool: Tool,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    arguments: dict[str, Any],
+    mark: bytes,
+    path: str,
+    call: Call | None,
+) -> Steps:
+    scope: Scope = lane.scope
     if call is not None:
         outcome = call.outcome
         if outcome is not None:

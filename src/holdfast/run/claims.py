@@ -1,14 +1,19 @@
-"""A plain loop: an agent that is used without a durable function, guarded against doing things again.
+"""What is left: writes that happened, and that what is loaded does not know of.
 
-Owns what a loaded checkpoint does not know yet, and who may have it. There are no positions to compare, so calls are
-recognised by tool and fingerprint. What always holds: a write that happened after the loaded checkpoint answers at most
-one call; while such writes of a tool are left, that tool is not called with other arguments; a checkpoint that is taken
-meanwhile says which are left, so that the next load offers them again.
+Owns the one guard against doing things again where nobody replays a program: a plain loop, and a framework that has a
+loop of its own. Calls are recognised by tool and fingerprint, and in a task of somebody else's loop by the task and by
+how many such calls its execution has made before. What always holds: a write that is left answers at most one call of
+an execution; while such writes of a tool are left, that tool is not called with other arguments; a checkpoint that is
+taken meanwhile says which are left, so that the next load offers them again.
+
+A write of a plain loop is left until a checkpoint is taken after it. One of a task is left until the task has ended and
+that is stored: by a checkpoint of the agent, or however the framework stores it (``finished``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,19 +24,85 @@ from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
 from holdfast.run.notes import since_of
 from holdfast.run.order import Unordered
-from holdfast.run.past import LOST, Call, Past
+from holdfast.run.past import CLAIMED, LOST, TASK, Call, Past, add_to, task_in
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Host, Scope, now_us
-from holdfast.run.steps import Steps, drive
+from holdfast.run.standing import Standing
+from holdfast.run.steps import Join, Steps, Work
 from holdfast.run.tools import TOOLS, Tool
 
 GUARDED = frozenset({"write", "idempotent"})
 NOTE = "unclaimed"
 """The note that lists, by number, what was left when a checkpoint was taken. Its name is its place in the line."""
+ACCEPTED = "accepted"
+"""The note that says which of the writes before it are known, by number; without a value, all. Named as the other."""
+_MARK_DIGITS = 16
+
+
+class Task:
+    """One execution of a task. Its name is the same for every execution of it, and in every process."""
+
+    def __init__(self, name: str, run: object, *, reads: bool = True) -> None:
+        self.name = name
+        self.run = run  # what is executed now, of which this is a part: it knows what it has done itself
+        self.reads = reads  # whether reads that an earlier execution has made are answered
+        self.over = False  # it has ended, and its caller knows how
+        self._asked: dict[tuple[str, bytes, str], int] = {}
+
+    def count(self, *what: Any) -> int:
+        """How many such calls this execution has made before."""
+        n = self._asked.get(what, 0)
+        self._asked[what] = n + 1
+        return n
+
+    def follows(self, other: Task) -> bool:
+        """Whether this one does again what the other did: another execution of the same, or of what is around it."""
+        return other is not self and (other.run is not self.run or other.name == self.name)
+
+
+class TaskLane(Lane):
+    """The calls of a task. They have no order, so whatever thread or asyncio task makes one uses this lane."""
+
+    __slots__ = ("part", "task_")
+
+    def __init__(self, scope: Loop, task: Task, part: str = "") -> None:
+        """``part``: the one of several things that the task was told to do, where it is told so each time."""
+        super().__init__(scope, f"{task.name}{TASK}", label=task.name)
+        self.task_ = task
+        self.part = part.translate(_PLAIN)
+
+    def take(self, what: str = "", fingerprint: bytes = b"") -> str:
+        with self.scope.lock:
+            n = self.task_.count(what, fingerprint, self.part)
+        part = f":{self.part}" if self.part else ""
+        return f"{self.prefix}{what}.{fingerprint.hex()[:_MARK_DIGITS]}.{n}{part}"
+
+    def task(self, *, ordered: bool = True) -> Lane:  # noqa: ARG002 - as the lanes of runs have it
+        return self
+
+    def mine(self) -> Lane:
+        return self
+
+    def own(self, task: Any) -> None: ...
+
+
+_PLAIN = str.maketrans("./:", "___")
+
+
+def part_in(path: str) -> str:
+    """The part of its task that a call was made for, if that is known."""
+    return path.partition(TASK)[2].partition("/")[0].rpartition(".")[2].partition(":")[2]
+
+
+def task_of(lane: Lane | None) -> Task | None:
+    """The task that a lane is part of, perhaps inside one of its tools."""
+    while lane is not None and not isinstance(lane, TaskLane):
+        lane = lane.above
+    return lane.task_ if lane is not None else None
 
 
 class Loop(Scope):
-    """The plain use of an agent whose state is that of a checkpoint, with that id and position ``since``.
+    """The use of an agent without durable functions; its state is that of a checkpoint with that id and position.
 
     The line is read when something depends on it: a program that calls no tool does not pay for it.
     """
@@ -47,8 +118,13 @@ class Loop(Scope):
         self._jobs = 0
         self._known = False
         self._open: list[Call] = []
-        self._left: list[Call] = []  # not claimed yet
+        self._left: list[Call] = []  # not claimed yet, and all that tasks do here
         self._noted: list[int] = []  # what the line says about that
+        self._owner: dict[str, Task] = {}  # of those that tasks have made or claimed here, by key
+        self._reads: dict[str, Call] = {}  # what tasks have read, by path
+        self._paths: set[str] = set()  # where tasks have made calls
+        self._under_way: dict[str, Future[None]] = {}
+        self._settling: Future[None] | None = None
 
     def restart(self, since: int, checkpoint: str) -> None:
         """The state is that of another checkpoint now: what it does not know is another matter."""
@@ -57,6 +133,8 @@ class Loop(Scope):
             self._checkpoint = checkpoint
             self._known = False
             self._open, self._left, self._noted = [], [], []
+            self._owner.clear()
+            self._reads.clear()
             self.unsettled.clear()
 
     # -- what is left ---------------------------------------------------------------------------------------
@@ -67,6 +145,7 @@ class Loop(Scope):
             if self._known:
                 return
             past = past if past is not None else Past(self.ledger.records())
+            self.incarnation = past.incarnation - 1  # a task that is executed again after a rollback has other keys
             notes = [(int(name), note) for (what, name), note in past.notes.items() if what == NOTE]
             newest = max((entry for entry in notes if entry[0] < self._since), key=lambda entry: entry[0], default=None)
             if newest is not None:
@@ -75,6 +154,7 @@ class Loop(Scope):
             since = since_of(past, self._checkpoint, self._since)
             self.taken = past.taken
             self._open = [call for call in past.loose if call.open]
+            gone = self._settled(past)
             # What was under way when the checkpoint was taken is not known there, either: its outcome came later, or
             # never.
             self._left = [
@@ -82,9 +162,36 @@ class Loop(Scope):
                 for call in (*past.kept, *past.loose)
                 if call.kind in GUARDED
                 and (max(call.number, call.ended) > since or call.open or call.number in noted)
+                and (call.number not in gone or call.open)
                 and not _never_happened(call)
             ]
+            for call in past.loose:
+                if task_in(call.path):
+                    self._paths.add(call.path)
+                    if call.read and call.outcome is not None:
+                        self._reads[call.path] = call
             self._known = True
+            self.loaded()
+
+    def _settled(self, past: Past) -> set[int]:
+        """The numbers of writes of which somebody said that they are known, and of those that are undone."""
+        found: set[int] = set()
+        for (what, _), note in past.notes.items():
+            if what == ACCEPTED:
+                found.update(fetch(note.value, self.ledger, self.registry))
+        # A checkpoint may have been taken while a task of the next step had acted. Rolled back to, it has undone that.
+        if self.incarnation and any(task_in(call.path) for call in past.loose):
+            found.update(one.call.number for one in Standing(self.ledger.records()).effects if one.undone)
+        return found
+
+    def loaded(self) -> None:
+        """What is left was read from the line. Whoever knows of more that is finished can look it up now."""
+
+    def _is_part(self, call: Call) -> bool:
+        """Whether it was made inside a call of a task that is left itself, and has an outcome: that one answers."""
+        return "/" in call.path.partition(TASK)[2] and any(
+            call.path.startswith(f"{one.path}/") and one.outcome is not None for one in self._left if one is not call
+        )
 
     @property
     def unclaimed(self) -> list[Call]:
@@ -99,6 +206,7 @@ class Loop(Scope):
             if not self._known and self.ledger.count <= self._since:
                 return
             self.read()
+            self._left = [call for call in self._left if not self.finished(call)]
             left = sorted(call.number for call in self._left)
             if left == self._noted:
                 return
@@ -106,8 +214,13 @@ class Loop(Scope):
             self.write(rec.Note(now_us(), "", NOTE, str(self.ledger.count), stowed.value), stowed)
             self._noted = left
 
-    def accept(self, numbers: Collection[int] | None = None) -> None:
-        """The program knows of these writes, or of all: they answer no call any more."""
+    def finished(self, call: Call) -> bool:
+        """Whether the task that made or claimed it has ended, as the checkpoint will know that is taken now."""
+        owner = self._owner.get(key_in(call))
+        return owner is not None and owner.over
+
+    def accept(self, numbers: Collection[int] | None = None) -> list[Call]:
+        """The program knows of these writes, or of all: they answer no call any more. Durable when it returns."""
         with self.lock:
             self.read()
             given_up = [call for call in self._left if numbers is None or call.number in numbers]
@@ -116,6 +229,11 @@ class Loop(Scope):
                 # One that is not known to have ended would be offered to whatever state is loaded.
                 if call.kind != "write" and call.open:
                     self.write(rec.Done(now_us(), call.run, call.path, "cancelled", of=call.number))
+            if given_up:
+                stowed = stow(sorted(call.number for call in given_up), self.registry)
+                note = rec.Note(now_us(), "", ACCEPTED, str(self.ledger.count), stowed.value)
+                self.write(note, stowed, flush=True)
+            return given_up
 
     def decided(self, call: Call) -> None:
         """Somebody has found out about a call: the next one like it gets its result, or is made."""
@@ -125,25 +243,137 @@ class Loop(Scope):
                 calls[:] = [one for one in calls if one.number != call.number]
             self._left = [*(one for one in self._left if one.number != call.number), call]
 
+    def write(self, record: rec.Record, stowed: Any = None, *, flush: bool = False) -> int:
+        if not isinstance(record, (rec.Intent, rec.Done, rec.Doubt, rec.Decision)) or not task_in(record.path):
+            return super().write(record, stowed, flush=flush)
+        with self.lock:  # a checkpoint that is taken meanwhile must not miss it
+            number = super().write(record, stowed)
+            self._follow(number, record)
+        if flush:
+            self.ledger.flush()
+        return number
+
+    def _follow(self, number: int, record: rec.Intent | rec.Done | rec.Doubt | rec.Decision) -> None:
+        """A task has done something here: the next execution of it may ask for that."""
+        if isinstance(record, rec.Intent):
+            call = next((one for one in self._left if key_in(one) == record.key), None)
+            if call is None:
+                call = Call(record.run, record.path)
+                self._left.append(call)
+            add_to(call, number, record)
+        elif isinstance(record, rec.Done) and not record.of:
+            call = self._reads[record.path] = Call(record.run, record.path)
+            add_to(call, number, record)
+        else:
+            found = next((one for one in self._left if one.number == record.of), None)
+            if found is not None:
+                add_to(found, number, record)
+                if _never_happened(found):
+                    self._left.remove(found)
+
     # -- what is in doubt -----------------------------------------------------------------------------------
 
     def settling(self) -> Steps:
         """Find out about what is in doubt, before anything new starts."""
         with self.lock:
             self.read()
-            open_calls, self._open = self._open, []
-        self.unsettled += yield from settle_all(self, open_calls, TOOLS.find)
+            other, open_calls = self._settling, self._open
+            if other is None and open_calls:
+                self._settling = mine = Future[None]()
+        if other is not None:
+            yield Join(other)
+        elif open_calls:
+            try:
+                self.unsettled += yield from settle_all(self, open_calls, TOOLS.find)
+                self._open = []
+            finally:
+                self._settling = None
+                mine.set_result(None)
 
     # -- calls ----------------------------------------------------------------------------------------------
+
+    def asked(self, lane: Lane, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Steps:
+        task = task_of(lane)
+        if tool.kind not in GUARDED and task is None:
+            return path, None
+        yield Work(self.read)
+        if tool.kind in GUARDED:
+            yield from self.settling()
+        if task is None:
+            return path, self.recorded(path, tool, mark, arguments)
+        while (other := self._begin(path, tool, task)) is not None:
+            yield Join(other)
+        try:
+            return self._answered(task, path, tool, mark, arguments)
+        except BaseException:
+            self.leave_call(path)
+            raise
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:  # noqa: ARG002 - the fingerprint says it all
         if tool.kind not in GUARDED:
             return None
         with self.lock:
             self.read()
-            if self._open:
-                drive(self.settling())
-            return self._claim(tool, mark, [call for call in self._left if call.tool in {tool.name, LOST}])
+            mine = [call for call in self._left if call.tool in {tool.name, LOST} and key_in(call) not in self._owner]
+            return self._claim(tool, mark, mine, arguments)
+
+    def _begin(self, path: str, tool: Tool, task: Task) -> Future[None] | None:
+        """A call that is waited for; None: from now on this one is under way.
+
+        An earlier execution may go on beside this one, and make the very call, or one of which it is not clear yet
+        whether it answers this one.
+        """
+        with self.lock:
+            paths = [path]
+            if tool.kind in GUARDED:
+                left = [call for call in self._left if call.tool == tool.name and self.is_left(call, task, path)]
+                paths += [call.path for call in left]
+            other = next((self._under_way[one] for one in paths if one in self._under_way), None)
+            if other is None:
+                self._under_way[path] = Future()
+            return other
+
+    def leave_call(self, path: str) -> None:
+        with self.lock:
+            mine = self._under_way.pop(path, None)
+        if mine is not None:
+            mine.set_result(None)
+
+    def _answered(
+        self, task: Task, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]
+    ) -> tuple[str, Call | None]:
+        """What is recorded for a call of a task, and the path at which it is made if nothing is."""
+        with self.lock:
+            if tool.kind not in GUARDED:
+                read = self._reads.get(path) if task.reads else None
+                return path, read if read is not None and read.fingerprint == mark and read.tool == tool.name else None
+            same = [call for call in self._left if call.tool in {tool.name, LOST} and self.is_left(call, task, path)]
+            same.sort(key=lambda call: call.path != path)  # its own, if there is one
+            stops = [call for call in same if self.stops(call, task)]
+            call = self._claim(tool, mark, same, arguments, stops, keep=True)
+            if call is not None and call.kind == "write" and call.open:  # it ended without an outcome
+                self.unsettled += [call] if call not in self.unsettled else []
+                self.check_settled()
+            if call is None:
+                # A task that is executed again though it has finished acts anew, which is another effect.
+                path = path if path not in self._paths else f"{path}{_AGAIN}{self.ledger.count}"
+                self._paths.add(path)
+                self._owner[self.key(path)] = task
+                return path, None
+            if call.path != path and call.outcome is not None:  # otherwise it is made again, and says itself where
+                self.write(rec.Note(now_us(), "", CLAIMED, key_in(call), None, path), flush=True)
+                call.path = path
+            self._owner[key_in(call)] = task
+            return path, call
+
+    def is_left(self, call: Call, task: Task, path: str) -> bool:  # noqa: ARG002 - a framework may know more
+        """Whether a task that calls at this path may have made this call before: what it is part of is done again."""
+        owner = self._owner.get(key_in(call))
+        return (owner is None or task.follows(owner)) and not self._is_part(call)
+
+    def stops(self, call: Call, task: Task) -> bool:  # noqa: ARG002 - as above
+        """Whether one that is left stops other calls of its tool, too: nobody else will ask for it."""
+        return True
 
     def kept(self, tool: Tool, mark: bytes) -> Call | None:
         """The same for a call in a run: only what a rollback left standing can answer it.
@@ -157,14 +387,24 @@ class Loop(Scope):
             standing = [call for call in self._left if call.kept and call.tool == tool.name]
             return self._claim(tool, mark, [*standing, *(call for call in self._left if call.tool == LOST)])
 
-    def _claim(self, tool: Tool, mark: bytes, same: list[Call]) -> Call | None:
+    def _claim(
+        self,
+        tool: Tool,
+        mark: bytes,
+        same: list[Call],
+        arguments: dict[str, Any] | None = None,
+        stops: list[Call] | None = None,
+        *,
+        keep: bool = False,
+    ) -> Call | None:
         for call in same:
             if call.fingerprint == mark:
-                self._left.remove(call)
+                if not keep:
+                    self._left.remove(call)
                 return call
-        known = [call for call in same if call.outcome is not None]
+        known = [call for call in (same if stops is None else stops) if call.outcome is not None]
         if known:
-            raise self._maybe_repeated(tool, known)
+            raise self._maybe_repeated(tool, known, arguments)
         return None
 
     def check_settled(self, kind: str = "write") -> None:
@@ -176,18 +416,38 @@ class Loop(Scope):
             self._jobs += 1
             return self._jobs - 1
 
-    def _maybe_repeated(self, tool: Tool, calls: list[Call]) -> MaybeRepeated:
+    settling_words = "agent.accept(effect)"
+    """How a program says that it knows what is left."""
+
+    def _maybe_repeated(self, tool: Tool, calls: list[Call], arguments: dict[str, Any] | None) -> MaybeRepeated:
         effects = tuple(map(self.effect_of, calls))
-        when = ", ".join(f"{effect.at:%H:%M:%S}" for effect in effects[:3])
-        what = f"{tool.name} was called before the state was restored ({when}), with other arguments"
+        before = "; ".join(f"{effect.id} at {effect.at:%H:%M:%S} with {_told(effect.args)}" for effect in effects[:3])
+        now = f", now with {_told(tool.binder.completed(arguments))}" if arguments is not None else ""
+        what = f"{tool.name} was called before, and what was loaded does not know that: {before}{now}"
         if any(call.tool == LOST for call in calls):
             what = f"something was done of which the record is lost, and {tool.name} may be that"
         return MaybeRepeated(
             f"{what}; it was not called",
             unclaimed=effects,
             hint="Declare arguments that differ each time as volatile=(...), make the same call again to get its"
-            " result, or say that what happened is known: agent.accept(effect).",
+            f" result, or say that what happened is known: {self.settling_words},"
+            f" or holdfast effects accept {self.agent.name}.",
         )
+
+
+_AGAIN = "+"
+_SHOWN = 100
+
+
+def _told(arguments: dict[str, Any]) -> str:
+    """Arguments in an error: as much of them as a person reads."""
+    text = ", ".join(f"{name}={value!r:.60}" for name, value in arguments.items())
+    return f"({text})" if len(text) <= _SHOWN else f"({text[:_SHOWN]}...)"
+
+
+def key_in(call: Call) -> str:
+    """The key of a call's effect, which it keeps whoever claims it."""
+    return call.intent.key if call.intent is not None else ""
 
 
 def _never_happened(call: Call) -> bool:

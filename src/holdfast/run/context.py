@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
@@ -23,14 +23,29 @@ EFFECT: contextvars.ContextVar[Effect | None] = contextvars.ContextVar("holdfast
 
 _lock = threading.Lock()
 _active = 0
+_FINDERS: list[Callable[[str, str], Lane | None]] = []
+
+
+def find_by(finder: Callable[[str, str], Lane | None]) -> None:
+    """Let a framework's connection say in which lane a tool is called, given its name and kind, where none is current.
+
+    It knows by means of its own, such as a context that the framework keeps. None: it does not know.
+    """
+    if finder not in _FINDERS:
+        _FINDERS.append(finder)
+
+
+def count_active(change: int) -> None:
+    """One more, or less, is active in this process."""
+    global _active  # noqa: PLW0603 - it is about the whole process
+    with _lock:
+        _active += change
 
 
 @contextmanager
 def active(lane: Lane) -> Iterator[None]:
     """Inside, the lane's agent is current here, and active in this process."""
-    global _active  # noqa: PLW0603 - it is about the whole process
-    with _lock:
-        _active += 1
+    count_active(1)
     lane.mine()  # whoever begins is its owner, not whoever calls first
     token = EFFECT.set(None)  # inside a tool that uses an agent of its own
     try:
@@ -38,18 +53,20 @@ def active(lane: Lane) -> Iterator[None]:
             yield
     finally:
         EFFECT.reset(token)
-        with _lock:
-            _active -= 1
+        count_active(-1)
 
 
 def place(name: str, kind: str) -> Lane | None:
     """The lane in which a tool is called now; None when it is an ordinary function."""
     lane = here()
     if lane is None:
+        lane = next((found for finder in _FINDERS if (found := finder(name, kind)) is not None), None)
+    if lane is None:
         if _active and kind != "read":
             raise NoAgent(
                 f"{name} was called in a thread that does not know for which agent; it was not called",
-                hint="Hand the context over: pool.submit(agent.context().run, f). To call it unrecorded on purpose,"
+                hint="Hand the context over: pool.submit(agent.context().run, f), or in a framework's own loop"
+                " pool.submit(contextvars.copy_context().run, f). To call it unrecorded on purpose,"
                 f" use {name}.direct(...).",
             )
         return None

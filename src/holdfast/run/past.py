@@ -29,8 +29,18 @@ _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
 
 LOST = "?"
 """What a tool or a function is called whose record is lost."""
+TASK = "//"
+"""Ends the name of a task in the paths of its calls."""
+CLAIMED = "claimed"
+"""The note that says which task an effect answered a call of: its name is the effect's key, its path the call's."""
 _GAP = "records "
 """How the places begin of calls that may have been recorded where records are lost; no other place begins so."""
+
+
+def task_in(path: str) -> str:
+    """The name of the task in whose execution a call was made; empty in runs and plain loops."""
+    name, ends, _ = path.partition(TASK)
+    return name if ends else ""
 
 
 class Call(Struct, eq=False):
@@ -365,6 +375,8 @@ class Past:
     def _fold(self, number: int, record: Record) -> None:
         if isinstance(record, rec.Note):
             self.notes[record.what, record.name] = record
+            if record.what == CLAIMED and record.name in self._loose:
+                self._loose[record.name].path = record.path
         run = self.runs.get(record.run)
         if run is None and record.run and self._gap and not isinstance(record, rec.Begin):
             # Its beginning is lost. What it has done must not be done by another one.

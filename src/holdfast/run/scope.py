@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Generator
 from typing import Any, Protocol
 
 from holdfast.codec.types import Registry
@@ -88,6 +89,21 @@ class Scope(ABC):
     @abstractmethod
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
         """What is recorded at this position for this call; None when the call is to be made."""
+
+    def asked(
+        self,
+        lane: Lane,  # noqa: ARG002 - a loop needs it
+        path: str,
+        tool: Tool,
+        mark: bytes,
+        arguments: dict[str, Any],
+    ) -> Generator[Any, Any, tuple[str, Call | None]]:
+        """The steps to what is recorded for this call, and the path at which it is recorded, or made."""
+        yield from ()
+        return path, self.recorded(path, tool, mark, arguments)
+
+    def leave_call(self, path: str) -> None:  # noqa: B027 - runs know where they are
+        """A call that was asked for is over, or was answered."""
 
     def several(self) -> None:
         self.order.several()

@@ -11,6 +11,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from contextvars import copy_context
 from typing import Any
@@ -57,6 +58,19 @@ class Work(Request):
 
     def now(self) -> Any:
         return self.function()
+
+
+class Join(Request):
+    """Wait for something that goes on elsewhere."""
+
+    def __init__(self, other: Future[None]) -> None:
+        self.other = other
+
+    def now(self) -> None:
+        self.other.result()
+
+    async def later(self) -> None:
+        await sys.modules["asyncio"].wrap_future(self.other)
 
 
 class Write(Request):

@@ -178,6 +178,11 @@ class Tools:
         kept = [ref for ref, other in alive if other != origin and _LOCAL not in other[1]]
         self._wrappers[name] = [*kept, weakref.ref(wrapper)]
 
+    @property
+    def declared(self) -> bool:
+        """Whether this program has tools of its own."""
+        return any(not name.startswith("holdfast.") for name in self._wrappers)
+
     def get(self, name: str) -> Tool:
         """The tool of that name."""
         found = [wrapper.tool for ref in self._wrappers.get(name, ()) if (wrapper := ref()) is not None]

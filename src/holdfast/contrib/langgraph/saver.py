@@ -40,11 +40,13 @@ from holdfast.agent.names import check_name
 from holdfast.agent.store import Store
 from holdfast.codec.assigned import Known
 from holdfast.codec.values import encode
-from holdfast.contrib.langgraph import removal
+from holdfast.contrib.langgraph import removal, tools
 from holdfast.contrib.langgraph.thread import Thread, writes_said
-from holdfast.contrib.langgraph.tuples import Reader, config_of
+from holdfast.contrib.langgraph.tuples import Reader, agent_of, config_of
 from holdfast.contrib.langgraph.types import allow, registry_for
-from holdfast.errors import AgentBusy, BadOption, Unencodable
+from holdfast.errors import AgentBusy, BadName, BadOption, Unencodable
+from holdfast.run import context
+from holdfast.run.effects import Effect
 from holdfast.run.store import open_store
 from holdfast.store.keys import Key
 from holdfast.store.leases import POLL_S
@@ -89,8 +91,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     classes or modules whose classes the threads may hold, besides those that are found without: LangGraph's and
     LangChain's own, and data classes that the program has loaded. With ``strict=False`` an instance of any other class
     is read as a record of its fields, and stored again as it was. ``wait_s`` is how long a run waits for another
-    process that is writing the same thread before it gives up with ``AgentBusy``. ``key`` opens an encrypted store, as
-    in ``holdfast.open()``.
+    process that is writing the same thread before it gives up with ``AgentBusy``. ``left="accept"``: what tools have
+    done in nodes that did not finish counts as known with each new input, and stops no other call; for tools that are
+    harmless to repeat. ``key`` opens an encrypted store, as in ``holdfast.open()``.
     """
 
     def __init__(
@@ -101,9 +104,13 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         strict: bool = True,
         wait_s: float = 0.0,
         durability: Literal["commit", "batched"] = "commit",
+        left: Literal["ask", "accept"] = "ask",
         key: Key = None,
     ) -> None:
         super().__init__()
+        if left not in {"ask", "accept"}:
+            raise BadOption(f"left={left!r}", hint="Use ask or accept.")
+        self.left = left
         self._own = not isinstance(store, Store)
         self.store: Store = store if isinstance(store, Store) else open_store(store, durability=durability, key=key)
         self._registry = registry_for(self.store._registry, types)
@@ -170,7 +177,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         described = get_checkpoint_metadata(config, metadata)
         with self._at_work(conf["thread_id"]) as thread:
             running = belongs_to_run(conf)
-            thread.save(ns, parent, checkpoint, described, new_versions, running=running)
+            control = getattr(conf.get(_RUNTIME), "control", None)
+            around = partial(tools.saving, thread, checkpoint=checkpoint, metadata=described, control=control)
+            thread.save(ns, parent, checkpoint, described, new_versions, running=running, around=around)
         return config_of(thread.name, ns, checkpoint["id"])
 
     put, aput = _forms(_put)
@@ -183,6 +192,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         with self._at_work(config["configurable"]["thread_id"]) as thread:
             thread.become_writer()
             thread.wait(thread.queue(event))
+            if thread.tools is not None:
+                checkpoint = str(config["configurable"]["checkpoint_id"])
+                thread.tools.told(checkpoint, task_id, [channel for channel, _ in writes])
 
     put_writes, aput_writes = _forms(_put_writes)
 
@@ -215,7 +227,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         """The run that begins with this reading, if one does."""
         conf = config["configurable"]
         loop = loop_of_caller() if belongs_to_run(conf) else None
-        run = Run(*self._enter(conf["thread_id"]), loop) if loop is not None else None
+        run = Run(self, *self._enter(conf["thread_id"]), loop) if loop is not None else None
         try:
             yield run
         except BaseException:
@@ -228,9 +240,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if run is not None:
             with run.thread.working():  # the run itself may have ended meanwhile
                 run.thread.begin(config["configurable"].get("checkpoint_ns", ""))
-        return self._tuple(config)
+        return self._tuple(config, run)
 
-    def _tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+    def _tuple(self, config: RunnableConfig, run: Run | None) -> CheckpointTuple | None:
         conf = config["configurable"]
         reader = Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
         if reader is None:
@@ -243,6 +255,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if not name:
             return reader.tuple_at(row)
         thread.chosen(reader.ns, row.n)
+        if run is not None:
+            run.calls.older = row.n != reader.branch.head
         return reader.tuple_at(row)._replace(config=config)
 
     def list(
@@ -297,6 +311,23 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         return reader.deltas(row, channels)
 
     get_delta_channel_history, aget_delta_channel_history = _forms(_get_delta_channel_history)
+
+    # -- what tools have done ---------------------------------------------------------------------------------
+
+    def _accept(self, thread_id: str) -> Sequence[Effect]:
+        """Say that what tools have done in nodes that did not finish is known: it answers no call, and stops none.
+
+        Returns it. What is in doubt stays so: ``holdfast effects resolve`` is for that.
+        """
+        row = agent_of(self.store, str(thread_id))
+        if row is None:
+            raise BadName(f"there is no thread {thread_id!r}")
+        with self._at_work(thread_id) as thread:
+            thread.become_writer()
+            loop = tools.loop_of(thread)
+            return [loop.effect_of(call) for call in loop.accept()]
+
+    accept, aaccept = _forms(_accept)
 
     # -- removing and copying -------------------------------------------------------------------------------
 
@@ -435,9 +466,10 @@ class Run(BaseCallbackHandler):
 
     run_inline = True
 
-    def __init__(self, thread: Thread, user: object, loop: Any) -> None:
+    def __init__(self, saver: HoldfastSaver, thread: Thread, user: object, loop: Any) -> None:
         self.thread = thread
         self._user: object | None = user
+        self.calls = tools.Run(saver, thread, loop)
         loop.stack.callback(self.end)
         handlers = getattr(getattr(loop, "manager", None), "handlers", None)  # of this run alone
         if isinstance(handlers, list):
@@ -449,10 +481,15 @@ class Run(BaseCallbackHandler):
     def end(self) -> None:
         user, self._user = self._user, None
         if user is not None:
+            self.calls.end()
             self.thread.leave(user)
 
     def __del__(self) -> None:
         # Its event loop may have ended before it did.
         user, self._user = self._user, None
         if user is not None:
+            self.calls.end()
             self.thread.leave(user, lost=True)
+
+
+context.find_by(tools.find)

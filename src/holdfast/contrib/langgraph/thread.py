@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -176,6 +176,7 @@ class Thread:
         self._before: dict[str, int] = {}  # the same, when another process had gone on from there
         self._writes = Writes()
         self._collecting = threading.Lock()
+        self.tools: Any = None  # what its nodes do outside, once somebody needs to know (``tools.ThreadLoop``)
         self._in_vain = 0  # writes in a row that no checkpoint took along; negative: how many more need not wait
 
     # -- the lease ------------------------------------------------------------------------------------
@@ -385,12 +386,13 @@ class Thread:
         new_versions: Collection[str] | None = None,
         *,
         running: bool = False,
+        around: Callable[[Namespace], AbstractContextManager[None]] = lambda _space: nullcontext(),
     ) -> None:
         """Write a checkpoint, with the writes that wait. On disk when it returns, unless the store is batched.
 
         ``new_versions`` names the channels that LangGraph has changed. Another one is taken from the parent, unseen, if
         the parent has the version of it that the checkpoint says; None: all are looked at. ``running``: for a run,
-        which has been the writer since it read the parent.
+        which has been the writer since it read the parent. ``around`` is what the capture is done in.
         """
         with self.lock:
             space = self.begin(ns)
@@ -399,12 +401,13 @@ class Thread:
             self._assign(space, parent, checkpoint, metadata, new_versions)
             writes = self._take_writes()
             try:
-                pending = space.writer.capture(
-                    space.document,
-                    _label(metadata, checkpoint, space.seen),
-                    key=key_of(ns, checkpoint["id"]),
-                    said=writes.said,
-                )
+                with around(space):
+                    pending = space.writer.capture(
+                        space.document,
+                        _label(metadata, checkpoint, space.seen),
+                        key=key_of(ns, checkpoint["id"]),
+                        said=writes.said,
+                    )
             except BaseException as error:
                 self._failed(space, writes, error)
                 raise
