@@ -1,8 +1,8 @@
 """Graphs whose nodes act outside, killed at work: every kind of node, subgraph and durability, for ever.
 
 Started once as a warm template, as ``kill_child`` is. What is done outside is written to a ledger that the store knows
-nothing of, one line for each effect, flushed. A line that is there twice, or missing from a turn that has ended, is what
-must not happen.
+nothing of, one line for each effect, flushed. A line that is there twice, or missing from a turn that has ended, is
+what must not happen.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any
 
 from langchain_core.messages import AIMessage
 from langgraph.func import entrypoint, task
@@ -92,7 +92,8 @@ def build(saver: Any) -> Any:
         look(f"{state['turn']}")
         done = book(f"plan {state['turn']}")
         calls = [
-            {"name": "order", "args": {"what": f"tool {state['turn']}.{n}"}, "id": f"{state['turn']}-{n}"} for n in range(3)
+            {"name": "order", "args": {"what": f"tool {state['turn']}.{n}"}, "id": f"{state['turn']}-{n}"}
+            for n in range(3)
         ]
         return {"log": [done], "messages": [AIMessage("", tool_calls=calls)]}
 

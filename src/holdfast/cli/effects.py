@@ -21,6 +21,7 @@ from holdfast.errors import BadOption
 
 SCHEMA = "holdfast.effects/1"
 RESOLVE_SCHEMA = "holdfast.effects.resolve/1"
+ACCEPT_SCHEMA = "holdfast.effects.accept/1"
 _CALL_CHARACTERS = 100
 _RESULT_CHARACTERS = 80
 _STYLES = {
@@ -124,6 +125,39 @@ def resolve(
             )  # fmt: skip
             rest = f"{count(len(left), 'effect is', 'effects are')} still in doubt." if left else "Nothing is in doubt."
             session.out.say(Text(rest, style="dim"))
+    return 0
+
+
+@effects.command
+def accept(agent: Name, /, *, wait: Wait = 0.0, json: Json = False, session: Given) -> int:
+    """Say that what an agent did is known, though its state is not: what is left over answers no call, and stops none.
+
+    For what `MaybeRepeated` names: writes after the newest checkpoint, or of a LangGraph node that did not finish.
+    What is in doubt stays so.
+
+    Parameters
+    ----------
+    agent
+        The agent's NAME, or NAME@BRANCH. [default branch: main]
+    wait
+        Wait up to this many seconds for a process that writes the branch.
+    json
+        Print JSON (schema holdfast.effects.accept/1).
+    """
+    with session.writing() as store:
+        name, branch = on_branch(store, agent)
+        with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
+            known = handle.accept()
+            if json:
+                data = {"agent": name, "branch": branch, "effects": [effect_json(one) for one in known]}
+                session.out.json({"schema": ACCEPT_SCHEMA, **data})
+            elif known:
+                session.out.columns(
+                    ("effect", "when", "condition", "kind", "call", "result"), [_row(one) for one in known]
+                )
+                session.out.say(Text(f"{count(len(known), 'effect')} accepted.", style="bold green"))
+            else:
+                session.out.say("Nothing is left over.")
     return 0
 
 

@@ -146,10 +146,7 @@ class Loop(Scope):
                 return
             past = past if past is not None else Past(self.ledger.records())
             self.incarnation = past.incarnation - 1  # a task that is executed again after a rollback has other keys
-            notes = [(int(name), note) for (what, name), note in past.notes.items() if what == NOTE]
-            newest = max((entry for entry in notes if entry[0] < self._since), key=lambda entry: entry[0], default=None)
-            if newest is not None:
-                self._noted = fetch(newest[1].value, self.ledger, self.registry)
+            self._noted = left_at(past, self._since, self)
             noted = set(self._noted)
             since = since_of(past, self._checkpoint, self._since)
             self.taken = past.taken
@@ -443,6 +440,13 @@ def _told(arguments: dict[str, Any]) -> str:
     """Arguments in an error: as much of them as a person reads."""
     text = ", ".join(f"{name}={value!r:.60}" for name, value in arguments.items())
     return f"({text})" if len(text) <= _SHOWN else f"({text[:_SHOWN]}...)"
+
+
+def left_at(past: Past, position: int, place: Scope | Host) -> list[int]:
+    """The numbers of calls that a checkpoint at this position in the line does not know, though they came before it."""
+    notes = [(int(name), note) for (what, name), note in past.notes.items() if what == NOTE]
+    newest = max((entry for entry in notes if entry[0] < position), key=lambda entry: entry[0], default=None)
+    return fetch(newest[1].value, place.ledger, place.registry) if newest is not None else []
 
 
 def key_in(call: Call) -> str:

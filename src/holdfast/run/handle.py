@@ -234,13 +234,14 @@ class Agent(Surroundings, below.Agent):
             loop.decided(call)
         return loop.effect_of(call)
 
-    def accept(self, *effects: Effect) -> None:
-        """Say that writes from before a restore are known: they answer no call any more, from the next checkpoint on.
+    def accept(self, *effects: Effect) -> list[Effect]:
+        """Say that writes are known of which the loaded state knows nothing: they answer no call, and stop none.
 
-        Without arguments, all of them.
+        Without arguments, all that are left. Returns them.
         """
         self._check_writer()
-        self._host.loop.accept({effect.number for effect in effects} if effects else None)
+        loop = self._host.loop
+        return [loop.effect_of(call) for call in loop.accept({one.number for one in effects} if effects else None)]
 
     def _view(self) -> listing.View:
         self._check_open()

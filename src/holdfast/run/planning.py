@@ -17,8 +17,9 @@ from msgspec import Struct, field
 
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch
+from holdfast.run.claims import left_at
 from holdfast.run.effects import Effect
-from holdfast.run.past import LOST, Past, RunPast
+from holdfast.run.past import LOST, Past, RunPast, task_in
 from holdfast.run.runs import RunHost
 from holdfast.run.scope import effect_of
 from holdfast.run.standing import ENDS, OWN, Standing, Traced
@@ -185,8 +186,10 @@ class _Sorter:
 
     def sort(self) -> None:
         part, to = self.part, self.part.target.position
-        after = [one for one in part.standing.effects if one.number > to]
-        before = [one for one in part.standing.effects if one.number <= to and one.undone]
+        # A framework may have acted for its next step when it stored the target, which knows nothing of that.
+        unknown = set(left_at(part.past, to, part.host)) if any(map(_of_task, part.standing.effects)) else set()
+        after = [one for one in part.standing.effects if one.number > to or (_of_task(one) and one.number in unknown)]
+        before = [one for one in part.standing.effects if one not in after and one.undone]
         for one in reversed(after):
             self._place(one)
         if before:
@@ -244,6 +247,10 @@ class _Sorter:
         planned.why = why
         accepted = planned.effect.tool in self.accept or planned.effect.id in self.accept
         (self.part.accepted if accepted else self.part.blocked).append(planned)
+
+
+def _of_task(one: Traced) -> bool:
+    return bool(task_in(one.call.path))
 
 
 def _failed(one: Traced) -> bool:

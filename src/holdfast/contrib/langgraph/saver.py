@@ -61,6 +61,7 @@ _WORKERS = 64
 _RUNTIME = "__pregel_runtime"
 _ENTERING = {"__enter__", "__aenter__"}
 _DEEP = 12
+_UPDATING = {"perform_superstep", "aperform_superstep"}
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -170,19 +171,43 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
+        settled: Collection[str] = (),
     ) -> RunnableConfig:
-        """Save a checkpoint. On disk when it returns; writes only what changed."""
+        """Save a checkpoint. ``settled``: the nodes in whose names somebody updates the state."""
         conf = config["configurable"]
         ns, parent = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id") or None
         described = get_checkpoint_metadata(config, metadata)
         with self._at_work(conf["thread_id"]) as thread:
             running = belongs_to_run(conf)
             control = getattr(conf.get(_RUNTIME), "control", None)
-            around = partial(tools.saving, thread, checkpoint=checkpoint, metadata=described, control=control)
+            begins = metadata.get("source") == "input"
+            around = partial(
+                tools.saving, thread, checkpoint=checkpoint["id"], begins=begins, settled=settled, control=control
+            )
             thread.save(ns, parent, checkpoint, described, new_versions, running=running, around=around)
         return config_of(thread.name, ns, checkpoint["id"])
 
-    put, aput = _forms(_put)
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a checkpoint. On disk when it returns; writes only what changed."""
+        settled = updated_as() if metadata.get("source") == "update" else ()
+        return self._wait(partial(self._put, config, checkpoint, metadata, new_versions, settled))
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """As put()."""
+        settled = updated_as() if metadata.get("source") == "update" else ()
+        return await self._aside(partial(self._put, config, checkpoint, metadata, new_versions, settled))
 
     def _put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
@@ -453,6 +478,18 @@ def loop_of_caller() -> Any:
                 return loop
         frame = frame.f_back
     return None
+
+
+def updated_as() -> Collection[str]:
+    """The nodes that ``update_state`` was told to act as, when this is called for it."""
+    frame: FrameType | None = sys._getframe(1)
+    for _ in range(_DEEP):
+        if frame is None:
+            break
+        if frame.f_code.co_name in _UPDATING:
+            return {as_node for _, as_node, *_ in frame.f_locals.get("updates", ()) if as_node}
+        frame = frame.f_back
+    return ()
 
 
 class Run(BaseCallbackHandler):

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
+from langgraph.constants import END
 from langgraph.types import Command
 
 from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph.thread import Namespace, Thread, key_of
+from holdfast.contrib.langgraph.tuples import left_standing, rollbacks_of
 from holdfast.errors import NoAgent
 from holdfast.run import context
 from holdfast.run.claims import Loop, Task, TaskLane, key_in, part_in
@@ -240,7 +242,8 @@ class ThreadLoop(Loop):
                     keys[key_of(graph, level.checkpoint)] = level.checkpoint
         if not keys:
             return
-        for entry in Graph(self._thread.store._db.view, self._thread.row).under(list(keys)):
+        known = Graph(self._thread.store._db.view, self._thread.row)
+        for entry in left_standing(known.under(list(keys)), rollbacks_of(known)):
             if entry.body.get("what") == "writes":
                 channels = [channel for _, channel, _ in entry.body["writes"]]
                 self.told(keys[entry.key], entry.body["task"], channels)
@@ -270,7 +273,7 @@ class ThreadLoop(Loop):
                 self.read()
                 for call in self._left:
                     for level in levels_of(task_in(call.path)):
-                        if level.graph == ns and level.node in nodes:
+                        if level.graph == ns and (level.node in nodes or END in nodes):
                             self._ended.add((level.checkpoint, level.id))
             if not ns:
                 self.note()
@@ -371,16 +374,12 @@ def loop_of(thread: Thread) -> ThreadLoop:
 
 
 def saving(
-    thread: Thread, space: Namespace, checkpoint: Mapping[str, Any], metadata: Mapping[str, Any], control: object
+    thread: Thread, space: Namespace, *, checkpoint: str, begins: bool, settled: Collection[str], control: object
 ) -> AbstractContextManager[None]:
     """Around the capture of a checkpoint. A thread whose nodes call no tools does not pay for it."""
     if thread.tools is None and (space.ns or not space.writer.position[0]):
         return nullcontext()
-    seen = checkpoint.get("versions_seen") or {}
-    source = metadata.get("source")
-    nodes = [name for name, value in seen.items() if space.seen.get(name) != value] if source == "update" else []
-    run = run_of(control)
-    return loop_of(thread).saving(space.ns, checkpoint["id"], run, nodes, begins=source == "input")
+    return loop_of(thread).saving(space.ns, checkpoint, run_of(control), settled, begins=begins)
 
 
 def find(name: str, kind: str) -> TaskLane | None:

@@ -8,7 +8,7 @@ history is read page by page, each page with one load and the operations that fo
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -21,7 +21,7 @@ from holdfast.agent.graph import Graph
 from holdfast.agent.names import check_name
 from holdfast.codec.assigned import Assigned, Still
 from holdfast.codec.values import decode
-from holdfast.contrib.langgraph.thread import ABOUT, about_of, branch_name, check_whole, has_thread, key_of, named
+from holdfast.contrib.langgraph.thread import ABOUT, ROOT, about_of, branch_name, check_whole, has_thread, key_of, named
 from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
 from holdfast.store.catalog import Agent, Branch, Entry, Point
@@ -104,8 +104,26 @@ class Reader:
             return named(self.graph, key_of(self.ns, checkpoint_id))
         if not self.branch.head:
             return None
-        point = self._contents.view.point(self.branch.head)
-        return point if has_thread(point.manifest) else None
+        point: Point | None = self._contents.view.point(self.branch.head)
+        if self.ns and self.rollbacks:  # what a subgraph did after the target of one is left behind, too
+            points = self.graph.walk({self.branch.head})
+            point = next((point for point in points if not self._is_left_behind(point)), None)
+        return point if point is not None and has_thread(point.manifest) else None
+
+    @cached_property
+    def rollbacks(self) -> list[tuple[Point, Entry]]:
+        """The times that the thread went back, each with the checkpoint that it went back to.
+
+        A new checkpoint that does not follow from where the thread stands is told in the same way, and is none.
+        """
+        return rollbacks_of(self.graph)
+
+    def _is_left_behind(self, point: Point) -> bool:
+        return any(point.n > to.n and point.manifest.time_us <= entry.at for to, entry in self.rollbacks)
+
+    def under(self, keys: Sequence[bytes], since: int | None = None) -> list[Entry]:
+        """What is kept under keys, but for what a rollback has left behind; ``since``: one before that time."""
+        return left_standing(self.graph.under(keys), self.rollbacks, since)
 
     def points(self) -> Iterator[Point]:
         """All checkpoints of the namespace, newest first: from where its branch stands, and from where it stood."""
@@ -126,7 +144,7 @@ class Reader:
         state = (self._open and self._open.state_of(self.ns, row)) or self.state_at(row).still()
         about = about_of(state)
         key = key_of(self.ns, about["id"])
-        return self._tuple(state, about, self.graph.under([key]), returning=True)
+        return self._tuple(state, about, self.under([key]), returning=True)
 
     def state_at(self, row: Point) -> Assigned:
         source = history.Stored(self._contents, row)
@@ -231,9 +249,9 @@ class Reader:
         events = self._events_by_key(keys)
         return [(still, about, events.get(key, ())) for (still, about), key in zip(found, keys, strict=True)]
 
-    def _events_by_key(self, keys: Sequence[bytes]) -> dict[bytes, list[Entry]]:
+    def _events_by_key(self, keys: Sequence[bytes], since: int | None = None) -> dict[bytes, list[Entry]]:
         found: dict[bytes, list[Entry]] = {}
-        for event in self.graph.under(keys):
+        for event in self.under(keys, since):
             found.setdefault(event.key, []).append(event)
         return found
 
@@ -259,7 +277,8 @@ class Reader:
                 if not missing:
                     break
         newest_first: dict[str, list[Any]] = {name: [] for name in channels}
-        events = self._events_by_key([found.row.key for found, _ in rows if found.row.key])
+        keys = [found.row.key for found, _ in rows if found.row.key]
+        events = self._events_by_key(keys, row.manifest.time_us)
         for found, wanted in rows:
             for _, task, name, value in reversed(self.writes(events.get(found.row.key, ()), wanted)):
                 newest_first[name].append((task, name, value))
@@ -267,6 +286,29 @@ class Reader:
             name: {"writes": newest_first[name][::-1], **({"seed": seeds[name]} if name in seeds else {})}
             for name in channels
         }
+
+
+def rollbacks_of(graph: Graph) -> list[tuple[Point, Entry]]:
+    """As Reader.rollbacks."""
+    root = next((branch for branch in graph.branches if branch.name == ROOT), None)
+    if root is None or not root.epoch:
+        return []
+    found = []
+    for entry in graph.view.log(root.a, kept=False):
+        body = entry.body
+        if body.get("what") == "rollback" and body.get("b") == root.b and body.get("to"):
+            point = graph.view.find(body["to"])
+            if point is not None and (point.row.b, point.row.epoch) != (root.b, body["epoch"]):
+                found.append((point, entry))
+    return found
+
+
+def left_standing(
+    entries: Sequence[Entry], rollbacks: Sequence[tuple[Point, Entry]], since: int | None = None
+) -> list[Entry]:
+    """What tasks wrote under a checkpoint came after it, so a rollback to it leaves that behind."""
+    last = {to.row.key: entry.e for to, entry in rollbacks if since is None or entry.at <= since}
+    return [entry for entry in entries if entry.e > last.get(entry.key, 0)]
 
 
 def config_of(thread: str, ns: str, checkpoint_id: str) -> RunnableConfig:

@@ -1,0 +1,711 @@
+"""Tools in a graph's nodes: each call is recorded on the thread's line, and what was done is not done again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import operator
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.func import entrypoint, task
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode
+from langgraph.types import Command, RetryPolicy, Send, interrupt
+
+import holdfast
+from holdfast.cli import main
+from holdfast.contrib.langgraph import HoldfastSaver
+from holdfast.errors import InDoubt, MaybeRepeated, NoAgent
+
+WORLD: list[str] = []
+"""What really happened."""
+
+RETRY = RetryPolicy(initial_interval=0.001, jitter=False, retry_on=ConnectionError)
+
+
+def cancel(effect):
+    WORLD.append(f"cancel {effect.args['city']}")
+
+
+@holdfast.tool(compensate=cancel)
+def book(city: str) -> str:
+    """Book a trip."""
+    WORLD.append(city)
+    return f"{city} {len(WORLD)}"
+
+
+@holdfast.tool
+def pay(city: str) -> str:
+    """Pay for a trip."""
+    WORLD.append(f"pay {city}")
+    return city
+
+
+@holdfast.tool
+async def abook(city: str) -> str:
+    """Book a trip."""
+    await asyncio.sleep(0)
+    WORLD.append(city)
+    return city
+
+
+@holdfast.tool(effect="read")
+def look(city: str) -> int:
+    """Look at the weather."""
+    WORLD.append(f"look {city}")
+    return len(WORLD)
+
+
+@holdfast.tool
+def breaks(city: str) -> str:
+    """Nobody knows what became of it."""
+    WORLD.append(city)
+    raise TimeoutError(city)
+
+
+class State(TypedDict, total=False):
+    x: Annotated[list, operator.add]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done():
+    WORLD.clear()
+
+
+@pytest.fixture(params=["sync", "async", "exit"])
+def durability(request):
+    return request.param
+
+
+def one_node(function, saver, **options):
+    builder = StateGraph(State).add_node("node", function, **options)
+    return builder.add_edge(START, "node").compile(checkpointer=saver)
+
+
+def thread(name="t"):
+    return {"configurable": {"thread_id": name}}
+
+
+def listed(saver, name="t"):
+    with saver.store.agent(name, readonly=True) as agent:
+        return [(one.tool, one.args["city"], one.condition) for one in agent.effects()]
+
+
+def failing():
+    """Raises once."""
+    left = [ConnectionError]
+
+    def fail():
+        if left:
+            raise left.pop()
+
+    return fail
+
+
+# -- executed again -----------------------------------------------------------------------------------------------
+
+
+def booking(city: str) -> str:
+    """Book a trip."""
+    return book(city)
+
+
+def test_the_calls_of_a_tool_node_that_is_tried_again_are_made_once_in_whatever_order(ours):
+    fail, started = failing(), threading.Barrier(6)
+
+    def flaky(city: str) -> str:
+        """Book a trip."""
+        if city == "D":
+            try:
+                return book(city) if not fail() else ""
+            finally:
+                started.wait(10)
+        done = book(city)
+        if started.n_waiting < 6 and not started.broken:
+            started.wait(10)
+        return done
+
+    def model(state):
+        calls = [{"name": "flaky", "args": {"city": city}, "id": f"c{n}"} for n, city in enumerate("ABCDAB")]
+        return {"messages": [AIMessage("", tool_calls=calls)]}
+
+    builder = StateGraph(MessagesState).add_node("model", model)
+    builder.add_node("tools", ToolNode([flaky], handle_tool_errors=False), retry_policy=RETRY)
+    graph = builder.add_edge(START, "model").add_edge("model", "tools").compile(checkpointer=ours)
+    told = graph.invoke({"messages": []}, thread())["messages"][1:]
+    assert sorted(WORLD) == ["A", "A", "B", "B", "C", "D"]
+    assert len({message.content for message in told}) == 6  # each call has its own result
+    assert sorted(listed(ours)) == sorted(("book", city, "done") for city in "ABCDAB")
+
+
+def test_what_was_done_before_an_interrupt_is_not_done_again(ours, durability):
+    def node(state):
+        first = book("Lisbon")
+        answer = interrupt("ok?")
+        pay("Lisbon")
+        return {"x": [first, answer]}
+
+    graph = one_node(node, ours)
+    graph.invoke({"x": []}, thread(), durability=durability)
+    assert graph.invoke(Command(resume=1), thread(), durability=durability)["x"] == ["Lisbon 1", 1]
+    assert WORLD == ["Lisbon", "pay Lisbon"]
+
+
+def test_nor_when_the_state_was_updated_meanwhile(ours, durability):
+    def node(state):
+        book("Lisbon")
+        interrupt("ok?")
+        pay("Lisbon")
+        return {}
+
+    graph = one_node(node, ours)
+    graph.invoke({"x": []}, thread(), durability=durability)
+    graph.update_state(thread(), {"x": ["edit"]})
+    graph.invoke(Command(resume=1), thread(), durability=durability)
+    assert WORLD == ["Lisbon", "pay Lisbon"]
+
+
+def test_nor_when_new_input_is_given_instead(ours, durability):
+    def node(state):
+        book("Lisbon")
+        interrupt("ok?")
+        return {}
+
+    graph = one_node(node, ours)
+    for _ in range(3):
+        graph.invoke({"x": []}, thread(), durability=durability)
+    assert WORLD == ["Lisbon"]
+
+
+def test_a_turn_that_finished_leaves_nothing(ours, durability):
+    graph = one_node(lambda state: {"x": [book("Lisbon")]}, ours)
+    for turn in range(3):
+        assert len(graph.invoke({"x": []}, thread(), durability=durability)["x"]) == turn + 1
+    assert WORLD == ["Lisbon"] * 3
+
+
+def test_a_node_that_is_tried_again_with_other_arguments_is_stopped(ours, durability):
+    cities, fail = iter("XYZ"), failing()
+
+    def node(state):
+        book(next(cities))
+        fail()
+        return {}
+
+    graph = one_node(node, ours, retry_policy=RETRY)
+    with pytest.raises(MaybeRepeated, match=r"city='X'\), now with \(city='Y'\)") as caught:
+        graph.invoke({"x": []}, thread(), durability=durability)
+    assert WORLD == ["X"]
+    assert "saver.accept('t')" in caught.value.hint
+    assert "holdfast effects accept t" in caught.value.hint
+
+
+def test_steps_of_one_run_use_a_tool_with_whatever_arguments(ours, durability):
+    builder = StateGraph(State)
+    for number in range(4):
+        builder.add_node(f"n{number}", lambda state, number=number: {"x": [book(f"{number}")]})
+        builder.add_edge(f"n{number - 1}" if number else START, f"n{number}")
+    graph = builder.compile(checkpointer=ours)
+    for _ in range(2):
+        graph.invoke({"x": []}, thread(), durability=durability)
+    assert WORLD == ["0", "1", "2", "3"] * 2
+
+
+def test_a_call_that_is_made_twice_on_purpose_is_made_twice(ours):
+    fail = failing()
+
+    def node(state):
+        done = [book("A"), book("A")]
+        fail()
+        return {"x": done}
+
+    assert one_node(node, ours, retry_policy=RETRY).invoke({"x": []}, thread())["x"] == ["A 1", "A 2"]
+    assert WORLD == ["A", "A"]
+
+
+def test_sends_and_nodes_of_one_step_do_not_stand_in_each_others_way(ours, durability):
+    fail = failing()
+
+    def work(state):
+        done = book(f"{state['n']}")
+        if state["n"] == 0:
+            fail()
+        return {"x": [done]}
+
+    builder = StateGraph(State).add_node("work", work).add_node("start", lambda state: {})
+    builder.add_edge(START, "start")
+    builder.add_conditional_edges("start", lambda state: [Send("work", {"n": n}) for n in range(4)], ["work"])
+    graph = builder.compile(checkpointer=ours)
+    with pytest.raises(ConnectionError):
+        graph.invoke({"x": []}, thread(), durability=durability)
+    graph.invoke(None, thread(), durability=durability)
+    assert sorted(WORLD) == ["0", "1", "2", "3"]
+
+
+def test_the_functional_api(ours):
+    fail = failing()
+
+    @task
+    def one(city):
+        return book(city)
+
+    @entrypoint(checkpointer=ours)
+    def flow(given):
+        pay("all")
+        done = [one(city) for city in "AB"]
+        done = [future.result() for future in done]
+        fail()
+        return done
+
+    with pytest.raises(ConnectionError):
+        flow.invoke(1, thread(), durability="sync")
+    flow.invoke(None, thread(), durability="sync")
+    assert sorted(WORLD) == ["A", "B", "pay all"]
+
+
+@pytest.mark.parametrize("kind", [None, True, False])
+def test_a_subgraph_of_each_kind_that_is_interrupted(ours, kind):
+    def inner(state):
+        book("inside")
+        interrupt("?")
+        return {}
+
+    below = StateGraph(State).add_node("inner", inner).add_edge(START, "inner").compile(checkpointer=kind)
+    builder = StateGraph(State).add_node("outer", below).add_edge(START, "outer")
+    graph = builder.compile(checkpointer=ours)
+    graph.invoke({"x": []}, thread())
+    graph.invoke(Command(resume=1), thread())
+    assert WORLD == ["inside"]
+
+
+@pytest.mark.parametrize("kind", [None, True, False])
+def test_a_subgraph_of_each_kind_in_a_node_that_is_tried_again(ours, kind):
+    below = StateGraph(State).add_node("inner", lambda state: {"x": [book("n")]}).add_edge(START, "inner")
+    graph_below, fail = below.compile(checkpointer=kind), failing()
+
+    def outer(state):
+        graph_below.invoke({"x": []})
+        fail()
+        return {}
+
+    one_node(outer, ours, retry_policy=RETRY).invoke({"x": []}, thread())
+    assert WORLD == ["n"]
+
+
+@pytest.mark.parametrize("kind", [None, False])
+def test_a_subgraph_that_a_node_uses_twice_acts_twice(ours, kind):
+    below = StateGraph(State).add_node("inner", lambda state: {"x": [book("n")]}).add_edge(START, "inner")
+    graph_below = below.compile(checkpointer=kind)
+
+    def outer(state):
+        for _ in range(2):
+            graph_below.invoke({"x": []})
+        return {}
+
+    one_node(outer, ours).invoke({"x": []}, thread())
+    assert WORLD == ["n", "n"]
+
+
+def test_steps_of_a_subgraph_that_finished_do_not_stop_the_next_ones_after_an_interrupt(ours):
+    below = StateGraph(State).add_node("one", lambda state: {"x": [book("A")]})
+    below.add_node("two", lambda state: {"x": [interrupt("?")]}).add_node("three", lambda state: {"x": [book("B")]})
+    below.add_edge(START, "one").add_edge("one", "two").add_edge("two", "three")
+    graph = one_node(below.compile(), ours)
+    graph.invoke({"x": []}, thread())
+    graph.invoke(Command(resume=1), thread())
+    assert WORLD == ["A", "B"]
+
+
+# -- async --------------------------------------------------------------------------------------------------------
+
+
+def test_async_nodes(ours, durability):
+    async def node(state):
+        done = await asyncio.gather(abook("A"), abook("B"))
+        interrupt("?")
+        return {"x": done}
+
+    async def main():
+        graph = one_node(node, ours)
+        await graph.ainvoke({"x": []}, thread(), durability=durability)
+        return await graph.ainvoke(Command(resume=1), thread(), durability=durability)
+
+    assert asyncio.run(main())["x"] == ["A", "B"]
+    assert sorted(WORLD) == ["A", "B"]
+
+
+def test_a_call_that_an_earlier_attempt_has_under_way_is_waited_for(ours):
+    fail = failing()
+    begun: Any = None
+    gate: Any = None
+
+    @holdfast.tool
+    async def slow(city: str) -> str:
+        """Takes its time."""
+        WORLD.append(city)
+        begun.set()
+        await gate.wait()
+        return city
+
+    async def node(state):
+        calls = asyncio.gather(slow("A"), other())
+        return {"x": [(await calls)[0]]}
+
+    async def other():
+        await begun.wait()
+        fail()
+        gate.set()
+
+    async def main():
+        nonlocal begun, gate
+        begun, gate = asyncio.Event(), asyncio.Event()
+        return await one_node(node, ours, retry_policy=RETRY).ainvoke({"x": []}, thread())
+
+    assert asyncio.run(main())["x"] == ["A"]
+    assert WORLD == ["A"]
+
+
+# -- reads --------------------------------------------------------------------------------------------------------
+
+
+def test_reads_of_a_node_that_was_interrupted_are_answered(ours):
+    def node(state):
+        return {"x": [look("A"), interrupt("?")]}
+
+    graph = one_node(node, ours)
+    graph.invoke({"x": []}, thread())
+    assert graph.invoke(Command(resume=1), thread())["x"] == [1, 1]
+    assert WORLD == ["look A"]
+
+
+@pytest.mark.parametrize("again", ["retry", "resume"])
+def test_after_an_exception_reads_are_made_again_and_writes_are_answered(ours, again):
+    fail = failing()
+
+    def node(state):
+        found = [look("A"), book("A")]
+        fail()
+        return {"x": found}
+
+    graph = one_node(node, ours, **({"retry_policy": RETRY} if again == "retry" else {}))
+    if again == "retry":
+        found = graph.invoke({"x": []}, thread())
+    else:
+        with pytest.raises(ConnectionError):
+            graph.invoke({"x": []}, thread())
+        found = graph.invoke(None, thread())
+    assert found["x"] == [3, "A 2"]
+    assert WORLD == ["look A", "A", "look A"]
+
+
+# -- settling -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def stuck(ours):
+    """A graph that left a booking behind, and wants another one now."""
+    cities = iter(["Lisbon", "Porto", "Porto", "Porto"])
+
+    def node(state):
+        book(next(cities))
+        return {"x": [interrupt("?")] if WORLD == ["Lisbon"] else ["done"]}
+
+    graph = one_node(node, ours)
+    graph.invoke({"x": []}, thread())
+    with pytest.raises(MaybeRepeated):
+        graph.invoke({"x": []}, thread())
+    return graph
+
+
+def test_accepting_lets_a_thread_go_on(stuck, ours):
+    assert [effect.args for effect in ours.accept("t")] == [{"city": "Lisbon"}]
+    assert stuck.invoke({"x": []}, thread())["x"] == ["done"]
+    assert WORLD == ["Lisbon", "Porto"]
+
+
+def test_what_is_accepted_is_accepted_by_the_next_saver_too(store_path):
+    with HoldfastSaver(store_path) as saver:
+        one_node(lambda state: {"x": [book("Lisbon"), interrupt("?")]}, saver).invoke({"x": []}, thread())
+    with HoldfastSaver(store_path) as saver:
+        graph = one_node(lambda state: {"x": [book("Porto")]}, saver)
+        with pytest.raises(MaybeRepeated):
+            graph.invoke({"x": []}, thread())
+        saver.accept("t")
+    with HoldfastSaver(store_path) as saver:
+        one_node(lambda state: {"x": [book("Porto")]}, saver).invoke({"x": []}, thread())
+    assert WORLD == ["Lisbon", "Porto"]
+
+
+def test_updating_the_state_as_the_node_settles_what_it_left(stuck, ours):
+    stuck.update_state(thread(), {"x": ["by hand"]}, as_node="node")
+    assert stuck.invoke({"x": []}, thread())["x"] == ["by hand", "done"]
+    assert WORLD == ["Lisbon", "Porto"]
+
+
+def test_so_does_updating_it_as_the_end_and_in_async_code(stuck, ours):
+    asyncio.run(stuck.aupdate_state(thread(), None, as_node="__end__"))
+    assert stuck.invoke({"x": []}, thread())["x"] == ["done"]
+    assert WORLD == ["Lisbon", "Porto"]
+
+
+def test_updating_it_as_another_node_does_not(ours):
+    builder = StateGraph(State).add_node("first", lambda state: {})
+    builder.add_node("node", lambda state: {"x": [book("Lisbon"), interrupt("?")]})
+    graph = builder.add_edge(START, "first").add_edge("first", "node").compile(checkpointer=ours)
+    graph.invoke({"x": []}, thread())
+    graph.update_state(thread(), {"x": ["edit"]}, as_node="first")
+    graph.invoke(Command(resume="yes"), thread())
+    assert WORLD == ["Lisbon"]
+
+
+def test_a_saver_may_accept_with_each_new_input(store_path):
+    def node(state):
+        return {"x": [book(f"{len(WORLD)}"), interrupt("?")]}
+
+    with HoldfastSaver(store_path, left="accept") as saver:
+        graph = one_node(node, saver)
+        for _ in range(3):
+            graph.invoke({"x": []}, thread())
+    assert WORLD == ["0", "1", "2"]
+
+
+def test_a_run_from_an_older_checkpoint_acts_anew_and_says_so(ours, caplog):
+    graph = one_node(lambda state: {"x": [book("Lisbon")]}, ours)
+    graph.invoke({"x": []}, thread())
+    older = list(graph.get_state_history(thread()))[1].config
+    with caplog.at_level(logging.WARNING, "holdfast.langgraph"):
+        graph.invoke(None, older)
+    assert WORLD == ["Lisbon", "Lisbon"]
+    assert "acts anew" in caplog.text
+    assert [condition for *_, condition in listed(ours)] == ["done", "done"]
+
+
+# -- in doubt -----------------------------------------------------------------------------------------------------
+
+
+def test_an_effect_in_doubt_stops_every_later_write_of_the_thread(ours):
+    def model(state):
+        return {"messages": [AIMessage("", tool_calls=[{"name": "breaks", "args": {"city": "A"}, "id": "1"}])]}
+
+    def after(state):
+        with pytest.raises(InDoubt):
+            book("B")
+        return {}
+
+    builder = StateGraph(MessagesState).add_node("model", model).add_node("after", after)
+    builder.add_node("tools", ToolNode([breaks], handle_tool_errors=True))
+    graph = builder.add_edge(START, "model").add_edge("model", "tools").add_edge("tools", "after")
+    graph.compile(checkpointer=ours).invoke({"messages": []}, thread())
+    assert WORLD == ["A"]
+    with ours.store.agent("t") as agent:
+        (effect,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        agent.resolve(effect, "not-done", why="looked")
+    one_node(lambda state: {"x": [book("B")]}, ours).invoke({"x": []}, thread("t"))
+    assert WORLD == ["A", "B"]
+
+
+# -- whose calls ----------------------------------------------------------------------------------------------------
+
+
+def test_a_write_in_a_thread_that_does_not_know_its_graph_is_refused(ours):
+    def node(state):
+        caught = []
+
+        def work():
+            try:
+                book("A")
+            except NoAgent as error:
+                caught.append(error)
+
+        other = threading.Thread(target=work)
+        other.start()
+        other.join()
+        return {"x": [len(caught)]}
+
+    assert one_node(node, ours).invoke({"x": []}, thread())["x"] == [1]
+    book("B")  # no run is active any more
+    assert WORLD == ["B"]
+
+
+def test_a_graph_with_another_saver_is_not_recorded(ours):
+    from langgraph.checkpoint.memory import InMemorySaver
+
+    one_node(lambda state: {"x": [book("A")]}, InMemorySaver()).invoke({"x": []}, thread())
+    assert WORLD == ["A"]
+    assert ours.store.agents() == []
+
+
+def test_a_thread_without_tools_has_no_records(ours):
+    graph = one_node(lambda state: {"x": [interrupt("?")]}, ours)
+    graph.invoke({"x": []}, thread())
+    graph.invoke(Command(resume=1), thread())
+    assert listed(ours) == []
+
+
+# -- killed ---------------------------------------------------------------------------------------------------------
+
+KILLED = """
+import os, signal, sys
+from typing import TypedDict
+from langgraph.graph import START, StateGraph
+import holdfast
+from holdfast.contrib.langgraph import HoldfastSaver
+
+class State(TypedDict):
+    x: str
+
+@holdfast.tool
+def book(city: str) -> str:
+    with open("ledger", "a") as ledger:
+        ledger.write(city + "\\n")
+    if sys.argv[1] == "inside":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return city
+
+def node(state):
+    done = book("Lisbon")
+    if sys.argv[1] == "after":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"x": done}
+
+graph = StateGraph(State).add_node("node", node).add_edge(START, "node").compile(checkpointer=HoldfastSaver("store"))
+config = {"configurable": {"thread_id": "t"}}
+given = None if graph.get_state(config).next else {"x": ""}
+try:
+    print(graph.invoke(given, config, durability=sys.argv[2])["x"])
+except holdfast.errors.InDoubt as error:
+    print(type(error).__name__)
+"""
+
+
+def lives(folder: Path, *args: str) -> tuple[int, str]:
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(KILLED))
+    done = subprocess.run(
+        [sys.executable, str(program), *args], cwd=folder, capture_output=True, text=True, check=False
+    )
+    return done.returncode, done.stdout.strip()
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_after_a_call_does_not_make_it_again(tmp_path, durability):
+    assert lives(tmp_path, "after", durability)[0] == -signal.SIGKILL
+    assert lives(tmp_path, "", durability) == (0, "Lisbon")
+    assert (tmp_path / "ledger").read_text() == "Lisbon\n"
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_inside_a_call_is_in_doubt_until_somebody_finds_out(tmp_path):
+    assert lives(tmp_path, "inside", "async")[0] == -signal.SIGKILL
+    assert lives(tmp_path, "", "async") == (0, "InDoubt")
+    with holdfast.open(tmp_path / "store") as store, store.agent("t") as agent:
+        (effect,) = agent.effects()
+        agent.resolve(effect, "done", result="Lisbon", why="the ledger has it")
+    assert lives(tmp_path, "", "async") == (0, "Lisbon")
+    assert (tmp_path / "ledger").read_text() == "Lisbon\n"
+
+
+# -- rolled back ----------------------------------------------------------------------------------------------------
+
+
+def three(saver):
+    builder = StateGraph(State)
+    for name, above in (("one", START), ("two", "one"), ("three", "two")):
+        builder.add_node(name, lambda state, name=name: {"x": [book(name)]}).add_edge(above, name)
+    return builder.compile(checkpointer=saver)
+
+
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_a_rollback_undoes_what_came_after_its_checkpoint_and_the_graph_acts_again(ours, durability):
+    graph = three(ours)
+    graph.invoke({"x": []}, thread(), durability=durability)
+    with ours.store.agent("t") as agent:
+        first = next(point for point in agent.log() if point.label == "step 1: one")
+        agent.rollback(first)
+    assert WORLD == ["one", "two", "three", "cancel three", "cancel two"]
+    assert graph.get_state(thread()).next == ("two",)
+    graph.invoke(None, thread(), durability=durability)
+    assert WORLD[5:] == ["two", "three"]
+    assert listed(ours) == [
+        ("book", "one", "done"), ("book", "two", "undone"), ("book", "three", "undone"),
+        ("book", "two", "done"), ("book", "three", "done"),
+    ]  # fmt: skip
+    with ours.store.agent("t", readonly=True) as agent:
+        assert len({effect.key for effect in agent.effects()}) == 5
+
+
+def test_what_a_node_did_before_it_was_stored_that_it_runs_is_undone_with_it(ours):
+    """Under ``async`` a checkpoint may be stored after the nodes that follow from it have acted."""
+    acted = threading.Event()
+    put = ours.put
+
+    def late(config, checkpoint, metadata, new_versions):
+        if metadata["source"] == "loop" and metadata["step"] == 1:
+            assert acted.wait(10)
+        return put(config, checkpoint, metadata, new_versions)
+
+    ours.put = late
+    builder = StateGraph(State).add_node("one", lambda state: {"x": [book("one")]})
+
+    def two(state):
+        book("two")
+        acted.set()
+        return {"x": [interrupt("?")]}
+
+    graph = builder.add_node("two", two).add_edge(START, "one").add_edge("one", "two").compile(checkpointer=ours)
+    graph.invoke({"x": []}, thread(), durability="async")
+    graph.invoke(Command(resume=1), thread(), durability="async")
+    assert WORLD == ["one", "two"]
+    with ours.store.agent("t") as agent:
+        first = next(point for point in agent.log() if point.label == "step 1: one")
+        assert [one.effect.args["city"] for one in agent.plan_rollback(first).undo] == ["two"]
+        agent.rollback(first)
+    assert WORLD == ["one", "two", "cancel two"]
+    graph.invoke(None, thread())
+    assert WORLD[3:] == ["two"]
+
+
+@pytest.mark.parametrize("kind", [None, True])
+def test_a_rollback_leaves_behind_what_a_subgraph_has_stored(ours, kind):
+    below = StateGraph(State).add_node("inner", lambda state: {"x": [book("inside")]}).add_edge(START, "inner")
+    builder = StateGraph(State).add_node("first", lambda state: {}).add_node("outer", below.compile(checkpointer=kind))
+    graph = builder.add_edge(START, "first").add_edge("first", "outer").compile(checkpointer=ours)
+    graph.invoke({"x": []}, thread())
+    with ours.store.agent("t") as agent:
+        agent.rollback(next(point for point in agent.log() if point.label == "step 1: first"))
+    assert graph.get_state(thread()).next == ("outer",)
+    graph.invoke(None, thread())
+    assert WORLD == ["inside", "cancel inside", "inside"]
+    assert [message for message in graph.get_state(thread()).values["x"] if message == "inside 1"] == []
+
+
+def test_what_an_abandoned_checkpoint_holds_is_read_as_it_was(ours):
+    graph = three(ours)
+    graph.invoke({"x": []}, thread())
+    before = [state.values for state in graph.get_state_history(thread())]
+    with ours.store.agent("t") as agent:
+        agent.rollback(next(point for point in agent.log() if point.label == "step 1: one"))
+    assert [state.values for state in graph.get_state_history(thread())] == before
+
+
+def test_the_command_line_lists_and_accepts(store_path, capsys):
+    with HoldfastSaver(store_path) as saver:
+        one_node(lambda state: {"x": [book("Lisbon"), interrupt("?")]}, saver).invoke({"x": []}, thread())
+    store = str(store_path)
+    assert main(["--store", store, "effects", "t"]) == 0
+    assert "book(city='Lisbon')" in capsys.readouterr().out
+    assert main(["--store", store, "effects", "accept", "t"]) == 0
+    assert "1 effect accepted" in capsys.readouterr().out
+    assert main(["--store", store, "effects", "accept", "t"]) == 0
+    assert "Nothing is left over" in capsys.readouterr().out
+    with HoldfastSaver(store_path) as saver:
+        one_node(lambda state: {"x": [book("Porto")]}, saver).invoke({"x": []}, thread())
+    assert WORLD == ["Lisbon", "Porto"]
