@@ -242,8 +242,9 @@ class ThreadLoop(Loop):
                     keys[key_of(graph, level.checkpoint)] = level.checkpoint
         if not keys:
             return
-        known = Graph(self._thread.store._db.view, self._thread.row)
-        for entry in left_standing(known.under(list(keys)), rollbacks_of(known)):
+        db = self._thread.store._db
+        known = Graph(db.view, self._thread.row)
+        for entry in left_standing(known.under(list(keys)), rollbacks_of(db, known)):
             if entry.body.get("what") == "writes":
                 channels = [channel for _, channel, _ in entry.body["writes"]]
                 self.told(keys[entry.key], entry.body["task"], channels)

@@ -24,7 +24,10 @@ from holdfast.codec.values import decode
 from holdfast.contrib.langgraph.thread import ABOUT, ROOT, about_of, branch_name, check_whole, has_thread, key_of, named
 from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
+from holdfast.run.records import RolledBack
+from holdfast.run.stored import StoredLine
 from holdfast.store.catalog import Agent, Branch, Entry, Point
+from holdfast.store.database import Database
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -59,6 +62,7 @@ class Reader:
 
     def __init__(self, saver: HoldfastSaver, thread: str, row: Agent, branch: Branch) -> None:
         store = saver.store
+        self._db = store._db
         self._contents = store._db.now
         self._registry = saver._registry
         self._strict = saver._strict
@@ -111,19 +115,16 @@ class Reader:
         return point if point is not None and has_thread(point.manifest) else None
 
     @cached_property
-    def rollbacks(self) -> list[tuple[Point, Entry]]:
-        """The times that the thread went back, each with the checkpoint that it went back to.
-
-        A new checkpoint that does not follow from where the thread stands is told in the same way, and is none.
-        """
-        return rollbacks_of(self.graph)
+    def rollbacks(self) -> list[tuple[Point, int]]:
+        """The checkpoints to which the thread was rolled back, undoing what its nodes had done outside, and when."""
+        return rollbacks_of(self._db, self.graph)
 
     def _is_left_behind(self, point: Point) -> bool:
-        return any(point.n > to.n and point.manifest.time_us <= entry.at for to, entry in self.rollbacks)
+        return any(point.n > to.n and point.manifest.time_us <= at for to, at in self.rollbacks)
 
-    def under(self, keys: Sequence[bytes], since: int | None = None) -> list[Entry]:
-        """What is kept under keys, but for what a rollback has left behind; ``since``: one before that time."""
-        return left_standing(self.graph.under(keys), self.rollbacks, since)
+    def under(self, keys: Sequence[bytes], by: int | None = None) -> list[Entry]:
+        """What is kept under keys, but for what a rollback has left behind; ``by``: one of that time or before."""
+        return left_standing(self.graph.under(keys), self.rollbacks, by)
 
     def points(self) -> Iterator[Point]:
         """All checkpoints of the namespace, newest first: from where its branch stands, and from where it stood."""
@@ -249,9 +250,9 @@ class Reader:
         events = self._events_by_key(keys)
         return [(still, about, events.get(key, ())) for (still, about), key in zip(found, keys, strict=True)]
 
-    def _events_by_key(self, keys: Sequence[bytes], since: int | None = None) -> dict[bytes, list[Entry]]:
+    def _events_by_key(self, keys: Sequence[bytes], by: int | None = None) -> dict[bytes, list[Entry]]:
         found: dict[bytes, list[Entry]] = {}
-        for event in self.under(keys, since):
+        for event in self.under(keys, by):
             found.setdefault(event.key, []).append(event)
         return found
 
@@ -288,27 +289,21 @@ class Reader:
         }
 
 
-def rollbacks_of(graph: Graph) -> list[tuple[Point, Entry]]:
+def rollbacks_of(db: Database, graph: Graph) -> list[tuple[Point, int]]:
     """As Reader.rollbacks."""
     root = next((branch for branch in graph.branches if branch.name == ROOT), None)
-    if root is None or not root.epoch:
+    if root is None or not root.records or not root.epoch:  # nothing was done outside, or it never left its line
         return []
-    found = []
-    for entry in graph.view.log(root.a, kept=False):
-        body = entry.body
-        if body.get("what") == "rollback" and body.get("b") == root.b and body.get("to"):
-            point = graph.view.find(body["to"])
-            if point is not None and (point.row.b, point.row.epoch) != (root.b, body["epoch"]):
-                found.append((point, entry))
-    return found
+    went = [record for _, record in StoredLine(db, root.b).marked() if isinstance(record, RolledBack)]
+    return [(point, record.at) for record in went if (point := graph.view.find(record.id)) is not None]
 
 
 def left_standing(
-    entries: Sequence[Entry], rollbacks: Sequence[tuple[Point, Entry]], since: int | None = None
+    entries: Sequence[Entry], rollbacks: Sequence[tuple[Point, int]], by: int | None = None
 ) -> list[Entry]:
     """What tasks wrote under a checkpoint came after it, so a rollback to it leaves that behind."""
-    last = {to.row.key: entry.e for to, entry in rollbacks if since is None or entry.at <= since}
-    return [entry for entry in entries if entry.e > last.get(entry.key, 0)]
+    last = {to.row.key: at for to, at in rollbacks if by is None or at <= by}
+    return [entry for entry in entries if entry.at > last.get(entry.key, 0)]
 
 
 def config_of(thread: str, ns: str, checkpoint_id: str) -> RunnableConfig:
