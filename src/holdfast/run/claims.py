@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.errors import MaybeRepeated
+from holdfast.errors import BadName, MaybeRepeated
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
 from holdfast.run.context import active
@@ -36,6 +36,8 @@ NOTE = "unclaimed"
 """The note that lists, by number, what was left when a checkpoint was taken. Its name is its place in the line."""
 ACCEPTED = "accepted"
 """The note that says which of the writes before it are known, by number; without a value, all. Named as the other."""
+NAME_MAX = 200
+"""Characters of a task's name: it is part of the path of each of its calls."""
 _MARK_DIGITS = 16
 
 
@@ -125,6 +127,7 @@ class Loop(Scope):
         self._paths: set[str] = set()  # where tasks have made calls
         self._under_way: dict[str, Future[None]] = {}
         self._settling: Future[None] | None = None
+        self.raised: set[str] = set()  # the tasks whose newest execution here has raised
 
     def restart(self, since: int, checkpoint: str) -> None:
         """The state is that of another checkpoint now: what it does not know is another matter."""
@@ -462,6 +465,22 @@ def _never_happened(call: Call) -> bool:
         return True
     call.done = None
     return False
+
+
+@contextmanager
+def executing(loop: Loop, name: str) -> Iterator[None]:
+    """Inside, calls belong to an execution of the task of that name."""
+    if not name or len(name) > NAME_MAX or TASK in name or name != name.strip():
+        raise BadName(f"a task's name is 1 to {NAME_MAX} characters without {TASK!r}, not {name!r:.60}")
+    task = Task(name, loop, reads=name not in loop.raised)
+    loop.raised.discard(name)
+    try:
+        with active(TaskLane(loop, task)):
+            yield
+    except Exception:  # what was read may have been the cause: the next execution reads again
+        loop.raised.add(name)
+        raise
+    task.over = True
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from holdfast.agent.checkpoint import Checkpoint
 from holdfast.errors import BadOption, ReadOnly
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
-from holdfast.run.claims import Loop
+from holdfast.run.claims import Loop, executing
 from holdfast.run.context import EFFECT, active
 from holdfast.run.doubt import decide
 from holdfast.run.effects import Effect
@@ -188,6 +188,21 @@ class Agent(Surroundings, below.Agent):
     def step(self, name: str) -> Step:
         """A named part of a run: ``with agent.step("plan"):``, or ``async with``."""
         return Step(self._lane(), name)
+
+    def task(self, name: str) -> AbstractContextManager[None]:
+        """One execution of a task in a loop that is not a durable function: ``with agent.task("turn 7"):``.
+
+        The name says which task it is, in this process and in the next. A call inside is known by the task, the tool,
+        its arguments and how many such calls this execution has made before, in whatever order, thread or asyncio task.
+        When the task is executed again, what it has done is answered from the record; other arguments for a tool that
+        has written raise ``MaybeRepeated``. That lasts until a checkpoint is taken after it has ended without an error.
+        """
+        self._check_writer()
+        self._host.check_whole()
+        lane = self._lane()
+        if lane is not None and isinstance(lane.scope, Run):
+            raise BadOption("this is a durable function, which has positions", hint="Leave agent.task(...) away.")
+        return executing(self._host.loop, name)
 
     @property
     def position(self) -> str:

@@ -1,0 +1,243 @@
+"""Tasks: somebody else's loop says to which task a call belongs, and what it did is not done again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import holdfast
+from holdfast.errors import BadName, BadOption, InDoubt, MaybeRepeated
+
+WORLD = []
+
+
+@holdfast.tool
+def book(city: str) -> str:
+    WORLD.append(city)
+    return f"{city} {len(WORLD)}"
+
+
+@holdfast.tool(effect="read")
+def look(city: str) -> int:
+    WORLD.append(f"look {city}")
+    return len(WORLD)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_done():
+    WORLD.clear()
+
+
+@pytest.fixture
+def again(store_path):
+    """``again()`` is the agent, as the next process opens it."""
+    opened = []
+
+    def agent():
+        for one in opened:
+            one.close()
+        opened.append(holdfast.open(store_path))
+        return opened[-1].agent("a")
+
+    yield agent
+    opened[-1].close()
+
+
+def test_a_task_that_is_executed_again_is_answered_from_the_record(again):
+    agent = again()
+    with agent.task("turn 1"):
+        first = [book("A"), book("B"), book("A"), look("C")]
+    agent = again()
+    with agent.task("turn 1"):
+        assert [book("B"), book("A"), look("C"), book("A")] == [first[1], first[0], first[3], first[2]]
+    assert WORLD == ["A", "B", "A", "look C"]
+
+
+def test_a_checkpoint_after_the_task_settles_it(again):
+    agent = again()
+    with agent.task("turn 1"):
+        book("A")
+    agent.checkpoint()
+    agent = again()
+    with agent.task("turn 2"):
+        book("B")
+    assert WORLD == ["A", "B"]
+
+
+def test_a_checkpoint_inside_the_task_does_not(again):
+    agent = again()
+    with agent.task("turn 1"):
+        book("A")
+        agent.checkpoint()
+    agent = again()
+    with agent.task("turn 1"):
+        book("A")
+    agent = again()
+    with agent.task("turn 2"), pytest.raises(MaybeRepeated, match=r"city='A'\), now with \(city='B'\)"):
+        book("B")
+    agent.accept()
+    agent = again()
+    with agent.task("turn 2"):
+        book("B")
+    assert WORLD == ["A", "B"]
+
+
+def test_tasks_of_one_process_do_not_stand_in_each_others_way(again):
+    agent = again()
+    for city in "ABC":
+        with agent.task(f"turn {city}"):
+            book(city)
+    assert WORLD == ["A", "B", "C"]
+
+
+def test_after_an_exception_reads_are_made_again_and_writes_are_answered(again):
+    agent = again()
+
+    def turn():
+        look("A")
+        book("A")
+        if WORLD.count("look A") == 1:
+            raise ConnectionError
+
+    with pytest.raises(ConnectionError), agent.task("turn 1"):
+        turn()
+    with agent.task("turn 1"):
+        turn()
+    with pytest.raises(MaybeRepeated), agent.task("turn 1"):
+        book("B")
+    assert WORLD == ["look A", "A", "look A"]
+
+
+def test_calls_may_come_from_any_thread_and_asyncio_task(again):
+    import contextvars
+
+    @holdfast.tool
+    async def reserve(city: str) -> str:
+        await asyncio.sleep(0)
+        WORLD.append(city)
+        return city
+
+    async def gathered(cities):
+        return await asyncio.gather(*map(reserve, cities))
+
+    def turn(agent, cities):
+        with agent.task("turn 1"):
+            with ThreadPoolExecutor(4) as pool:
+                done = [pool.submit(contextvars.copy_context().run, book, city) for city in cities]
+                found = [one.result() for one in done]
+            return found, asyncio.run(gathered(cities))
+
+    found, reserved = turn(again(), "ABCD")
+    turned, again_reserved = turn(again(), "DCBA")
+    assert (turned, again_reserved) == (found[::-1], reserved[::-1])
+    assert sorted(WORLD) == list("AABBCCDD")
+
+
+def test_the_same_call_still_under_way_is_waited_for(again):
+    agent, begun, gate = again(), threading.Event(), threading.Event()
+
+    @holdfast.tool
+    def slow(city: str) -> str:
+        WORLD.append(city)
+        begun.set()
+        assert gate.wait(10)
+        return city
+
+    def execute():
+        with agent.task("turn 1"):
+            return slow("A")
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(execute)
+        assert begun.wait(10)
+        second = pool.submit(execute)
+        gate.set()
+        assert (first.result(10), second.result(10)) == ("A", "A")
+    assert WORLD == ["A"]
+
+
+def test_what_is_in_doubt_stops_the_writes_of_every_task(again):
+    @holdfast.tool
+    def breaks(city: str) -> str:
+        raise TimeoutError(city)
+
+    agent = again()
+    with pytest.raises(InDoubt), agent.task("turn 1"):
+        breaks("A")
+    with agent.task("turn 2"):
+        look("A")
+        with pytest.raises(InDoubt):
+            book("A")
+    assert WORLD == ["look A"]
+
+
+def test_what_a_tool_did_inside_of_itself_is_not_left_over(again):
+    @holdfast.tool
+    def trip(city: str) -> str:
+        return book(city)
+
+    agent = again()
+    with agent.task("turn 1"):
+        trip("A")
+    agent = again()
+    with agent.task("turn 1"):
+        trip("A")
+        book("B")  # no part of what trip did
+    assert WORLD == ["A", "B"]
+
+
+@pytest.mark.parametrize("name", ["", "a//b", " a", "x" * 201])
+def test_names(again, name):
+    agent = again()
+    with pytest.raises(BadName), agent.task(name):
+        pass
+
+
+def test_a_durable_function_has_positions_already(again):
+    @holdfast.durable
+    def run(agent):
+        with agent.task("x"):
+            pass
+
+    with pytest.raises(BadOption, match="positions"):
+        again().run(run)
+
+
+LOOP = """
+import os, signal, sys
+import holdfast
+
+@holdfast.tool
+def book(city):
+    with open("ledger", "a") as ledger:
+        print(city, file=ledger)
+    return city
+
+with holdfast.open("store") as store, store.agent("a") as agent:
+    for turn in range(agent.state.get("turn", 0), 3):
+        with agent.task(f"turn {turn}"):
+            book(f"A{turn}")
+            if sys.argv[1] == f"inside {turn}":
+                os.kill(os.getpid(), signal.SIGKILL)
+            book(f"B{turn}")
+        if sys.argv[1] == f"after {turn}":
+            os.kill(os.getpid(), signal.SIGKILL)
+        agent.state["turn"] = turn + 1
+        agent.checkpoint()
+"""
+
+
+def test_a_small_loop_that_is_killed_on_the_way(tmp_path):
+    program = tmp_path / "loop.py"
+    program.write_text(textwrap.dedent(LOOP))
+    for when in ("inside 0", "after 1", ""):
+        done = subprocess.run([sys.executable, str(program), when], cwd=tmp_path, check=False, capture_output=True)
+        assert done.returncode == (-signal.SIGKILL if when else 0), done.stderr.decode()
+    assert (tmp_path / "ledger").read_text().split() == ["A0", "B0", "A1", "B1", "A2", "B2"]
