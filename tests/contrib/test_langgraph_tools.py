@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import operator
 import signal
@@ -35,21 +36,21 @@ def cancel(effect):
     WORLD.append(f"cancel {effect.args['city']}")
 
 
-@holdfast.tool(compensate=cancel)
+@holdfast.tool(name="node_book", compensate=cancel)
 def book(city: str) -> str:
     """Book a trip."""
     WORLD.append(city)
     return f"{city} {len(WORLD)}"
 
 
-@holdfast.tool
+@holdfast.tool(name="node_pay")
 def pay(city: str) -> str:
     """Pay for a trip."""
     WORLD.append(f"pay {city}")
     return city
 
 
-@holdfast.tool
+@holdfast.tool(name="node_abook")
 async def abook(city: str) -> str:
     """Book a trip."""
     await asyncio.sleep(0)
@@ -57,14 +58,14 @@ async def abook(city: str) -> str:
     return city
 
 
-@holdfast.tool(effect="read")
+@holdfast.tool(name="node_look", effect="read")
 def look(city: str) -> int:
     """Look at the weather."""
     WORLD.append(f"look {city}")
     return len(WORLD)
 
 
-@holdfast.tool
+@holdfast.tool(name="node_breaks")
 def breaks(city: str) -> str:
     """Nobody knows what became of it."""
     WORLD.append(city)
@@ -143,7 +144,7 @@ def test_the_calls_of_a_tool_node_that_is_tried_again_are_made_once_in_whatever_
     told = graph.invoke({"messages": []}, thread())["messages"][1:]
     assert sorted(WORLD) == ["A", "A", "B", "B", "C", "D"]
     assert len({message.content for message in told}) == 6  # each call has its own result
-    assert sorted(listed(ours)) == sorted(("book", city, "done") for city in "ABCDAB")
+    assert sorted(listed(ours)) == sorted(("node_book", city, "done") for city in "ABCDAB")
 
 
 def test_what_was_done_before_an_interrupt_is_not_done_again(ours, durability):
@@ -373,6 +374,55 @@ def test_a_call_that_an_earlier_attempt_has_under_way_is_waited_for(ours):
     assert WORLD == ["A"]
 
 
+@pytest.mark.parametrize("kind", [None, False])
+def test_an_async_subgraph_in_a_node_that_is_tried_again(ours, kind):
+    async def inside(state):
+        return {"x": [await abook("n")]}
+
+    below = StateGraph(State).add_node("inner", inside).add_edge(START, "inner").compile(checkpointer=kind)
+    fail = failing()
+
+    async def outer(state):
+        await below.ainvoke({"x": []})
+        fail()
+        return {}
+
+    asyncio.run(one_node(outer, ours, retry_policy=RETRY).ainvoke({"x": []}, thread()))
+    assert WORLD == ["n"]
+
+
+def test_a_call_that_outlives_its_run_keeps_the_thread(store_path):
+    """Another process must not conclude that nobody is at it any more."""
+    begun, gate, over = threading.Event(), threading.Event(), threading.Event()
+
+    @holdfast.tool
+    def slow(city: str) -> str:
+        """Takes its time."""
+        WORLD.append(city)
+        begun.set()
+        assert gate.wait(10)
+        return city
+
+    def node(state):
+        def call():
+            slow("A")
+            over.set()
+
+        threading.Thread(target=contextvars.copy_context().run, args=(call,)).start()
+        assert begun.wait(10)
+        raise ConnectionError
+
+    with HoldfastSaver(store_path) as saver:
+        with pytest.raises(ConnectionError):
+            one_node(node, saver).invoke({"x": []}, thread())
+        assert saver._threads["t"].held
+        gate.set()
+        assert over.wait(10)
+        graph = one_node(lambda state: {"x": [slow("A")]}, saver)
+        assert graph.invoke(None, thread())["x"] == ["A"]
+    assert WORLD == ["A"]
+
+
 # -- reads --------------------------------------------------------------------------------------------------------
 
 
@@ -512,6 +562,20 @@ def test_an_effect_in_doubt_stops_every_later_write_of_the_thread(ours):
     assert WORLD == ["A", "B"]
 
 
+def test_a_tool_that_asks_a_person_before_it_acts_is_not_in_doubt(ours):
+    @holdfast.tool
+    def ask_and_book(city: str) -> str:
+        """Book a trip, if a person agrees."""
+        if interrupt(f"{city}?") == "yes":
+            WORLD.append(city)
+        return city
+
+    graph = one_node(lambda state: {"x": [ask_and_book("A")]}, ours)
+    assert graph.invoke({"x": []}, thread())["__interrupt__"][0].value == "A?"
+    assert graph.invoke(Command(resume="yes"), thread())["x"] == ["A"]
+    assert WORLD == ["A"]
+
+
 # -- whose calls ----------------------------------------------------------------------------------------------------
 
 
@@ -635,8 +699,8 @@ def test_a_rollback_undoes_what_came_after_its_checkpoint_and_the_graph_acts_aga
     graph.invoke(None, thread(), durability=durability)
     assert WORLD[5:] == ["two", "three"]
     assert listed(ours) == [
-        ("book", "one", "done"), ("book", "two", "undone"), ("book", "three", "undone"),
-        ("book", "two", "done"), ("book", "three", "done"),
+        ("node_book", "one", "done"), ("node_book", "two", "undone"), ("node_book", "three", "undone"),
+        ("node_book", "two", "done"), ("node_book", "three", "done"),
     ]  # fmt: skip
     with ours.store.agent("t", readonly=True) as agent:
         assert len({effect.key for effect in agent.effects()}) == 5
@@ -701,7 +765,7 @@ def test_the_command_line_lists_and_accepts(store_path, capsys):
         one_node(lambda state: {"x": [book("Lisbon"), interrupt("?")]}, saver).invoke({"x": []}, thread())
     store = str(store_path)
     assert main(["--store", store, "effects", "t"]) == 0
-    assert "book(city='Lisbon')" in capsys.readouterr().out
+    assert "node_book(city='Lisbon')" in capsys.readouterr().out
     assert main(["--store", store, "effects", "accept", "t"]) == 0
     assert "1 effect accepted" in capsys.readouterr().out
     assert main(["--store", store, "effects", "accept", "t"]) == 0

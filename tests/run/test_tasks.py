@@ -18,13 +18,13 @@ from holdfast.errors import BadName, BadOption, InDoubt, MaybeRepeated
 WORLD = []
 
 
-@holdfast.tool
+@holdfast.tool(name="task_book")
 def book(city: str) -> str:
     WORLD.append(city)
     return f"{city} {len(WORLD)}"
 
 
-@holdfast.tool(effect="read")
+@holdfast.tool(name="task_look", effect="read")
 def look(city: str) -> int:
     WORLD.append(f"look {city}")
     return len(WORLD)

@@ -18,6 +18,7 @@ from holdfast.errors import BreakerOpen, FailedBeforeEffect, InDoubt, InputError
 from holdfast.run import records as rec
 from holdfast.run import secrets
 from holdfast.run.arguments import Packed, Stowed, fetch, pack, stow
+from holdfast.run.context import passing
 from holdfast.run.doubt import settle
 from holdfast.run.effects import Effect
 from holdfast.run.faults import told
@@ -136,6 +137,10 @@ class Live:
             self.given = invoke.given
             try:
                 value = yield invoke
+            except passing():
+                if call.number:
+                    self.scope.write(self._done("before"), flush=True)
+                raise
             except FailedBeforeEffect as error:
                 failed = error
                 yield from self._count(error)

@@ -39,6 +39,7 @@ ACCEPTED = "accepted"
 NAME_MAX = 200
 """Characters of a task's name: it is part of the path of each of its calls."""
 _MARK_DIGITS = 16
+_KEPT = 1_000
 
 
 class Task:
@@ -126,6 +127,7 @@ class Loop(Scope):
         self._reads: dict[str, Call] = {}  # what tasks have read, by path
         self._paths: set[str] = set()  # where tasks have made calls
         self._under_way: dict[str, Future[None]] = {}
+        self._made: dict[str, str] = {}  # the same by the paths at which they are made -> that of the call
         self._settling: Future[None] | None = None
         self.raised: set[str] = set()  # the tasks whose newest execution here has raised
 
@@ -207,12 +209,20 @@ class Loop(Scope):
                 return
             self.read()
             self._left = [call for call in self._left if not self.finished(call)]
+            if len(self._owner) + len(self._reads) > _KEPT:
+                self._forget()
             left = sorted(call.number for call in self._left)
             if left == self._noted:
                 return
             stowed = stow(left, self.registry)
             self.write(rec.Note(now_us(), "", NOTE, str(self.ledger.count), stowed.value), stowed)
             self._noted = left
+
+    def _forget(self) -> None:
+        """A process may live for long: let go of what nobody will ask for."""
+        needed = {key_in(call) for call in self._left} | {self.key(path) for path in self._made}
+        self._owner = {key: task for key, task in self._owner.items() if key in needed}
+        self._reads = {path: call for path, call in self._reads.items() if not self.finished(call)}
 
     def finished(self, call: Call) -> bool:
         """Whether the task that made or claimed it has ended, as the checkpoint will know that is taken now."""
@@ -336,6 +346,7 @@ class Loop(Scope):
     def leave_call(self, path: str) -> None:
         with self.lock:
             mine = self._under_way.pop(path, None)
+            self._made = {made: asked for made, asked in self._made.items() if asked != path}
         if mine is not None:
             mine.set_result(None)
 
@@ -343,6 +354,7 @@ class Loop(Scope):
         self, task: Task, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]
     ) -> tuple[str, Call | None]:
         """What is recorded for a call of a task, and the path at which it is made if nothing is."""
+        asked = path
         with self.lock:
             if tool.kind not in GUARDED:
                 read = self._reads.get(path) if task.reads else None
@@ -358,6 +370,7 @@ class Loop(Scope):
                 # A task that is executed again though it has finished acts anew, which is another effect.
                 path = path if path not in self._paths else f"{path}{_AGAIN}{self.ledger.count}"
                 self._paths.add(path)
+                self._made[path] = asked
                 self._owner[self.key(path)] = task
                 return path, None
             if call.path != path and call.outcome is not None:  # otherwise it is made again, and says itself where

@@ -8,7 +8,6 @@ and the caller does not know which is its own, the call is refused.
 from __future__ import annotations
 
 import contextvars
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,8 +20,7 @@ from holdfast.run.positions import Lane, here, within
 EFFECT: contextvars.ContextVar[Effect | None] = contextvars.ContextVar("holdfast.effect", default=None)
 """The effect whose tool is running."""
 
-_lock = threading.Lock()
-_active = 0
+_active: set[object] = set()  # only ever changed by steps that cannot be cut, by a destructor for example
 _FINDERS: list[Callable[[str, str], Lane | None]] = []
 
 
@@ -35,17 +33,35 @@ def find_by(finder: Callable[[str, str], Lane | None]) -> None:
         _FINDERS.append(finder)
 
 
-def count_active(change: int) -> None:
-    """One more, or less, is active in this process."""
-    global _active  # noqa: PLW0603 - it is about the whole process
-    with _lock:
-        _active += change
+def begin(user: object) -> None:
+    """From now on something is active in this process, until ``end``."""
+    _active.add(user)
+
+
+def end(user: object) -> None:
+    _active.discard(user)
+
+
+_PASSING: list[type[BaseException]] = []
+
+
+def let_pass(*kinds: type[BaseException]) -> None:
+    """Exceptions by which a framework stops a function on purpose, to go on later: to ask a person, for example.
+
+    A tool that raises one has not done anything outside yet.
+    """
+    _PASSING.extend(kind for kind in kinds if kind not in _PASSING)
+
+
+def passing() -> tuple[type[BaseException], ...]:
+    return tuple(_PASSING)
 
 
 @contextmanager
 def active(lane: Lane) -> Iterator[None]:
     """Inside, the lane's agent is current here, and active in this process."""
-    count_active(1)
+    user = object()
+    begin(user)
     lane.mine()  # whoever begins is its owner, not whoever calls first
     token = EFFECT.set(None)  # inside a tool that uses an agent of its own
     try:
@@ -53,7 +69,7 @@ def active(lane: Lane) -> Iterator[None]:
             yield
     finally:
         EFFECT.reset(token)
-        count_active(-1)
+        end(user)
 
 
 def place(name: str, kind: str) -> Lane | None:

@@ -525,7 +525,7 @@ class Run(BaseCallbackHandler):
         # Its event loop may have ended before it did.
         user, self._user = self._user, None
         if user is not None:
-            self.calls.end()
+            self.calls.end(lost=True)
             self.thread.leave(user, lost=True)
 
 

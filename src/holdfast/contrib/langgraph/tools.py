@@ -13,27 +13,29 @@ a graph that has stored nothing is executed again with other ids.
 from __future__ import annotations
 
 import logging
-import threading
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langgraph.constants import END
-from langgraph.types import Command
 
 from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph.thread import Namespace, Thread, key_of
 from holdfast.contrib.langgraph.tuples import left_standing, rollbacks_of
 from holdfast.errors import NoAgent
 from holdfast.run import context
-from holdfast.run.claims import Loop, Task, TaskLane, key_in, part_in
+from holdfast.run.claims import Loop, Task, TaskLane, key_in, part_in, task_of
 from holdfast.run.ledger import Ledger
 from holdfast.run.past import TASK, Call, task_in
+from holdfast.run.positions import Lane
+from holdfast.run.steps import Steps, Work
 from holdfast.run.stored import StoredLedger
-from holdfast.run.tools import TOOLS
+from holdfast.run.tools import TOOLS, Tool
 
 if TYPE_CHECKING:
     from holdfast.contrib.langgraph.saver import HoldfastSaver
@@ -42,7 +44,7 @@ log = logging.getLogger("holdfast.langgraph")
 
 # What LangGraph says about a task besides its output (langgraph.pregel._task_status).
 _CONTROL = frozenset({"__error__", "__error_source_node__", "__interrupt__", "__resume__"})
-_ERROR = "__error__"
+_ERROR, _END = "__error__", "__end__"
 # How LangGraph tags the callbacks of a node's run, and where its metadata and its config say which task that is.
 _STEP, _NS, _MAP = "graph:step:", "langgraph_checkpoint_ns", "checkpoint_map"
 _SEP = "|"
@@ -103,9 +105,12 @@ def relation(one: str, other: str) -> str:
 class NodeTask(Task):
     """One execution of a node: an ``ExecutionInfo``, in what LangGraph executes now of the nodes around it."""
 
-    def __init__(self, name: str, run: object, execution: object, around: Mapping[str, UUID], *, reads: bool) -> None:
-        super().__init__(name, run, reads=reads)
+    run: Run
+
+    def __init__(self, name: str, run: Run, execution: Any, around: Mapping[str, UUID]) -> None:
+        super().__init__(name, run)
         self.execution = execution
+        self.known = False  # whether it was looked up how earlier executions have ended
         self.around = around
         self.levels = levels_of(name)
 
@@ -167,6 +172,7 @@ class ThreadLoop(Loop):
         self._failed: set[tuple[str, str]] = set()  # the same: stored with an error
         self._stored: dict[tuple[int, str], tuple[object, str]] = {}  # run and graph -> its newest checkpoint
         self._inputs: dict[tuple[int, str], str] = {}  # run and graph -> the checkpoint with which it last began there
+        self._users: dict[str, object] = {}  # by the paths of calls that are under way
         self._looked: set[tuple[str, str]] = set()
 
     # -- tasks ------------------------------------------------------------------------------------------------
@@ -176,13 +182,36 @@ class ThreadLoop(Loop):
         with self.lock:
             task = self._tasks.get(id(info))
             if task is None:
-                name = name_of(info, config)
-                last = levels_of(name)[-1]
-                self._look_up([last])
-                reads = info.node_attempt == 1 and (last.checkpoint, last.id) not in self._failed
-                task = NodeTask(f"{run.anew}{name}", run, info, run.around(info.checkpoint_ns), reads=reads)
-                self._tasks[id(info)] = task
+                name = f"{run.anew}{name_of(info, config)}"
+                task = self._tasks[id(info)] = NodeTask(name, run, info, run.around(info.checkpoint_ns))
             return task
+
+    def asked(self, lane: Lane, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Steps:
+        task = task_of(lane)
+        if isinstance(task, NodeTask) and not task.known:
+            yield Work(partial(self._prepare, task))
+        return (yield from super().asked(lane, path, tool, mark, arguments))
+
+    def _prepare(self, task: NodeTask) -> None:
+        """What has to be read before the first call of an execution. Not on an event loop."""
+        with self.lock:
+            task.run.settle(self)
+            last = task.levels[-1]
+            self._look_up([last])
+            task.reads = task.execution.node_attempt == 1 and (last.checkpoint, last.id) not in self._failed
+            task.known = True
+
+    def _begin(self, path: str, tool: Tool, task: Task) -> Future[None] | None:
+        other = super()._begin(path, tool, task)
+        if other is None:  # a call may outlive its run: nobody else may write the thread before it has ended
+            self._users[path] = self._thread.enter()
+        return other
+
+    def leave_call(self, path: str) -> None:
+        super().leave_call(path)
+        user = self._users.pop(path, None)
+        if user is not None:
+            self._thread.leave(user)
 
     def forget(self, run: object) -> None:
         """A run has ended: its executions make no more calls."""
@@ -274,7 +303,7 @@ class ThreadLoop(Loop):
                 self.read()
                 for call in self._left:
                     for level in levels_of(task_in(call.path)):
-                        if level.graph == ns and (level.node in nodes or END in nodes):
+                        if level.graph == ns and (level.node in nodes or _END in nodes):
                             self._ended.add((level.checkpoint, level.id))
             if not ns:
                 self.note()
@@ -293,6 +322,10 @@ class Run(BaseCallbackHandler):
     def __init__(self, saver: HoldfastSaver, thread: Thread, loop: Any) -> None:
         self.saver, self.thread = saver, thread
         self.control: object = getattr(loop, "control", None)
+        from langgraph.errors import GraphBubbleUp  # whoever runs a graph has them; a saver alone does not need them
+        from langgraph.types import Command
+
+        context.let_pass(GraphBubbleUp)
         given = getattr(loop, "input", None)
         self.fresh = given is not None and not isinstance(given, Command)  # new input, instead of going on
         self.older = False  # whether it goes on from a checkpoint that is not the newest
@@ -300,12 +333,11 @@ class Run(BaseCallbackHandler):
         self._begun = False
         self._executed: dict[str, UUID] = {}  # namespace of a task -> its run, of the newest attempt
         self._parts: dict[UUID, str] = {}  # run of a tool -> the id that the model gave to its call
-        with _lock:
-            first = _RUNS.setdefault(id(self.control), self) is self  # otherwise a graph inside of one that runs
+        first = _RUNS.setdefault(id(self.control), self) is self  # otherwise a graph inside of one that runs
         above = getattr(getattr(loop, "manager", None), "inheritable_handlers", None)
         if first and isinstance(above, list) and TOOLS.declared:
             above.append(self)
-        context.count_active(1)
+        context.begin(self)
 
     def on_chain_start(self, *_given: Any, run_id: UUID, tags: Any = None, metadata: Any = None, **_more: Any) -> None:
         if metadata and tags and any(tag.startswith(_STEP) for tag in tags):
@@ -322,28 +354,28 @@ class Run(BaseCallbackHandler):
         names = [_SEP.join(parts[:length]) for length in range(1, len(parts) + 1)]
         return {name: self._executed[name] for name in names if name in self._executed}
 
-    def end(self) -> None:
-        with _lock:
-            if _RUNS.get(id(self.control)) is self:
-                del _RUNS[id(self.control)]
-        context.count_active(-1)
+    def end(self, *, lost: bool = False) -> None:
+        """``lost``: from a destructor, which may come at any moment, in any thread."""
+        if _RUNS.get(id(self.control)) is self:
+            _RUNS.pop(id(self.control), None)
+        context.end(self)
         loop = self.thread.tools
-        if loop is not None:
+        if loop is not None and not lost:
             loop.forget(self)
 
     def lane(self, info: Any, config: Mapping[str, Any]) -> TaskLane:
         loop = loop_of(self.thread)
-        with loop.lock:
-            if not self._begun:
-                self._begun = True
-                self._settle(loop)
+        if self.older and not self.anew:
+            self.anew = f"{_ANEW}{loop.ledger.count} "
         within: Any = getattr(config.get("callbacks"), "parent_run_id", None)
         return TaskLane(loop, loop.task_of(self, info, config), self._parts.get(within, ""))
 
-    def _settle(self, loop: ThreadLoop) -> None:
+    def settle(self, loop: ThreadLoop) -> None:
         """What is left may be settled by how this run begins."""
+        begun, self._begun = self._begun, True
+        if begun:
+            return
         if self.older:
-            self.anew = f"{_ANEW}{loop.ledger.count} "
             known = loop.accept()
             names = ", ".join(sorted({call.tool for call in known})) or "nothing that is left"
             log.warning("%s: a run from an older checkpoint acts anew; not asked again: %s", self.thread.name, names)
@@ -356,7 +388,6 @@ def _bare(ns: str) -> str:
     return _SEP.join(part.partition(":")[0] for part in ns.split(_SEP) if not part.isdigit())
 
 
-_lock = threading.Lock()
 _RUNS: dict[int, Run] = {}  # by what LangGraph makes for each run, and hands to everything in it
 
 
@@ -385,6 +416,8 @@ def saving(
 
 def find(name: str, kind: str) -> TaskLane | None:
     """The lane of the node in which a tool is called; None where that is no node of a thread in a Holdfast store."""
+    if not _RUNS and "langgraph.runtime" not in sys.modules:
+        return None
     from langgraph.config import get_config
     from langgraph.runtime import get_runtime
 
