@@ -14,9 +14,10 @@ import pytest
 from tests.conftest import SOAK
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 1_000 if SOAK else 36
+KILLS = 1_000 if SOAK else 30
 LIFE_S = 0.35
 KILLS_PER_THREAD = 6
+KILLS_PER_STORE = 60
 
 
 @pytest.mark.slow
@@ -35,7 +36,7 @@ def test_nothing_that_a_node_does_is_done_twice(tmp_path):
             group = number // KILLS_PER_THREAD
             ledger = tmp_path / f"thread-{group}"
             job = {
-                "store": str(tmp_path / f"store{number // 100}"),
+                "store": str(tmp_path / f"store{number // KILLS_PER_STORE}"),
                 "ledger": str(ledger),
                 "thread": ledger.name,
                 "functional": group % 3 == 2,

@@ -241,3 +241,18 @@ def test_a_small_loop_that_is_killed_on_the_way(tmp_path):
         done = subprocess.run([sys.executable, str(program), when], cwd=tmp_path, check=False, capture_output=True)
         assert done.returncode == (-signal.SIGKILL if when else 0), done.stderr.decode()
     assert (tmp_path / "ledger").read_text().split() == ["A0", "B0", "A1", "B1", "A2", "B2"]
+
+
+def test_a_note_of_a_checkpoint_that_was_never_stored_says_nothing_about_the_next(again):
+    agent = again()
+    with agent.task("turn 1"):
+        book("A")
+        agent.checkpoint("inside")  # says that it does not know the booking
+    agent._host.loop.note()  # the next one would know it, but is not stored
+    agent._host.ledger.flush()
+    agent = again()
+    agent.checkpoint("other")
+    agent = again()
+    with agent.task("turn 1"):
+        book("A")
+    assert WORLD == ["A"]

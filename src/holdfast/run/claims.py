@@ -122,7 +122,7 @@ class Loop(Scope):
         self._known = False
         self._open: list[Call] = []
         self._left: list[Call] = []  # not claimed yet, and all that tasks do here
-        self._noted: list[int] = []  # what the line says about that
+        self._noted: list[int] = []  # what the newest note of the line says about that
         self._owner: dict[str, Task] = {}  # of those that tasks have made or claimed here, by key
         self._reads: dict[str, Call] = {}  # what tasks have read, by path
         self._paths: set[str] = set()  # where tasks have made calls
@@ -151,8 +151,9 @@ class Loop(Scope):
                 return
             past = past if past is not None else Past(self.ledger.records())
             self.incarnation = past.incarnation - 1  # a task that is executed again after a rollback has other keys
-            self._noted = left_at(past, self._since, self)
-            noted = set(self._noted)
+            noted = set(left_at(past, self._since, self))
+            # The newest note may be of a checkpoint that was never stored: the next one needs a note that differs.
+            self._noted = left_at(past, self.ledger.count + 1, self)
             since = since_of(past, self._checkpoint, self._since)
             self.taken = past.taken
             self._open = [call for call in past.loose if call.open]

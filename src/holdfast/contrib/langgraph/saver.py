@@ -180,9 +180,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         with self._at_work(conf["thread_id"]) as thread:
             running = belongs_to_run(conf)
             control = getattr(conf.get(_RUNTIME), "control", None)
-            begins = metadata.get("source") == "input"
+            source = metadata.get("source", "")
             around = partial(
-                tools.saving, thread, checkpoint=checkpoint["id"], begins=begins, settled=settled, control=control
+                tools.saving, thread, checkpoint=checkpoint["id"], source=source, settled=settled, control=control
             )
             thread.save(ns, parent, checkpoint, described, new_versions, running=running, around=around)
         return config_of(thread.name, ns, checkpoint["id"])
@@ -219,7 +219,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             thread.wait(thread.queue(event))
             if thread.tools is not None:
                 checkpoint = str(config["configurable"]["checkpoint_id"])
-                thread.tools.told(checkpoint, task_id, [channel for channel, _ in writes])
+                ns = config["configurable"].get("checkpoint_ns", "")
+                thread.tools.told(ns, checkpoint, task_id, [channel for channel, _ in writes])
 
     put_writes, aput_writes = _forms(_put_writes)
 
@@ -277,12 +278,15 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         thread = self._looked(reader)
         if row is None:
             return None
+        found = reader.tuple_at(row)
+        if run is not None and run.calls.resumes:
+            run.calls.start = found.checkpoint["id"]
         if not name:
-            return reader.tuple_at(row)
+            return found
         thread.chosen(reader.ns, row.n)
         if run is not None:
             run.calls.older = row.n != reader.branch.head
-        return reader.tuple_at(row)._replace(config=config)
+        return found._replace(config=config)
 
     def list(
         self,

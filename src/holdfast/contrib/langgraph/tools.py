@@ -113,6 +113,8 @@ class NodeTask(Task):
         self.known = False  # whether it was looked up how earlier executions have ended
         self.around = around
         self.levels = levels_of(name)
+        # The graphs that it is part of, and those that it executes itself: what they have stored as finished counts.
+        self.graphs = {level.graph for level in self.levels} | {execution.checkpoint_ns}
 
     def follows(self, other: Task) -> bool:
         if not isinstance(other, NodeTask) or super().follows(other):
@@ -168,7 +170,10 @@ class ThreadLoop(Loop):
         self.space = space
         self._thread = thread
         self._tasks: dict[int, NodeTask] = {}  # by the id of their ExecutionInfo, which they hold
-        self._ended: set[tuple[str, str]] = set()  # (checkpoint, task): stored as finished
+        self._ended: dict[
+            tuple[str, str], str
+        ] = {}  # (checkpoint, task) -> the graph in which it is stored as finished
+        self._passed: set[str] = set()  # checkpoints of the thread itself from which a run has gone on to the next
         self._failed: set[tuple[str, str]] = set()  # the same: stored with an error
         self._stored: dict[tuple[int, str], tuple[object, str]] = {}  # run and graph -> its newest checkpoint
         self._inputs: dict[tuple[int, str], str] = {}  # run and graph -> the checkpoint with which it last began there
@@ -232,7 +237,6 @@ class ThreadLoop(Loop):
         parts = {part_in(call.path), part_in(path)}
         if near == "beside" or (near == "same" and len(parts) == 2 and "" not in parts):
             return False  # what is beside it, or the other part of it, is executed again and asks for it
-        graphs = {level.graph for level in task.levels}
         owner = self._owner.get(key_in(call))
         if owner is not None and owner.run is task.run:
             # A node around both is tried again. What a graph inside of it had finished counts if that goes on from
@@ -241,17 +245,22 @@ class ThreadLoop(Loop):
             levels = [one for one in levels_of(task_in(call.path)) if one.checkpoint >= began.get(one.graph, "")]
         else:
             levels = levels_of(task_in(call.path))
-        return not any(self._is_over(call, level) for level in levels if level.graph in graphs)
+        return not any(self._graph_of(level) in task.graphs and self._is_over(call, level) for level in levels)
 
     def stops(self, call: Call, task: Task) -> bool:
         return relation(task_in(call.path), task.name) != "perhaps beside"
 
     def finished(self, call: Call) -> bool:
-        """For a checkpoint of the graph itself: whether its own task is over."""
-        return self._is_over(call, levels_of(task_in(call.path))[0])
+        """For a checkpoint of the thread itself: whether its own task is over."""
+        levels = levels_of(task_in(call.path))
+        return any(not self._graph_of(level) and self._is_over(call, level) for level in levels)
+
+    def _graph_of(self, level: Level) -> str:
+        """The graph that a task is part of. One of the functional API is part of that of the task that called it."""
+        return self._ended.get((level.checkpoint, level.id), level.graph)
 
     def _is_over(self, call: Call, level: Level) -> bool:
-        if (level.checkpoint, level.id) in self._ended:
+        if (level.checkpoint, level.id) in self._ended or (not level.graph and level.checkpoint in self._passed):
             return True
         owner = self._owner.get(key_in(call))
         of, at = self._stored.get((id(owner.run), level.graph), (None, "")) if owner is not None else (None, "")
@@ -262,13 +271,13 @@ class ThreadLoop(Loop):
 
     def _look_up(self, levels: Collection[Level]) -> None:
         """See in the log what LangGraph has stored about the end of these tasks."""
-        keys: dict[bytes, str] = {}
+        keys: dict[bytes, tuple[str, str]] = {}
         for level in levels:
             if level.checkpoint and (level.graph, level.checkpoint) not in self._looked:
                 self._looked.add((level.graph, level.checkpoint))
-                # A task of the functional API is part of the graph of the task that called it.
-                for graph in {level.graph, level.graph.rpartition(_SEP)[0]}:
-                    keys[key_of(graph, level.checkpoint)] = level.checkpoint
+                parts = level.graph.split(_SEP)
+                for graph in {_SEP.join(parts[:length]) for length in range(len(parts) + 1)}:
+                    keys[key_of(graph, level.checkpoint)] = graph, level.checkpoint
         if not keys:
             return
         db = self._thread.store._db
@@ -276,35 +285,37 @@ class ThreadLoop(Loop):
         for entry in left_standing(known.under(list(keys)), rollbacks_of(db, known)):
             if entry.body.get("what") == "writes":
                 channels = [channel for _, channel, _ in entry.body["writes"]]
-                self.told(keys[entry.key], entry.body["task"], channels)
+                self.told(*keys[entry.key], entry.body["task"], channels)
 
-    def told(self, checkpoint: str, task: str, channels: Sequence[str]) -> None:
-        """LangGraph has stored this about a task that was prepared from a checkpoint."""
+    def told(self, graph: str, checkpoint: str, task: str, channels: Sequence[str]) -> None:
+        """LangGraph has stored this about a task that was prepared from a checkpoint of a graph."""
         with self.lock:
             if any(channel not in _CONTROL for channel in channels):
-                self._ended.add((checkpoint, task))
+                self._ended[checkpoint, task] = graph
             elif _ERROR in channels:
                 self._failed.add((checkpoint, task))
 
     @contextmanager
-    def saving(self, ns: str, checkpoint: str, run: object, nodes: Collection[str], *, begins: bool) -> Iterator[None]:
+    def saving(self, ns: str, checkpoint: str, run: Run | None, nodes: Collection[str], source: str) -> Iterator[None]:
         """Inside, a checkpoint of a graph is captured: what it follows from is finished then.
 
-        ``nodes``: those that somebody has settled by updating the state in their name. ``begins``: it holds new input.
-        No record is written meanwhile:
+        ``nodes``: those that somebody has settled by updating the state in their name. ``source``: as LangGraph
+        has it. No record is written meanwhile:
         one that the checkpoint counts is in its note, if it does not know it.
         """
         with self.lock, self.space.writer.lock:
             if run is not None:
                 self._stored[id(run), ns] = run, checkpoint
-                if begins:
+                if source == "input":
                     self._inputs[id(run), ns] = checkpoint
+                elif source == "loop" and not ns and run.start:  # all that was to be done there is done
+                    self._passed.add(run.start)
             if nodes:
                 self.read()
                 for call in self._left:
                     for level in levels_of(task_in(call.path)):
                         if level.graph == ns and (level.node in nodes or _END in nodes):
-                            self._ended.add((level.checkpoint, level.id))
+                            self._ended[level.checkpoint, level.id] = ns
             if not ns:
                 self.note()
             yield
@@ -328,6 +339,8 @@ class Run(BaseCallbackHandler):
         context.let_pass(GraphBubbleUp)
         given = getattr(loop, "input", None)
         self.fresh = given is not None and not isinstance(given, Command)  # new input, instead of going on
+        self.resumes = given is None or (isinstance(given, Command) and not given.goto)
+        self.start = ""  # the checkpoint whose tasks it goes on with
         self.older = False  # whether it goes on from a checkpoint that is not the newest
         self.anew = ""
         self._begun = False
@@ -406,12 +419,12 @@ def loop_of(thread: Thread) -> ThreadLoop:
 
 
 def saving(
-    thread: Thread, space: Namespace, *, checkpoint: str, begins: bool, settled: Collection[str], control: object
+    thread: Thread, space: Namespace, *, checkpoint: str, source: str, settled: Collection[str], control: object
 ) -> AbstractContextManager[None]:
     """Around the capture of a checkpoint. A thread whose nodes call no tools does not pay for it."""
     if thread.tools is None and (space.ns or not space.writer.position[0]):
         return nullcontext()
-    return loop_of(thread).saving(space.ns, checkpoint, run_of(control), settled, begins=begins)
+    return loop_of(thread).saving(space.ns, checkpoint, run_of(control), settled, source)
 
 
 def find(name: str, kind: str) -> TaskLane | None:
