@@ -139,7 +139,7 @@ def test_a_run_whose_beginning_is_lost_is_rolled_back_and_not_begun_again(store_
         agent.resolve(lost, "not-done", why="it was the beginning of the run")
         for options in ({}, {"change": True}, {"id": "mine"}):
             with pytest.raises(RunUnfinished, match="beginning is lost"):
-                agent.run(program.work, **options)
+                agent.run(holdfast.durable(program.work).options(**options))
         assert program.paid == [1, 2]
         agent.rollback("before", accept=["pay"])
         run(agent, program)

@@ -28,7 +28,9 @@ from holdfast.store.catalog import Branch
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-CONDITIONS = ("running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled")
+CONDITIONS = (
+    "running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled", "rolled back",
+)  # fmt: skip
 _WORDS = {"attention": "needs attention"}
 _OVER = frozenset({"finished", "failed", "cancelled"})
 

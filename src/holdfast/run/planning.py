@@ -41,9 +41,6 @@ class Target(Struct, frozen=True):
 class RollbackHost(RunHost, Protocol):
     """What a rollback asks of an agent besides."""
 
-    whole: bool
-    """Known to have no rollback under way: to be cleared by whoever begins one."""
-
     def target(self, revision: Any) -> Target:
         """A checkpoint by a revision, or by the bytes of its id."""
 
@@ -52,10 +49,6 @@ class RollbackHost(RunHost, Protocol):
 
     def stands_at(self, target: Target) -> bool:
         """Whether the branch's head is that checkpoint."""
-
-    @property
-    def inherited(self) -> int:
-        """How many records of the line are those of the branch that it comes from."""
 
     def users(self) -> list[tuple[str, int]]:
         """Branches that inherit from this line: what people call them, and how many records they share."""
@@ -135,7 +128,7 @@ class Part(Struct):
 
 def pending(past: Past) -> RunPast | None:
     """The rollback that has begun and not ended."""
-    run = past.unfinished()
+    run = past.owner()
     return run if run is not None and run.begin.kind == "rollback" else None
 
 
