@@ -33,7 +33,7 @@ class Bench:
         self.identity = (b"a" * 16, b"b" * 16)
         self.sent = []
         self.whole = True
-        self.inherited = 0
+        self.origin = 0
         self.loop = claims.Loop(self, 0)
 
     @property

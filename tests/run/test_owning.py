@@ -220,7 +220,7 @@ def test_a_branch_resumes_what_it_inherits_while_nothing_else_was_saved_there(op
     assert again.state["mine"] == 1
 
 
-def test_a_copy_of_an_agent_with_an_unfinished_run_is_free_and_can_resume_it(opened, outside):
+def test_a_copy_of_an_agent_with_an_unfinished_run_is_free(opened, outside):
     agent = opened()
     put_off(agent, outside)
     store = opened()._store
@@ -233,6 +233,7 @@ def test_a_copy_of_an_agent_with_an_unfinished_run_is_free_and_can_resume_it(ope
     store.signal("copy", "approval", "yes")
     assert copy.run(outside.ask) == "yes"
     assert store.agent("plain").state == {"x": 1}
+    assert [info.condition for info in store.agent("trip-7").runs()] == ["waiting"]
 
 
 # -- a failed run has ended ---------------------------------------------------------------------------------------

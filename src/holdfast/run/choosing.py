@@ -22,7 +22,7 @@ ID_MAX = 200
 def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
     """The recorded run that is meant; None for a new one."""
     id, change = options.id, options.change
-    owner = past.owner(agent.inherited)
+    owner = past.owner(agent.origin)
     for run in past.runs.values():
         if run.begin.function == LOST and run.condition not in {"finished", "cancelled"}:
             raise RunUnfinished(
@@ -62,7 +62,7 @@ def _named(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | 
         return None
     status = run.condition
     if status == "cancelled" or not (
-        status == "finished" or run is past.owner(agent.inherited) or (run is past.last and agent.stands_in(run))
+        status == "finished" or run is past.owner(agent.origin) or (run is past.last and agent.stands_in(run))
     ):
         if not options.again:
             raise _ended(id, status, "" if status == "cancelled" else "something was begun or saved since")
@@ -99,7 +99,7 @@ def unfinished(agent: Host, run: RunPast, *, executing: bool = False) -> RunUnfi
         run=run.id,
         hint=f"Resume it with agent.resume({run.id!r}) or by running it again, with its own arguments or with others"
         f" and .options(change=True); cancel it with agent.cancel({run.id!r}) or `holdfast runs cancel {whose(agent)}"
-        f" {run.id}`; work on a branch with agent.branch(...); or roll back to before it began.",
+        f" {run.id}`; work on a branch with agent.branch(NAME, at=agent.head); or roll back to before it began.",
     )
 
 

@@ -78,7 +78,7 @@ class Loop(Scope):
             # A run that ended without finishing has left what it did to whoever comes next, until that is claimed:
             # a note that was taken since does not list it any more.
             asked = newest[0] if newest is not None else -1
-            ended = [call for call, end in past.left(self.agent.inherited) if end > asked or call.number in noted]
+            ended = [call for call, end in past.left(self.agent.origin) if end > asked or call.number in noted]
             self._noted = sorted(noted | {call.number for call in ended if not _never_happened(call)})
             for call in ended:
                 call.kept = True

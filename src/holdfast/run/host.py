@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.branch import BranchWriter, Pending
@@ -25,7 +26,7 @@ from holdfast.run.arguments import Stowed
 from holdfast.run.claims import Loop
 from holdfast.run.companions import Companion
 from holdfast.run.ledger import Ledger
-from holdfast.run.listing import signals_to
+from holdfast.run.listing import origin_of, signals_to
 from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.run.waiting import Signal
@@ -81,6 +82,11 @@ class AgentHost(Returning):
     def signals(self) -> list[Signal]:
         """Signals to this agent, or to this branch of it, that are younger than the branch; oldest first."""
         return signals_to(self.handle._store._db.view, self.handle._row, self.handle._branch)
+
+    @cached_property
+    def origin(self) -> int:
+        """How many records of the line the checkpoint knows that the branch began with."""
+        return origin_of(self.handle._store._db.view, self.handle._branch)
 
     # -- plain use --------------------------------------------------------------------------------------
 

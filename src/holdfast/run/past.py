@@ -440,16 +440,16 @@ class Past:
             yield from run.calls.values()
         yield from self.loose
 
-    def owner(self, inherited: int = 0) -> RunPast | None:
+    def owner(self, origin: int = 0) -> RunPast | None:
         """The run, or the rollback, that has not ended: nothing else is begun, done or saved on its branch.
 
-        One that the branch has only inherited (so many records), or that a rollback has brought it into, owns it when
-        it is resumed there. Items of a batch own nothing: they have no state.
+        One that the branch was begun in the middle of (after so many records), or that a rollback has brought it into,
+        owns it when it is resumed there. Items of a batch own nothing: they have no state.
         """
         left = [
             run
             for run in self.runs.values()
-            if run.condition in OPEN and run.begin.kind != "map" and run.newest > inherited
+            if run.condition in OPEN and run.begin.kind != "map" and run.newest > origin
         ]
         return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)
 
@@ -458,7 +458,7 @@ class Past:
         """The run that was begun last."""
         return next((run for run in reversed(self.runs.values()) if run.begin.kind not in {"map", "rollback"}), None)
 
-    def left(self, inherited: int = 0) -> Iterator[tuple[Call, int]]:
+    def left(self, origin: int = 0) -> Iterator[tuple[Call, int]]:
         """What runs of this branch that ended without finishing have done, each with the number of that end.
 
         What has answered a call since is written down there, with its key, and is a matter of that one.
@@ -468,7 +468,7 @@ class Past:
             if call.intent is not None and call.number >= newest.get(call.intent.key, call).number:
                 newest[call.intent.key] = call
         for run in (*self._replaced, *self.runs.values()):
-            if run.condition in ENDED and run.number > inherited and run.begin.kind not in {"map", "rollback"}:
+            if run.condition in ENDED and run.ended > origin and run.begin.kind not in {"map", "rollback"}:
                 for call in run.left():
                     if call.intent is not None and newest[call.intent.key] is call:
                         yield call, run.ended

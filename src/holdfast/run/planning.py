@@ -50,6 +50,10 @@ class RollbackHost(RunHost, Protocol):
     def stands_at(self, target: Target) -> bool:
         """Whether the branch's head is that checkpoint."""
 
+    @property
+    def inherited(self) -> int:
+        """How many records of the line are those of the branch that it comes from."""
+
     def users(self) -> list[tuple[str, int]]:
         """Branches that inherit from this line: what people call them, and how many records they share."""
 

@@ -110,7 +110,7 @@ class Returning:
             return
         host = self.handle._host
         ledger: Any = host.ledger
-        owner = Past(ledger.marked()).owner(self.inherited) if ledger.count else None
+        owner = Past(ledger.marked()).owner(host.origin) if ledger.count else None
         if owner is not None:
             raise unfinished(host, owner, executing=host.busy)
         self.whole = True
@@ -124,7 +124,7 @@ class Returning:
             return True
         # A branch does not inherit the record of the checkpoint that it begins at.
         origin = bytes(self.handle._branch.body["from"])
-        began = run.condition in OPEN and run.newest <= self.inherited
+        began = run.condition in OPEN and run.newest <= self.handle._host.origin
         return began and head._id == origin and bytes.fromhex(head.parent_id) in run.checkpoints
 
     # -- other agents ---------------------------------------------------------------------------------------

@@ -64,8 +64,8 @@ class Host(Protocol):
     """Known to have no run or rollback under way: to be cleared by whoever begins one."""
 
     @property
-    def inherited(self) -> int:
-        """How many records of the line are those of the branch that it comes from."""
+    def origin(self) -> int:
+        """How many records of the line the checkpoint knows that the branch began with."""
 
     def check_free(self) -> None:
         """Raise while a run or a rollback has begun and not ended."""
