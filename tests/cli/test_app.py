@@ -252,7 +252,7 @@ DOCUMENTED = {
     "import": ["import", "langgraph", "sqlite:///{old}", "--dry-run"],
 }
 # These need a program that acts: test_running.py.
-OF_RUNNING = ("run", "run.due", "runs", "signal", "effects", "effects.resolve")
+OF_RUNNING = ("run", "run.due", "runs", "runs.cancel", "signal", "effects", "effects.resolve")
 # These need a dump: test_dump.py.
 # These need an encrypted store: test_keys.py.
 OF_KEYS = ("init", "keys", "key")
