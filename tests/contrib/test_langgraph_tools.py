@@ -24,7 +24,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 import holdfast
 from holdfast.cli import main
 from holdfast.contrib.langgraph import HoldfastSaver
-from holdfast.errors import InDoubt, MaybeRepeated, NoAgent
+from holdfast.errors import InDoubt, MaybeRepeated, NoAgent, ToolFailed
 
 WORLD: list[str] = []
 """What really happened."""
@@ -183,6 +183,24 @@ def test_nor_when_new_input_is_given_instead(ours, durability):
     graph = one_node(node, ours)
     for _ in range(3):
         graph.invoke({"x": []}, thread(), durability=durability)
+    assert WORLD == ["Lisbon"]
+
+
+def test_a_call_that_another_task_makes_again_is_left_by_that_one(ours, durability):
+    fail = failing()
+
+    @holdfast.tool(effect="idempotent")
+    def order(city: str) -> str:
+        """Order a trip; the same key is the same order."""
+        fail()
+        WORLD.append(city)
+        return city
+
+    graph = one_node(lambda state: {"x": [order("Lisbon"), interrupt("?")]}, ours)
+    with pytest.raises(ToolFailed):
+        graph.invoke({"x": []}, thread(), durability=durability)
+    graph.invoke({"x": []}, thread(), durability=durability)
+    graph.invoke(Command(resume=1), thread(), durability=durability)
     assert WORLD == ["Lisbon"]
 
 

@@ -137,7 +137,7 @@ def test_a_run_that_began_before_the_target_goes_on_from_there_with_new_keys(ope
     function = trip(book)
     agent.run(function)
     agent.rollback("flight")
-    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert [run.condition for run in agent.runs()] == ["rolled back"]
     opened().run(function)
     assert world.standing() == ["flight", "hotel", "car"]
     assert world.calls.count(("book", "flight")) == 1
@@ -155,7 +155,7 @@ def test_a_run_that_began_after_the_target_is_gone(opened, world, book):
     assert agent.runs() == []
     assert agent.state == {"x": 1}
     assert world.standing() == []
-    agent.run(trip(book).options(id="r"))
+    agent.run(trip(book).options(id="r", again=True))
     assert world.standing() == ["flight", "hotel", "car"]
 
 
@@ -628,7 +628,7 @@ def test_a_rollback_inside_a_run_ends_that_execution(opened, world, book):
     assert tries == [1]
     assert [effect.tool for effect in caught.value.undone] == ["book"]
     assert world.standing() == []
-    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert [run.condition for run in agent.runs()] == ["rolled back"]
     assert agent.run(work) == 2
     assert world.standing() == ["flight"]
     assert agent._store.verify().ok

@@ -181,6 +181,7 @@ class Batch:
             secrets.refuse(host, f"an item of {name}", {"item": item})
             self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
         yield from resuming(host)
+        yield Work(host.check_free)
         past = self._past = yield Work(lambda: Past(host.ledger.records()))
         for key, mark in zip(self.keys, self._marks, strict=True):
             run = past.runs.get(run_id(key))
@@ -209,8 +210,8 @@ class Batch:
             begin = rec.Begin(now_us(), id, self.made.name, stowed.value, self._marks[at], kind="map")
             begin.generation = host.generation
             this = RunPast(ledger.append(begin, nodes=stowed.nodes, chunks=stowed.chunks), begin)
-        elif (note := this.resumed(now_us())) is not None:
-            ledger.append(note)
+        else:
+            ledger.append(this.resumed(now_us()))
         run = Item(host, self._past, this, strict=self._strict)
         try:
             left = yield from settle_all(run, this.open_calls(), TOOLS.find)

@@ -280,7 +280,7 @@ class Child:
             return await function(*args, **kwargs)
 
         wrapped = Durable(later if self._made.waits else plain, self._made.name, strict=self._made.strict)
-        return configured(wrapped, self._options, id=self.run, wait=self._scope.waits)
+        return configured(wrapped, self._options, id=self.run, wait=self._scope.waits, again=True)
 
     def _enter(self) -> None:
         lane = here()

@@ -12,7 +12,7 @@ that is stored: by a checkpoint of the agent, or however the framework stores it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -24,14 +24,14 @@ from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
 from holdfast.run.notes import since_of
 from holdfast.run.order import Unordered
-from holdfast.run.past import CLAIMED, LOST, TASK, Call, Past, add_to, task_in
+from holdfast.run.past import CLAIMED, GUARDED, LOST, TASK, Call, Past, add_to, task_in
 from holdfast.run.positions import Lane
-from holdfast.run.scope import Host, Scope, now_us
-from holdfast.run.standing import Standing
+from holdfast.run.scope import Host, Scope, now_us, whose
+from holdfast.run.standing import OWN, Standing
 from holdfast.run.steps import Join, Steps, Work
 from holdfast.run.tools import TOOLS, Tool
 
-GUARDED = frozenset({"write", "idempotent"})
+_OTHER = Call("", "", -1)
 NOTE = "unclaimed"
 """The note that lists, by number, what was left when a checkpoint was taken. Its name is its place in the line."""
 ACCEPTED = "accepted"
@@ -151,23 +151,31 @@ class Loop(Scope):
                 return
             past = past if past is not None else Past(self.ledger.records())
             self.incarnation = past.incarnation - 1  # a task that is executed again after a rollback has other keys
-            noted = set(left_at(past, self._since, self))
-            # The newest note may be of a checkpoint that was never stored: the next one needs a note that differs.
-            self._noted = left_at(past, self.ledger.count + 1, self)
             since = since_of(past, self._checkpoint, self._since)
             self.taken = past.taken
-            self._open = [call for call in past.loose if call.open]
             gone = self._settled(past)
+            # A run that ended without finishing has left what it did to whoever comes next, until that is claimed:
+            # a note that was taken since does not list it any more.
+            runs = [(call, end) for call, end in past.left(self.agent.origin) if call.number not in gone or call.open]
+            asked, noted = _note_at(past, self._since, self)
+            ended = [call for call, end in runs if end > asked or call.number in noted]
+            # The newest note may be of a checkpoint that was never stored. What it does not say, the next one has to.
+            told, listed = _note_at(past, self.ledger.count + 1, self)
+            also = [call for call, end in runs if end > told]
+            self._noted = sorted({*listed, *(call.number for call in also if not _never_happened(call))})
+            for call in ended:
+                call.kept = True
+            self._open = [call for call in (*ended, *past.loose) if call.open and call.kind == "write"]
             # What was under way when the checkpoint was taken is not known there, either: its outcome came later, or
             # never.
-            self._left = [
+            left = [
                 call
                 for call in (*past.kept, *past.loose)
                 if call.kind in GUARDED
                 and (max(call.number, call.ended) > since or call.open or call.number in noted)
                 and (call.number not in gone or call.open)
-                and not _never_happened(call)
             ]
+            self._left = [call for call in (*ended, *left) if not _never_happened(call)]
             for call in past.loose:
                 if task_in(call.path):
                     self._paths.add(call.path)
@@ -250,9 +258,11 @@ class Loop(Scope):
         """Somebody has found out about a call: the next one like it gets its result, or is made."""
         with self.lock:
             self.read()
-            for calls in (self._open, self.unsettled):
+            mine = not call.run or any(one.number == call.number for one in (*self._open, *self.unsettled))
+            for calls in (self._open, self.unsettled, self._left):
                 calls[:] = [one for one in calls if one.number != call.number]
-            self._left = [*(one for one in self._left if one.number != call.number), call]
+            if mine:
+                self._left.append(call)
 
     def write(self, record: rec.Record, stowed: Any = None, *, flush: bool = False) -> int:
         if not isinstance(record, (rec.Intent, rec.Done, rec.Doubt, rec.Decision)) or not task_in(record.path):
@@ -271,6 +281,7 @@ class Loop(Scope):
             if call is None:
                 call = Call(record.run, record.path)
                 self._left.append(call)
+            call.path = record.path  # one that another task has begun before is made by this one now
             add_to(call, number, record)
         elif isinstance(record, rec.Done) and not record.of:
             call = self._reads[record.path] = Call(record.run, record.path)
@@ -305,9 +316,12 @@ class Loop(Scope):
 
     def asked(self, lane: Lane, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Steps:
         task = task_of(lane)
+        if not self.agent.whole:
+            yield Work(self.agent.check_free)
         if tool.kind not in GUARDED and task is None:
             return path, None
-        yield Work(self.read)
+        if not self._known:
+            yield Work(self.read)
         if tool.kind in GUARDED:
             yield from self.settling()
         if task is None:
@@ -321,6 +335,7 @@ class Loop(Scope):
             raise
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:  # noqa: ARG002 - the fingerprint says it all
+        self.agent.check_free()
         if tool.kind not in GUARDED:
             return None
         with self.lock:
@@ -389,8 +404,10 @@ class Loop(Scope):
         """Whether one that is left stops other calls of its tool, too: nobody else will ask for it."""
         return True
 
-    def kept(self, tool: Tool, mark: bytes) -> Call | None:
-        """The same for a call in a run: only what a rollback left standing can answer it.
+    def kept(self, tool: Tool, mark: bytes, own: Mapping[str, Call]) -> Call | None:
+        """The same for a call in a run: what a rollback left standing can answer it, or a run that ended before it.
+
+        ``own`` are the recorded calls of the run itself, should it have ended and be resumed.
 
         One whose record is lost, and which was made as somebody has found out, is perhaps this one.
         """
@@ -398,8 +415,9 @@ class Loop(Scope):
             return None
         with self.lock:
             self.read()
-            standing = [call for call in self._left if call.kept and call.tool == tool.name]
-            return self._claim(tool, mark, [*standing, *(call for call in self._left if call.tool == LOST)])
+            same = [call for call in self._left if call.kept and call.tool == tool.name]
+            same = [call for call in same if own.get(call.path, _OTHER).number != call.number]  # which have positions
+            return self._claim(tool, mark, [*same, *(call for call in self._left if call.tool == LOST)])
 
     def _claim(
         self,
@@ -416,7 +434,12 @@ class Loop(Scope):
                 if not keep:
                     self._left.remove(call)
                 return call
-        known = [call for call in (same if stops is None else stops) if call.outcome is not None]
+        # Other agents are known by their names: what else one of them does is no repetition.
+        known = [
+            call
+            for call in (same if stops is None else stops)
+            if call.outcome is not None and not (call.run and tool.name.startswith(OWN))
+        ]
         if known:
             raise self._maybe_repeated(tool, known, arguments)
         return None
@@ -445,7 +468,7 @@ class Loop(Scope):
             unclaimed=effects,
             hint="Declare arguments that differ each time as volatile=(...), make the same call again to get its"
             f" result, or say that what happened is known: {self.settling_words},"
-            f" or holdfast effects accept {self.agent.name}.",
+            f" or holdfast effects accept {whose(self.agent)}.",
         )
 
 
@@ -459,11 +482,16 @@ def _told(arguments: dict[str, Any]) -> str:
     return f"({text})" if len(text) <= _SHOWN else f"({text[:_SHOWN]}...)"
 
 
-def left_at(past: Past, position: int, place: Scope | Host) -> list[int]:
-    """The numbers of calls that a checkpoint at this position in the line does not know, though they came before it."""
+def _note_at(past: Past, position: int, place: Scope | Host) -> tuple[int, list[int]]:
+    """The newest note of what was left before this position of the line: where it is, and the numbers in it."""
     notes = [(int(name), note) for (what, name), note in past.notes.items() if what == NOTE]
     newest = max((entry for entry in notes if entry[0] < position), key=lambda entry: entry[0], default=None)
-    return fetch(newest[1].value, place.ledger, place.registry) if newest is not None else []
+    return (newest[0], fetch(newest[1].value, place.ledger, place.registry)) if newest is not None else (-1, [])
+
+
+def left_at(past: Past, position: int, place: Scope | Host) -> list[int]:
+    """The numbers of calls that a checkpoint at this position in the line does not know, though they came before it."""
+    return _note_at(past, position, place)[1]
 
 
 def key_in(call: Call) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
-from holdfast.errors import BadOption, Diverged, Fenced, ToolFailed, Unavailable, Waiting
+from holdfast.errors import BadOption, Diverged, Fenced, RunEnded, ToolFailed, Unavailable, Waiting
 from holdfast.run import records as rec
 from holdfast.run.arguments import fingerprint
 from holdfast.run.calls import perform
@@ -55,9 +55,11 @@ def now(lane: Lane, agent: AgentHost, function: Any, args: Any, kwargs: Any, opt
     def inside(*_recorded: Any) -> Any:
         place = effect()
         try:
-            return agent.handle._execute(
-                function, args, kwargs, _named(lane.scope, place.path, given, options, put_off=put_off)
-            )
+            named = _named(lane.scope, place.path, given, options, put_off=put_off)
+            try:
+                return agent.handle._execute(function, args, kwargs, named)
+            except RunEnded as error:
+                return agent.handle._execute(function, args, kwargs, _anew(named, error))
         except _NO_OUTCOME as error:
             raise _Open(error, place.path) from error
 
@@ -72,13 +74,22 @@ async def later(lane: Lane, agent: AgentHost, function: Any, args: Any, kwargs: 
     async def inside(*_recorded: Any) -> Any:
         place = effect()
         try:
-            return await agent.handle._aexecute(
-                function, args, kwargs, _named(lane.scope, place.path, given, options, put_off=put_off)
-            )
+            named = _named(lane.scope, place.path, given, options, put_off=put_off)
+            try:
+                return await agent.handle._aexecute(function, args, kwargs, named)
+            except RunEnded as error:
+                return await agent.handle._aexecute(function, args, kwargs, _anew(named, error))
         except _NO_OUTCOME as error:
             raise _Open(error, place.path) from error
 
     return await drive_later(_steps(lane, agent, made, given, inside, waits=True))
+
+
+def _anew(named: Options, error: RunEnded) -> Options:
+    """What became of the run since is for this position to say: it is begun anew, unless somebody cancelled it."""
+    if error.run != named.id or named.again or error.status in {"cancelled", "finished"}:
+        raise error
+    return replace(named, again=True)
 
 
 def _is_put_off(scope: Scope) -> bool:

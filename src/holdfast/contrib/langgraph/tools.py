@@ -29,9 +29,11 @@ from holdfast.contrib.langgraph.thread import Namespace, Thread, key_of
 from holdfast.contrib.langgraph.tuples import left_standing, rollbacks_of
 from holdfast.errors import NoAgent
 from holdfast.run import context
+from holdfast.run.choosing import unfinished
 from holdfast.run.claims import Loop, Task, TaskLane, key_in, part_in, task_of
 from holdfast.run.ledger import Ledger
-from holdfast.run.past import TASK, Call, task_in
+from holdfast.run.listing import origin_of
+from holdfast.run.past import TASK, Call, Past, RunPast, task_in
 from holdfast.run.positions import Lane
 from holdfast.run.steps import Steps, Work
 from holdfast.run.stored import StoredLedger
@@ -152,6 +154,24 @@ class ThreadHost:
         if not made.b or (made.b, generation) == (self._space.branch.b, self.generation):
             return False  # in another store, or here
         return not db.leases.alive(db.view.branch_at(made.b).uuid, generation)
+
+    whole = False
+
+    @property
+    def origin(self) -> int:
+        return origin_of(self._thread.store._db.view, self._space.branch)
+
+    def check_free(self) -> None:
+        """Raise while a rollback has begun and not ended, or a run of the agent that people use the thread as."""
+        if not self.whole:
+            ledger: Any = self.ledger
+            owner = Past(ledger.marked()).owner(self.origin) if ledger.count else None
+            if owner is not None:
+                raise unfinished(self, owner, executing=False)
+            self.whole = True
+
+    def stands_in(self, run: RunPast) -> bool:  # noqa: ARG002 - the graph's checkpoints are no run's
+        return False
 
     def save(self, *_what: Any) -> Callable[[], None]:
         """A tool or a breaker asks for a checkpoint. LangGraph takes one after each step."""
