@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -96,7 +97,7 @@ def thread(name="t"):
 
 
 def listed(saver, name="t"):
-    with saver.store.agent(name, readonly=True) as agent:
+    with closing(saver.store.agent(name, readonly=True)) as agent:
         return [(one.tool, one.args["city"], one.condition) for one in agent.effects()]
 
 
@@ -573,7 +574,7 @@ def test_an_effect_in_doubt_stops_every_later_write_of_the_thread(ours):
     graph = builder.add_edge(START, "model").add_edge("model", "tools").add_edge("tools", "after")
     graph.compile(checkpointer=ours).invoke({"messages": []}, thread())
     assert WORLD == ["A"]
-    with ours.store.agent("t") as agent:
+    with closing(ours.store.agent("t")) as agent:
         (effect,) = [one for one in agent.effects() if one.condition == "in doubt"]
         agent.resolve(effect, "not-done", why="looked")
     one_node(lambda state: {"x": [book("B")]}, ours).invoke({"x": []}, thread("t"))
@@ -688,7 +689,7 @@ def test_a_process_that_is_killed_after_a_call_does_not_make_it_again(tmp_path, 
 def test_a_process_that_is_killed_inside_a_call_is_in_doubt_until_somebody_finds_out(tmp_path):
     assert lives(tmp_path, "inside", "async")[0] == -signal.SIGKILL
     assert lives(tmp_path, "", "async") == (0, "InDoubt")
-    with holdfast.open(tmp_path / "store") as store, store.agent("t") as agent:
+    with holdfast.open(tmp_path / "store") as store, closing(store.agent("t")) as agent:
         (effect,) = agent.effects()
         agent.resolve(effect, "done", result="Lisbon", why="the ledger has it")
     assert lives(tmp_path, "", "async") == (0, "Lisbon")
@@ -709,7 +710,7 @@ def three(saver):
 def test_a_rollback_undoes_what_came_after_its_checkpoint_and_the_graph_acts_again(ours, durability):
     graph = three(ours)
     graph.invoke({"x": []}, thread(), durability=durability)
-    with ours.store.agent("t") as agent:
+    with closing(ours.store.agent("t")) as agent:
         first = next(point for point in agent.log() if point.label == "step 1: one")
         agent.rollback(first)
     assert WORLD == ["one", "two", "three", "cancel three", "cancel two"]
@@ -720,7 +721,7 @@ def test_a_rollback_undoes_what_came_after_its_checkpoint_and_the_graph_acts_aga
         ("node_book", "one", "done"), ("node_book", "two", "undone"), ("node_book", "three", "undone"),
         ("node_book", "two", "done"), ("node_book", "three", "done"),
     ]  # fmt: skip
-    with ours.store.agent("t", readonly=True) as agent:
+    with closing(ours.store.agent("t", readonly=True)) as agent:
         assert len({effect.key for effect in agent.effects()}) == 5
 
 
@@ -746,7 +747,7 @@ def test_what_a_node_did_before_it_was_stored_that_it_runs_is_undone_with_it(our
     graph.invoke({"x": []}, thread(), durability="async")
     graph.invoke(Command(resume=1), thread(), durability="async")
     assert WORLD == ["one", "two"]
-    with ours.store.agent("t") as agent:
+    with closing(ours.store.agent("t")) as agent:
         first = next(point for point in agent.log() if point.label == "step 1: one")
         assert [one.effect.args["city"] for one in agent.plan_rollback(first).undo] == ["two"]
         agent.rollback(first)
@@ -761,7 +762,7 @@ def test_a_rollback_leaves_behind_what_a_subgraph_has_stored(ours, kind):
     builder = StateGraph(State).add_node("first", lambda state: {}).add_node("outer", below.compile(checkpointer=kind))
     graph = builder.add_edge(START, "first").add_edge("first", "outer").compile(checkpointer=ours)
     graph.invoke({"x": []}, thread())
-    with ours.store.agent("t") as agent:
+    with closing(ours.store.agent("t")) as agent:
         agent.rollback(next(point for point in agent.log() if point.label == "step 1: first"))
     assert graph.get_state(thread()).next == ("outer",)
     graph.invoke(None, thread())
@@ -773,7 +774,7 @@ def test_what_an_abandoned_checkpoint_holds_is_read_as_it_was(ours):
     graph = three(ours)
     graph.invoke({"x": []}, thread())
     before = [state.values for state in graph.get_state_history(thread())]
-    with ours.store.agent("t") as agent:
+    with closing(ours.store.agent("t")) as agent:
         agent.rollback(next(point for point in agent.log() if point.label == "step 1: one"))
     assert [state.values for state in graph.get_state_history(thread())] == before
 

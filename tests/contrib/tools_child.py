@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -173,7 +174,7 @@ def check(saver: HoldfastSaver, thread: str, done: list[str]) -> None:
         raise ValueError(f"{thread}: done twice {doubled}, not done {missing}")
     if not done:
         return
-    with saver.store.agent(thread, readonly=True) as agent:
+    with closing(saver.store.agent(thread, readonly=True)) as agent:
         known = Counter(one.args["what"] for one in agent.effects() if one.kind == "write" and one.condition == "done")
     if known - there or Counter(done) - known:
         raise ValueError(f"{thread}: recorded and not done {known - there}, not recorded {Counter(done) - known}")
