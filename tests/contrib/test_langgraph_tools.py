@@ -626,6 +626,17 @@ def test_a_graph_with_another_saver_is_not_recorded(ours):
     assert ours.store.agents() == []
 
 
+def test_a_thread_whose_nodes_acted_before_it_had_a_checkpoint_can_be_deleted(ours):
+    def node(state):
+        book("A")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        one_node(node, ours).invoke({"x": []}, thread(), durability="exit")
+    ours.delete_thread("t")
+    assert ours.store.agents() == []
+
+
 def test_a_thread_without_tools_has_no_records(ours):
     graph = one_node(lambda state: {"x": [interrupt("?")]}, ours)
     graph.invoke({"x": []}, thread())

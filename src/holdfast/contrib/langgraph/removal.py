@@ -13,9 +13,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph.thread import ROOT, Thread, about_of, has_thread
+from holdfast.contrib.langgraph.tools import levels_of
 from holdfast.contrib.langgraph.tuples import Reader, agent_of
 from holdfast.errors import BadName
-from holdfast.store.catalog import Agent, Point, View
+from holdfast.run.past import task_in
+from holdfast.run.stored import StoredLine
+from holdfast.store.catalog import Agent, Branch, Point, View
 from holdfast.store.changes import Change
 
 if TYPE_CHECKING:
@@ -28,15 +31,21 @@ def check_thread(saver: HoldfastSaver, row: Agent) -> None:
     main = view.branch(row.a, ROOT)
     if main is not None and main.head:
         ours = has_thread(view.point(main.head).manifest)
-    else:  # all of its checkpoints may have been removed; records of effects are no thread's
+    else:  # all of its checkpoints may have been removed, or its nodes have acted before there was one
         graph = Graph(view, row)
         ours = main is not None and all(has_thread(one.manifest) for one in graph.everything())
-        ours = ours and not any(branch.records for branch in graph.branches)
+        ours = ours and all(_of_nodes(saver, branch) for branch in graph.branches if branch.records)
     if not ours and view.agent(row.name) is not None:
         raise BadName(
             f"agent {row.name!r} is not a LangGraph thread; nothing was changed",
             hint="`holdfast remove`, `holdfast retain` and `holdfast clone` are for agents of every kind.",
         )
+
+
+def _of_nodes(saver: HoldfastSaver, branch: Branch) -> bool:
+    """Whether all calls that are recorded for a branch were made by nodes of a graph."""
+    paths = [getattr(record, "path", "") for _, record in StoredLine(saver.store._db, branch.b).records()]
+    return all(levels_of(task_in(path))[0].checkpoint for path in paths if path)
 
 
 @contextmanager
