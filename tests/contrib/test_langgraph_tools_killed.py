@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import SOAK
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = 1_000 if SOAK else 30
+KILLS = 1_000 if SOAK else 24
 LIFE_S = 0.35
 KILLS_PER_THREAD = 6
 KILLS_PER_STORE = 60
