@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import holdfast
@@ -34,7 +34,7 @@ def few_between_seals(patch=setattr) -> None:
 
 def plain(store: holdfast.Store, name: str, checkpoints: int, size: int = 200) -> None:
     """An agent that says something ``checkpoints`` more times."""
-    with store.agent(name) as agent:
+    with closing(store.agent(name)) as agent:
         agent.state.setdefault("messages", [])
         for number in range(checkpoints):
             agent.state["messages"].append({"content": os.urandom(size // 2).hex()})

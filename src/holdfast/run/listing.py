@@ -265,7 +265,9 @@ def find_call(view: View, effect: Effect | str) -> Call:
     if isinstance(effect, Effect):
         found = [call for call in calls if call.number == effect.number]
     else:
-        found = [call for call in calls if effect and call.intent and call.intent.key.startswith(effect)]
+        # One that has answered a call since is written down there once more: that is the newest of its key.
+        newest = {call.intent.key: call for call in calls if effect and call.intent is not None}
+        found = [call for key, call in newest.items() if key.startswith(effect)]
     if len(found) != 1:
         named = effect.id if isinstance(effect, Effect) else effect
         what = "names no effect" if not found else f"fits {len(found)} effects"

@@ -417,6 +417,7 @@ def cancelling(agent: RunHost, id: str) -> Steps:
     left = yield from settle_all(agent.loop, this.open_calls(), TOOLS.find)
     if left:
         raise in_doubt(agent.loop, left)
+    agent.loop.note()
     yield Work(lambda: agent.ledger.append(rec.End(now_us(), id, "cancelled"), flush=True))
     agent.abandoned()
     ended(agent)
