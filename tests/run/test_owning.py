@@ -532,7 +532,7 @@ def test_hints_name_the_branch(opened, outside):
 
     other = opened("payer").branch("doubtful")
     with pytest.raises(errors.InDoubt, match="holdfast effects resolve payer@doubtful"):
-        other.run(holdfast.durable(lambda agent: pay(5)))
+        other.run(lambda agent: pay(5))
 
 
 def test_an_agent_without_runs_reads_no_records_for_a_checkpoint(opened, monkeypatch):

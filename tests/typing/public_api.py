@@ -70,6 +70,8 @@ async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:
         assert_type(await other.arun(settle, 12.5), int)
     assert_type(agent.effects(since="asked"), list[holdfast.Effect])
     assert_type(agent.runs(), list[holdfast.RunInfo])
+    assert_type(travel.options(id="7", wait=False)(agent, "Lisbon"), list[str])
+    agent.cancel("7")
     assert_type(store.due(), list[holdfast.RunInfo])
     assert_type(agent.resolve("a1b2", "done", result=7), holdfast.Effect)
     assert_type(agent.plan_rollback("asked", accept=["book"]), holdfast.RollbackPlan)
@@ -108,4 +110,5 @@ def mistakes_are_found(store: holdfast.Store, agent: holdfast.Agent) -> None:
     holdfast.open(durability="sometimes")  # type: ignore[arg-type]
     book(seats="two", flight="TP1")  # type: ignore[arg-type]
     agent.resolve("a1b2", "perhaps")  # type: ignore[arg-type]
+    travel.options(identity="7")  # type: ignore[call-arg]
     holdfast.tool(effect="maybe")  # type: ignore[call-overload]
