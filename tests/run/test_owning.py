@@ -543,3 +543,71 @@ def test_an_agent_without_runs_reads_no_records_for_a_checkpoint(opened, monkeyp
     for number in range(3):
         agent.state["n"] = number
         agent.checkpoint()
+
+
+# -- other agents ------------------------------------------------------------------------------------------------------
+
+
+def test_a_run_inside_another_that_failed_is_begun_anew_where_its_agent_went_on(opened, outside):
+    @holdfast.durable
+    def outer(agent):
+        return agent._store.agent("helper").run(outside.trip, "a")
+
+    outside.trouble = RuntimeError("no")
+    agent = opened()
+    with pytest.raises(errors.ToolFailed):
+        agent.run(outer)
+    helper = agent._store.agent("helper")
+    helper.state["since"] = 1
+    helper.checkpoint("since")
+    agent = opened()
+    assert agent.run(outer) == "a"
+    assert outside.done == ["a"]
+    assert agent._store.agent("helper").state["since"] == 1
+
+
+def test_a_run_inside_another_that_somebody_cancelled_is_not_begun_anew(opened, outside):
+    @holdfast.durable
+    def outer(agent):
+        return agent._store.agent("helper").run(outside.ask)
+
+    agent = opened()
+    with pytest.raises(errors.Waiting):
+        agent.run(outer.options(wait=False))
+    helper = agent._store.agent("helper")
+    (inner,) = helper.runs()
+    helper.cancel(inner.id)
+    agent = opened()
+    with pytest.raises(errors.ToolFailed, match="cancelled"):
+        agent.run(outer)
+    assert [info.condition for info in agent._store.agent("helper").runs()] == ["cancelled"]
+
+
+def test_a_branch_that_went_its_own_way_is_not_due_for_what_it_inherited(opened, outside):
+    @holdfast.durable
+    def work(agent):
+        agent.checkpoint("in it")
+        return agent.wait_for("go")
+
+    agent = opened()
+    with pytest.raises(errors.Waiting):
+        agent.run(work.options(wait=False))
+    side = agent.branch("side")
+    assert [info.condition for info in side.runs()] == ["interrupted"]
+    side.state["x"] = 1
+    side.checkpoint("x")
+    side = opened(branch="side")
+    assert side.runs() == []
+    side._store.signal("trip-7", "go", 1)
+    assert [info.branch for info in side._store.due()] == ["main"]
+
+
+def test_a_branch_is_not_begun_with_changes_that_an_owned_one_cannot_save(opened, outside):
+    agent = opened()
+    put_off(agent, outside)
+    agent.state["mine"] = 1
+    with pytest.raises(errors.RunUnfinished, match=r"at=agent\.head"):
+        agent.branch("side")
+    assert agent.branches() == ["main"]
+    assert agent.branch("side", at=agent.head).state == {}
+    assert agent.state == {"mine": 1}
