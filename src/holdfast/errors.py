@@ -27,6 +27,7 @@ The second level groups errors by what a handler would do:
         MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
         Diverged          the program does not do what it did when it was recorded (path, expected, actual)
         RunUnfinished     another run of this agent has not ended (run)
+        RunEnded          a signal to a run that has ended, or to none (run)
         RollbackBlocked   effects stand in the way of a rollback, or could not be undone (blocked, remaining)
         RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
         Cancelled         a run was cancelled
@@ -284,6 +285,16 @@ class RunUnfinished(Outcome):
     """The agent has a run that has not ended, with another function or other arguments. ``run`` is its id."""
 
     kind = "run-unfinished"
+
+    def __init__(self, message: str, *, run: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.run = run
+
+
+class RunEnded(Outcome):
+    """A signal was sent to a run that has ended, or where none is open. ``run`` is its id, if one was meant."""
+
+    kind = "run-ended"
 
     def __init__(self, message: str, *, run: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)

@@ -28,7 +28,7 @@ _HINTS = {
     "waiting": "Go on with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
     "run-unfinished": "Run it with its own arguments to finish it, with others and --change, or roll back.",
     "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
-    " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME, --keep-effects).",
+    " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME).",
     "not-a-store": "Name the store with --store PLACE or $HOLDFAST_STORE, or go to where .holdfast is.",
 }
 
@@ -42,7 +42,7 @@ _MORE = Group("More", sort_key=6)
 # it is asked for.
 _VERBS = {
     _LOOK: ("agents", "log", "show", "diff", "leaks", "dump"),
-    _RUN: ("run", "runs", "signal", "effects"),
+    _RUN: ("run", "runs", "signal", "signals", "effects", "events"),
     _CHANGE: ("branch", "tag", "rollback", "undo", "redo", "clone", "remove"),
     _CARE: ("init", "verify", "repair", "accept", "retain", "tier", "doctor", "demo", "key"),
     _MOVE: ("push", "move", "export", "drill", "import_"),

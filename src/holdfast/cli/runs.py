@@ -26,6 +26,7 @@ _STYLES = {
     "needs attention": "bold red",
     "failed": "red",
     "cancelled": "dim",
+    "rolled back": "magenta",
 }
 
 Number = Annotated[int | None, Parameter(name=("--number", "-n"), metavar="N", show_default=False)]
@@ -42,7 +43,7 @@ def runs(
     """List runs of durable functions and their condition, the newest first.
 
     Conditions: running, interrupted (its process is gone; run it again), waiting, needs attention, failed, finished,
-    cancelled.
+    cancelled, rolled back.
 
     Parameters
     ----------

@@ -12,7 +12,7 @@ from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run.arguments import Blocks, fetch
 from holdfast.run.durables import Durable
-from holdfast.run.past import LOST, Past, RunPast
+from holdfast.run.past import LOST, ROLLED_BACK, Past, RunPast
 from holdfast.run.scope import Host
 
 ID_MAX = 200
@@ -46,7 +46,7 @@ def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool
         raise RunUnfinished("a rollback of this agent has not ended", run=open_run.id, hint="Finish it first.")
     if id is None and (change or mark_of(agent, open_run) == mark):
         return open_run
-    if open_run.condition == "failed":
+    if open_run.condition in {"failed", ROLLED_BACK}:
         return None
     raise RunUnfinished(
         f"run {open_run.id} of {open_run.begin.function} has not ended ({open_run.condition or 'interrupted'})",

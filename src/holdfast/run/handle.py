@@ -8,7 +8,6 @@ state is never written on top of a checkpoint that it did not start from.
 from __future__ import annotations
 
 import contextvars
-import os
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -35,6 +34,7 @@ from holdfast.run.scope import now_us
 from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
 from holdfast.store.catalog import Point
+from holdfast.store.changes import who
 
 if TYPE_CHECKING:
     from holdfast.run.replanning import Setback
@@ -220,6 +220,18 @@ class Agent(Surroundings, below.Agent):
         after = position_of(self.at(since)) if since is not None else 0
         return listing.effects_of(self._view(), after, run)
 
+    def events(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """What was moved, decided or sent, newest first, and by whom (``by``), on all branches.
+
+        ``what`` is branch, tag, untag, rollback, rolled back, validity, decision, cancelled, signal, open ...
+        """
+        views = [listing.View(self._store, self._row, branch) for branch in self._store._db.view.branches(self._row.a)]
+        found = super().events()
+        for view in views:
+            found += listing.decided(view)
+            found += [{"when": one.sent, "what": "signal", **one.to_json()} for one in listing.signals_of(view)]
+        return sorted(found, key=lambda one: one["when"], reverse=True)[:limit]
+
     def resolve(
         self, effect: Effect | str, decision: Literal["done", "not-done"], *, result: Any = None, why: str = ""
     ) -> Effect:
@@ -229,7 +241,7 @@ class Agent(Surroundings, below.Agent):
             raise BadOption("a run of this agent is being executed", hint="Let it end, resolve, then run it again.")
         call = listing.find_call(self._view(), effect)
         loop = self._host.loop
-        decide(loop, call, decision, by=_user(), why=why, result=result)
+        decide(loop, call, decision, by=who(), why=why, result=result)
         if not call.run:
             loop.decided(call)
         return loop.effect_of(call)
@@ -303,32 +315,25 @@ class Agent(Surroundings, below.Agent):
 
         return self._host.capture(label, note, kind=kind, target=target)
 
-    def plan_rollback(
-        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
-    ) -> RollbackPlan:
+    def plan_rollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> RollbackPlan:
         """What going back to a checkpoint would do, to the state and outside; ``.apply()`` does it.
 
-        ``accept`` names effects that may be left standing: tools, or ids of single effects. ``effects="keep"`` leaves
-        all of them standing and moves the state only.
+        ``accept`` names effects that may be left standing: tools, or ids of single effects.
         """
-        return plan_rollback(self._host, below.required(revision), accept=accept, effects=effects)
+        return plan_rollback(self._host, below.required(revision), accept=accept)
 
-    def rollback(
-        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
-    ) -> Checkpoint:
+    def rollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> Checkpoint:
         """Go back to a checkpoint: undo what was done outside since, newest first, then move the state.
 
         What came after it stays in the history, and unsaved changes are saved first. Raises ``RollbackBlocked`` when
         something cannot be undone. Inside a run it ends the execution. Arguments as for ``plan_rollback``.
         """
-        made: Checkpoint = self.plan_rollback(revision, accept=accept, effects=effects).apply()
+        made: Checkpoint = self.plan_rollback(revision, accept=accept).apply()
         return made
 
-    async def arollback(
-        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
-    ) -> Checkpoint:
+    async def arollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> Checkpoint:
         """As rollback()."""
-        made: Checkpoint = await self.plan_rollback(revision, accept=accept, effects=effects).aapply()
+        made: Checkpoint = await self.plan_rollback(revision, accept=accept).aapply()
         return made
 
     # -- children -------------------------------------------------------------------------------------------
@@ -482,13 +487,3 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
-
-
-def _user() -> str:
-    """Who decides."""
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        return f"uid {os.getuid()}"

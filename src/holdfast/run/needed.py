@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.codec.types import Registry
 from holdfast.run.arguments import fetch
-from holdfast.run.past import Past, RunPast
+from holdfast.run.past import ROLLED_BACK, Past, RunPast
 from holdfast.run.stored import StoredLine
 
 _OVER = frozenset({"finished", "cancelled"})
@@ -26,8 +26,8 @@ def needed(line: StoredLine, places: Sequence[Place]) -> Iterator[tuple[bytes, s
     past = Past(line.records())
     newest = past.unfinished()
     for run in past.runs.values():
-        # One that failed can be executed again as long as nothing else has been begun since.
-        if run.condition in _OVER or (run.condition == "failed" and run is not newest):
+        # One that failed or was rolled back can be executed again as long as nothing else has been begun since.
+        if run.condition in _OVER or (run.condition in {"failed", ROLLED_BACK} and run is not newest):
             continue
         yield from _of_run(line, run)
     for call in past.calls():

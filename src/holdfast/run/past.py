@@ -2,8 +2,8 @@
 
 Owns every conclusion that is drawn from records: which runs there are and how they ended, what was called where with
 what outcome, in which order calls completed, what is in doubt. Writes nothing and asks nobody. What always holds: the
-same records give the same conclusions; what a rollback undid is not in them, what it kept can be claimed; a record that
-is lost may have said that something happened.
+same records give the same conclusions; what a rollback left behind is kept apart, for lists; a record that is lost may
+have said that something happened.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ CANCELLED = frozenset({"cancelled", "interrupted"})
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
 _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
 
+ROLLED_BACK = "rolled back"
+"""How a run has ended that a rollback has taken back, from its beginning, or from its end to somewhere in it."""
+_OVER = frozenset({"finished", "failed", "cancelled"})
+
 LOST = "?"
 """What a tool or a function is called whose record is lost."""
 _GAP = "records "
@@ -47,7 +51,7 @@ class Call(Struct, eq=False):
     decision: rec.Decision | None = None
     progress: Value = None
     read: bool = False
-    kept: bool = False  # a rollback left it standing
+    kept: bool = False  # it stands outside, though the state does not know it
 
     @property
     def tool(self) -> str:
@@ -123,7 +127,7 @@ class RunPast:
 
     @property
     def condition(self) -> str:
-        """finished, failed, attention, waiting, cancelled; empty while it has not ended."""
+        """finished, failed, attention, waiting, cancelled, rolled back; empty while it has not ended."""
         return self.end.how if self.end is not None else ""
 
     @property
@@ -269,11 +273,8 @@ def _lasts(record: Record, back: rec.RolledBack) -> bool:
     """Whether a rollback leaves it alone, though it came after the target.
 
     What an agent knows about the world outside is not part of its state; nor is the outcome of a call that was under
-    way when the target was made. And that the target was made at its position is part of the target. What is lost may
-    be something that a rollback has left standing.
+    way when the target was made. And that the target was made at its position is part of the target.
     """
-    if isinstance(record, rec.Intent) and record.tool == LOST:
-        return back.keep and not record.run
     if isinstance(record, rec.Note):
         return not record.run
     if isinstance(record, AFTER_INTENTS):
@@ -307,17 +308,23 @@ class Past:
         self.runs: dict[str, RunPast] = {}
         self.incarnation = 1
         self.loose: list[Call] = []  # calls outside of runs, in order
-        self.kept: list[Call] = []  # calls that a rollback left standing, to be claimed
+        self.kept: list[Call] = []  # calls that stand outside and can be claimed
+        self.former: list[RunPast] = []  # runs that were rolled back to before their beginning, or begun once more
+        self.left: list[Call] = []  # calls that a rollback has left behind
         self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
         self.taken: set[bytes | int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
         self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
+        self._ended: dict[str, tuple[int, rec.End]] = {}  # runs that had ended, and were rolled back since: when, how
         self._gap = False  # whether records are lost before those that are folded now
         with collector_paused():
             for entry in records:
                 self._take(entry)
             for number, record in self._entries:
                 self._fold(number, record)
+        for id, (number, end) in self._ended.items():
+            if id in self.runs and self.runs[id].newest < number:
+                self.runs[id].end = end
         if self.kept:  # one that answered a call since has been written down there, with its key
             claimed = {call.intent.key for call in self.calls() if call.intent is not None}
             self.kept = [call for call in self.kept if call.intent is not None and call.intent.key not in claimed]
@@ -347,25 +354,38 @@ class Past:
             self._entries.append(entry)
             return
         self.incarnation += 1
-        stays = [entry for entry in self._entries if entry[0] <= record.to or _lasts(entry[1], record)]
-        self.kept = [call for call in self.kept if call.number <= record.to or record.keep]
-        if record.keep:
-            self._keep(Past(entry for entry in self._entries if entry[0] > record.to and not _lasts(entry[1], record)))
+        stays: list[tuple[int, Record]] = []
+        left: list[tuple[int, Record]] = []
+        for one in self._entries:
+            (stays if one[0] <= record.to or _lasts(one[1], record) else left).append(one)
+        self.kept = [call for call in self.kept if call.number <= record.to]
         self._entries = stays
+        self._leave(Past(left), left, entry[0], record)
 
-    def _keep(self, left: Past) -> None:
-        """A rollback has left effects standing, except those that one before it had undone and did not get further."""
-        settled = [call for call in left.calls() if call.intent is not None and call.outcome is not None]
-        undone = {call.intent.undoes for call in settled if call.intent is not None and call.condition == "done"}
-        for call in settled:
-            if call.intent is not None and not call.intent.undoes and call.number not in undone:
-                call.kept = True
-                self.kept.append(call)
+    def _leave(self, gone: Past, left: list[tuple[int, Record]], number: int, back: rec.RolledBack) -> None:
+        """Keep apart what a rollback leaves behind: the calls, the runs that began there, and how others had ended."""
+        self.left += gone.calls()
+        self.former += gone.former
+        for run in gone.runs.values():
+            if run.begin.kind != "rollback":  # of these the log tells
+                run.end = rec.End(back.at, run.id, ROLLED_BACK)
+                self.former.append(run)
+        for _, record in left:
+            if record.run in gone.runs:
+                continue
+            if isinstance(record, rec.End) and record.how in _OVER:
+                how = ROLLED_BACK if record.how == "finished" else record.how
+                self._ended[record.run] = number, rec.End(back.at, record.run, how, fault=record.fault)
+            elif isinstance(record, rec.Note) and record.what == "resume":
+                self._ended.pop(record.run, None)
 
     def _fold(self, number: int, record: Record) -> None:
         if isinstance(record, rec.Note):
             self.notes[record.what, record.name] = record
         run = self.runs.get(record.run)
+        if run is not None and isinstance(record, rec.Begin):
+            self.former.append(run)
+            run = None
         if run is None and record.run and self._gap and not isinstance(record, rec.Begin):
             # Its beginning is lost. What it has done must not be done by another one.
             run = self.runs[record.run] = RunPast(number, rec.Begin(record.at, record.run, LOST, _NO_ARGUMENTS, b""))
