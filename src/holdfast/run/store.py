@@ -83,6 +83,7 @@ class Store(below.Store):
             raise ReadOnly("this store was opened read-only")
         if any_run and run is not None:
             raise BadOption("a signal is for one run, or for any", hint="Give either run= or any_run=True.")
+        signals.check_name(name)
         secrets.refuse(self, f"the signal {name}", value)
         view = self._view(agent, branch)
         row, given = view._agent, signals.check_id(id) if id is not None else b""
