@@ -677,3 +677,23 @@ def test_branches_of_a_parent_have_children_of_their_own(opened, world, book):
     store = agent._store
     assert store.agent("trip-7/bags").state == {"what": "here"}
     assert store.agent("trip-7/bags", branch="try-b").state == {"what": "there"}
+
+
+def test_a_run_of_another_agent_inside_a_run_is_refused_unless_it_has_an_id(opened, world, book):
+    @holdfast.durable(name="refused-part")
+    def part(agent, what):
+        return book(what)
+
+    agent = opened()
+    with pytest.raises(errors.BadOption, match=r"agent\.spawn"):
+        agent.run(lambda agent: agent._store.agent("helper").run(part, "bags"))
+
+    async def awhole(agent):
+        return await agent._store.agent("helper").arun(part, "bags")
+
+    with pytest.raises(errors.BadOption, match=r"agent\.spawn"):
+        asyncio.run(agent.arun(awhole))
+    assert world.calls == []
+    seat = agent.run(lambda agent: agent._store.agent("helper").run(part, "bags", id="one"))
+    assert agent.run(lambda agent: agent._store.agent("helper").run(part, "bags", id="one")) == seat
+    assert world.calls == [("book", "bags")]

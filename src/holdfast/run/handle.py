@@ -75,16 +75,9 @@ class Agent(Surroundings, below.Agent):
         run fail, it is rolled back to its beginning, and ``replan(setback)`` returns what to execute instead (a durable
         function, or functools.partial of one), or None to give up.
         """
-        lane = self._inside(id)
-        if lane is None:
-            found: R = self._execute(function, args, kwargs, id, wait=wait, strict=strict, change=change, replan=replan)
-            return found
-        from holdfast.run import nested
-
-        result: R = nested.now(
-            lane, self._host, function, args, kwargs, wait=wait, strict=strict, change=change, replan=replan
-        )
-        return result
+        self._check_outside(id)
+        found: R = self._execute(function, args, kwargs, id, wait=wait, strict=strict, change=change, replan=replan)
+        return found
 
     def _execute(self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any) -> Any:
         with self._host.executing():
@@ -96,12 +89,20 @@ class Agent(Surroundings, below.Agent):
             drive(resuming(self._host))
             return runs.run_now(self._host, function, args, kwargs, id, **options)
 
-    def _inside(self, id: str | None) -> Lane | None:
-        """Where in another agent's run the caller is; None where it is in none, or says itself which run it means."""
+    def _check_outside(self, id: str | None) -> None:
+        """Refuse a run inside another agent's run, unless the caller says which run it means.
+
+        When the outer run is executed again nobody would know which one it was.
+        """
         lane = here() if id is None else None
         if lane is None or not isinstance(lane.scope, Run) or lane.scope.ended or lane.scope.agent is self._host:
-            return None
-        return lane
+            return
+        outer = lane.scope.agent.name
+        raise BadOption(
+            f"a run of {self.name} inside a run of {outer} would be done twice when that is executed again;"
+            " it was not begun",
+            hint="Begin a child: agent.spawn(function, name, ...).join(). Or give the run an id of its own.",
+        )
 
     @overload
     async def arun(
@@ -143,12 +144,8 @@ class Agent(Surroundings, below.Agent):
     ) -> Any:
         """As run(), for async functions."""
         options = {"wait": wait, "strict": strict, "change": change, "replan": replan}
-        lane = self._inside(id)
-        if lane is None:
-            return await self._aexecute(function, args, kwargs, id, **options)
-        from holdfast.run import nested
-
-        return await nested.later(lane, self._host, function, args, kwargs, **options)
+        self._check_outside(id)
+        return await self._aexecute(function, args, kwargs, id, **options)
 
     async def _aexecute(
         self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any

@@ -23,7 +23,7 @@ from holdfast.run.past import ROLLED_BACK, Call, Past, RunPast
 from holdfast.run.records import Decision, End, RolledBack, Saved, Value
 from holdfast.run.scope import effect_of, now_us
 from holdfast.run.signals import Signal
-from holdfast.run.standing import NESTED, SPAWN, Standing, nested_id
+from holdfast.run.standing import SPAWN, Standing
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import due, open_waits
 from holdfast.store.catalog import Agent, Branch
@@ -186,31 +186,17 @@ def _due(view: View, past: Past) -> list[RunPast]:
 
 def _child_moves(view: View, run: RunPast, name: str) -> bool:
     """Whether what a run would learn of its child has changed since it was put off: it has ended, or can go on."""
-    branch, begun = _begun(view, run, name)
-    child = view.other(name, branch)
+    child = view.other(name, view.branch_name)
     if child is None:
         return True  # removed: the run has to be told
     if child.at_it():
         return False
     past = child.past()
+    begun = {call.intent.key for call in run.calls.values() if call.intent is not None and call.tool == SPAWN}
     its = [one for one in past.runs.values() if one.id in begun]
     if not its or its[-1].condition not in {"", "waiting"} or not open_waits(its[-1]):
         return True  # it has ended, or was interrupted; an agent executes one run at a time, so the newest is meant
     return any(one is its[-1] for one in _due(child, past))
-
-
-def _begun(view: View, run: RunPast, name: str) -> tuple[str, set[str]]:
-    """What a run has begun with another agent: the branch, and the ids of its runs there."""
-    branch, begun = view.branch_name, set()
-    for call in run.calls.values():
-        if call.intent is not None and call.tool == SPAWN:
-            begun.add(call.intent.key)
-        elif call.open and call.tool == NESTED:
-            given = fetch(call.args, view.line, view.registry, inert=True)
-            if given["agent"] == name:
-                branch = given["branch"]
-                begun.add(nested_id(*view.identity, run.id, call.path, call.fingerprint))
-    return branch, begun
 
 
 def _info(view: View, run: RunPast) -> RunInfo:

@@ -197,8 +197,36 @@ class RunPast:
         if record.how == "failed":
             # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done anew.
             # What was cancelled then will not be, should this one go well.
-            for path in self._forget_last(CANCELLED | {"error"}):
-                self.waits.pop(path, None)  # one that timed out is begun anew
+            self.forget_failure()
+
+    def parts(self) -> dict[str, RunPast]:
+        """What is recorded, apart for each part of the first step of its positions: the items of a batch."""
+        found: dict[str, RunPast] = {}
+
+        def part(path: str) -> RunPast:
+            name = path.partition("/")[0]
+            if name not in found:
+                found[name] = RunPast(self.number, self.begin)
+            return found[name]
+
+        for path, call in self.calls.items():
+            part(path).calls[path] = call
+        for path, number in self._order.items():
+            part(path)._order[path] = number
+        for path, wait in self.waits.items():
+            part(path).waits[path] = wait
+        for path, note in self.notes.items():
+            part(path).notes[path] = note
+        for path in self.free:
+            part(path).free.add(path)
+        return found
+
+    def forget_failure(self, told: str = "") -> None:
+        """What made it fail is done anew. ``told`` is where it says that it failed."""
+        self.calls.pop(told, None)
+        self._order.pop(told, None)
+        for path in self._forget_last(CANCELLED | {"error"}):
+            self.waits.pop(path, None)  # one that timed out is begun anew
 
     def resumed(self, at: int) -> rec.Note | None:
         """The run goes on: what is to be recorded about that, if anything."""
@@ -416,13 +444,6 @@ class Past:
         yield from self.loose
 
     def unfinished(self) -> RunPast | None:
-        """The newest run that did not end, or stopped on the way. A rollback stands in the way of everything else.
-
-        Items of a batch do not: nothing is begun on what they left.
-        """
-        left = [
-            run
-            for run in self.runs.values()
-            if run.condition not in {"finished", "cancelled"} and run.begin.kind != "map"
-        ]
+        """The newest run that did not end, or stopped on the way. A rollback stands in the way of everything else."""
+        left = [run for run in self.runs.values() if run.condition not in {"finished", "cancelled"}]
         return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)
