@@ -8,6 +8,7 @@ from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
 from holdfast.run import claims, runs, signals
+from holdfast.run.durables import Options
 from holdfast.run.positions import here
 from holdfast.run.steps import drive, drive_later
 from tests.run.memory import Memory
@@ -94,10 +95,10 @@ class Bench:
         return await drive_later(lane.scope.checkpoint_later(lane, label))
 
     def run(self, function, *args, **options):
-        return runs.run_now(self, function, args, {}, **options)
+        return runs.run_now(self, function, args, {}, Options(**options))
 
     async def arun(self, function, *args, **options):
-        return await runs.run_later(self, function, args, {}, **options)
+        return await runs.run_later(self, function, args, {}, Options(**options))
 
     def using(self, since):
         """As `with agent:` after a load of the checkpoint at that position."""

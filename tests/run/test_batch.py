@@ -117,7 +117,7 @@ def test_an_unfinished_run_keeps_its_branch_from_a_batch(opened, outside):
     look, _, _ = outside.tools()
     store = opened()
     with pytest.raises(holdfast.Waiting):
-        store.agent("batch").run(lambda agent: agent.wait_for("go"), wait=False)
+        store.agent("batch").run(holdfast.durable(lambda agent: agent.wait_for("go")).options(wait=False))
     with pytest.raises(errors.RunUnfinished):
         store.map(look, range(3), name="batch")
     assert outside.calls == []

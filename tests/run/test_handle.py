@@ -316,7 +316,7 @@ def test_effects_and_runs_are_listed_by_reading_handles_too(opened, world):
     agent.run(travel, "Lisbon")
     agent.state["x"] = 1
     asked = agent.checkpoint("asked")
-    agent.run(travel, "Porto", id="second")
+    agent.run(travel.options(id="second"), "Porto")
     reading = agent._store.agent("trip-7", readonly=True)
     for handle in (agent, reading):
         assert [(effect.tool, effect.condition) for effect in handle.effects()] == [
@@ -371,6 +371,7 @@ def test_a_person_decides_and_the_run_goes_on(opened, world, decision):
 def test_a_run_goes_on_with_other_arguments_only_when_told_so(opened, world):
     search, book, _ = world.tools()
 
+    @holdfast.durable
     def work(agent, city, seats):
         offer = search(city)
         world.reach("found")
@@ -385,7 +386,7 @@ def test_a_run_goes_on_with_other_arguments_only_when_told_so(opened, world):
         agent.run(work, "Lisbon", 2)
     world.crash_at = "found"
     with pytest.raises(Crash):
-        agent.run(work, "Lisbon", 2, change=True)
+        agent.run(work.options(change=True), "Lisbon", 2)
     agent = opened()
     assert agent.runs()[0].args == {"city": "Lisbon", "seats": 2}
     assert agent.run(work, "Lisbon", 2) == [("booked", 7), 2]
@@ -643,12 +644,13 @@ def test_async_with_asks_async_probes_first(opened, world):
 
 
 def test_a_run_that_waits_for_a_signal_is_put_off_and_due_when_it_comes(opened):
+    @holdfast.durable
     def work(agent):
         return agent.wait_for("approval")
 
     agent = opened()
     with pytest.raises(holdfast.Waiting):
-        agent.run(work, wait=False)
+        agent.run(work.options(wait=False))
     store = agent._store
     assert [(run.condition, run.signal) for run in store.runs("waiting")] == [("waiting", "approval")]
     assert store.due() == []

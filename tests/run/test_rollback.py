@@ -150,7 +150,7 @@ def test_a_run_that_began_after_the_target_is_rolled_back_and_stays_listed(opene
     agent = opened()
     agent.state["x"] = 1
     agent.checkpoint("before")
-    agent.run(trip(book), id="r")
+    agent.run(trip(book).options(id="r"))
     agent.rollback("before")
     assert [(run.id, run.condition, run.ended is None) for run in agent.runs()] == [("r", "rolled back", False)]
     assert agent.state == {"x": 1}
@@ -190,6 +190,7 @@ def test_what_a_rollback_undid_stays_listed_with_what_undid_it(opened, world, bo
 def test_a_run_that_had_not_finished_keeps_its_condition_through_a_rollback_into_it(opened, world, book, how):
     broken = [how == "failed"]
 
+    @holdfast.durable
     def work(agent):
         agent.checkpoint("start")
         book("hotel")
@@ -201,12 +202,12 @@ def test_a_run_that_had_not_finished_keeps_its_condition_through_a_rollback_into
 
     agent = opened()
     with pytest.raises(ValueError if how == "failed" else errors.Waiting):
-        agent.run(work, wait=False)
+        agent.run(work.options(wait=False))
     agent.rollback("start")
     wanted = {"failed": "failed", "waiting": "interrupted"}[how]
     assert [run.condition for run in agent.runs()] == [wanted]
     with pytest.raises(errors.Waiting):
-        agent.run(work, wait=False)
+        agent.run(work.options(wait=False))
     assert world.standing() == ["hotel"]
     assert [run.condition for run in agent.runs()] == ["waiting"]
 
@@ -678,12 +679,12 @@ def test_the_hook_is_told_what_failed_and_what_was_undone_and_chooses_another_wa
         return functools.partial(by_train, "empty") if setback.attempt < 3 else None
 
     agent = opened()
-    assert agent.run(by_train, "full", replan=replan) == 1
+    assert agent.run(by_train.options(replan=replan), "full") == 1
     assert told == [("by_train", "ToolFailed", ["book"])]
     assert agent.state == {"tried": 1, "way": "empty"}
     assert world.calls == [("book", "hotel"), ("cancel", "hotel"), ("book", "hotel")]
     with pytest.raises(errors.ToolFailed, match="no seat"):
-        agent.run(by_train, "full", replan=lambda setback: None)
+        agent.run(by_train.options(replan=lambda setback: None), "full")
     assert world.standing() == ["hotel"]
 
 
@@ -692,6 +693,7 @@ def test_the_hook_is_told_after_a_crash_too(opened, world, book, place):
     crash = [place == "choosing"]
     told = []
 
+    @holdfast.durable
     def work(agent, fails):
         book("hotel")
         if fails:
@@ -707,8 +709,8 @@ def test_the_hook_is_told_after_a_crash_too(opened, world, book, place):
 
     world.crash_in = "hotel" if place == "undoing" else None
     with pytest.raises(Crash):
-        opened().run(work, True, id="r", replan=replan)
-    assert opened().run(work, True, id="r", replan=replan) == "fine"
+        opened().run(work.options(id="r", replan=replan), True)
+    assert opened().run(work.options(id="r", replan=replan), True) == "fine"
     ((run, error, undone),) = told
     assert run == "r"
     assert "ValueError: no" in error
@@ -717,6 +719,7 @@ def test_the_hook_is_told_after_a_crash_too(opened, world, book, place):
 
 
 def test_an_async_run_is_replanned_by_an_async_hook(opened):
+    @holdfast.durable
     async def work(agent, fails):
         if fails:
             raise ValueError("no")
@@ -727,7 +730,7 @@ def test_an_async_run_is_replanned_by_an_async_hook(opened):
         return functools.partial(work, False)
 
     async def main():
-        return await opened().arun(work, True, replan=replan)
+        return await opened().arun(work.options(replan=replan), True)
 
     assert asyncio.run(main()) == "fine"
 
@@ -753,6 +756,7 @@ def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(
             raise ValueError("no driver")
         return f"bus to {city}"
 
+    @holdfast.durable
     def first(agent, city):
         book("plane")
         raise ValueError("strike")
@@ -762,7 +766,7 @@ def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(
         return second if setback.attempt == 1 else functools.partial(third, "Porto", by="train")
 
     def called(city="Porto"):
-        return opened().run(first, city, id=id, replan=replan)
+        return opened().run(first.options(id=id, replan=replan), city)
 
     with pytest.raises(Crash):
         called()
@@ -789,6 +793,7 @@ class Odd(Exception):
 def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(opened, world, book, how):
     tries, seen = [], []
 
+    @holdfast.durable
     def work(agent, city):
         agent.state["city"] = city
         book("hotel")
@@ -807,7 +812,7 @@ def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(o
     ids = set()
     for _ in range(3):
         with pytest.raises(raised):
-            agent.run(work, "Faro", replan=replan)
+            agent.run(work.options(replan=replan), "Faro")
         *rolled_back, info = agent.runs()
         assert {run.condition for run in rolled_back} == {"rolled back"}
         assert (info.condition, info.error, info.args) == ("failed", "LookupError: no room", {"city": "Faro"})
@@ -824,6 +829,7 @@ def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(o
 
 
 def test_a_hook_is_not_asked_about_a_run_that_was_not_executed(opened, world, book):
+    @holdfast.durable
     def work(agent, fails):
         book("hotel")
         if fails:
@@ -834,7 +840,7 @@ def test_a_hook_is_not_asked_about_a_run_that_was_not_executed(opened, world, bo
         agent.run(work, True)
     asked = []
     with pytest.raises(errors.BadOption):
-        agent.run(work, False, id="", replan=asked.append)
+        agent.run(work.options(id="", replan=asked.append), False)
     assert asked == []
     assert world.standing() == ["hotel"]
 

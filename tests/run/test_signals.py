@@ -21,7 +21,7 @@ def ask(agent, times=1):
 
 def waits(agent, *args, **options):
     with pytest.raises(holdfast.Waiting) as caught:
-        agent.run(ask, *args, wait=False, **options)
+        agent.run(ask.options(wait=False, **options), *args)
     return caught.value.run
 
 
@@ -163,7 +163,7 @@ def test_a_signal_is_taken_once_wherever_the_process_is_killed(tmp_path):
     ready = tmp_path / "ready"
     with holdfast.open(ready) as store:
         with pytest.raises(holdfast.Waiting):
-            store.agent("trip").run(program.work, wait=False)
+            store.agent("trip").run(program.work.options(wait=False))
         for value in ("first", "second", "third"):
             store.signal("trip", "go", value)
     for point in range(1, 100):

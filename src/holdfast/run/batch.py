@@ -19,7 +19,7 @@ from holdfast.run import secrets, waiting
 from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
-from holdfast.run.durables import known
+from holdfast.run.durables import Options, known, options_of
 from holdfast.run.faults import said
 from holdfast.run.host import AgentHost
 from holdfast.run.outcomes import MESSAGE_MAX
@@ -92,7 +92,10 @@ class Batch:
             raise BadOption(f"on_error={on_error!r}", hint='Use "collect" or "raise".')
         if not 1 <= workers <= WORKERS_MAX:
             raise BadOption(f"workers={workers}", hint=f"Use a number from 1 to {WORKERS_MAX}.")
-        self.made = known(function)
+        self.made, options = known(function), options_of(function)
+        if options != Options(strict=options.strict):
+            raise BadOption("an item of a batch has no options but strict; nothing was done")
+        self._strict = self.made.strict if options.strict is None else options.strict
         self.host, self.workers, self.on_error = host, workers, on_error
         self.items = list(items)
         self.keys = keys_of(self.items, key)
@@ -255,7 +258,7 @@ class Batch:
             return fetch(found.value, host.ledger, registry)
         this = self._parts.get(path) or RunPast(self._number, self._begin)
         this.forget_failure(path)
-        run = Item(host, self._past, this, path, strict=self.made.strict)
+        run = Item(host, self._past, this, path, strict=self._strict)
         given = stow({"item": item}, registry)
         done = rec.Done(0, RUN, path, "value", tool=ITEM, kind="read", fingerprint=self._marks[at], started=started)
         done.args = given.value

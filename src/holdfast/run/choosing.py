@@ -11,15 +11,16 @@ from typing import Any
 from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, RunUnfinished
 from holdfast.run.arguments import Blocks, fetch
-from holdfast.run.durables import Durable
+from holdfast.run.durables import Durable, Options
 from holdfast.run.past import LOST, ROLLED_BACK, Past, RunPast
 from holdfast.run.scope import Host
 
 ID_MAX = 200
 
 
-def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool = False) -> RunPast | None:
-    """The recorded run that is meant; None for a new one. ``change``: its arguments may be other ones."""
+def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+    """The recorded run that is meant; None for a new one."""
+    id, change = options.id, options.change
     for run in past.runs.values():
         if run.begin.function == LOST and run.condition not in {"finished", "cancelled"}:
             raise RunUnfinished(
@@ -52,7 +53,7 @@ def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool
         f"run {open_run.id} of {open_run.begin.function} has not ended ({open_run.condition or 'interrupted'})",
         run=open_run.id,
         hint=f"Finish it with agent.resume({open_run.id!r}) or by running it again with its own arguments, go on with"
-        " others and change=True, or roll back to before it began.",
+        " others and .options(change=True), or roll back to before it began.",
     )
 
 

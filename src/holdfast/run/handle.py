@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 import holdfast.agent.agent as below
 from holdfast.agent.branch import BranchWriter
@@ -23,6 +23,7 @@ from holdfast.run.children import Child
 from holdfast.run.claims import Loop
 from holdfast.run.context import EFFECT, active
 from holdfast.run.doubt import decide
+from holdfast.run.durables import Options, configured, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
@@ -35,9 +36,6 @@ from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
 from holdfast.store.catalog import Point
 from holdfast.store.changes import who
-
-if TYPE_CHECKING:
-    from holdfast.run.replanning import Setback
 
 R = TypeVar("R")
 
@@ -55,46 +53,33 @@ class Agent(Surroundings, below.Agent):
 
     # -- runs -------------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        function: Callable[..., R],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> R:
+    def run(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
         """Execute ``function(agent, ...)``, from the beginning or from where it stopped.
 
-        An unfinished run with equal arguments goes on; a finished one starts anew, unless it has an ``id``: then its
-        result is returned. ``wait=False`` raises ``Waiting`` where it would sleep. ``strict`` stops at every call that
-        differs from the record. ``change`` goes on with other arguments than it was begun with. ``replan``: should the
-        run fail, it is rolled back to its beginning, and ``replan(setback)`` returns what to execute instead (a durable
-        function, or functools.partial of one), or None to give up.
+        An unfinished run with equal arguments is resumed; a finished one starts anew, unless it has an id: then its
+        result is returned. How it is executed is said with the function: ``travel.options(id="7", wait=False)``.
         """
-        self._check_outside(id)
-        found: R = self._execute(function, args, kwargs, id, wait=wait, strict=strict, change=change, replan=replan)
+        options = options_of(function)
+        self._check_outside(options)
+        found: R = self._execute(function, args, kwargs, options)
         return found
 
-    def _execute(self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any) -> Any:
+    def _execute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
         with self._host.executing():
-            if replan is not None:
+            if options.replan is not None:
                 from holdfast.run.replanning import executing
 
                 runs.check_plain(function)
-                return drive(executing(self._host, function, args, kwargs, id, replan=replan, **options))
+                return drive(executing(self._host, function, args, kwargs, options, options.replan))
             drive(resuming(self._host))
-            return runs.run_now(self._host, function, args, kwargs, id, **options)
+            return runs.run_now(self._host, function, args, kwargs, options)
 
-    def _check_outside(self, id: str | None) -> None:
+    def _check_outside(self, options: Options) -> None:
         """Refuse a run inside another agent's run, unless the caller says which run it means.
 
         When the outer run is executed again nobody would know which one it was.
         """
-        lane = here() if id is None else None
+        lane = here() if options.id is None else None
         if lane is None or not isinstance(lane.scope, Run) or lane.scope.ended or lane.scope.agent is self._host:
             return
         outer = lane.scope.agent.name
@@ -105,71 +90,36 @@ class Agent(Surroundings, below.Agent):
         )
 
     @overload
-    async def arun(
-        self,
-        function: Callable[..., Awaitable[R]],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> R: ...
+    async def arun(self, function: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: Any) -> R: ...
     @overload
-    async def arun(
-        self,
-        function: Callable[..., R],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> R: ...
-    async def arun(
-        self,
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    async def arun(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R: ...
+    async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As run(), for async functions."""
-        options = {"wait": wait, "strict": strict, "change": change, "replan": replan}
-        self._check_outside(id)
-        return await self._aexecute(function, args, kwargs, id, **options)
+        options = options_of(function)
+        self._check_outside(options)
+        return await self._aexecute(function, args, kwargs, options)
 
-    async def _aexecute(
-        self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any
-    ) -> Any:
+    async def _aexecute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
         import asyncio
 
         with self._host.executing():
-            if replan is not None:
+            if options.replan is not None:
                 from holdfast.run.replanning import executing
 
                 number_tasks(asyncio.get_running_loop())
-                return await drive_later(executing(self._host, function, args, kwargs, id, replan=replan, **options))
+                return await drive_later(executing(self._host, function, args, kwargs, options, options.replan))
             await drive_later(resuming(self._host))
-            return await runs.run_later(self._host, function, args, kwargs, id, **options)
+            return await runs.run_later(self._host, function, args, kwargs, options)
 
     def resume(self, run: str, *, wait: bool = True) -> Any:
         """Go on with a run by its id, with the function and the arguments that it was executed with last."""
         function, args, kwargs = listing.find_run(self._view(), run, self)
-        return self.run(function, *args, id=run, wait=wait, **kwargs)
+        return self.run(configured(function, id=run, wait=wait), *args, **kwargs)
 
     async def aresume(self, run: str, *, wait: bool = True) -> Any:
         """As resume(), for async functions."""
         function, args, kwargs = listing.find_run(self._view(), run, self)
-        return await self.arun(function, *args, id=run, wait=wait, **kwargs)
+        return await self.arun(configured(function, id=run, wait=wait), *args, **kwargs)
 
     def runs(self) -> list[RunInfo]:
         """The runs of this branch, oldest first."""

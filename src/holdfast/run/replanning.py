@@ -5,7 +5,7 @@ What always holds: the hook is asked when everything is undone; a process that e
 again, and one that ends later goes on with what was chosen. So a hook may be called twice about one failure, and should
 do nothing outside itself. Where nothing is chosen, what was called has failed and can be tried again.
 
-    executing(agent, function, args, kwargs, id, replan=hook, **options) -> Steps
+    executing(agent, function, args, kwargs, options, hook) -> Steps
     hook(setback) -> None                     give up: the error is raised
                   -> a durable function       to be executed with the same arguments
                   -> functools.partial of one, to be executed with those
@@ -40,7 +40,7 @@ from holdfast.run import records as rec
 from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, fetch
 from holdfast.run.choosing import call_of, mark_of
-from holdfast.run.durables import DURABLES, known
+from holdfast.run.durables import DURABLES, Options, known, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.faults import said
 from holdfast.run.outcomes import MESSAGE_MAX
@@ -83,12 +83,11 @@ def executing(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    id: str | None,
-    *,
+    options: Options,
     replan: Callable[[Setback], Any],
-    **options: Any,
 ) -> Steps:
     """Execute a durable function; where it fails, take it back and do what the hook says instead."""
+    id = options.id
     _, mark = called_with(agent, known(function), args, kwargs)
     yield from resuming(agent)
     plans = yield Work(lambda: _Plans(agent))
@@ -102,7 +101,7 @@ def executing(
         if setback is None:
             before = agent.ledger.count
             try:
-                return (yield from execute(agent, known(function), args, kwargs, this, **options))
+                return (yield from execute(agent, known(function), args, kwargs, replace(options, id=this)))
             except RunRolledBack as error:
                 undone: Any = error.undone
                 setback = Setback(agent.handle, "", known(function).name, error, undone, error.checkpoint, attempt)
@@ -129,7 +128,10 @@ def executing(
 def _chosen(chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What the hook says is to be executed now."""
     if isinstance(chosen, functools.partial):
-        return chosen.func, chosen.args, dict(chosen.keywords)
+        _, args, kwargs = _chosen(chosen.func, chosen.args, dict(chosen.keywords))
+        return chosen.func, args, kwargs
+    if options_of(chosen) != Options():
+        raise BadOption("replan returned a function with options", hint="Those of the run itself count.")
     if callable(chosen):
         return chosen, args, kwargs
     raise BadOption(

@@ -35,7 +35,7 @@ from holdfast.run.choosing import ARGUMENTS, choose, mark_of
 from holdfast.run.claims import Loop
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
-from holdfast.run.durables import Durable, known
+from holdfast.run.durables import Durable, Options, known
 from holdfast.run.faults import said
 from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
@@ -295,12 +295,10 @@ def describe(tool: str, arguments: dict[str, Any]) -> str:
 # -- executing ----------------------------------------------------------------------------------------------
 
 
-def run_now(
-    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None, **options: Any
-) -> Any:
+def run_now(agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     """Execute a plain durable function, from the beginning or from where it stopped."""
     made = check_plain(function)
-    return drive(execute(agent, made, args, kwargs, id, **options))
+    return drive(execute(agent, made, args, kwargs, options))
 
 
 def check_plain(function: Any) -> Durable:
@@ -312,13 +310,13 @@ def check_plain(function: Any) -> Durable:
 
 
 async def run_later(
-    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None, **options: Any
+    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Any:
     """Execute an async durable function. A plain one is executed, too, and blocks the loop as it would anywhere."""
     import asyncio
 
     number_tasks(asyncio.get_running_loop())
-    return await drive_later(execute(agent, known(function), args, kwargs, id, **options))
+    return await drive_later(execute(agent, known(function), args, kwargs, options))
 
 
 class _Body:
@@ -340,20 +338,10 @@ class _Body:
             return await result if inspect.isawaitable(result) else result
 
 
-def execute(
-    agent: RunHost,
-    made: Durable,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    id: str | None,
-    *,
-    strict: bool | None = None,
-    change: bool = False,
-    wait: bool = True,
-) -> Steps:
+def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Steps:
     past = yield Work(lambda: Past(agent.ledger.records()))
     given, mark = called_with(agent, made, args, kwargs)
-    this = choose(agent, past, mark, id, change=change)
+    this = choose(agent, past, mark, options)
     if this is not None and this.condition == "finished" and this.end is not None:
         return fetch(this.end.value, agent.ledger, agent.registry)
     agent.loop.read(past)
@@ -361,15 +349,15 @@ def execute(
     agent.loop.check_settled()
     if this is None:
         stowed = stow(given, agent.registry)
-        begin = rec.Begin(now_us(), id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
+        begin = rec.Begin(now_us(), options.id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
         begin.config = config_of(agent)
         begin.generation = agent.generation
         yield Work(agent.begin(begin, stowed))
         this = RunPast(agent.ledger.count, begin)
     else:
         yield Work(functools.partial(_resume, agent, made, this, mark, given))
-    run = Run(agent, past, this, strict=made.strict if strict is None else strict)
-    run.waits = wait
+    run = Run(agent, past, this, strict=made.strict if options.strict is None else options.strict)
+    run.waits = options.wait
     try:
         left = yield from settle_all(run, this.open_calls(), TOOLS.find)
         if left:
