@@ -925,3 +925,23 @@ def test_an_async_run_rolls_itself_back(opened):
 
     assert asyncio.run(main()) == 3
     assert undone == [{"what": 0}, {"what": 1}]
+
+
+def test_a_rollback_reads_the_line_once_and_again_only_when_something_happened_since(opened, world, book, monkeypatch):
+    from holdfast.run import planning
+
+    planned = []
+    made = planning.Standing
+    monkeypatch.setattr(planning, "Standing", lambda records: planned.append(1) or made(records))
+    agent = opened()
+    agent.run(trip(book))
+    plan = agent.plan_rollback("hotel")
+    plan.apply()
+    assert len(planned) == 1
+    agent = opened()
+    stale = agent.plan_rollback("flight")
+    with agent:
+        book("bus")
+        with pytest.raises(errors.BadOption, match="since the plan was made, this has happened: book"):
+            stale.apply()
+    assert "bus" in world.standing()

@@ -203,7 +203,7 @@ class RollbackPlan:
             if part is not self._part:  # which may be a child that rolls itself back
                 yield from children.stopping(part.host)
         with ExitStack() as held:
-            part = self._part = yield Work(lambda: self._made(write=True))
+            part = self._part = yield Work(self._current)
             held.callback(_release, part)
             new = [one for one in (*self.undo, *self.blocked) if (one.agent, one.effect.key) not in shown]
             if new:
@@ -214,6 +214,13 @@ class RollbackPlan:
                 yield from _ask(below)
             self._check_blocked()
             return (yield from self._moving(part))
+
+    def _current(self) -> Part:
+        """The plan as it was shown, if nothing was recorded since. With children it is made again, to write them."""
+        shown = self._part
+        if not shown.standing.spawned and shown.standing.count == self._agent.ledger.count:
+            return shown
+        return self._made(write=True)
 
     def _check_blocked(self) -> None:
         blocked = self.blocked
