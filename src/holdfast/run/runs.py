@@ -365,7 +365,7 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
             raise in_doubt(run, left)
         result = yield from waiting.body(run, _Body(run, made, args, kwargs))
         if run.children:
-            from holdfast.run.endings import leaving  # which needs runs
+            from holdfast.run.children import leaving  # which needs runs
 
             yield from leaving(run)
         run.check_settled()
