@@ -26,8 +26,8 @@ The second level groups errors by what a handler would do:
         InDoubt           nobody can know whether an effect happened (effects)
         MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
         Diverged          the program does not do what it did when it was recorded (path, expected, actual)
-        RunUnfinished     another run of this agent has not ended (run)
-        RunEnded          a signal to a run that has ended, or to none (run)
+        RunUnfinished     a run of this agent has not ended, and nothing else is done on its branch (run)
+        RunEnded          a run has ended: it is not begun anew by itself, and takes no signal (run, status)
         RollbackBlocked   effects stand in the way of a rollback, or could not be undone (blocked, remaining)
         RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
         Cancelled         a run was cancelled
@@ -282,7 +282,7 @@ class Diverged(Outcome):
 
 
 class RunUnfinished(Outcome):
-    """The agent has a run that has not ended, with another function or other arguments. ``run`` is its id."""
+    """The branch belongs to a run that has not ended, ``run``: nothing else was begun, done or saved there."""
 
     kind = "run-unfinished"
 
@@ -292,13 +292,17 @@ class RunUnfinished(Outcome):
 
 
 class RunEnded(Outcome):
-    """A signal was sent to a run that has ended, or where none is open. ``run`` is its id, if one was meant."""
+    """The run has ended: it is neither resumed nor begun anew, and takes no signal.
+
+    ``run`` is its id, if there is one, ``status`` says how it ended.
+    """
 
     kind = "run-ended"
 
-    def __init__(self, message: str, *, run: str = "", hint: str = "") -> None:
+    def __init__(self, message: str, *, run: str = "", status: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.run = run
+        self.status = status
 
 
 class Waiting(Outcome):
@@ -604,3 +608,7 @@ class DumpFailed(Unavailable):
 
 class DetachedChange(UserWarning):
     """A container that was put into the state has changed outside it since; that change is not saved."""
+
+
+class UnsavedChanges(UserWarning):
+    """``with agent:`` has ended, and the state has changes that no checkpoint has."""

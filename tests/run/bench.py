@@ -32,7 +32,8 @@ class Bench:
         self.state = Document(self.registry)
         self.identity = (b"a" * 16, b"b" * 16)
         self.sent = []
-
+        self.whole = True
+        self.origin = 0
         self.loop = claims.Loop(self, 0)
 
     @property
@@ -51,6 +52,12 @@ class Bench:
 
     def stopped(self):
         pass
+
+    def check_free(self):
+        pass
+
+    def stands_in(self, run):
+        return True
 
     def rewind(self, start):
         self.state.replace(decode(self.states[start], self.registry))

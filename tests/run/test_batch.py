@@ -104,20 +104,26 @@ def test_one_in_doubt_or_failing_does_not_stop_the_rest_and_goes_on_when_decided
     agent = opened().agent("batch")
     (doubtful,) = found[3].effects
     agent.resolve(doubtful.key, "done", result={"paid": 3}, why="asked them")
-    with pytest.raises(errors.RunUnfinished):  # the batch has not ended: it owns its branch
+    with pytest.raises(errors.RunUnfinished, match=r"store\.map"):  # the batch has not ended: it owns its branch
         agent.run(lambda agent: "other work")
+    agent.cancel("map")
+    assert agent.run(lambda agent: "other work") == "other work"
     assert opened().map(work, range(8), name="batch") == [11 * n for n in range(8)]
     assert outside.calls.count(("pay", 3)) == 1
-    assert [run.condition for run in opened().runs()] == ["finished"]
+    assert [run.condition for run in opened().runs()] == ["finished", "finished"]
     assert opened().agent("batch").run(lambda agent: "other work") == "other work"
     assert opened().map(work, range(9), name="batch")[-1] == 88
 
 
 def test_an_unfinished_run_keeps_its_branch_from_a_batch(opened, outside):
     look, _, _ = outside.tools()
+    @holdfast.durable(name="batch-waits")
+    def waits(agent):
+        agent.wait_for("go")
+
     store = opened()
     with pytest.raises(holdfast.Waiting):
-        store.agent("batch").run(holdfast.durable(lambda agent: agent.wait_for("go")).options(wait=False))
+        store.agent("batch").run(waits.options(wait=False))
     with pytest.raises(errors.RunUnfinished):
         store.map(look, range(3), name="batch")
     assert outside.calls == []

@@ -187,7 +187,9 @@ def test_what_a_rollback_undid_stays_listed_with_what_undid_it(opened, world, bo
 
 
 @pytest.mark.parametrize("how", ["failed", "waiting"])
-def test_a_run_that_had_not_finished_keeps_its_condition_through_a_rollback_into_it(opened, world, book, how):
+def test_a_run_that_had_not_finished_is_rolled_back_too_and_resumes_from_there_when_it_is_run_again(
+    opened, world, book, how
+):
     broken = [how == "failed"]
 
     @holdfast.durable
@@ -204,8 +206,8 @@ def test_a_run_that_had_not_finished_keeps_its_condition_through_a_rollback_into
     with pytest.raises(ValueError if how == "failed" else errors.Waiting):
         agent.run(work.options(wait=False))
     agent.rollback("start")
-    wanted = {"failed": "failed", "waiting": "interrupted"}[how]
-    assert [run.condition for run in agent.runs()] == [wanted]
+    assert [run.condition for run in agent.runs()] == ["rolled back"]
+    assert agent._store.due() == []
     with pytest.raises(errors.Waiting):
         agent.run(work.options(wait=False))
     assert world.standing() == ["hotel"]
@@ -635,7 +637,7 @@ def test_a_rollback_inside_a_run_ends_that_execution(opened, world, book):
     assert tries == [1]
     assert [effect.tool for effect in caught.value.undone] == ["book"]
     assert world.standing() == []
-    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert [run.condition for run in agent.runs()] == ["rolled back"]
     assert agent.run(work) == 2
     assert world.standing() == ["flight"]
     assert agent._store.verify().ok

@@ -13,10 +13,11 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from holdfast.errors import BadName, BadOption, InDoubt, RunUnfinished
+from holdfast.errors import BadName, BadOption, InDoubt
 from holdfast.run import records as rec
 from holdfast.run import secrets, waiting
 from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.choosing import unfinished
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
 from holdfast.run.durables import Options, known, options_of
@@ -192,6 +193,7 @@ class Batch:
                     self._fault(self._first),
                 )
             self.host.ledger.append(end, flush=True)
+            self.host.whole = end.how != "attention"
         if self.failed is not None:
             raise self.failed
         return self.results
@@ -211,12 +213,16 @@ class Batch:
             self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
         yield from resuming(host)
         past = self._past = yield Work(lambda: Past(host.ledger.records()))
-        self._check_free(past)
+        owner = past.owner(host.origin)
+        if owner is not None and owner.id != RUN:
+            raise unfinished(host, owner)
         this = past.runs.get(RUN)
         self._parts = this.parts() if this is not None else {}
         for key, mark in zip(self.keys, self._marks, strict=True):
             done = self._done(place(key))
-            if (this is not None and this.begin.function != name) or (done is not None and done.fingerprint != mark):
+            if (this is not None and (this.begin.kind, this.begin.function) != ("map", name)) or (
+                done is not None and done.fingerprint != mark
+            ):
                 raise BadOption(
                     f"{host.name} has an item {key!r}, with other content or another function; nothing was done",
                     hint="Use another name= for another batch, or key= to say what identifies an item.",
@@ -224,25 +230,15 @@ class Batch:
         host.loop.read(past)
         yield from host.loop.settling()
         host.loop.check_settled()
+        host.whole = False
         if this is None:
             self._begin.at, self._begin.generation = now_us(), host.generation
             yield Work(host.begin(self._begin, Stowed(None, {}, {})))
             self._number = host.ledger.count
         else:
             self._begin, self._number = this.begin, this.number
-            if (note := this.resumed(now_us())) is not None:
-                host.ledger.append(note)
+            host.ledger.append(this.resumed(now_us()))
         self._left = iter(range(len(self.items)))
-
-    def _check_free(self, past: Past) -> None:
-        """The batch owns its branch, as any run does."""
-        for run in past.runs.values():
-            if run.id != RUN and run.condition in {"", "waiting", "attention"}:
-                raise RunUnfinished(
-                    f"run {run.id} of {run.begin.function} of {self.host.name} has not ended; no item was begun",
-                    run=run.id,
-                    hint="Resume it, or roll back to before it began.",
-                )
 
     def _done(self, path: str) -> rec.Done | None:
         """The outcome of an item that has finished."""

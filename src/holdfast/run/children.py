@@ -293,7 +293,7 @@ class Child:
             return function(*args, **kwargs)
 
         wrapped = Durable(begun, self._made.name, strict=self._made.strict)
-        return configured(wrapped, self._options, id=self.run, wait=self._scope.waits)
+        return configured(wrapped, self._options, id=self.run, wait=self._scope.waits, again=True)
 
     def _enter(self) -> None:
         lane = here()

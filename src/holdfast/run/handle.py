@@ -8,6 +8,8 @@ state is never written on top of a checkpoint that it did not start from.
 from __future__ import annotations
 
 import contextvars
+import logging
+import warnings
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -17,7 +19,7 @@ from typing import Any, Literal, Self, TypeVar, cast, overload
 import holdfast.agent.agent as below
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.errors import BadOption, ReadOnly
+from holdfast.errors import BadOption, ReadOnly, UnsavedChanges
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
 from holdfast.run.claims import Loop
@@ -37,6 +39,7 @@ from holdfast.run.surroundings import Surroundings
 from holdfast.store.catalog import Point
 from holdfast.store.changes import who
 
+log = logging.getLogger("holdfast.run")
 R = TypeVar("R")
 
 
@@ -121,6 +124,15 @@ class Agent(Surroundings, below.Agent):
         function, args, kwargs = listing.find_run(self._view(), run, self)
         return await self.arun(configured(function, id=run, wait=wait), *args, **kwargs)
 
+    def cancel(self, run: str) -> None:
+        """End a run that nobody executes, by its id. What it has saved and done stays, and its branch is free again.
+
+        Raises ``InDoubt`` while an effect of it is: what became of that has to be found out first.
+        """
+        with self._host.executing():
+            drive(resuming(self._host))
+            drive(runs.cancelling(self._host, run))
+
     def runs(self) -> list[RunInfo]:
         """The runs of this branch, oldest first."""
         return listing.runs_of(self._view())
@@ -189,8 +201,7 @@ class Agent(Surroundings, below.Agent):
         call = listing.find_call(self._view(), effect)
         loop = self._host.loop
         decide(loop, call, decision, by=who(), why=why, result=result)
-        if not call.run:
-            loop.decided(call)
+        loop.decided(call)
         return loop.effect_of(call)
 
     def accept(self, *effects: Effect) -> None:
@@ -228,7 +239,7 @@ class Agent(Surroundings, below.Agent):
             made: Checkpoint = drive(lane.scope.checkpoint(lane, label))
             return made
         self._check_writer()
-        self._host.check_whole()
+        self._host.check_free()
         return super().checkpoint(label)
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
@@ -243,7 +254,7 @@ class Agent(Surroundings, below.Agent):
             made: Checkpoint = await drive_later(lane.scope.checkpoint_later(lane, label))
             return made
         self._check_writer()
-        self._host.check_whole()
+        self._host.check_free()
         written: Checkpoint = await Work(self._captured(label)).later()
         return written
 
@@ -309,9 +320,11 @@ class Agent(Surroundings, below.Agent):
                 hint="Change the state back, or use it after the run.",
             )
         self._check_writer()
-        self._host.check_whole()
+        self._host.check_free()
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
+        if at is None and self._host.has_remains:
+            at = self.head  # what a run left behind that stopped is its own
         return cast("Agent", super().branch(name, at))  # the store makes these
 
     # -- the handle -------------------------------------------------------------------------------------------
@@ -370,10 +383,8 @@ class Agent(Surroundings, below.Agent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._leave()
-        finally:
-            self.close()
+        self._leave()
+        self._check_saved(error)
 
     async def __aenter__(self) -> Self:
         if self._writer is not None:
@@ -388,12 +399,23 @@ class Agent(Surroundings, below.Agent):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.__exit__(kind, error, trace)
+        self._leave()
+        self._check_saved(error)
+
+    def _check_saved(self, error: BaseException | None) -> None:
+        """Say it when the agent is current no more and has changes that are not saved."""
+        if self._entered or self.closed or not self.dirty or self._host.has_remains:
+            return
+        what = f"`with agent:` ended, and {self.name} has changes that are not saved"
+        log.warning("%s", what)
+        if error is None:  # which would be hidden where warnings are errors
+            warnings.warn(f"{what}: call agent.checkpoint()", UnsavedChanges, stacklevel=3)
 
     def _enter(self, loop: Loop) -> None:
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
             raise BadOption("the agent is current already: this is its run", hint="Leave `with agent:` away.")
+        loop.ended = False
         entered = active(loop.lane)
         entered.__enter__()
         self._entered.append(entered)

@@ -19,13 +19,14 @@ from holdfast.run.arguments import fetch
 from holdfast.run.choosing import arguments_of, call_of
 from holdfast.run.durables import DURABLES
 from holdfast.run.effects import Effect
-from holdfast.run.past import ROLLED_BACK, Call, Past, RunPast
+from holdfast.run.past import OPEN, ROLLED_BACK, Call, Past, RunPast
 from holdfast.run.records import Decision, End, RolledBack, Saved, Value
 from holdfast.run.scope import effect_of, now_us
 from holdfast.run.signals import Signal
 from holdfast.run.standing import SPAWN, Standing
 from holdfast.run.stored import StoredLine
 from holdfast.run.waiting import due, open_waits
+from holdfast.store import catalog
 from holdfast.store.catalog import Agent, Branch
 
 if TYPE_CHECKING:
@@ -36,7 +37,6 @@ CONDITIONS = (
 )  # fmt: skip
 _WORDS = {"attention": "needs attention"}
 _OVER = frozenset({"finished", "failed", "cancelled", ROLLED_BACK})
-_OPEN = frozenset({"", "waiting", "attention"})
 REFUSING = frozenset({"finished", "cancelled", ROLLED_BACK})
 """Runs that take no signal any more. One that failed can be executed again, and may."""
 SIGNAL_STATUSES = ("pending", "taken", "dropped", "ended")
@@ -142,6 +142,15 @@ class View:
         """The number of the first record that is not inherited."""
         return int(self._branch.body.get("start", 0)) + 1
 
+    @property
+    def origin(self) -> int:
+        return origin_of(self._store._db.view, self._branch)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was saved on the branch since it began."""
+        return bool(self._branch.id == self._branch.body["from"])
+
     def at_it(self) -> bool:
         """Whether somebody may be executing a run: nobody but the writer of the branch can."""
         mine = self._store._handles.get(self._branch.b)
@@ -165,6 +174,18 @@ class View:
         return View(self._store, agent, found) if agent is not None and found is not None else None
 
 
+def origin_of(view: catalog.View, branch: Branch) -> int:
+    """How many records of its line the checkpoint knows that a branch began with.
+
+    A branch inherits no others, unless it goes on from damage: then what was done is known beyond the state.
+    """
+    began = bytes(branch.body["from"])
+    point = view.find(began) if began else None
+    if not began:
+        return 0
+    return point.manifest.effects[0] if point is not None else int(branch.body.get("start", 0))
+
+
 def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     """The runs of a branch, oldest first, those that were rolled back included.
 
@@ -173,11 +194,15 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     if only_due and view.at_it():
         return []  # whoever is at it goes on by itself
     past = view.past()
-    every = sorted([*past.former, *past.runs.values()], key=lambda run: run.number)
-    found = _due(view, past) if only_due else every
+    found = _due(view, past) if only_due else past.every_run
     first = view.own_from
-    # What ended before the branch began belongs to the one that it comes from.
-    return [_info(view, run) for run in found if run.newest >= first or run.condition not in _OVER]
+    # What ended before the branch began belongs to the one that it comes from. What is unfinished there can be resumed
+    # here as well, until something else is saved.
+    return [
+        _info(view, run)
+        for run in found
+        if run.newest >= first or (run.condition not in _OVER and (run.newest > view.origin or view.is_new))
+    ]
 
 
 def _due(view: View, past: Past) -> list[RunPast]:
@@ -262,7 +287,7 @@ def _status(signal: Signal, past: Past, dropped: set[bytes]) -> str:
 
 def open_runs(past: Past) -> list[RunPast]:
     """The runs that have not ended."""
-    return [run for run in past.runs.values() if run.begin.kind != "rollback" and run.condition in _OPEN]
+    return [run for run in past.runs.values() if run.begin.kind != "rollback" and run.condition in OPEN]
 
 
 def waited_for(run: RunPast) -> list[str]:
@@ -279,7 +304,7 @@ def addressee(view: View, past: Past, id: str | None) -> RunPast:
             raise BadOption(f"{id!r} is no run of {whose}", hint="See store.runs(), or `holdfast runs`.")
         if run is None or run.condition in REFUSING:
             how = run.condition if run is not None else ROLLED_BACK
-            raise RunEnded(f"run {id} of {whose} has ended ({how}): it takes no signal", run=id)
+            raise RunEnded(f"run {id} of {whose} has ended ({how}): it takes no signal", run=id, status=how)
         return run
     found = open_runs(past)
     if len(found) > 1:
@@ -350,9 +375,9 @@ def _calls(view: View) -> tuple[list[Call], set[str], set[int]]:
     known = {call.intent.key for call in calls if call.intent is not None}
     calls += [one.call for one in standing.effects if one.key not in known]
     known |= {one.key for one in standing.effects}
-    calls += [call for call in past.left if call.intent is None or call.intent.key not in known]
+    calls += [call for call in past.voided if call.intent is None or call.intent.key not in known]
     undone = {one.key for one in standing.effects if one.undone}
-    return sorted(calls, key=lambda call: call.number), undone, {call.number for call in past.left}
+    return sorted(calls, key=lambda call: call.number), undone, {call.number for call in past.voided}
 
 
 def decided(view: View) -> list[dict[str, Any]]:

@@ -24,12 +24,18 @@ SETTLED = frozenset({"value", "error", "lost", "fallback"})
 CANCELLED = frozenset({"cancelled", "interrupted"})
 """The program gave up the call. Interrupted: while somebody gave up the run itself, perhaps from outside."""
 
+GUARDED = frozenset({"write", "idempotent"})
+"""Kinds of calls that are not simply made again."""
+
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
 _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
 
 ROLLED_BACK = "rolled back"
 """How a run has ended that a rollback has taken back, from its beginning, or from its end to somewhere in it."""
-_OVER = frozenset({"finished", "failed", "cancelled"})
+OPEN = frozenset({"", "waiting", "attention"})
+"""Conditions of runs that have not ended."""
+ENDED = frozenset({"failed", "cancelled"})
+"""Conditions of runs that ended without finishing: what they had done is left."""
 
 LOST = "?"
 """What a tool or a function is called whose record is lost."""
@@ -113,6 +119,9 @@ class RunPast:
         self.newest = number  # of its newest record
         self.begin = begin
         self.end: rec.End | None = None
+        self.ended = 0  # the number of that
+        self.back = False  # a rollback brought the branch into the middle of it, and nobody has resumed it since
+        self.checkpoints = {begin.start}  # every one that was taken in it
         self.calls: dict[str, Call] = {}
         self.saved: dict[str, rec.Saved] = {}
         self.waits: dict[str, rec.Wait] = {}
@@ -128,6 +137,8 @@ class RunPast:
     @property
     def condition(self) -> str:
         """finished, failed, attention, waiting, cancelled, rolled back; empty while it has not ended."""
+        if self.back:
+            return ROLLED_BACK
         return self.end.how if self.end is not None else ""
 
     @property
@@ -163,6 +174,7 @@ class RunPast:
             self._call(number, record)
         elif isinstance(record, rec.Saved):
             self.saved[record.path], self._saved[record.path] = record, number
+            self.checkpoints.add(record.id)
         elif isinstance(record, rec.Wait):
             self.waits[record.path] = record
             self.end = None
@@ -179,6 +191,7 @@ class RunPast:
                 del self.calls[path]
                 self._order.pop(path, None)
         elif isinstance(record, rec.End):
+            self.ended = number
             self._finish(record)
 
     def _call(self, number: int, record: rec.Done | rec.Intent | rec.Doubt | rec.Decision | rec.Progress) -> None:
@@ -228,15 +241,22 @@ class RunPast:
         for path in self._forget_last(CANCELLED | {"error"}):
             self.waits.pop(path, None)  # one that timed out is begun anew
 
-    def resumed(self, at: int) -> rec.Note | None:
-        """The run goes on: what is to be recorded about that, if anything."""
+    def resumed(self, at: int) -> rec.Note:
+        """The run is resumed: what is to be recorded about that. From then on it owns its branch."""
         before = self.condition
-        return rec.Note(at, self.id, "resume", before) if self._resume() or before else None
+        self._resume()
+        return rec.Note(at, self.id, "resume", before)
 
-    def _resume(self) -> list[str]:
+    def _resume(self) -> None:
         """Nobody will give up the run again at the same point. Calls that came to nothing by that are made again."""
-        self.end = None
-        return self._forget_last(frozenset({"interrupted"}))
+        self.end, self.back = None, False
+        self._forget_last(frozenset({"interrupted"}))
+
+    def left(self) -> list[Call]:
+        """What it has done, or may have done, to the world outside. What is inside of such a call is part of it."""
+        found = {path: call for path, call in self.calls.items() if call.kind in GUARDED and call.intent is not None}
+        done = {path for path, call in found.items() if call.outcome is not None}
+        return [call for path, call in found.items() if not done.intersection(_around(path))]
 
     def _forget_last(self, hows: Collection[str]) -> list[str]:
         """Forget the calls that completed last, as far as all of them ended in one of these ways."""
@@ -264,6 +284,14 @@ class RunPast:
             del self._order[path]
         for path in [path for path, at in self._saved.items() if at > number]:
             del self.saved[path], self._saved[path]
+
+
+def _around(path: str) -> Iterator[str]:
+    """The positions that a position may lie inside of."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
 
 
 def filled(left: Mapping[int, Record], lost: Sequence[int], line: int) -> Iterator[tuple[int, Record]]:
@@ -334,25 +362,26 @@ class Past:
 
     def __init__(self, records: Iterable[tuple[int, Record]] = ()) -> None:
         self.runs: dict[str, RunPast] = {}
+        self.begun: set[str] = set()  # the ids of all runs, also of those that were rolled back
         self.incarnation = 1
         self.loose: list[Call] = []  # calls outside of runs, in order
         self.kept: list[Call] = []  # calls that stand outside and can be claimed
-        self.former: list[RunPast] = []  # runs that were rolled back to before their beginning, or begun once more
-        self.left: list[Call] = []  # calls that a rollback has left behind
+        self.former: list[RunPast] = []  # runs that were rolled back to before their beginning
+        self.voided: list[Call] = []  # calls that a rollback has left behind
         self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
         self.taken: set[bytes | int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
         self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
-        self._ended: dict[str, tuple[int, rec.End]] = {}  # runs that had ended, and were rolled back since: when, how
+        self._replaced: list[RunPast] = []  # begun again since, under the same id
+        self._back = 0  # the number of the newest rollback
         self._gap = False  # whether records are lost before those that are folded now
         with collector_paused():
             for entry in records:
                 self._take(entry)
             for number, record in self._entries:
                 self._fold(number, record)
-        for id, (number, end) in self._ended.items():
-            if id in self.runs and self.runs[id].newest < number:
-                self.runs[id].end = end
+        for run in self.runs.values():
+            run.back = run.newest < self._back and run.condition in OPEN and run.begin.kind != "rollback"
         if self.kept:  # one that answered a call since has been written down there, with its key
             claimed = {call.intent.key for call in self.calls() if call.intent is not None}
             self.kept = [call for call in self.kept if call.intent is not None and call.intent.key not in claimed]
@@ -378,41 +407,41 @@ class Past:
         record = entry[1]
         if isinstance(record, rec.Done) and record.event:
             self.taken.add(record.event)
+        if isinstance(record, rec.Begin) and record.kind != "map":
+            self.incarnation += record.run in self.begun  # it is done anew, so its calls have other keys
+            self.begun.add(record.run)
         if not isinstance(record, rec.RolledBack):
             self._entries.append(entry)
             return
         self.incarnation += 1
+        self._back = entry[0]
         stays: list[tuple[int, Record]] = []
         left: list[tuple[int, Record]] = []
         for one in self._entries:
             (stays if one[0] <= record.to or _lasts(one[1], record) else left).append(one)
         self.kept = [call for call in self.kept if call.number <= record.to]
         self._entries = stays
-        self._leave(Past(left), left, entry[0], record)
-
-    def _leave(self, gone: Past, left: list[tuple[int, Record]], number: int, back: rec.RolledBack) -> None:
-        """Keep apart what a rollback leaves behind: the calls, the runs that began there, and how others had ended."""
-        self.left += gone.calls()
-        self.former += gone.former
-        for run in gone.runs.values():
+        gone = Past(left)
+        self.voided += [*gone.voided, *gone.calls()]
+        for run in (*gone._replaced, *gone.runs.values()):
             if run.begin.kind != "rollback":  # of these the log tells
-                run.end = rec.End(back.at, run.id, ROLLED_BACK)
+                run.end = rec.End(record.at, run.id, ROLLED_BACK)
                 self.former.append(run)
-        for _, record in left:
-            if record.run in gone.runs:
-                continue
-            if isinstance(record, rec.End) and record.how in _OVER:
-                how = ROLLED_BACK if record.how == "finished" else record.how
-                self._ended[record.run] = number, rec.End(back.at, record.run, how, fault=record.fault)
-            elif isinstance(record, rec.Note) and record.what == "resume":
-                self._ended.pop(record.run, None)
+
+    @property
+    def every_run(self) -> list[RunPast]:
+        """All runs, oldest first: those that were rolled back, or begun once more under the same id, too."""
+        return sorted([*self.former, *self._replaced, *self.runs.values()], key=lambda run: run.number)
 
     def _fold(self, number: int, record: Record) -> None:
         if isinstance(record, rec.Note):
             self.notes[record.what, record.name] = record
+            newest = next(reversed(self.runs.values()), None)
+            if record.what == "auto" and newest is not None and newest.end is None:
+                newest.checkpoints.add(bytes.fromhex(record.name))  # of a breaker that opened in it
         run = self.runs.get(record.run)
         if run is not None and isinstance(record, rec.Begin):
-            self.former.append(run)
+            self._replaced.append(self.runs.pop(record.run))
             run = None
         if run is None and record.run and self._gap and not isinstance(record, rec.Begin):
             # Its beginning is lost. What it has done must not be done by another one.
@@ -439,11 +468,35 @@ class Past:
 
     def calls(self) -> Iterator[Call]:
         """Every call, those of runs first."""
-        for run in self.runs.values():
+        for run in (*self._replaced, *self.runs.values()):
             yield from run.calls.values()
         yield from self.loose
 
-    def unfinished(self) -> RunPast | None:
-        """The newest run that did not end, or stopped on the way. A rollback stands in the way of everything else."""
-        left = [run for run in self.runs.values() if run.condition not in {"finished", "cancelled"}]
+    def owner(self, origin: int = 0) -> RunPast | None:
+        """The run, the batch or the rollback that has not ended: nothing else is begun, done or saved on its branch.
+
+        One that the branch was begun in the middle of (after so many records), or that a rollback has brought it into,
+        owns it when it is resumed there.
+        """
+        left = [run for run in self.runs.values() if run.condition in OPEN and run.newest > origin]
         return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)
+
+    @property
+    def last(self) -> RunPast | None:
+        """The run that was begun last."""
+        return next((run for run in reversed(self.runs.values()) if run.begin.kind not in {"map", "rollback"}), None)
+
+    def left(self, origin: int = 0) -> Iterator[tuple[Call, int]]:
+        """What runs of this branch that ended without finishing have done, each with the number of that end.
+
+        What has answered a call since is written down there, with its key, and is a matter of that one.
+        """
+        newest: dict[str, Call] = {}
+        for call in self.calls():
+            if call.intent is not None and call.number >= newest.get(call.intent.key, call).number:
+                newest[call.intent.key] = call
+        for run in (*self._replaced, *self.runs.values()):
+            if run.condition in ENDED and run.ended > origin and run.begin.kind not in {"map", "rollback"}:
+                for call in run.left():
+                    if call.intent is not None and newest[call.intent.key] is call:
+                        yield call, run.ended

@@ -93,6 +93,8 @@ def executing(
     plans = yield Work(lambda: _Plans(agent))
     setback, this = plans.setback(mark), id
     attempt = setback.attempt if setback is not None else 1
+    if setback is not None:
+        options = replace(options, again=True)  # what was rolled back for a hook is begun again under its id
     later = plans.later(mark, id) if setback is None else None
     if later is not None:  # the process ended when the hook had had its say
         function, args, kwargs = _going_on(agent, later, function)
@@ -122,7 +124,7 @@ def executing(
             if setback.run:
                 yield from _given_up(agent, setback)
             raise
-        setback, this, attempt = None, id, attempt + 1
+        setback, this, attempt, options = None, id, attempt + 1, replace(options, again=True)
 
 
 def _chosen(chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
@@ -156,7 +158,7 @@ def _going_on(agent: RollbackHost, run: RunPast, function: Any) -> tuple[Any, tu
 def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int, before: int) -> Steps:
     """Roll a failed run back to where it began. ``before``: how many records there were when it was to be executed."""
     past = yield Work(lambda: Past(agent.ledger.records()))
-    run = past.unfinished()
+    run = past.last
     if run is None or run.condition != "failed" or run.newest <= before:
         raise error  # it did not get so far as to begin
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
@@ -235,8 +237,10 @@ class _Plans:
     def later(self, mark: bytes, id: str | None) -> RunPast | None:
         """The run that was begun in the place of what is called now and has not ended, or has the id."""
         past = Past(self._standing.records)
-        run = past.runs.get(id) if id is not None else past.unfinished()
+        run = past.runs.get(id) if id is not None else past.last
         if run is None or mark_of(self.agent, run) == mark:
+            return None
+        if id is None and run.condition in {"finished", "cancelled"}:
             return None
         first = self.first.get(run.id)
         return run if first is not None and first is not run.begin and first.fingerprint == mark else None
