@@ -33,7 +33,6 @@ from holdfast.errors import (
 if TYPE_CHECKING:
     from holdfast import crash
     from holdfast.agent import keys
-    from holdfast.agent.agent import Rollback
     from holdfast.agent.bundle import import_bundle
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from holdfast.run.durables import durable
     from holdfast.run.effects import Absent, Effect, Found, Unknown
     from holdfast.run.handle import Agent
-    from holdfast.run.listing import RunInfo
+    from holdfast.run.listing import RunInfo, SignalInfo
     from holdfast.run.resilience import Breaker
     from holdfast.run.rollback import RollbackPlan
     from holdfast.run.store import Store
@@ -88,10 +87,10 @@ __all__ = [
     "Record",
     "RepairReport",
     "RetentionReport",
-    "Rollback",
     "RollbackPlan",
     "RunInfo",
     "RunUnfinished",
+    "SignalInfo",
     "Stale",
     "Store",
     "ToolFailed",
@@ -134,9 +133,9 @@ _HOMES = {
     "Record": ("holdfast.codec.classes", "Record"),
     "RepairReport": ("holdfast.agent.repair", "RepairReport"),
     "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
-    "Rollback": ("holdfast.agent.agent", "Rollback"),
     "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
     "RunInfo": ("holdfast.run.listing", "RunInfo"),
+    "SignalInfo": ("holdfast.run.listing", "SignalInfo"),
     "Store": ("holdfast.run.store", "Store"),
     "TransferReport": ("holdfast.agent.transfer", "TransferReport"),
     "Unknown": ("holdfast.run.effects", "Unknown"),

@@ -205,7 +205,7 @@ def test_a_cut_history_begins_where_it_was_cut(store):
     agent.undo()
     with pytest.raises(NothingToUndo):
         agent.undo()
-    assert agent.preview_rollback("m4").target == cut
+    assert agent.plan_rollback("m4").target == cut
     assert "forget" in {event["what"] for event in agent.events()}
 
 

@@ -434,7 +434,7 @@ def test_a_signal_that_was_received_is_not_received_again(stores):
     source, dest = stores
     source.agent("filler").checkpoint("so that numbers differ")
     source.agent("trip")
-    source.signal("trip", "go", 1)
+    source.signal("trip", "go", 1, any_run=True)
     with pytest.raises(holdfast.Waiting), source.agent("trip") as agent:
         agent.run(wait.options(wait=False))
     source.push(dest, ["trip"])

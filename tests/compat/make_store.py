@@ -123,7 +123,7 @@ def fill(store: holdfast.Store) -> None:
     with closing(store.agent("second")) as second:
         second.state["n"] = 1
         second._writer.finish(second._writer.capture(second._document, "under a key", key=b"a key of its own"))
-    store.signal("second", "go", {"how": ["far"]})
+    store.signal("second", "go", {"how": ["far"]}, any_run=True)
     store.agent("empty").close()
 
 
@@ -306,7 +306,7 @@ def describe(store: holdfast.Store) -> dict:
         found[info.name] = {
             "branches": {row.name: row.id.hex() for row in rows},
             "tags": {name: checkpoint.id for name, checkpoint in agent.tags().items()},
-            "events": " ".join(event["what"] for event in agent.events()),
+            "events": " ".join(entry.body["what"] for entry in reversed(store._db.view.log(agent._row.a))),
             "lines": {name: _line(line_of(store, info.name, name)) for name in info.branches},
             "checkpoints": {
                 c.id: " ".join([f"#{c.depth}", c.kind, c.validity, c.digest, c.label]) for c in agent.log(all=True)

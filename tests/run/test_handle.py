@@ -637,7 +637,7 @@ def test_a_signal_to_one_branch_is_for_that_branch(opened):
     agent = opened()
     agent.checkpoint()
     other = agent.branch("try-b")
-    agent._store.signal("trip-7", "go", 1, branch="try-b")
+    agent._store.signal("trip-7", "go", 1, branch="try-b", any_run=True)
     with pytest.raises(TimeoutError):
         agent.run(lambda agent: agent.wait_for("go", timeout_s=0))
     assert other.run(lambda agent: agent.wait_for("go")) == 1

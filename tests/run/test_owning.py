@@ -230,7 +230,7 @@ def test_a_copy_of_an_agent_with_an_unfinished_run_is_free(opened, outside):
     plain.state["x"] = 1
     plain.checkpoint("x")
     copy = store.agent("copy")
-    store.signal("copy", "approval", "yes")
+    store.signal("copy", "approval", "yes", any_run=True)
     assert copy.run(outside.ask) == "yes"
     assert store.agent("plain").state == {"x": 1}
     assert [info.condition for info in store.agent("trip-7").runs()] == ["waiting"]
@@ -372,7 +372,7 @@ def test_an_id_that_failed_is_not_begun_anew_by_itself(opened, outside):
     assert agent.run(named.options(again=True), "a") == "a"
     assert outside.done == ["a"]
     assert agent.run(named, "a") == "a"
-    assert [(info.id, info.condition) for info in agent.runs()] == [("7", "finished")]
+    assert [(info.id, info.condition) for info in agent.runs()] == [("7", "failed"), ("7", "finished")]
 
 
 def test_a_finished_id_with_other_arguments_says_so(opened, outside):

@@ -249,10 +249,10 @@ class Agent:
                 yield from mutations(state, reader, operations, point.manifest.label, point.id.hex())
 
     def events(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """What happened besides checkpoints, newest first: branches, tags, rollbacks, validity."""
+        """What happened besides checkpoints, newest first, and by whom: branches, tags, rollbacks, validity."""
         self._check_open()
         found = []
-        for entry in islice(reversed(self._db.view.log(self._row.a)), limit):
+        for entry in islice(reversed(self._db.view.log(self._row.a, kept=False)), limit):
             named = {key: _hex(value) for key, value in entry.body.items()}
             found.append({"when": datetime.fromtimestamp(entry.at / 1e6, UTC), **named})
         return found
@@ -275,8 +275,8 @@ class Agent:
 
     # -- moving through history -------------------------------------------------------------------------
 
-    def preview_rollback(self, revision: str | Checkpoint) -> Rollback:
-        """What ``rollback`` would do, without doing it."""
+    def _leaving(self, revision: str | Checkpoint) -> Rollback:
+        """What a rollback would do to the state, without doing it."""
         target = self.at(required(revision))
         ahead = []
         for point in self._graph().line(self._fresh_branch().head):

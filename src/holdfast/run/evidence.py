@@ -23,7 +23,7 @@ def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
     doubtful = [effect for effect in effects if effect.condition == "in doubt"][-_IN_DOUBT:]
     recent = effects[-_EFFECTS:]
     shown = [*(effect for effect in doubtful if all(effect is not other for other in recent)), *recent]
-    runs = [info for info in runs_of(view) if info.condition != "finished"][-_RUNS:]
+    runs = [info for info in runs_of(view) if info.condition not in {"finished", "rolled back"}][-_RUNS:]
     newest = runs[-1] if runs else None
     last = next((effect.path for effect in reversed(effects) if newest is not None and effect.run == newest.id), "")
     stack = stack_of(view, checkpoint) if checkpoint else []

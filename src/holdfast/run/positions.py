@@ -36,6 +36,11 @@ class Scope(Protocol):
         """The number of a lane that was not numbered when it was made, given the first thing it does."""
 
 
+def safe(name: str) -> str:
+    """A name as it stands in a path."""
+    return name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
+
+
 class Lane:
     """One flow of control: a prefix of paths, and the number of the next call."""
 
@@ -82,10 +87,10 @@ class Lane:
             raise BadName(f"a step's name has 1 to {STEP_NAME_MAX} characters, not {len(name)}")
         if self._unnumbered:
             self._number((f"{name}:", b""))
-        safe = name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
-        occurrence = self._steps.get(safe, 0)
-        self._steps[safe] = occurrence + 1
-        lane = Lane(self.scope, f"{self.prefix}{safe}:{occurrence}/", self, name)
+        shown = safe(name)
+        occurrence = self._steps.get(shown, 0)
+        self._steps[shown] = occurrence + 1
+        lane = Lane(self.scope, f"{self.prefix}{shown}:{occurrence}/", self, name)
         lane._owner = self._owner
         return lane
 

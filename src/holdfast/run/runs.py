@@ -372,7 +372,7 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
             raise in_doubt(run, left)
         result = yield from waiting.body(run, _Body(run, made, args, kwargs))
         if run.children:
-            from holdfast.run.endings import leaving  # which needs runs
+            from holdfast.run.children import leaving  # which needs runs
 
             yield from leaving(run)
         run.check_settled()
@@ -406,7 +406,7 @@ def cancelling(agent: RunHost, id: str) -> Steps:
     """End a run that nobody executes. What it has saved and done stays."""
     past = yield Work(lambda: Past(agent.ledger.records()))
     this = past.runs.get(id)
-    if this is None or this.begin.kind in {"map", "rollback"}:
+    if this is None or this.begin.kind == "rollback":
         what = "was rolled back" if this is None and id in past.begun else f"is no run of {agent.name}"
         raise BadOption(f"{id!r} {what}", hint="See agent.runs() for what there is.")
     if this.condition == "finished":

@@ -417,6 +417,12 @@ class View:
             found += [_entry(row) for row in self.rows("log", where, part)]
         return sorted(found)
 
+    def count_under(self, keys: Sequence[bytes]) -> int:
+        """How many entries are kept under keys."""
+        names = [self.cipher.name("log", key) for key in keys]
+        sql = f"SELECT count(*) FROM log WHERE length(key) > 0 AND key IN {listed(len(names))}"
+        return int(self.reader.run(sql, names)[0][0])
+
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def checkpoints(self, where: str = "", args: Args = (), folded: Args | None = None) -> list[Row]:

@@ -8,8 +8,10 @@ or comes with it, or ``Refused`` is raised; a branch's row is never deleted, so 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.errors import BadOption, Forgotten, UnknownAgent
@@ -43,6 +45,17 @@ Work = Callable[["Change"], T]
 def now_us() -> int:
     """Microseconds since 1970, UTC."""
     return time.time_ns() // 1000
+
+
+@cache
+def who() -> str:
+    """Who changes something: the name of this process's user."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return f"uid {os.getuid()}"
 
 
 class NewRecord(NamedTuple):
@@ -212,9 +225,10 @@ class Change(View):
             self.put("store", name, value)
 
     def say(self, a: int, said: Said | Body) -> None:
-        """One more entry of the log."""
+        """One more entry of the log. One about refs says who moved them, if it does not say so already."""
         said = said if isinstance(said, Said) else Said(said)
-        self.put("log", self._number("log"), a, said.key, said.at or now_us(), body_bytes(said.body))
+        body = said.body if said.key else {"by": who(), **said.body}
+        self.put("log", self._number("log"), a, said.key, said.at or now_us(), body_bytes(body))
 
     # -- refs -----------------------------------------------------------------------------------------------
 
