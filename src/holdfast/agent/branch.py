@@ -307,7 +307,7 @@ class BranchWriter:
         objects = Objects({name: pack_node(raw) for name, raw in pending.about.items()}) if pending.about else NOTHING
         pending.tried = True
         try:
-            found = self._db.directly(self._work(pending, self._now.firm, objects), self._now.firm.b)
+            found = self._db.directly(self._work(pending, self._now.firm, objects))
         except StorePoisoned:
             raise  # what the disk has of it is unknown
         except Unsure:

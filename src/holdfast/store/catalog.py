@@ -78,7 +78,7 @@ _FIELDS: dict[str, tuple[set[str], dict[str, Callable[[Any], bool]]]] = {
     ),
     "branch": (
         {"created", "from"},
-        {"created": _is_time, "from": _is(bytes), "start": _is_number, "origins": _are(int)},
+        {"created": _is_time, "from": _is(bytes), "start": _is_number, "origins": _are(int), "dump": _is(str)},
     ),
     "validity": ({"validity"}, {"validity": _is(str), "reason": _is(str), "at": _is(int)}),
     "log": (

@@ -123,33 +123,41 @@ class CannotCollect(Exception):
     """A change needs an answer of the store, so that it cannot be run as one call."""
 
 
-def _unused(table: str) -> str:
-    """Refuse the transaction if a handle above ?1 was given already, whatever has become of its row."""
+_UNLESS_THERE = " ON CONFLICT DO NOTHING"
+
+
+def _checked(table: str) -> str:
+    """An INSERT that is refused if its handle, or a higher one, was given already, whatever became of its row."""
     sequence = CHECKPOINTS if table in CHECKPOINTS else (table,)
-    rows = [f"EXISTS (SELECT 1 FROM {one} WHERE {HANDLES[table]} > ?1)" for one in sequence]
-    rows.append(f"EXISTS (SELECT 1 FROM floor WHERE name = '{table}' AND number > ?1)")
-    return f"UPDATE branch SET generation = CASE WHEN NOT ({' OR '.join(rows)}) THEN generation END WHERE b = ?2"
+    taken = [f"EXISTS (SELECT 1 FROM {one} WHERE {HANDLES[table]} >= ?1)" for one in sequence]
+    taken.append(f"EXISTS (SELECT 1 FROM floor WHERE name = '{table}' AND number >= ?1)")
+    # The second column does not take NULL. For the first one SQLite would choose a number.
+    return TABLES[table].insert.replace("?, ?", f"?, CASE WHEN NOT ({' OR '.join(taken)}) THEN ? END", 1)
 
 
-_UNUSED = {table: _unused(table) for table in HANDLES}
+_CHECKED = {
+    TABLES[table].insert + more: _checked(table) + more for table in HANDLES for more in ("", _UNLESS_THERE)
+}
 
 
 class Collected:
-    """A transaction on paper: statements and arguments. Its handles are ``own``, or else a guess that is checked."""
+    """A transaction on paper: statements and arguments. Its handles are ``own``, or else a guess that is checked.
 
-    def __init__(self, numbers: dict[str, int], b: int, own: Callable[[], int] | None = None) -> None:
+    A handle that somebody else was given might not be in the way: its row may be gone or in a segment, and where a row
+    that is there already counts as written, it would be taken for that one.
+    """
+
+    def __init__(self, numbers: dict[str, int], own: Callable[[], int] | None = None) -> None:
         self.statements: list[str] = []
         self.args: list[Args] = []
-        self._numbers = dict(numbers)
-        self._b = b
+        self._numbers = numbers.copy()
         self._own = own
-        self._sure: set[str] = set()
 
     def run(self, sql: str, args: Args = ()) -> list[Stored]:  # noqa: ARG002 - whatever it asks
         raise CannotCollect
 
     def do(self, sql: str, args: Args = ()) -> None:
-        self.statements.append(sql)
+        self.statements.append(sql if self._own is not None else _CHECKED.get(sql, sql))
         self.args.append(args)
 
     def many(self, sql: str, args: Sequence[Args]) -> None:
@@ -163,11 +171,6 @@ class Collected:
         known = self._numbers.get(table)
         if known is None:
             raise CannotCollect
-        if table not in self._sure:
-            # A handle that somebody else was given might not be in the way: its row may be gone or in a segment, and
-            # where a row that is there already counts as written, it would be taken for that one.
-            self._sure.add(table)
-            self.do(_UNUSED[table], (known, self._b))
         self._numbers[table] = known + 1
         return known + 1
 
@@ -203,7 +206,7 @@ class Change(View):
 
     def put(self, table: str, *values: Any, unless_there: bool = False) -> None:
         """Write a row; one that is there already is an error, or stays as it is."""
-        more = " ON CONFLICT DO NOTHING" if unless_there else ""
+        more = _UNLESS_THERE if unless_there else ""
         self.tx.do(TABLES[table].insert + more, self.cipher.stored(table, *values))
 
     def set_fact(self, name: str, value: bytes | None) -> None:
@@ -300,7 +303,7 @@ class Change(View):
         if objects.nodes:
             # In one order for all, so that two who bring the same nodes do not wait for each other.
             rows = [self.cipher.stored("node", self._number("node"), *one) for one in sorted(objects.nodes.items())]
-            self.tx.many(TABLES["node"].insert + " ON CONFLICT DO NOTHING", rows)
+            self.tx.many(TABLES["node"].insert + _UNLESS_THERE, rows)
         brought = {digest for digest, *_ in objects.pack.chunks} if objects.pack is not None else set()
         nodes = objects.needs_nodes - objects.nodes.keys()
         chunks = objects.needs_chunks - brought

@@ -40,7 +40,7 @@ from holdfast.store import files, forks, keys, sqlite
 from holdfast.store.catalog import View
 from holdfast.store.changes import CannotCollect, Change, Collected, Work, now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
-from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Tx
+from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Tx, check_poison
 from holdfast.store.files import Layout
 from holdfast.store.keys import Secret
 from holdfast.store.leases import FileLeases
@@ -181,17 +181,17 @@ class Database:
 
     def hand(self, job: Job[T], b: int = 0) -> Job[T]:
         """Hand a change over, to be made after those that were handed over before."""
-        if (poison := self.engine.poison) is not None and not job.handed:
-            raise type(poison)(poison.message, hint=poison.hint)
+        if not job.handed:
+            check_poison(self.engine)
         return self.writers.hand(job, b)
 
-    def directly(self, work: Work[T], b: int) -> tuple[T] | None:
+    def directly(self, work: Work[T]) -> tuple[T] | None:
         """Make a change in one call from this thread, if nobody else is writing; None: not made, hand it over.
 
         What comes out of it other than that says nothing about whether it was made: ask the store.
         """
         self.check_usable()
-        collected = Collected(self._numbers, b, self.engine.handles())
+        collected = Collected(self._numbers, self.engine.handles())
         change = Change(collected, self.cipher)
         try:
             result = work(change)

@@ -23,7 +23,6 @@ from functools import lru_cache
 from typing import TypeVar
 
 from holdfast.errors import (
-    AgentBusy,
     BadOption,
     Damaged,
     DiskFull,
@@ -42,7 +41,7 @@ from holdfast.store.apart import apart
 from holdfast.store.cipher import HINT, PLAIN, Cipher, digest
 from holdfast.store.connection import Address, Link, Said, Seat, Statement, free_seat
 from holdfast.store.engine import Args, Reader, Refused, Row, Tx, Unsure
-from holdfast.store.leases import busy, describe_self
+from holdfast.store.leases import busy, describe_self, had
 from holdfast.store.tables import FORMAT_VERSION, OWNER, TABLES, Dialect, check_version, columns_of, ddl
 
 WRITERS, READERS, SPARE = 4, 8, 2
@@ -58,11 +57,8 @@ TRIES, APART_S = 5, 0.02
 CLOSE_S = 5.0
 """How long closing waits for somebody who is reading."""
 
-POLL_S, POLL_MAX_S = 0.02, 0.25
-"""How soon a waiting opener looks again whether a branch is free: at first, and after a while."""
-
-OTHERS_FASTER = 100
-"""How often others may become a branch's writer by a moment before us."""
+POLL_MAX_S = 0.25
+"""How often a waiting opener asks the server whether a branch is free, after a while."""
 
 UNSAFE = "HOLDFAST_ALLOW_UNSAFE_POSTGRES"
 
@@ -636,11 +632,10 @@ class AdvisoryLeases:
         wait_s: float,
         takeover: bool,
     ) -> AdvisoryLease:
-        deadline = time.monotonic() + wait_s
         about = {**describe_self(), **who}
         got: list[AdvisoryLease] = []
 
-        def attempt() -> None:
+        def attempt() -> bool:
             generation = read()
             with ExitStack() as undo:
                 if generation and not takeover:
@@ -650,20 +645,11 @@ class AdvisoryLeases:
                 undo.callback(lambda: None if got else lease.release())
                 if rise(generation):
                     got.append(lease)
+            return bool(got)
 
-        pause, faster = POLL_S, 0
         try:
-            while faster < OTHERS_FASTER:
-                try:
-                    apart(attempt)
-                    if got:
-                        return got.pop()
-                    faster += 1
-                except AgentBusy:
-                    if time.monotonic() >= deadline:
-                        raise
-                    time.sleep(pause)
-                    pause = min(2 * pause, POLL_MAX_S)
+            if had(lambda: apart(attempt), wait_s, POLL_MAX_S):
+                return got.pop()
             raise StoreBusy("others were always faster in becoming the branch's writer", hint="Try again.")
         finally:
             while got:

@@ -37,7 +37,7 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store.cipher import HINT
-from holdfast.store.engine import Args, Refused, Row, Tx
+from holdfast.store.engine import Args, Refused, Row, Tx, check_poison
 from holdfast.store.files import Layout, close_quietly, unavailable
 from holdfast.store.tables import HANDLES, NUMBER_MAX, Dialect, check_version, columns_of
 
@@ -355,7 +355,7 @@ class Sqlite:
     def direct(self, statements: Sequence[str], args: Sequence[Args]) -> bool:
         if self.busy or self._directing.locked() or time.monotonic() < self._not_before:
             return False
-        self._check_poison()
+        check_poison(self)
         if fcntl.fcntl(self._queue_fd, fcntl.F_OFD_GETLK, _ASK)[:2] != _FREE:
             return False
         with self._directing:  # entering it is one step, which nothing can cut
@@ -378,7 +378,7 @@ class Sqlite:
         return True
 
     def transaction(self, work: Callable[[Tx], T], begun: Callable[[], None] | None = None) -> T:
-        self._check_poison()
+        check_poison(self)
         connection = self._writer
         _queue(self._queue_fd, fcntl.F_WRLCK)
         try:
@@ -408,16 +408,12 @@ class Sqlite:
         """Nothing is written any more."""
         self.poison = error
 
-    def _check_poison(self) -> None:
-        if self.poison is not None:
-            raise StorePoisoned(self.poison.message, hint=self.poison.hint)
-
     def check_place(self) -> None:
         """Before a commit: what is written now can be found at the path again.
 
         A file takes commits as long as it is open, also one that was deleted or moved away.
         """
-        self._check_poison()
+        check_poison(self)
         for path, known in ((self._catalog_path, self._catalog), (self._log_path, self._log)):
             found = _look(path)
             if known is not None and found != known:
