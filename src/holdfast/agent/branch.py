@@ -227,25 +227,26 @@ class BranchWriter:
                 captured = document.capture(self.under_way)
                 self._unsealed += 1
                 self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
-                named = dict(captured.nodes)
+                named = captured.nodes.copy()
                 sealed = self._seal_is_due(document)
                 if sealed:
                     document.seal(captured)
                     self._unsealed = self._unsealed_bytes = 0
             now = self._now
-            made = Pending(now.tip)
+            tip, onto = now.tip, now.onto
+            made = Pending(tip)
             time_us = now_us()
             described, about = self._description.now()
             made.operations = encode_operations(captured.operations, time_us, self._store._registry)
-            depth = now.tip.depth
-            if now.onto is not None:
-                depth = now.onto.point.manifest.depth if now.onto.point is not None else 0
+            parent, depth = tip.id, tip.depth
+            if onto is not None:
+                parent, depth = (onto.point.id, onto.point.manifest.depth) if onto.point is not None else (b"", 0)
             manifest = Manifest.make(
-                self.head_id,
+                parent,
                 depth + 1,
                 captured.sections,
                 digest(b"operations", made.operations),
-                self.position,
+                (tip.records, tip.chain),
                 described,
                 label,
                 time_us,
@@ -255,20 +256,25 @@ class BranchWriter:
             made.manifest, made.raw = manifest, manifest.encode()
             made.id = identity(made.raw)
             made.document, made.captured = document, captured
-            made.sealed, made.sealing = sealed, captured.nodes if sealed else {}
-            made.nodes = {**named, **(nodes or {})}
+            if sealed:
+                made.sealed, made.sealing = True, captured.nodes
+            if named or nodes:
+                made.nodes = {**named, **(nodes or {})}
             before = next((one.manifest for one in reversed(now.pending) if one.manifest is not None), None)
             if described != (self._metadata if before is None else before.metadata):  # what the tip names is there
                 made.about = about
-            made.chunks = {**captured.chunks, **(chunks or {})}
+            if captured.chunks or chunks:
+                made.chunks = {**captured.chunks, **(chunks or {})}
             made.named = frozenset(captured.named)
             made.chunks_named = frozenset(chunks_of(captured.operations) - made.chunks.keys())
-            made.key, made.said, made.onto = key, said, now.onto
+            made.key, made.said, made.onto = key, said, onto
             made.guard = self._guard() if self._guard is not None else None
             made.lazy = self._store._batched and not made.chunks
-            made.records = checked(note(made)) if note is not None else ()
-            count, chain = chained(now.tip.end, made.records)
-            made.tip = now.tip._replace(id=made.id, depth=depth + 1, records=count, chain=chain)
+            made.tip = tip._replace(id=made.id, depth=depth + 1)
+            if note is not None:
+                made.records = checked(note(made))
+                count, chain = chained(tip.end, made.records)
+                made.tip = made.tip._replace(records=count, chain=chain)
             self._now = Now(now.firm, made.tip, (*now.pending, made))
             return made
 

@@ -135,9 +135,7 @@ def _checked(table: str) -> str:
     return TABLES[table].insert.replace("?, ?", f"?, CASE WHEN NOT ({' OR '.join(taken)}) THEN ? END", 1)
 
 
-_CHECKED = {
-    TABLES[table].insert + more: _checked(table) + more for table in HANDLES for more in ("", _UNLESS_THERE)
-}
+_CHECKED = {TABLES[table].insert + more: _checked(table) + more for table in HANDLES for more in ("", _UNLESS_THERE)}
 
 
 class Collected:

@@ -355,7 +355,6 @@ class Sqlite:
     def direct(self, statements: Sequence[str], args: Sequence[Args]) -> bool:
         if self.busy or self._directing.locked() or time.monotonic() < self._not_before:
             return False
-        check_poison(self)
         if fcntl.fcntl(self._queue_fd, fcntl.F_OFD_GETLK, _ASK)[:2] != _FREE:
             return False
         with self._directing:  # entering it is one step, which nothing can cut
@@ -414,13 +413,10 @@ class Sqlite:
         A file takes commits as long as it is open, also one that was deleted or moved away.
         """
         check_poison(self)
-        for path, known in ((self._catalog_path, self._catalog), (self._log_path, self._log)):
-            found = _look(path)
-            if known is not None and found != known:
-                what = "is another file than the one that was opened" if found else "is not there any more"
-                raise StoreFailed(
-                    f"{path} {what}: the store was deleted, moved or replaced; nothing was written", hint=_GONE
-                )
+        if _look(self._catalog_path) != self._catalog:
+            raise _gone(self._catalog_path)
+        if self._log is not None and _look(self._log_path) != self._log:
+            raise _gone(self._log_path)
 
     def _check_log(self) -> None:
         """After a commit: the log that was just flushed is the one that the path names."""
@@ -622,6 +618,11 @@ def _look(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _gone(path: str) -> StoreFailed:
+    what = "is another file than the one that was opened" if _look(path) else "is not there any more"
+    return StoreFailed(f"{path} {what}: the store was deleted, moved or replaced; nothing was written", hint=_GONE)
 
 
 class _Presence(FileIO):
