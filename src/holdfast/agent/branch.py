@@ -49,7 +49,7 @@ SEAL_BYTES = 512 * 1024
 RECORD_MAX_BYTES = 2**20
 """The longest record. Values over 16 KiB are named by digest, so one that is longer is a mistake of its maker."""
 
-PENDING_MAX = 256
+PENDING_MAX = 128
 """Changes of a branch that may be on their way: more wait for the oldest."""
 
 _ROW_BYTES = 256
@@ -140,6 +140,7 @@ class BranchWriter:
         self._unsealed_bytes = 0
         self._inside: FrameType | None = None
         self._stilled = False
+        self._failures = 0  # those that were looked at
 
     # -- where it stands ------------------------------------------------------------------------------------
 
@@ -438,21 +439,25 @@ class BranchWriter:
 
     def _drop_failed(self) -> tuple[Pending, ...]:
         """One that fails, while others before it are tried again because nobody waits for them, is not written."""
+        if (failures := Job.failures) == self._failures:
+            return ()
         for at, one in enumerate(self._now.pending):
             if one.job is None or not one.job.finished:
                 continue
             error = one.job.error
             if isinstance(error, HoldfastError) and not isinstance(error, (Refused, Unsure)):
                 return self._drop(error, at)
+        self._failures = failures
         return ()
 
     def _hand_over(self) -> None:
         """Hand over what is pending, in its order: an interrupt may have kept any of it back."""
-        before: Branch | Pending = self._now.firm
-        for at, one in enumerate(self._now.pending):
-            if at and one.job is not None and one.job.handed:
-                before = one
-                continue
+        pending = self._now.pending
+        start = len(pending)
+        while start and not ((job := pending[start - 1].job) is not None and job.handed):
+            start -= 1
+        before: Branch | Pending = pending[start - 1] if start else self._now.firm
+        for at, one in enumerate(pending[start:], start):
             try:
                 if one.job is None:
                     self._make_job(one, before)

@@ -189,14 +189,14 @@ _GUARD = "UPDATE branch SET generation = CASE WHEN generation = ? THEN generatio
 
 
 class Change(View):
-    """A view inside a transaction, and every way to change what it shows."""
+    """A view inside a transaction, and every way to change what it shows. A group of changes shares one."""
 
     def __init__(self, tx: Tx, cipher: Cipher) -> None:
         super().__init__(tx, cipher)
         self.tx = tx
         self.newest: dict[str, int] = {}  # the handles that it gave, for the witness
         self.mark = 0  # of the newest checkpoint
-        self.moved: tuple[int, int, int] | None = None  # a branch, its generation and its head
+        self.moved: dict[int, tuple[int, int]] = {}  # branches, each with its generation and its head
 
     def _number(self, *tables: str) -> int:
         made = self.newest[tables[0]] = self.tx.number(*tables)
@@ -258,7 +258,7 @@ class Change(View):
         compared = (old.generation, old.head, old.line)
         rest = (head, body, id, depth, epoch, line, back, count, chain, generation, total, new.b)
         self.tx.do(_MOVE, compared + rest)
-        self.moved = new.b, new.generation, new.head
+        self.moved[new.b] = new.generation, new.head
 
     def guard(self, b: int, generation: int) -> None:
         """Refuse the transaction unless a branch still has that generation: its lease covers what is written."""

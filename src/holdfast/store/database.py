@@ -199,21 +199,17 @@ class Database:
             return None
         if not self.engine.direct(collected.statements, collected.args):
             return None
-        self._committed([change])
+        self._committed(change)
         return (result,)
 
-    def _committed(self, changes: list[Change]) -> None:
+    def _committed(self, change: Change) -> None:
         """After the flush, before anybody is told."""
-        newest: dict[str, int] = {}
-        mark = 0
-        for change in changes:
-            newest.update(change.newest)
-            mark = change.mark or mark
-            if change.moved is not None:
-                self.engine.acknowledge(*change.moved)
+        for b, (generation, head) in change.moved.items():
+            self.engine.acknowledge(b, generation, head)
+        newest = change.newest
         self._numbers.update(newest)
         if self.witness is not None and newest:
-            self.witness.record(newest.get("loose", 0), newest.get("log", 0), newest.get("record", 0), mark)
+            self.witness.record(newest.get("loose", 0), newest.get("log", 0), newest.get("record", 0), change.mark)
 
     def flush(self, wait_s: float | None = None) -> None:
         """Return when everything that was handed over is durable; raises if nothing can be any more."""

@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from itertools import count
+from typing import Any, ClassVar, Generic, TypeVar
 
 from holdfast.errors import DiskFull, StoreBusy, StoreClosed, Unavailable
 from holdfast.store.changes import Change, Work
@@ -41,11 +42,14 @@ BUSY_WAIT_S = 30.0
 PASSING = (DiskFull, StoreBusy)
 """Reasons that go away by themselves."""
 
-Committed = Callable[[list[Change]], None]
+Committed = Callable[[Change], None]
 
 
 class Job(Generic[T]):
     """A change that is handed over. ``lazy``: nobody waits for it, so it may share a flush with others."""
+
+    failures: ClassVar[int] = 0  # another number after each job, of any store, that was not made
+    _failures: ClassVar[Iterator[int]] = count(1)
 
     __slots__ = (
         "_claims",
@@ -90,6 +94,8 @@ class Job(Generic[T]):
     def finish(self, error: BaseException | None = None) -> None:
         self.error = error
         self.finished = True
+        if error is not None:
+            Job.failures = next(Job._failures)
         self._done.release()
 
     def join(self, wait_s: float = -1) -> bool:
@@ -198,7 +204,7 @@ class _Writer:
         """Write what is queued. Returns how long to wait before looking again, when something is left."""
         queue = self._queue
         while queue:
-            if not self._stop and all(job.lazy for job in tuple(queue)):
+            if not self._stop and len(queue) < GROUP_MAX and all(job.lazy for job in tuple(queue)):
                 left = queue[0].at + GATHER_S - time.monotonic()
                 if left > 0:
                     self._gathers = True
@@ -213,6 +219,7 @@ class _Writer:
             queue.extendleft(reversed(left_over))
             self._writing = []
             self._queued_bytes = self._bytes()
+            self._room.ring()
             if left_over and self._stop:
                 return 0.0
         self._engine.busy = False
@@ -241,17 +248,16 @@ class _Writer:
 
     def _together(self, group: list[Job[Any]]) -> BaseException | None:
         begun: list[Job[Any]] = []
-        changes: list[Change] = []
+        made: list[Change] = []
 
         def claim() -> None:
             begun[:] = [job for job in group if not job.finished and job.claim()]
 
         def work(tx: Tx) -> None:
-            changes.clear()
+            change = Change(tx, self._cipher())
             for job in begun:
-                change = Change(tx, self._cipher())
                 job.result = job.work(change)
-                changes.append(change)
+            made[:] = [change]
 
         try:
             self._engine.transaction(work, claim)
@@ -259,7 +265,7 @@ class _Writer:
             for job in begun:
                 job.unclaim()
             return error
-        self._committed(changes)
+        self._committed(made[0])
         for job in begun:
             self._done(job)
         return None
@@ -273,13 +279,11 @@ class _Writer:
         except BaseException as failed:  # noqa: BLE001 - whoever waits for it gets it
             error = failed
         job.finish(error)
-        self._room.ring()
 
     def _done(self, job: Job[Any], error: BaseException | None = None) -> None:
         """Made; or not, and then it may have been withdrawn meanwhile: only one of the two says what became of it."""
         if error is None or job.claim():
             job.finish(error)
-        self._room.ring()
 
 
 class Writers:
