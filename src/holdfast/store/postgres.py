@@ -334,11 +334,12 @@ class Postgres:
         with seat.lock, self.explained("writing"):
             # An interrupt leaves a connection on which something is under way: it is not used again.
             link = seat.ready(self.connect)
-            self._begin(link)
+            link.send(*self._local)  # without BEGIN: what is sent in one round is one transaction
             for sql, values in zip(statements, args, strict=True):
                 link.send(self.translated(sql), values)
             try:
-                more = self._commit(link)
+                more = self._more_handles(link)
+                link.receive()
             except Said as said:
                 link.roll_back()
                 if not said.state:
@@ -365,7 +366,8 @@ class Postgres:
     def _transact(self, link: Link, work: Callable[[Tx], T]) -> T:
         committing = False
         try:
-            self._begin(link)
+            link.send(_BEGIN)
+            link.send(*self._local)
             tx = _Tx(self, link)
             result = work(tx)
             if tx.deletes and self._sweeper is not None:  # with its connection, the right to sweep may have been lost
@@ -382,13 +384,13 @@ class Postgres:
         self._keep(more)
         return result
 
-    def _begin(self, link: Link) -> None:
-        link.send(_BEGIN)
-        link.send(*self._local)
+    def _more_handles(self, link: Link) -> list[Row]:
+        """Ask for more handles, if it is time for them."""
+        return link.send(self._next_handles, wanted=True) if len(self._handles) < HANDLES // 4 else []
 
     def _commit(self, link: Link) -> list[Row]:
         """The one wait of a transaction. Returns more handles, if it was time for them."""
-        more = link.send(self._next_handles, wanted=True) if len(self._handles) < HANDLES // 4 else []
+        more = self._more_handles(link)
         link.send("COMMIT")
         link.receive()
         if link.done != b"COMMIT":
