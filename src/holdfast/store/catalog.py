@@ -505,6 +505,11 @@ class View:
             n = found[-1].parent if found else n
         return found
 
+    def loose(self, n: int, limit: int) -> list[Row]:
+        """A checkpoint and its ancestors, newest first, as far as they lie in no segment."""
+        rows = self.reader.run(_UP["loose", False], (n, limit))
+        return [_row("loose", self.cipher.loaded("loose", row)) for row in rows]
+
     def walk(self, n: int, *, over: bool = False) -> Iterator[Point]:
         """A checkpoint and its ancestors, newest first, each proven to be the one that its child names.
 

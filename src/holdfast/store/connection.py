@@ -236,7 +236,7 @@ class Link:
                     self._due.appendleft(None)  # the round is one transaction, whose commit failed: its end follows
                 if result.status not in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
                     failed = failed or Said.in_result(result)
-                elif rows is not _IGNORED:
+                elif rows is not None and rows is not _IGNORED:
                     rows.extend(_decoded(result))
                 self.done = result.command_status or b""
                 self._result()  # the end of this answer
