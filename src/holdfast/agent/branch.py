@@ -271,7 +271,7 @@ class BranchWriter:
             made.key, made.said, made.onto = key, said, onto
             made.guard = self._guard() if self._guard is not None else None
             made.lazy = self._store._batched and not made.chunks
-            made.tip = tip._replace(id=made.id, depth=depth + 1)
+            made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
             if note is not None:
                 made.records = checked(note(made))
                 count, chain = chained(tip.end, made.records)

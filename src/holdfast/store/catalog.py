@@ -174,8 +174,12 @@ class Branch(NamedTuple):
     def end(self) -> End:
         return End(self.line, self.back, self.records, self.chain)
 
+    def standing(self, head: int, id: bytes, depth: int, epoch: int) -> Branch:
+        """The branch as it is with another checkpoint at its head."""
+        return Branch(*self[:5], head, id, depth, epoch, *self[9:])
+
     def at_end(self, end: End) -> Branch:
-        return self._replace(line=end.line, back=end.back, records=end.records, chain=end.chain)
+        return Branch(*self[:9], *end, self.generation)
 
 
 class Tag(NamedTuple):

@@ -181,9 +181,8 @@ class Collected:
 
 
 _MOVE = (
-    "UPDATE branch SET head = CASE WHEN generation = ? AND head = ? AND line = ? THEN CAST(? AS bigint) END,"
-    " body = ?, id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, sum = ?"
-    " WHERE b = ?"
+    "UPDATE branch SET body = ?, head = CASE WHEN generation = ? AND head = ? AND line = ? THEN CAST(? AS bigint) END,"
+    " id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, sum = ? WHERE b = ?"
 )
 _GUARD = "UPDATE branch SET generation = CASE WHEN generation = ? THEN generation END WHERE b = ?"
 
@@ -254,10 +253,7 @@ class Change(View):
     def move(self, old: Branch, new: Branch) -> None:
         """Let a branch that is ``old`` be ``new``. If generation, head or line differ the transaction is refused."""
         row = self.cipher.stored("branch", *branch_columns(new))
-        _, _, _, _, body, head, id, depth, epoch, line, back, count, chain, generation, total = row
-        compared = (old.generation, old.head, old.line)
-        rest = (head, body, id, depth, epoch, line, back, count, chain, generation, total, new.b)
-        self.tx.do(_MOVE, compared + rest)
+        self.tx.do(_MOVE, (row[4], old.generation, old.head, old.line, *row[5:], new.b))
         self.moved[new.b] = new.generation, new.head
 
     def guard(self, b: int, generation: int) -> None:
@@ -342,7 +338,7 @@ class Change(View):
     def commit(self, old: Branch, new: NewCheckpoint, records: Sequence[NewRecord] = ()) -> Branch:
         """A checkpoint onto the head of a branch, and records with it; returns the branch as it is then."""
         n = self.put_checkpoint(new, old.head, old.line, old.b, old.epoch)
-        moved = old._replace(head=n, id=new.id, depth=old.depth + 1)
+        moved = old.standing(n, new.id, old.depth + 1, old.epoch)
         if records:
             moved = moved.at_end(self.put_records(old.b, old.end, records))
         self.move(old, moved)
@@ -357,7 +353,7 @@ class Change(View):
         above, depth = (point.n, point.manifest.depth) if point is not None else (0, 0)
         epoch = old.epoch + 1
         n = self.put_checkpoint(new, above, old.line, old.b, epoch)
-        moved = old._replace(head=n, id=new.id, depth=depth + 1, epoch=epoch)
+        moved = old.standing(n, new.id, depth + 1, epoch)
         if records:
             moved = moved.at_end(self.put_records(old.b, old.end, records))
         self.move(old, moved)
@@ -367,7 +363,7 @@ class Change(View):
     def move_to(self, old: Branch, point: Point, records: Sequence[NewRecord] = ()) -> Branch:
         """Let a branch stand at another checkpoint. Its line stays as long as it is."""
         self.hold(point.n)
-        moved = old._replace(head=point.n, id=point.id, depth=point.manifest.depth, epoch=old.epoch + 1)
+        moved = old.standing(point.n, point.id, point.manifest.depth, old.epoch + 1)
         if records:
             moved = moved.at_end(self.put_records(old.b, old.end, records))
         self.move(old, moved)

@@ -139,13 +139,14 @@ class Database:
 
     def check_usable(self) -> None:
         """Raise unless this process may use the store."""
+        if self._refusal is None:
+            return
         if self._refusal is ForkedHandle:
             raise ForkedHandle(
                 "this store was opened before fork() and is used in the child",
                 hint="Open the store again in the child: holdfast.open(...).",
             )
-        if self._refusal is not None:
-            raise StoreClosed(f"the store at {self.place} was closed", hint="Open it again with holdfast.open().")
+        raise StoreClosed(f"the store at {self.place} was closed", hint="Open it again with holdfast.open().")
 
     def check_secret(self, secret: Secret) -> None:
         """Raise unless this opens the store: somebody else in this process wants to use the handle."""
