@@ -415,7 +415,7 @@ class BranchWriter:
                 and self._stands(first)
             ):
                 for one in self._now.pending[1:]:
-                    if one.job is not None and not one.job.claim():
+                    if one.job is not None and not one.job.withdraw(error):
                         one.job.join()
                     one.job = None
                 if first.pack:
@@ -525,8 +525,8 @@ class BranchWriter:
         if isinstance(error, PASSING):
             end = max([since, *(at + 1 for at, one in enumerate(now.pending) if one.accepted)])
         for one in now.pending[since:]:
-            if one.job is not None and one.job.claim():
-                one.job.finish(error)
+            if one.job is not None:
+                one.job.withdraw(error)
         for one in now.pending[since:end]:
             one.error = one.error or (None if one.accepted else error)
             one.lazy, one.tried = True, False

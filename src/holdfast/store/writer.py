@@ -9,6 +9,7 @@ alone; the queue is bounded in bytes and in time.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -51,19 +52,7 @@ class Job(Generic[T]):
     failures: ClassVar[int] = 0  # another number after each job, of any store, that was not made
     _failures: ClassVar[Iterator[int]] = count(1)
 
-    __slots__ = (
-        "_claims",
-        "_done",
-        "at",
-        "bare",
-        "error",
-        "finished",
-        "handed",
-        "lazy",
-        "result",
-        "size_bytes",
-        "work",
-    )
+    __slots__ = ("_done", "_error", "_over", "_taken", "at", "bare", "handed", "lazy", "result", "size_bytes", "work")
 
     def __init__(
         self, work: Work[T] | Callable[[], T], *, lazy: bool = False, size_bytes: int = 0, bare: bool = False
@@ -74,43 +63,66 @@ class Job(Generic[T]):
         self.size_bytes = size_bytes
         self.at = 0.0
         self.handed = False  # handing it a second time, after an interrupt, does nothing
-        self.finished = False
         self.result: T | None = None
-        self.error: BaseException | None = None
-        self._claims = [None]  # taken by whoever begins it, or withdraws it: one step, which nothing can cut
+        self._over = False
+        self._error: BaseException | None = None
+        self._taken: dict[str, object] = {}  # by whoever begins it, or why it was withdrawn: whichever comes first
         self._done = threading.Lock()
         self._done.acquire()
 
+    # Both are one step, which nothing can cut.
     def claim(self) -> bool:
-        try:
-            self._claims.pop()
-        except IndexError:
+        """Begin it, unless somebody has, or it was withdrawn."""
+        mine = object()
+        return self._taken.setdefault("by", mine) is mine
+
+    def withdraw(self, error: BaseException) -> bool:
+        """Let it not be made any more, unless it was begun. Whoever asks is told why."""
+        if self._taken.setdefault("by", error) is not error:
             return False
+        self.finish(error)
         return True
 
     def unclaim(self) -> None:
-        self._claims = [None]
+        self._taken = {}
+
+    @property
+    def finished(self) -> bool:
+        return self._over or self.error is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        taken = self._taken.get("by")
+        return taken if isinstance(taken, BaseException) else self._error
 
     def finish(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self.finished = True
+        self._error = error
+        self._over = True
         if error is not None:
             Job.failures = next(Job._failures)
-        self._done.release()
+        self._wake()
 
-    def join(self, wait_s: float = -1) -> bool:
-        """Wait until it is finished; False when that takes longer."""
-        if not self.finished:
-            if not self._done.acquire(timeout=wait_s):
-                return False
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it was finished twice: who did it first was cut short, or is not through yet
             self._done.release()
+
+    def join(self, wait_s: float = math.inf) -> bool:
+        """Wait until it is finished; False when that takes longer."""
+        deadline = time.monotonic() + wait_s
+        while not self.finished:
+            # Again and again: whoever withdraws it may be cut short before it says so.
+            left_s = min(1.0, deadline - time.monotonic())
+            if left_s <= 0:
+                return False
+            if self._done.acquire(timeout=left_s):
+                self._wake()
         return True
 
     def wait(self, wait_s: float | None = None) -> T:
         """Its result, or what became of it raised. One that has not begun in time is withdrawn."""
         wait_s = BUSY_WAIT_S if wait_s is None else wait_s
-        if not self.join(wait_s) and self.claim():
-            self.finish(
+        if not self.join(wait_s):
+            self.withdraw(
                 StoreBusy(
                     f"other writers kept the store for {wait_s:.3g} s; nothing was written",
                     hint="Look for a stopped or hanging process that has this store open, then try again.",
@@ -282,8 +294,10 @@ class _Writer:
 
     def _done(self, job: Job[Any], error: BaseException | None = None) -> None:
         """Made; or not, and then it may have been withdrawn meanwhile: only one of the two says what became of it."""
-        if error is None or job.claim():
-            job.finish(error)
+        if error is None:
+            job.finish()
+        else:
+            job.withdraw(error)
 
 
 class Writers:
