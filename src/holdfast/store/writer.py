@@ -216,11 +216,12 @@ class _Writer:
         """Write what is queued. Returns how long to wait before looking again, when something is left."""
         queue = self._queue
         while queue:
-            if not self._stop and len(queue) < GROUP_MAX and all(job.lazy for job in tuple(queue)):
-                left = queue[0].at + GATHER_S - time.monotonic()
-                if left > 0:
-                    self._gathers = True
-                    return left
+            left = queue[0].at + GATHER_S - time.monotonic()
+            # A full group waits for no company. One that is tried again, later, waits in any case.
+            early = left > GATHER_S or (left > 0 and len(queue) < GROUP_MAX)
+            if early and not self._stop and all(job.lazy for job in tuple(queue)):
+                self._gathers = True
+                return left
             group = [queue.popleft()]
             while queue and len(group) < GROUP_MAX and not (group[0].bare or queue[0].bare):
                 group.append(queue.popleft())
