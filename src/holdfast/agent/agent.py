@@ -179,7 +179,7 @@ class Agent:
 
     def _remember(self, pending: Pending) -> Checkpoint:
         """A checkpoint that was just made, as user code sees it."""
-        made = self._made = Checkpoint(self._store, self._row, pending.raw, pending.manifest)
+        made = self._made = Checkpoint(self._store, self._row, pending.raw, pending.manifest, id=pending.id)
         return made
 
     # -- reading history --------------------------------------------------------------------------------

@@ -367,11 +367,8 @@ class Landing:
         if not any(ref.name == MAIN for ref in self._refs.branches):
             raise CorruptValue(f"agent {self._refs.name!r} has no branch {MAIN!r}")
         body = _but(body_in(self._refs.body), _OF_AGENT)
-        body["origins"] = [
-            [origin[0], origin[1], 0]  # a handle of the other store means nothing here
-            for origin in body.get("origins", ())
-            if isinstance(origin, list) and list(map(type, origin)) == [bytes, int, int]
-        ]
+        # A handle of the other store means nothing here.
+        body["origins"] = [[uuid, until, 0] for uuid, until, _ in body.get("origins", ())]
         return self._change.add_agent(self._name, self._refs.uuid, body)
 
     def _end(self, ref: BranchRef) -> End:
