@@ -6,6 +6,7 @@ import gc
 import os
 import resource
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -107,13 +108,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(line)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_from_outside() -> Iterator[None]:
+@contextmanager
+def from_outside_nothing() -> Iterator[None]:
     """A store that the developer's shell names must never be touched by a test, nor does its terminal count."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name in OF_A_TERMINAL or (name.startswith("HOLDFAST_") and name != "HOLDFAST_SOAK"):
                 patch.delenv(name)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside() -> Iterator[None]:
+    with from_outside_nothing():
         yield
 
 
