@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import resource
 import signal
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,7 +19,6 @@ from tests import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SOAK = os.environ.get("HOLDFAST_SOAK", "") not in ("", "0")
 
@@ -51,6 +53,17 @@ OF_A_TERMINAL = {
 # The property under which a test keeps lines for the end of the run. Properties travel with a test's report, also
 # from the worker processes of `pytest -n`.
 DOCS_REPORT = "documentation blocks"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each worker process of ``pytest -n`` first loads its share of the modules, so that the others find bytecode."""
+    about = getattr(session.config, "workerinput", None)
+    if about is None or sys.dont_write_bytecode:
+        return
+    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    for file in files[int(about["workerid"].removeprefix("gw")) :: about["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # shown when it is collected
+            importlib.import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

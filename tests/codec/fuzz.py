@@ -144,8 +144,9 @@ class World:
 
     slept = 0
 
-    def __init__(self, rng, types=TYPES):
+    def __init__(self, rng, types=TYPES, *, small=False):
         self.r = rng
+        self.small = small
         self.types = types
         self.memory = Memory(types)
         self.doc = Document(types, self.memory.head)
@@ -191,18 +192,22 @@ class World:
             return bytearray(b"abc")
         size = self.choose(6)
         if size == 0:
-            return [f"{i} " + "y" * 40 for i in range(10 + self.choose(30))]
+            return [f"{i} " + "y" * 40 for i in self.many(10, 30)]
         if size == 1:
-            return {f"k{i}": "z" * 30 for i in range(10 + self.choose(40))}
+            return {f"k{i}": "z" * 30 for i in self.many(10, 40)}
         if size == 2:
-            return list(range(100)) * (1 + self.choose(5))
+            return [*self.many(100, 1)] * (1 + self.choose(5))
         if size == 3:
-            return set(range(100 + self.choose(100)))
+            return {*self.many(100, 100)}
         if size == 4:
-            return [
-                {"role": "user", "content": "m" * self.choose(80), "parts": [i]} for i in range(5 + self.choose(20))
-            ]
-        return {i: {"n": [i] * 5, "t": "t" * 15} for i in range(6 + self.choose(30))}
+            return [{"role": "user", "content": "m" * self.choose(80), "parts": [i]} for i in self.many(5, 20)]
+        return {i: {"n": [i] * 5, "t": "t" * 15} for i in self.many(6, 30)}
+
+    def many(self, least, more):
+        """So many that they make a tree. With small nodes, a third makes one as deep."""
+        if self.small:
+            least, more = -(-least // 3), -(-more // 3)
+        return range(least + self.choose(more))
 
     def instance(self):
         return self.pick(
@@ -444,7 +449,7 @@ class World:
             node.remove(item)
             value.remove(item)
         elif what == 5:
-            new = set(range(self.choose(400)))
+            new = {*self.many(0, 400)}
             if self.choose(2):
                 node |= new
                 value |= new
@@ -452,14 +457,14 @@ class World:
                 node ^= new
                 value ^= new
         elif what == 6:
-            new = set(range(self.choose(100)))
+            new = {*self.many(0, 100)}
             node -= new
             value -= new
         elif what == 7 and self.choose(4) == 0:
             node.clear()
             value.clear()
         elif what == 8:
-            new = range(self.choose(120)), ["s", 1.0]
+            new = self.many(0, 120), ["s", 1.0]
             node.update(*new)
             value.update(*new)
 
@@ -978,8 +983,8 @@ def run(seed, steps, *, log=False):
 
 def _run(seed, steps, *, log):
     source = random.Random(seed)
-    world = World(source)
-    with warnings.catch_warnings(), limits(SMALL) if seed % 4 else contextlib.nullcontext():
+    world = World(source, small=bool(seed % 4))
+    with warnings.catch_warnings(), limits(SMALL) if world.small else contextlib.nullcontext():
         warnings.simplefilter("ignore", DetachedChange)
         for step in range(steps):
             name = source.choice(NAMES)
