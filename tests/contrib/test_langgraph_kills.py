@@ -57,4 +57,4 @@ def test_nothing_that_an_invoke_returned_is_lost(tmp_path, place, kind):
             if (number + 1) % KILLS_PER_THREAD == 0:
                 returned += len(record.read_bytes().split(b"\n")) - 1 if record.exists() else 0
         template.stdin.close()
-    assert returned > kills // 4, "most lives ended before anything happened"
+    assert returned > kills // 10, "most lives ended before anything happened"

@@ -671,13 +671,7 @@ class _Mending:
 
     def _before(self, b: int, epoch: int, depth: int) -> int:
         """What was made last on a branch, before a stretch had that depth, so far as it stays."""
-        epochs = {one for at, one in (*self.found.stretches, *self._told.begun) if at == b and one <= epoch}
-        for one in sorted(epochs, reverse=True) if b else ():
-            here = [n for n in self.found.stretches.get((b, one), ()) if self._proof.depth(n) < depth]
-            n = max(here, key=self._proof.depth, default=0) or self._nearest(self._told.begun.get((b, one), b""))
-            if n and self._proof.depth(n) < depth:
-                return n
-        return 0
+        return self.found.before(self._told, b, epoch, depth, self._proof.depth, self._nearest) if b else 0
 
     def _over(self, n: int) -> int:
         """The nearest ancestor of a checkpoint that has lost its parent."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -67,7 +67,7 @@ class Problem:
     affected: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "detail": self.detail, "agent": self.agent, "affected": self.affected}
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -276,6 +276,18 @@ class Found:
         """The newest checkpoint of a stretch of a branch, 0 when it has none."""
         here = self.stretches.get((b, epoch), set())
         return max(here - {self.rows[n].parent for n in here}, key=depth, default=0)
+
+    def before(
+        self, told: Told, b: int, epoch: int, below: int, depth: Callable[[int], int], at: Callable[[bytes], int]
+    ) -> int:
+        """What was made last on a branch, up to an epoch, and is not as deep as that. ``at`` finds where one began."""
+        epochs = {one for other, one in (*self.stretches, *told.begun) if other == b and one <= epoch}
+        for one in sorted(epochs, reverse=True):
+            here = [n for n in self.stretches.get((b, one), ()) if 0 < depth(n) < below]
+            n = max(here, key=depth, default=0) or at(told.begun.get((b, one), b""))
+            if n and depth(n) < below:
+                return n
+        return 0
 
 
 def left_by(entry: Entry) -> list[bytes]:
