@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import history, metadata
+from holdfast.agent.graph import left_by
 from holdfast.codec.state import State
 from holdfast.errors import Damaged, ForkedHandle, InputError, StoreClosed, Unavailable
 from holdfast.store import keys, witness
@@ -259,7 +260,7 @@ class Found:
     def reached(self, refs: Refs) -> set[int]:
         """What an agent's branches, tags and log lead to."""
         starts = [branch.head for branch in refs.branches] + [tag.n for tag in refs.tags]
-        return self.above(starts + [self.find(id) for entry in refs.log for id in left_by(entry)])
+        return self.above(starts + [self.find(id) for entry in refs.log for id in left_by(entry.body)])
 
     def astray(self, refs: Refs) -> list[bytes]:
         """Where the log says that branches stood, and that is gone although nothing was forgotten since."""
@@ -269,7 +270,7 @@ class Found:
                 found.clear()
             elif entry.body.get("what") == "moved":  # it was elsewhere before it came
                 continue
-            found += [id for id in left_by(entry) if not self.find(id)]
+            found += [id for id in left_by(entry.body) if not self.find(id)]
         return found
 
     def tip(self, b: int, epoch: int, depth: Callable[[int], int]) -> int:
@@ -288,14 +289,6 @@ class Found:
             if n and depth(n) < below:
                 return n
         return 0
-
-
-def left_by(entry: Entry) -> list[bytes]:
-    """The checkpoints that an entry says a branch has left."""
-    more = entry.body.get("left", ())
-    return [
-        id for id in (entry.body.get("from"), *(more if isinstance(more, list) else ())) if type(id) is bytes and id
-    ]
 
 
 class Made(NamedTuple):

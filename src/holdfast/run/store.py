@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 
 import holdfast.agent.store as below
-from holdfast.errors import BadOption, ReadOnly, UnknownRevision
+from holdfast.errors import BadOption, UnknownRevision
 from holdfast.run import secrets
 from holdfast.run.handle import Agent
 from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
@@ -64,8 +64,7 @@ class Store(below.Store):
 
         Each branch receives it once; with ``branch`` only that one does.
         """
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
         secrets.refuse(self, f"the signal {name}", value)
         row = self._agent_row(agent)
         only = None
