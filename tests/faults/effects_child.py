@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import holdfast
@@ -207,6 +207,49 @@ def bare(agent: holdfast.Agent, name: str) -> str:
     return f"{name} done"
 
 
+@holdfast.durable
+def frail(agent: holdfast.Agent, name: str) -> str:
+    """Fails when it has done everything, until somebody has mended the cause."""
+    agent.state["keyed"] = book(f"{name}/keyed-1")["ref"]
+    agent.checkpoint("half")
+    agent.state["probed"] = order(f"{name}/probed-1")["ref"]
+    if "mended" not in agent.state:
+        raise RuntimeError("not yet")
+    return f"{name} done"
+
+
+@holdfast.durable
+def patient(agent: holdfast.Agent, name: str) -> None:
+    book(f"{name}/keyed-2")
+    agent.wait_for("what nobody sends")
+
+
+def anew(agent: holdfast.Agent, name: str) -> str:
+    """A run fails, something is saved, another is begun in its place; one is put off and cancelled."""
+
+    def status(id: str) -> str:
+        return next((info.condition for info in agent.runs() if info.id == id), "")
+
+    if status("one") in {"", "interrupted"}:
+        with suppress(RuntimeError):
+            agent.run(frail.options(id="one"), name)
+    if "mended" not in agent.state:
+        agent.state["mended"] = True
+        agent.checkpoint("mended")
+    with suppress(holdfast.errors.RunEnded):
+        raise AssertionError(agent.run(frail.options(id="one"), name))
+    result = agent.run(frail.options(id="two"), name)
+    if status("three") in {"", "interrupted"}:
+        with suppress(holdfast.Waiting):
+            agent.run(patient.options(id="three", wait=False), name)
+    agent.cancel("three")
+    with agent:
+        if "second" not in agent.state:
+            agent.state["second"] = book(f"{name}/keyed-2")["ref"]
+            agent.checkpoint("second")
+    return result
+
+
 def loop(store: holdfast.Store, name: str) -> str:
     """No durable function: a loop that takes a checkpoint after each call, and goes on from the last one."""
     with store.agent(name) as agent:
@@ -234,15 +277,17 @@ def life(path: str, job: dict[str, Any]) -> None:
     MOMENTS.pass_by(START, "")
     try:
         if scene == "safe":
-            result = agent.run(safe, name, id="one")
+            result = agent.run(safe.options(id="one"), name)
         elif scene == "many":
-            result = asyncio.run(agent.arun(many, name, id="one"))
+            result = asyncio.run(agent.arun(many.options(id="one"), name))
         elif scene == "bare":
             for effect in agent.effects():
                 if effect.condition == "in doubt" and effect.args["ref"] in job["told"]:
                     known = job["told"][effect.args["ref"]]
                     agent.resolve(effect, known, result={"ref": effect.args["ref"]}, why="looked at the books")
-            result = agent.run(bare, name, id="one")
+            result = agent.run(bare.options(id="one"), name)
+        elif scene == "anew":
+            result = anew(agent, name)
         elif scene == "loop":
             result = loop(store, name)
         elif scene == "map":
@@ -271,7 +316,7 @@ def back(agent: holdfast.Agent) -> str:
     try:
         agent.rollback("start")  # even from there: there may be something to undo that no checkpoint knows
     except holdfast.errors.RollbackBlocked:  # a keyed call was cut off: nobody can tell, but it can be finished
-        agent.run(safe, agent.name, id="one")
+        agent.run(safe.options(id="one"), agent.name)
         agent.rollback("start")
     return str(agent.head.label)
 
