@@ -60,10 +60,12 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     about = getattr(session.config, "workerinput", None)
     if about is None or sys.dont_write_bytecode:
         return
-    files = sorted(Path(__file__).parent.rglob("test_*.py"))
+    root = session.config.rootpath
+    places = {Path(root, word.partition("::")[0]) for word in session.config.args}
+    files = sorted({file for one in places for file in (one.rglob("test_*.py") if one.is_dir() else [one])})
     for file in files[int(about["workerid"].removeprefix("gw")) :: about["workercount"]]:
         with suppress(Exception, pytest.skip.Exception):  # shown when it is collected
-            importlib.import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
