@@ -244,7 +244,7 @@ def record(place: Path, seed: int, **options: Any) -> Disk:
     return disk
 
 
-@campaign("crashes", "every crash point", "states", ci=700, soak=100_000)
+@campaign("crashes", "every crash point", "states", ci=500, soak=100_000)
 def crashes(task: Task) -> None:
     """Calls recorded below Holdfast (SQLite's by a VFS); every prefix, with subsets, reorderings and torn writes."""
     seed = task.seed

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 from uuid import uuid4
 
 import holdfast.agent.store as below
-from holdfast.errors import BadOption, Damaged, ReadOnly, UnknownRevision
+from holdfast.errors import BadOption, Damaged, UnknownRevision
 from holdfast.run import secrets, signals
 from holdfast.run.handle import Agent
 from holdfast.run.listing import CONDITIONS, RunInfo, SignalInfo, View, addressee, runs_of, signals_of
@@ -78,9 +78,7 @@ class Store(below.Store):
         name takes it, also one that begins later, or a plain loop. With an ``id`` of yours, sending it again sends
         nothing. The answer says which names are waited for: the signal may be early, or its name misspelt.
         """
-        self._check_open()
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
         if any_run and run is not None:
             raise BadOption("a signal is for one run, or for any", hint="Give either run= or any_run=True.")
         signals.check_name(name)
@@ -121,8 +119,7 @@ class Store(below.Store):
 
     def drop_signal(self, agent: str, id: str, *, branch: str = below.MAIN) -> SignalInfo:
         """Let a signal that nobody has taken count no more. A run that takes it at this very moment may have it."""
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
         view = self._view(agent, branch)
         found = [one for one in signals.all_of(self._db.view, view._agent)[0] if one.text == id]
         status = next((one.status for one in signals_of(view) if one.id == id), "")
