@@ -226,6 +226,9 @@ def work_on(store: holdfast.Store, chance: random.Random) -> None:
     """A little of everything on whatever is there."""
     for info in store.agents()[:2] or [None]:
         agent = store.agent(info.name if info else "new")
+        for run in agent.runs():  # nothing is saved beside one
+            if run.condition == "interrupted":
+                agent.cancel(run.id)
         agent.state["more"] = {"n": chance.random(), "text": "x" * chance.randrange(200)}
         agent.checkpoint("more")
         agent.tag("went-on")
