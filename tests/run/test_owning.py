@@ -548,41 +548,6 @@ def test_an_agent_without_runs_reads_no_records_for_a_checkpoint(opened, monkeyp
 # -- other agents ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_inside_another_that_failed_is_begun_anew_where_its_agent_went_on(opened, outside):
-    @holdfast.durable
-    def outer(agent):
-        return agent._store.agent("helper").run(outside.trip, "a")
-
-    outside.trouble = RuntimeError("no")
-    agent = opened()
-    with pytest.raises(errors.ToolFailed):
-        agent.run(outer)
-    helper = agent._store.agent("helper")
-    helper.state["since"] = 1
-    helper.checkpoint("since")
-    agent = opened()
-    assert agent.run(outer) == "a"
-    assert outside.done == ["a"]
-    assert agent._store.agent("helper").state["since"] == 1
-
-
-def test_a_run_inside_another_that_somebody_cancelled_is_not_begun_anew(opened, outside):
-    @holdfast.durable
-    def outer(agent):
-        return agent._store.agent("helper").run(outside.ask)
-
-    agent = opened()
-    with pytest.raises(errors.Waiting):
-        agent.run(outer.options(wait=False))
-    helper = agent._store.agent("helper")
-    (inner,) = helper.runs()
-    helper.cancel(inner.id)
-    agent = opened()
-    with pytest.raises(errors.ToolFailed, match="cancelled"):
-        agent.run(outer)
-    assert [info.condition for info in agent._store.agent("helper").runs()] == ["cancelled"]
-
-
 def test_a_branch_that_went_its_own_way_is_not_due_for_what_it_inherited(opened, outside):
     @holdfast.durable
     def work(agent):
