@@ -56,7 +56,11 @@ class Packed(NamedTuple):
 
 def stow(value: Any, registry: Registry) -> Stowed:
     """A value for a record: inline, or cut into the same nodes as a section of the state."""
-    data = encode(value, registry)
+    return stow_encoded(encode(value, registry))
+
+
+def stow_encoded(data: bytes) -> Stowed:
+    """As stow(), of a value's encoding."""
     if len(data) <= INLINE_MAX_BYTES:
         return Stowed(data, {}, {})
     state = State()

@@ -14,14 +14,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.errors import BreakerOpen, FailedBeforeEffect, InDoubt, InputError, Unencodable
+from holdfast.errors import BreakerOpen, FailedBeforeEffect, InDoubt, InputError, ResultLost, Unencodable
 from holdfast.run import records as rec
 from holdfast.run import secrets
 from holdfast.run.arguments import Packed, Stowed, fetch, pack, stow
-from holdfast.run.doubt import settle
+from holdfast.run.doubt import recall, settle
 from holdfast.run.effects import Effect
 from holdfast.run.faults import told
-from holdfast.run.outcomes import MESSAGE_MAX, Local, failure, fault_of, give, lost
+from holdfast.run.outcomes import MESSAGE_MAX, Local, failure, fault_of, give, together, unsaved
 from holdfast.run.past import Call, RunPast
 from holdfast.run.positions import Lane
 from holdfast.run.resilience import gate_of
@@ -270,25 +270,28 @@ class Live:
     def _end(self, done: rec.Done, stowed: Stowed | None) -> Steps:
         """Record an outcome, and give it to the program when it is its turn."""
         if not self.call.number and self.packed.stowed.nodes:
-            stowed = _together(self.packed.stowed, stowed)
+            stowed = together(self.packed.stowed, stowed)
         self.call.done = done
         self.scope.complete(done, stowed)
         yield Turn(self.scope, self.path, self.lane, flush=self.call.number > 0)
 
     def _succeed(self, value: Any, how: str = "value") -> Steps:
-        stowed = yield from self._kept(value)
+        try:
+            stowed = self._stowed(value)
+        except Unencodable as error:
+            return (yield from self._lose(value, error))
         yield from self._end(self._done(how, stowed.value), stowed)
         return fetch(stowed.value, Local(stowed), self.scope.registry)
 
-    def _kept(self, value: Any) -> Steps:
-        """What the program gets, for the record. What cannot be saved is recorded as lost, and that is raised."""
+    def _lose(self, value: Any, error: Unencodable) -> Steps:
+        """The call returned what cannot be saved. What can be is kept, and whoever knows what it was is asked."""
+        error.root = what = f"the result of {self.tool.name}"
+        kept, fault, stowed = unsaved(value, error, self.scope, what)
+        yield from self._end(self._done("lost", kept, fault), stowed)
         try:
-            return self._stowed(value)
-        except Unencodable as error:
-            error.root = f"the result of {self.tool.name}"
-            done = self._done("lost", fault=("", type(error).__name__, str(error)[:MESSAGE_MAX], None))
-            yield from self._end(done, None)
-            raise lost(self.tool.name, self.path, str(error)) from error
+            return (yield from recall(self.scope, self.tool, self.call))
+        except ResultLost as gone:
+            raise gone from error
 
     def _stowed(self, value: Any) -> Stowed:
         what = f"the result of {self.tool.name}"
@@ -298,10 +301,13 @@ class Live:
 
     def _fail(self, error: Exception) -> Steps:
         """The call failed, and that is known. A stream has handed out something before, perhaps."""
-        items = (yield from self._kept(self.given)) if self.given else None
+        try:
+            items = self._stowed(self.given) if self.given else None
+        except Unencodable as unknown:
+            return (yield from self._lose(self.given, unknown))
         fault, stowed = fault_of(self.tool, error, self.scope)
         done = self._done("error", items.value if items is not None else None, fault)
-        yield from self._end(done, _together(stowed, items))
+        yield from self._end(done, together(stowed, items))
         raise failure(self.tool, self.path, fault, fetch(fault[3], Local(stowed), self.scope.registry)) from error
 
     def _doubt(self, error: Exception) -> Steps:
@@ -351,14 +357,6 @@ class Live:
                 with suppress(Unencodable):  # nobody is left to be told
                     items = self._stowed(self.given)
             done = self._done("cancelled", items.value if items is not None else None)
-            yield from cancelled(self.scope, self.lane, done, _together(self.packed.stowed, items))
+            yield from cancelled(self.scope, self.lane, done, together(self.packed.stowed, items))
         elif call not in self.scope.unsettled:  # nobody has found out about it yet
             self.scope.unsettled.append(call)
-
-
-def _together(*parts: Stowed | None) -> Stowed:
-    """What goes to disk with several values."""
-    there = [part for part in parts if part is not None]
-    nodes = {digest: node for part in there for digest, node in part.nodes.items()}
-    chunks = {digest: chunk for part in there for digest, chunk in part.chunks.items()}
-    return Stowed(None, nodes, chunks)

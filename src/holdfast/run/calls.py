@@ -16,6 +16,7 @@ from holdfast.run import secrets
 from holdfast.run.arguments import fetch, fingerprint
 from holdfast.run.attempts import Live
 from holdfast.run.context import place
+from holdfast.run.doubt import recall
 from holdfast.run.outcomes import give
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope
@@ -181,13 +182,14 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
     if call is not None:
         outcome = call.outcome
         if outcome is not None:
-            if tool.stream:
+            if tool.stream and not call.lost:
                 yield HandOut(fetch(outcome.value, scope.ledger, scope.registry) or [])
             yield Turn(scope, path, lane)
-            return give(scope, tool, path, outcome)
+            return (yield from recall(scope, tool, call)) if call.lost else give(scope, tool, path, outcome)
         if call.cancelled:
             if tool.stream and tool.waits and call.done is not None:
                 yield HandOut(fetch(call.done.value, scope.ledger, scope.registry) or [])
             yield from cancelled_again(scope, lane, call)
     scope.check_settled(tool.kind)
+    tool.check_result(scope.registry)
     return (yield from Live(lane, tool, args, kwargs, arguments, mark, path, call).steps())

@@ -68,11 +68,15 @@ class Call(Struct, eq=False):
     @property
     def outcome(self) -> rec.Done | rec.Decision | None:
         """What the program was given, or is to be given; None when the call has to be made, or made again."""
+        decided = self.decision if self.decision is not None and self.decision.how in {"found", "done"} else None
         if self.done is not None and self.done.how in SETTLED:
-            return self.done
-        if self.decision is not None and self.decision.how in {"found", "done"}:
-            return self.decision
-        return None
+            return decided if decided is not None and self.done.how == "lost" else self.done
+        return decided
+
+    @property
+    def lost(self) -> bool:
+        """Whether it returned something that could not be saved, and nobody has said since what it was."""
+        return isinstance(self.outcome, rec.Done) and self.outcome.how == "lost"
 
     @property
     def cancelled(self) -> bool:
@@ -89,7 +93,7 @@ class Call(Struct, eq=False):
     @property
     def condition(self) -> str:
         """In a word, for people."""
-        if self.done is not None:
+        if self.done is not None and (self.decision is None or self.done.how != "lost"):
             names = {"value": "done", "error": "failed", "before": "failed", "interrupted": "cancelled"}
             return names.get(self.done.how, self.done.how)
         if self.decision is not None:

@@ -19,6 +19,7 @@ from holdfast.run.arguments import Blocks, Stowed, fetch, stow
 from holdfast.run.effects import Effect
 from holdfast.run.ledger import Ledger
 from holdfast.run.order import Order
+from holdfast.run.outcomes import result_of
 from holdfast.run.past import LOST, Call
 from holdfast.run.positions import Lane
 from holdfast.run.records import Record, key_of
@@ -180,7 +181,7 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         at_us=(intent or done or _NEVER).at,
         condition=call.condition,
         args=lambda: TOOLS.as_called(call.tool, read(call.args) or {}),
-        result=(lambda: read(outcome.value)) if outcome is not None else None,
+        result=(lambda: result_of(outcome, blocks, registry, inert=inert)) if outcome is not None else None,
         error=done.fault[2] if done is not None and done.fault is not None else "",
         why=call.doubt.why if call.doubt is not None else "what was recorded is lost" if call.tool == LOST else "",
         last_progress=lambda: read(call.progress),

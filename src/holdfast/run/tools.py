@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection
 from types import CodeType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 
-from holdfast.errors import BadName, BadOption, FailedBeforeEffect, UnknownTool
+from holdfast.codec.types import Registry, declared_classes, default_name
+from holdfast.errors import BadName, BadOption, FailedBeforeEffect, Unencodable, UnknownTool
 from holdfast.run import faults
 from holdfast.run.arguments import Binder
 from holdfast.run.resilience import Breaker
@@ -51,6 +52,7 @@ class Tool:
         self.waits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         # The same for two loads of one definition, as by `python x.py` and by importing x.
         self.origin = (code.co_filename, function.__qualname__)
+        self._returns: list[type] | None = None  # the classes that its result is declared with
         self._check()
 
     def _check_given(self, options: dict[str, Any]) -> None:
@@ -118,6 +120,20 @@ class Tool:
             )
         if self.fallback is not None and inspect.iscoroutinefunction(self.fallback) and not self.waits:
             raise BadOption(f"{self.name}: the fallback of a plain tool cannot be async")
+
+    def check_result(self, registry: Registry) -> None:
+        """Raise where it is declared to return what could not be saved: before the call, not after it."""
+        if self._returns is None:
+            self._returns = declared_classes(self.function)
+        for kind in self._returns:
+            if registry.takes(kind):
+                continue
+            error = Unencodable(
+                f"it is declared to be a {default_name(kind)}, which nobody registered; it was not called",
+                hint=f"Decorate the class with @holdfast.register, or pass {registry.option}.",
+            )
+            error.root = f"the result of {self.name}"
+            raise error
 
     def is_answer(self, error: BaseException) -> bool:
         """Whether an exception is what the outside answered, not a failure to answer."""
