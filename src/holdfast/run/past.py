@@ -9,6 +9,7 @@ is lost may have said that something happened.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -60,6 +61,11 @@ class Call(Struct, eq=False):
     @property
     def args(self) -> Value:
         return (self.intent or self.done or _NOTHING).args
+
+    @property
+    def holes(self) -> list[list[Any]] | None:
+        """Parts of the arguments that are not written out (``arguments.fill``)."""
+        return self.done.holes if self.intent is None and self.done is not None else None
 
     @property
     def fingerprint(self) -> bytes:

@@ -15,7 +15,7 @@ from holdfast.codec.types import Registry
 from holdfast.errors import BadName, InDoubt
 from holdfast.run import records as rec
 from holdfast.run import secrets
-from holdfast.run.arguments import Blocks, Stowed, fetch, stow
+from holdfast.run.arguments import Blocks, Stowed, fetch, fill, stow
 from holdfast.run.effects import Effect
 from holdfast.run.ledger import Ledger
 from holdfast.run.order import Order
@@ -180,7 +180,7 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         attempt=call.attempts,
         at_us=(intent or done or _NEVER).at,
         condition=call.condition,
-        args=lambda: TOOLS.as_called(call.tool, read(call.args) or {}),
+        args=lambda: TOOLS.as_called(call.tool, fill(read(call.args) or {}, call.holes)),
         result=(lambda: result_of(outcome, blocks, registry, inert=inert)) if outcome is not None else None,
         error=done.fault[2] if done is not None and done.fault is not None else "",
         why=call.doubt.why if call.doubt is not None else "what was recorded is lost" if call.tool == LOST else "",
