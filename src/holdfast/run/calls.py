@@ -190,6 +190,6 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
             if tool.stream and tool.waits and call.done is not None:
                 yield HandOut(fetch(call.done.value, scope.ledger, scope.registry) or [])
             yield from cancelled_again(scope, lane, call)
-    scope.check_settled(tool.kind)
+    scope.check_settled(tool)
     tool.check_result(scope.registry)
     return (yield from Live(lane, tool, args, kwargs, arguments, mark, path, call).steps())

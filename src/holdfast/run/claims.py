@@ -22,6 +22,7 @@ from holdfast.run.order import Unordered
 from holdfast.run.past import LOST, Call, Past
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Host, Scope, now_us
+from holdfast.run.standing import OWN
 from holdfast.run.steps import Steps, drive
 from holdfast.run.tools import TOOLS, Tool
 
@@ -137,13 +138,14 @@ class Loop(Scope):
     # -- calls ----------------------------------------------------------------------------------------------
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:  # noqa: ARG002 - the fingerprint says it all
-        if tool.kind not in GUARDED:
+        if tool.name.startswith(OWN) and tool.kind == "read":
             return None
         with self.lock:
             self.read()
             if self._open:
                 drive(self.settling())
-            return self._claim(tool, mark, [call for call in self._left if call.tool in {tool.name, LOST}])
+            same = [call for call in self._left if call.tool in {tool.name, LOST}]
+            return self._claim(tool, mark, same) if tool.kind in GUARDED else None
 
     def kept(self, tool: Tool, mark: bytes) -> Call | None:
         """The same for a call in a run: only what a rollback left standing can answer it.
@@ -167,8 +169,8 @@ class Loop(Scope):
             raise self._maybe_repeated(tool, known)
         return None
 
-    def check_settled(self, kind: str = "write") -> None:
-        if kind in GUARDED:
+    def check_settled(self, tool: Tool | None = None) -> None:
+        if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for
             super().check_settled()
 
     def job(self, parent: Lane, first: tuple[str, bytes]) -> int:  # noqa: ARG002 - any number that is not taken will do

@@ -8,7 +8,6 @@ absent is believed only when nobody can still be doing it.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Generator
 from contextlib import suppress
 from typing import Any
@@ -22,7 +21,7 @@ from holdfast.run.faults import told
 from holdfast.run.outcomes import give, is_healed, lost
 from holdfast.run.past import LOST, Call
 from holdfast.run.scope import Scope, now_us
-from holdfast.run.steps import Write
+from holdfast.run.steps import Aside, Write, awaited
 from holdfast.run.tools import Tool
 
 REPEATABLE = frozenset({"read", "idempotent"})
@@ -38,20 +37,14 @@ class Ask:
         try:
             answer = self.probe(self.effect)
             if inspect.isawaitable(answer):
-                import asyncio
-
-                async def wait() -> Any:
-                    return await answer
-
-                return self._checked(asyncio.run(wait()))
+                answer = awaited(answer)
         except Exception as error:  # noqa: BLE001 - a probe that fails has not found out
             return Unknown(f"the probe failed: {told(error)}")
         return self._checked(answer)
 
     async def later(self) -> Any:
         if not inspect.iscoroutinefunction(self.probe):
-            asyncio = sys.modules["asyncio"]
-            return await asyncio.get_running_loop().run_in_executor(None, self.now)
+            return await Aside(self.now, "probe").begin()
         try:
             answer = await self.probe(self.effect)
         except Exception as error:  # noqa: BLE001 - as above

@@ -111,7 +111,7 @@ class Scope(ABC):
 
     # -- what both do ------------------------------------------------------------------------------------
 
-    def check_settled(self, kind: str = "write") -> None:  # noqa: ARG002 - a plain loop makes a difference
+    def check_settled(self, tool: Tool | None = None) -> None:  # noqa: ARG002 - a plain loop makes a difference
         """Raise while an effect is in doubt, or the run is put off: nothing new starts then."""
         if self.stopped:
             raise Suspended

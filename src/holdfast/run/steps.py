@@ -11,7 +11,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any
 
@@ -26,6 +26,7 @@ from holdfast.run.past import Call
 from holdfast.run.positions import Lane, within
 from holdfast.run.scope import Scope
 from holdfast.run.tools import Tool
+from holdfast.store.apart import off_loop
 
 
 class Request(ABC):
@@ -37,7 +38,7 @@ class Request(ABC):
     async def later(self) -> Any:
         """As now(), on another thread where it blocks. It is finished even when the caller is cancelled meanwhile."""
         asyncio = sys.modules["asyncio"]
-        doing = asyncio.get_running_loop().run_in_executor(None, copy_context().run, self.now)
+        doing = self.elsewhere()
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
@@ -47,6 +48,70 @@ class Request(ABC):
                 except asyncio.CancelledError:
                     continue
             raise
+
+    def elsewhere(self) -> Any:
+        """Begin it on another thread. What waits for the disk shares a few; code of the user gets one of its own."""
+        return off_loop(self.now)
+
+
+class Aside(threading.Thread):
+    """A thread for one call of user code, which may wait for anything."""
+
+    def __init__(self, function: Callable[[], Any], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._function, self._context = function, copy_context()
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._told: Any = None
+
+    def run(self) -> None:
+        try:
+            self._outcome = self._context.run(self._function), None
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+            self._outcome = None, error
+        if self._told is not None:
+            loop, future = self._told
+            with suppress(RuntimeError):  # the loop is closed by now
+                loop.call_soon_threadsafe(self._tell, future)
+
+    def _tell(self, future: Any) -> None:
+        if future.done():
+            return
+        value, error = self._outcome or (None, None)
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def wait(self, limit_s: float | None = None) -> Any:
+        """Do it, and block until it is done. Raises TimeoutError; the thread goes on then."""
+        self.start()
+        self.join(limit_s)
+        if self._outcome is None:
+            raise TimeoutError(f"{self.name} took longer than {limit_s:g} s")
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return value
+
+    def begin(self) -> Any:
+        """Do it; returns a future of the running loop."""
+        loop = sys.modules["asyncio"].get_running_loop()
+        future = loop.create_future()
+        self._told = loop, future
+        self.start()
+        return future
+
+
+def awaited(answer: Any) -> Any:
+    """What something awaitable comes to, in plain code: on a loop of its own, and where one runs here on a thread."""
+    import asyncio
+
+    async def wait() -> Any:
+        return await answer
+
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(wait())
+    return Aside(lambda: asyncio.run(wait()), "holdfast-await").wait()
 
 
 class Work(Request):
@@ -220,24 +285,9 @@ class Invoke(Request):
 
     def _within(self, limit_s: float) -> Any:
         """Call it in a thread of its own, because nothing stops a blocking call. One that takes longer goes on."""
-        outcome: list[Any] = []
-
-        def work() -> None:
-            try:
-                outcome.append((True, self.tool.function(*self.args, **self.kwargs)))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
-                outcome.append((False, error))
-
-        thread = threading.Thread(target=copy_context().run, args=(work,), name=f"tool {self.tool.name}", daemon=True)
-        thread.start()
-        thread.join(limit_s)
-        if not outcome:
-            self.effect.still = thread.is_alive
-            raise TimeoutError(f"{self.tool.name} took longer than {limit_s:g} s")
-        (fine, value), *_ = outcome
-        if fine:
-            return value
-        raise value
+        thread = Aside(lambda: self.tool.function(*self.args, **self.kwargs), self.tool.name)
+        self.effect.still = thread.is_alive
+        return thread.wait(limit_s)
 
 
 class Instead(Invoke):

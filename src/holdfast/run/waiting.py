@@ -20,7 +20,6 @@ first; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``live``, ``t
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -53,6 +52,7 @@ from holdfast.run.steps import (
     is_cancelled,
 )
 from holdfast.run.tools import Tool, tool
+from holdfast.store.apart import off_loop
 
 WAIT_MAX_S = 100 * 366 * 86_400.0
 """Longer than anybody waits, and far from the end of dates."""
@@ -215,7 +215,7 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
             return give(scope, what, path, call.outcome)
         if call.cancelled:
             yield from cancelled_again(scope, lane, call)
-    scope.check_settled("read")
+    scope.check_settled(what)
     if not scope.run_id:
         scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
     known = _recorded(scope, path, kind, name, limit_s)
@@ -306,11 +306,10 @@ class Until(Request):
         return not self.found
 
     async def later(self) -> bool:
-        loop = sys.modules["asyncio"].get_running_loop()
         while True:
             # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
             on_disk = self.began.what == "signal"
-            pause_s = await loop.run_in_executor(None, self._look) if on_disk else self._look()
+            pause_s = await off_loop(self._look) if on_disk else self._look()
             if pause_s is None:
                 return not self.found
             await self.clock.asleep(pause_s)
