@@ -67,6 +67,9 @@ class Bench:
 
         return write
 
+    def difference(self, identity):
+        return []
+
     def saved(self, identity):
         return Saved(identity)
 

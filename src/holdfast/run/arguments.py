@@ -329,3 +329,45 @@ def _put(holder: Any, path: list[Any], value: Any) -> Any:
         return (*holder[:first], _put(holder[first], rest, value), *holder[first + 1 :])
     holder[first] = _put(holder[first], rest, value)
     return holder
+
+
+# -- what differs ---------------------------------------------------------------------------------------------
+
+_DIFFERENCES_MAX = 3
+_SHOWN_MAX = 60
+_NONE: Any = object()
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """The first few places at which two values differ, as ``offer.price: 1.2 -> 1.3``."""
+    found: list[str] = []
+    _differ(old, new, where, found)
+    more = len(found) - _DIFFERENCES_MAX
+    return [*found[:_DIFFERENCES_MAX], f"and {more} more"] if more > 0 else found
+
+
+def _differ(old: Any, new: Any, where: str, found: list[str]) -> None:
+    if isinstance(old, Passed):
+        if not isinstance(new, Node):
+            found.append(f"{where}: {old!r} -> {_brief(new)}")
+        elif digest_of("holdfast.value", new._doc.encoding(new)) != old.digest:
+            found.append(f"{where}: {old!r} -> {len(new):,} items")  # type: ignore[arg-type] # containers have one
+        return
+    old, new = (one._doc.plain(one) if isinstance(one, Node) else one for one in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            name = str(key) if isinstance(key, str) and key.isidentifier() else f"[{key!r:.40}]"
+            joined = f"{where}{'.' if where and not name.startswith('[') else ''}{name}"
+            _differ(old.get(key, _NONE), new.get(key, _NONE), joined, found)
+    elif isinstance(old, list | tuple) and type(old) is type(new) and len(old) == len(new):
+        for at, pair in enumerate(zip(old, new, strict=True)):
+            _differ(*pair, f"{where}[{at}]", found)
+    elif type(old) is not type(new) or old != new:
+        found.append(f"{where}: {_brief(old)} -> {_brief(new)}")
+
+
+def _brief(value: Any) -> str:
+    if value is _NONE:
+        return "(not there)"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 1]}…"

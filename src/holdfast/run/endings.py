@@ -87,7 +87,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
         return _given(scope, child, path, call.outcome, None)
     if call is not None and call.cancelled:
         yield from cancelled_again(scope, lane, call)
-    scope.check_settled("read")
+    scope.check_settled(what)
     done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
     done.args = stow(arguments, scope.registry).value
     with scope.lock:

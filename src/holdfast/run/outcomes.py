@@ -7,6 +7,7 @@ is made of the same parts as when the run is executed again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec.types import Registry, default_name
@@ -168,11 +169,11 @@ def together(*parts: Stowed | None) -> Stowed:
     return Stowed(None, nodes, chunks)
 
 
-def diverged(path: str, expected: str, actual: str) -> Diverged:
-    return Diverged(
-        f"the program does not do what is recorded at {path}\n  expected: {expected}\n  actual:   {actual}",
-        path=path,
-        expected=expected,
-        actual=actual,
-        hint="Run the code that made the record, or mark an intended change with agent.version(name).",
-    )
+def diverged(path: str, expected: str, actual: str, differs: Sequence[str] = ()) -> Diverged:
+    """``differs`` are the places at which what was expected and what was found are not the same."""
+    text = f"the program does not do what is recorded at {path}\n  expected: {expected}\n  actual:   {actual}"
+    hint = "Run the code that made the record, or mark an intended change with agent.version(name)."
+    if differs:
+        text += f"\n  differs:  {'; '.join(differs)}"
+        hint = f"Time or random between calls? Use agent.now(), agent.random() or agent.uuid(). Otherwise: {hint}"
+    return Diverged(text, path=path, expected=expected, actual=actual, hint=hint)

@@ -29,7 +29,7 @@ from holdfast.errors import (
 )
 from holdfast.run import records as rec
 from holdfast.run import secrets, waiting
-from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.arguments import Stowed, differences, fetch, fill, fingerprint, stow
 from holdfast.run.changes import compare, config_of
 from holdfast.run.choosing import ARGUMENTS, choose, mark_of
 from holdfast.run.claims import Loop
@@ -84,6 +84,9 @@ class RunHost(Host, Protocol):
     def state_digest(self) -> bytes:
         """Of the live state."""
 
+    def difference(self, id: bytes) -> list[str]:
+        """What differs between that checkpoint's state and the live one, for people."""
+
     def saved(self, id: bytes) -> Saves:
         """A checkpoint that was taken before; the changes that led to it are recorded there already."""
 
@@ -133,7 +136,8 @@ class Run(Scope):
         if call.tool == tool.name and call.fingerprint == mark:
             return call
         self._waiting[path] = call
-        error = diverged(path, self.describe(call), describe(tool.name, arguments))
+        differs = differences(self.arguments(call), arguments) if call.tool == tool.name else ()
+        error = diverged(path, self.describe(call), describe(tool.name, arguments), differs)
         if call.tool == LOST:
             error.hint = "What was recorded of this call, besides its outcome, is lost. Roll back to before it."
         self._cut(error)
@@ -159,11 +163,15 @@ class Run(Scope):
         self.order.drop(inside for inside in self.past.completed if inside.startswith(f"{path}/"))
 
     def describe(self, call: Call) -> str:
+        return describe(call.tool, self.arguments(call))
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        """The recorded arguments of a call, to be shown."""
         try:
-            arguments = fetch(call.args, self.ledger, self.registry, inert=True)
+            found = fill(fetch(call.args, self.ledger, self.registry, inert=True), call.holes)
         except Exception as error:  # noqa: BLE001 - it is only to be shown
-            arguments = {"?": type(error).__name__}
-        return describe(call.tool, arguments if isinstance(arguments, dict) else {})
+            found = {"?": type(error).__name__}
+        return found if isinstance(found, dict) else {}
 
     def check_reached(self) -> None:
         """Raise when the function has ended without doing what is recorded."""
@@ -249,7 +257,8 @@ class Run(Scope):
         actual = self.host.state_digest()
         if actual != found.digest:
             self._saves[path] = found
-            raise diverged(path, f"state {found.digest.hex()[:16]}", f"state {actual.hex()[:16]}")
+            shown = f"state {found.digest.hex()[:16]}", f"state {actual.hex()[:16]}"
+            raise diverged(path, *shown, self.host.difference(found.id))
         return self.host.saved(found.id)
 
 
