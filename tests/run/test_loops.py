@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
+import pytest
+
 import holdfast
+from holdfast import errors
 from holdfast.run.clock import Clock
+from holdfast.run.order import watch
 
 
 @holdfast.tool(effect="idempotent", name="loops.put")
@@ -96,3 +101,74 @@ def test_the_time_that_an_agent_is_told_is_its_clocks(opened):
 class Noon(Clock):
     def wall_us(self):
         return round(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp() * 1e6)
+
+
+# -- other loops ------------------------------------------------------------------------------------------------
+
+
+@holdfast.tool(effect="read", name="loops.look")
+async def look(group, number):
+    made.append((group, number))
+    await asyncio.sleep(random.random() * 0.003)
+    return group * 100 + number
+
+
+made = []
+
+
+def fanned_out(end):
+    async def fan_out(agent):
+        agent.state["log"] = []
+
+        async def leaf(group, number):
+            try:
+                agent.state["log"].append(await look(group, number))
+                if number == 2:
+                    raise LookupError(group)
+                agent.state["log"].append(await look(group, number + 10))
+            except asyncio.CancelledError:
+                agent.state["log"].append(("cancelled", group, number))
+                raise
+
+        async def group(number):
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for leaf_number in range(5):
+                        tasks.create_task(leaf(number, leaf_number))
+            except* LookupError:
+                agent.state["log"].append(("failed", number))
+
+        await asyncio.gather(*(group(number) for number in range(5)))
+        log = list(agent.state["log"])
+        if end:
+            end.append(log)
+            raise KeyboardInterrupt
+        return log
+
+    return fan_out
+
+
+@pytest.mark.parametrize("first", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("second", ["asyncio", "uvloop"])
+def test_an_async_run_replays_the_same_on_either_loop(opened, first, second):
+    makers = {"asyncio": asyncio.new_event_loop, "uvloop": pytest.importorskip("uvloop").new_event_loop}
+
+    def execute(maker, work):
+        with asyncio.Runner(loop_factory=makers[maker]) as runner:
+            return runner.run(opened().arun(work, id="r"))
+
+    end = ["at the end"]
+    with pytest.raises(KeyboardInterrupt):
+        execute(first, fanned_out(end))
+    made.clear()
+    assert execute(second, fanned_out([])) == end[1]
+    assert not made
+
+
+def test_a_loop_that_does_not_show_when_it_rests_is_refused(opened):
+    class Closed:
+        __slots__ = ()
+        call_soon = None
+
+    with pytest.raises(errors.BadOption, match="asyncio and uvloop"):
+        watch(Closed())

@@ -115,8 +115,6 @@ class Live:
                 self.gate.released(self)
             with scope.lock:
                 scope.live -= 1
-            # The effect refers to this object and may live on. The lane must not: its end is that of a thread's job.
-            del self.lane
 
     def _attempts(self) -> Steps:
         tool, call, effect = self.tool, self.call, self.effect
@@ -273,7 +271,7 @@ class Live:
             stowed = together(self.packed.stowed, stowed)
         self.call.done = done
         self.scope.complete(done, stowed)
-        yield Turn(self.scope, self.path, self.lane, flush=self.call.number > 0)
+        yield Turn(self.scope, self.path, flush=self.call.number > 0)
 
     def _succeed(self, value: Any, how: str = "value") -> Steps:
         try:
@@ -330,7 +328,7 @@ class Live:
             self.effect.condition = "running"
             return None
         scope.complete(decision, stowed)
-        yield Turn(scope, self.path, self.lane, flush=True)
+        yield Turn(scope, self.path, flush=True)
         return (give(scope, self.tool, self.path, decision, stowed),)
 
     def _leave_open(self, why: str) -> None:
@@ -351,12 +349,15 @@ class Live:
     def _cancelled(self) -> Steps:
         """The caller was cancelled at some point of the call, and that was no outcome."""
         call = self.call
-        if call.doubt is None:
+        if call.doubt is None and self.scope.given_up:
+            if call.number and self.tool.kind == "write":  # it was not called, and the run will come by here again
+                self.scope.write(self._done("before"), flush=True)
+        elif call.doubt is None:
             items = None
             if self.given:
                 with suppress(Unencodable):  # nobody is left to be told
                     items = self._stowed(self.given)
             done = self._done("cancelled", items.value if items is not None else None)
-            yield from cancelled(self.scope, self.lane, done, together(self.packed.stowed, items))
+            yield from cancelled(self.scope, done, together(self.packed.stowed, items))
         elif call not in self.scope.unsettled:  # nobody has found out about it yet
             self.scope.unsettled.append(call)

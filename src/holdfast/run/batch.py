@@ -91,6 +91,7 @@ class Batch:
         self._past = Past()
         self._left: Iterator[int] = iter(())
         self._lock = threading.Lock()
+        self._begun: set[Item] = set()  # those that are executed now
 
     # -- all of it --------------------------------------------------------------------------------------------
 
@@ -133,8 +134,12 @@ class Batch:
 
         tasks = [asyncio.ensure_future(work()) for _ in range(self._wanted)]
         try:
-            await asyncio.gather(*tasks)
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in ended:
+                task.result()
         except BaseException:
+            for item in self._begun:
+                item.give_up()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -209,6 +214,7 @@ class Batch:
         elif (note := this.resumed(now_us())) is not None:
             ledger.append(note)
         run = Item(host, self._past, this, strict=self.made.strict)
+        self._begun.add(run)
         try:
             left = yield from settle_all(run, this.open_calls(), TOOLS.find)
             if left:
@@ -225,6 +231,7 @@ class Batch:
             raise
         finally:
             run.ended = True
+            self._begun.discard(run)
 
 
 def run_id(key: str) -> str:

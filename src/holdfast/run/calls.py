@@ -20,7 +20,7 @@ from holdfast.run.doubt import recall
 from holdfast.run.outcomes import give
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope
-from holdfast.run.steps import HandOut, Invoke, Keep, Steps, Turn, cancelled_again, drive, drive_later
+from holdfast.run.steps import Aside, HandOut, Invoke, Keep, Steps, Turn, cancelled_again, drive, drive_later
 from holdfast.run.tools import Tool
 from holdfast.store.room import FRAMES, check_room
 
@@ -38,6 +38,14 @@ async def later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     lane = place(tool.name, tool.kind)
     if lane is None or tool.kind == "local":
         return await tool.function(*args, **kwargs)
+    return await drive_later(perform(lane, tool, args, kwargs))
+
+
+async def aside(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call a plain tool in async code, on a thread of its own; its position is the caller's."""
+    lane = place(tool.name, tool.kind)
+    if lane is None or tool.kind == "local":
+        return await Aside(lambda: tool.function(*args, **kwargs), tool.name).begin()
     return await drive_later(perform(lane, tool, args, kwargs))
 
 
@@ -137,11 +145,7 @@ def _abandon(steps: Steps, given: list[Any]) -> None:
     try:
         request = steps.send(given)
         while True:
-            if isinstance(request, Turn):
-                request.at_once()
-                request = steps.send(None)
-            else:
-                request = steps.send(request.now())
+            request = steps.send(request.now())
     except StopIteration:
         pass
 
@@ -177,19 +181,18 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
         raise
     secrets.refuse(scope.agent, f"the arguments of {tool.name}", arguments)
     path = lane.take(tool.name, mark)
-    scope.order.called(lane)
     call = scope.recorded(path, tool, mark, arguments)
     if call is not None:
         outcome = call.outcome
         if outcome is not None:
             if tool.stream and not call.lost:
                 yield HandOut(fetch(outcome.value, scope.ledger, scope.registry) or [])
-            yield Turn(scope, path, lane)
+            yield Turn(scope, path)
             return (yield from recall(scope, tool, call)) if call.lost else give(scope, tool, path, outcome)
         if call.cancelled:
             if tool.stream and tool.waits and call.done is not None:
                 yield HandOut(fetch(call.done.value, scope.ledger, scope.registry) or [])
-            yield from cancelled_again(scope, lane, call)
+            yield from cancelled_again(scope, call)
     scope.check_settled(tool)
     tool.check_result(scope.registry)
     return (yield from Live(lane, tool, args, kwargs, arguments, mark, path, call).steps())

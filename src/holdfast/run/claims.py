@@ -45,7 +45,6 @@ class Loop(Scope):
         self._since = since
         self.since = since  # where the program last took a checkpoint itself: what steps.Keep goes by
         self._checkpoint = checkpoint
-        self._jobs = 0
         self._known = False
         self._open: list[Call] = []
         self._left: list[Call] = []  # not claimed yet
@@ -172,11 +171,6 @@ class Loop(Scope):
     def check_settled(self, tool: Tool | None = None) -> None:
         if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for
             super().check_settled()
-
-    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:  # noqa: ARG002 - any number that is not taken will do
-        with self.lock:
-            self._jobs += 1
-            return self._jobs - 1
 
     def _maybe_repeated(self, tool: Tool, calls: list[Call]) -> MaybeRepeated:
         effects = tuple(map(self.effect_of, calls))

@@ -22,9 +22,6 @@ from holdfast.run.records import Record, Value
 SETTLED = frozenset({"value", "error", "lost", "fallback"})
 """Outcomes that were given to the program."""
 
-CANCELLED = frozenset({"cancelled", "interrupted"})
-"""The program gave up the call. Interrupted: while somebody gave up the run itself, perhaps from outside."""
-
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
 _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
 
@@ -87,7 +84,7 @@ class Call(Struct, eq=False):
     @property
     def cancelled(self) -> bool:
         """Whether the program did not wait for an outcome."""
-        return self.done is not None and self.done.how in CANCELLED
+        return self.done is not None and self.done.how == "cancelled"
 
     @property
     def open(self) -> bool:
@@ -100,7 +97,7 @@ class Call(Struct, eq=False):
     def condition(self) -> str:
         """In a word, for people."""
         if self.done is not None and (self.decision is None or self.done.how != "lost"):
-            names = {"value": "done", "error": "failed", "before": "failed", "interrupted": "cancelled"}
+            names = {"value": "done", "error": "failed", "before": "failed"}
             return names.get(self.done.how, self.done.how)
         if self.decision is not None:
             return {"found": "done", "done": "done"}.get(self.decision.how, "not done")
@@ -123,9 +120,7 @@ class RunPast:
         self.saved: dict[str, rec.Saved] = {}
         self.waits: dict[str, rec.Wait] = {}
         self.notes: dict[str, rec.Note] = {}  # by path
-        self.free: set[str] = set()  # paths of calls whose order of completion does not count
-        self._order: dict[str, int] = {}  # the others', each with the number of the record that completed it
-        self._saved: dict[str, int] = {}  # path -> number
+        self._order: dict[str, None] = {}  # paths in the order in which they completed
 
     @property
     def id(self) -> str:
@@ -168,15 +163,13 @@ class RunPast:
         if isinstance(record, _OF_CALLS):
             self._call(number, record)
         elif isinstance(record, rec.Saved):
-            self.saved[record.path], self._saved[record.path] = record, number
+            self.saved[record.path] = record
         elif isinstance(record, rec.Wait):
             self.waits[record.path] = record
             self.end = None
         elif isinstance(record, rec.Note):
             if record.what == "resume":
-                self._resume()
-            elif record.what == "interrupted":
-                self._forget_since(int(record.name))
+                self.end = None
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -193,28 +186,22 @@ class RunPast:
             call = self.calls[record.path] = Call(record.run, record.path)
         if call.cancelled or isinstance(record, rec.Intent):  # of an earlier execution; now it is made again
             self._order.pop(record.path, None)
-            self.free.discard(record.path)
         add_to(call, number, record)
         if call.outcome is not None or call.cancelled:
-            self._order.setdefault(record.path, number)
+            self._order.setdefault(record.path)
 
     def _finish(self, record: rec.End) -> None:
         self.end = record
         if record.how == "failed":
             # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done anew.
             # What was cancelled then will not be, should this one go well.
-            for path in self._forget_last(CANCELLED | {"error"}):
+            for path in self._forget_last({"cancelled", "error"}):
                 self.waits.pop(path, None)  # one that timed out is begun anew
 
     def resumed(self, at: int) -> rec.Note | None:
         """The run goes on: what is to be recorded about that, if anything."""
-        before = self.condition
-        return rec.Note(at, self.id, "resume", before) if self._resume() or before else None
-
-    def _resume(self) -> list[str]:
-        """Nobody will give up the run again at the same point. Calls that came to nothing by that are made again."""
-        self.end = None
-        return self._forget_last(frozenset({"interrupted"}))
+        before, self.end = self.condition, None
+        return rec.Note(at, self.id, "resume", before) if before else None
 
     def _forget_last(self, hows: Collection[str]) -> list[str]:
         """Forget the calls that completed last, as far as all of them ended in one of these ways."""
@@ -227,21 +214,6 @@ class RunPast:
         for path in gone:
             del self.calls[path], self._order[path]
         return gone
-
-    def _forget_since(self, number: int) -> None:
-        """The run was given up at this point, and went on for a moment to clean up.
-
-        It will come by here again, without that. What it changed outside remains done; the order of that is no longer
-        the one in which the program will ask for it.
-        """
-        for path in [path for path, at in self._order.items() if at > number]:
-            if self.calls[path].cancelled or self.calls[path].read:
-                del self.calls[path]
-            else:
-                self.free.add(path)
-            del self._order[path]
-        for path in [path for path, at in self._saved.items() if at > number]:
-            del self.saved[path], self._saved[path]
 
 
 def filled(left: Mapping[int, Record], lost: Sequence[int], line: int) -> Iterator[tuple[int, Record]]:

@@ -21,7 +21,6 @@ from holdfast.run.ledger import Ledger
 from holdfast.run.order import Order
 from holdfast.run.outcomes import result_of
 from holdfast.run.past import LOST, Call
-from holdfast.run.positions import Lane
 from holdfast.run.records import Record, key_of
 from holdfast.run.tools import TOOLS, Tool
 
@@ -76,7 +75,7 @@ class Scope(ABC):
         self.lock = threading.RLock()
         self.unsettled: list[Call] = []
         self.live = 0  # calls that are under way outside
-        self.given_up: int | None = None  # the number of the last record before somebody gave up the run
+        self.given_up = False  # somebody has cancelled the run itself: nothing more is recorded
         self.taken: set[bytes | int] = set()  # signals that this line has received
         self.waits = True  # whether a wait blocks; otherwise the run is put off
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
@@ -93,21 +92,10 @@ class Scope(ABC):
     def several(self) -> None:
         self.order.several()
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether somebody is ending the whole of it at this moment, from outside or by a limit of its own."""
-        return False
-
-    def look_up(self) -> None:
-        """Remember where it was given up, until the program goes on after all."""
-        if not self.is_given_up:
-            self.given_up = None
-        elif self.given_up is None:
-            self.given_up = self.ledger.count
-
-    @abstractmethod
-    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:
-        """The number of a lane that begins with this call."""
+    def give_up(self) -> None:
+        """Somebody cancels the run itself. It will be executed again, and come by here without that."""
+        self.given_up = True
+        self.order.give_up()
 
     # -- what both do ------------------------------------------------------------------------------------
 
@@ -141,7 +129,6 @@ class Scope(ABC):
     def complete(self, record: rec.Done | rec.Decision, stowed: Stowed | None = None) -> int:
         """Append an outcome and give it its place in the order of completions."""
         with self.lock:
-            self.look_up()
             number = self.write(record, stowed)
             self.order.enter(record.path)
             return number

@@ -139,20 +139,11 @@ class Write(Request):
 class Turn(Request):
     """Wait for one's place among the completions; with ``flush`` also until what was recorded is durable."""
 
-    def __init__(self, scope: Scope, path: str, lane: Lane, *, flush: bool = False) -> None:
-        self.scope, self.order, self.path, self.lane = scope, scope.order, path, lane
+    def __init__(self, scope: Scope, path: str, *, flush: bool = False) -> None:
+        self.scope, self.order, self.path = scope, scope.order, path
         self.flush = flush
 
     def now(self) -> None:
-        asyncio = sys.modules.get("asyncio")
-        if asyncio is not None and asyncio._get_running_loop() is not None:
-            self.at_once()
-        else:
-            self._flush()
-            self.order.wait(self.path, self.lane)
-
-    def at_once(self) -> None:
-        """Do not wait for it: nothing else can happen meanwhile."""
         self._flush()
         self.order.now(self.path)
 
@@ -263,44 +254,48 @@ class Invoke(Request):
         self.given: list[Any] = []  # what a stream has handed out
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """The context of the tool's body."""
+    def inside(self, owner: Any = None) -> Iterator[None]:
+        """The context of the tool's body. ``owner`` is the flow of control that executes it, if not the caller's."""
         token = EFFECT.set(self.effect)
         try:
-            with within(self.lane.body(self.effect.path, self.tool.name)):
+            with within(self.place(owner)):
                 yield
         finally:
             EFFECT.reset(token)
 
+    def place(self, owner: Any) -> Lane:
+        """The lane of what it calls."""
+        return self.lane.body(self.effect.path, self.tool.name, owner)
+
     def now(self) -> Any:
+        if self.tool.timeout_s is not None and not self.tool.stream:
+            # In a thread of its own, because nothing stops a blocking call. One that takes longer goes on.
+            return self._aside().wait(self.tool.timeout_s)
         with self.inside():
-            if self.tool.timeout_s is None or self.tool.stream:
-                return self.tool.function(*self.args, **self.kwargs)
-            return self._within(self.tool.timeout_s)
+            return self.tool.function(*self.args, **self.kwargs)
 
     async def later(self) -> Any:
-        with self.inside():
-            async with sys.modules["asyncio"].timeout(self.tool.timeout_s):
+        async with sys.modules["asyncio"].timeout(self.tool.timeout_s):
+            if not self.tool.waits:  # a plain tool that is not to block the loop
+                return await self._aside().begin()
+            with self.inside():
                 return await self.tool.function(*self.args, **self.kwargs)
 
-    def _within(self, limit_s: float) -> Any:
-        """Call it in a thread of its own, because nothing stops a blocking call. One that takes longer goes on."""
-        thread = Aside(lambda: self.tool.function(*self.args, **self.kwargs), self.tool.name)
+    def _aside(self) -> Aside:
+        def call() -> Any:
+            with self.inside(threading.get_ident()):
+                return self.tool.function(*self.args, **self.kwargs)
+
+        thread = Aside(call, self.tool.name)
         self.effect.still = thread.is_alive
-        return thread.wait(limit_s)
+        return thread
 
 
 class Instead(Invoke):
     """Call the tool's fallback, in a lane of its own below the call."""
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        token = EFFECT.set(self.effect)
-        try:
-            with within(self.lane.body(self.effect.path, self.tool.name).step("fallback")):
-                yield
-        finally:
-            EFFECT.reset(token)
+    def place(self, owner: Any) -> Lane:
+        return super().place(owner).step("fallback")
 
     def now(self) -> Any:
         with self.inside():
@@ -325,31 +320,31 @@ def is_cancelled(error: BaseException) -> bool:
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
-def cancelled(scope: Scope, lane: Lane, done: rec.Done, stowed: Stowed | None = None) -> Steps:
-    """The caller of what ``done`` stands for was cancelled: record that, and let it be told when it is its turn."""
-    if scope.ended:  # what is left over when a run has ended is no part of it
+def cancelled(scope: Scope, done: rec.Done, stowed: Stowed | None = None) -> Steps:
+    """The program gave up what ``done`` stands for: record that, and let its caller be told when it is its turn."""
+    if scope.ended or scope.given_up:  # what is left over when a run has ended, or is cancelled, is no part of it
         return
     asyncio = sys.modules["asyncio"]
     task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
     if task is None or not task.cancelling():  # nobody cancelled the caller: the tool raised it by itself
         done.fault = ("", "CancelledError", "", None)
-    done.how = "interrupted" if scope.is_given_up else "cancelled"
+    done.how = "cancelled"
     done.at = clock_of(scope.agent).wall_us()
     scope.complete(done, stowed)
-    yield Turn(scope, done.path, lane)
+    yield Turn(scope, done.path)
 
 
-def cancelled_again(scope: Scope, lane: Lane, call: Call) -> Steps:
+def cancelled_again(scope: Scope, call: Call) -> Steps:
     """A call that was cancelled when it was recorded ends so again. In plain code it returns, and the call is made."""
     done = call.done
     if done is None or done.fault is not None:
-        yield Turn(scope, call.path, lane)
+        yield Turn(scope, call.path)
         raise sys.modules["asyncio"].CancelledError
     try:
         yield Park(scope, call.path, max(0, done.at - done.started) / 1e6 if done.started else 0.0)
     except BaseException as error:
         if is_cancelled(error):
-            yield Turn(scope, call.path, lane)
+            yield Turn(scope, call.path)
         raise
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from types import CodeType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 
@@ -174,6 +174,8 @@ class Recorded(Protocol[P, R]):
     tool: Tool
     direct: Callable[P, R]
     """The function itself: what it does is not recorded."""
+    acall: Callable[P, Awaitable[R]]
+    """For a plain function in async code: the same call, on another thread than the event loop's."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
@@ -320,10 +322,16 @@ def _wrapper(made: Tool) -> Callable[..., Any]:
         async def later(*args: Any, **kwargs: Any) -> Any:
             return await calls.later(made, args, kwargs)
 
+        later.acall = later  # type: ignore[attr-defined] # functions may have attributes
         return later
 
     @functools.wraps(function)
     def now(*args: Any, **kwargs: Any) -> Any:
         return calls.now(made, args, kwargs)
 
+    @functools.wraps(function)
+    async def aside(*args: Any, **kwargs: Any) -> Any:
+        return await calls.aside(made, args, kwargs)
+
+    now.acall = aside  # type: ignore[attr-defined] # as above
     return now

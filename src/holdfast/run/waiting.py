@@ -207,14 +207,13 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
     scope: Scope = lane.scope
     mark = fingerprint(arguments, scope.registry)
     path = lane.take(what.name, mark)
-    scope.order.called(lane)
     call = scope.recorded(path, what, mark, arguments)
     if call is not None:
         if call.outcome is not None:
-            yield Turn(scope, path, lane)
+            yield Turn(scope, path)
             return give(scope, what, path, call.outcome)
         if call.cancelled:
-            yield from cancelled_again(scope, lane, call)
+            yield from cancelled_again(scope, call)
     scope.check_settled(what)
     if not scope.run_id:
         scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
@@ -242,12 +241,12 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
             break
     except BaseException as error:
         if scope.run_id and is_cancelled(error):
-            yield from cancelled(scope, lane, done)
+            yield from cancelled(scope, done)
         raise
     done.at = clock_of(scope.agent).wall_us()
     if scope.run_id or done.event:
         scope.complete(done, stowed)
-        yield Turn(scope, path, lane, flush=True)
+        yield Turn(scope, path, flush=True)
     if done.fault is not None:
         raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
     return fetch(done.value, Local(stowed), scope.registry)
