@@ -101,7 +101,7 @@ def holdfast_work(kind: str, folder: Path) -> Do:
                 if effect.condition == "in doubt" and trip.ref(effect.args["what"]) in trip.told:
                     agent.resolve(effect, trip.told[trip.ref(effect.args["what"])], result=0, why="looked")  # type: ignore[arg-type]
             try:
-                agent.run(travel, id="one")
+                agent.run(travel.options(id="one"))
             except holdfast.InDoubt as error:
                 say("doubt", json.dumps([trip.ref(effect.args["what"]) for effect in error.effects]))
                 return

@@ -77,7 +77,7 @@ def run_holdfast(job: Job, watch: Watch) -> Callable[[], int]:
 
     def run() -> int:
         with holdfast.open(Path(job["folder"]) / "store") as store:
-            return store.agent("bench").run(work, job["count"], id="one")
+            return store.agent("bench").run(work.options(id="one"), job["count"])
 
     return run
 

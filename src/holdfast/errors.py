@@ -26,7 +26,8 @@ The second level groups errors by what a handler would do:
         InDoubt           nobody can know whether an effect happened (effects)
         MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
         Diverged          the program does not do what it did when it was recorded (path, expected, actual)
-        RunUnfinished     another run of this agent has not ended (run)
+        RunUnfinished     a run of this agent has not ended, and nothing else is done on its branch (run)
+        RunEnded          a run has ended, and is not begun anew by itself (run, status)
         RollbackBlocked   effects stand in the way of a rollback, or could not be undone (blocked, remaining)
         RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
         Cancelled         a run was cancelled
@@ -281,13 +282,24 @@ class Diverged(Outcome):
 
 
 class RunUnfinished(Outcome):
-    """The agent has a run that has not ended, with another function or other arguments. ``run`` is its id."""
+    """The branch belongs to a run that has not ended, ``run``: nothing else was begun, done or saved there."""
 
     kind = "run-unfinished"
 
     def __init__(self, message: str, *, run: str = "", hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.run = run
+
+
+class RunEnded(Outcome):
+    """The run has ended: it is neither resumed nor begun anew. ``run`` is its id, ``status`` says how it ended."""
+
+    kind = "run-ended"
+
+    def __init__(self, message: str, *, run: str = "", status: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.run = run
+        self.status = status
 
 
 class Waiting(Outcome):
@@ -593,3 +605,7 @@ class DumpFailed(Unavailable):
 
 class DetachedChange(UserWarning):
     """A container that was put into the state has changed outside it since; that change is not saved."""
+
+
+class UnsavedChanges(UserWarning):
+    """``with agent:`` has ended, and the state has changes that no checkpoint has."""

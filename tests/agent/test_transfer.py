@@ -435,7 +435,7 @@ def test_a_signal_that_was_received_is_not_received_again(stores):
     source.agent("trip")
     source.signal("trip", "go", 1)
     with pytest.raises(holdfast.Waiting), source.agent("trip") as agent:
-        agent.run(wait, wait=False)
+        agent.run(wait.options(wait=False))
     source.push(dest, ["trip"])
     dest.signal("trip", "go", 2)
     with dest.agent("trip") as there:

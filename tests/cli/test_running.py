@@ -527,7 +527,7 @@ def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil,
             agent.wait_for(EVIL)
         with holdfast.open() as store:
             try:
-                store.agent("a").run(run, wait=False)
+                store.agent("a").run(run.options(wait=False))
             except holdfast.Waiting:
                 pass
     """)

@@ -428,7 +428,7 @@ def live_on(path: Path) -> None:
         first.mark("edited", "corrupt", "another test said so")
         first.tag("kept", "later")
         first.untag("moving")
-        store.agent("actor").run(rich.journey, 3, id="two")
+        store.agent("actor").run(rich.journey.options(id="two"), 3)
     for name in ("store.db-wal", "store.db-shm"):
         (path / name).unlink(missing_ok=True)
 

@@ -234,15 +234,15 @@ def life(path: str, job: dict[str, Any]) -> None:
     MOMENTS.pass_by(START, "")
     try:
         if scene == "safe":
-            result = agent.run(safe, name, id="one")
+            result = agent.run(safe.options(id="one"), name)
         elif scene == "many":
-            result = asyncio.run(agent.arun(many, name, id="one"))
+            result = asyncio.run(agent.arun(many.options(id="one"), name))
         elif scene == "bare":
             for effect in agent.effects():
                 if effect.condition == "in doubt" and effect.args["ref"] in job["told"]:
                     known = job["told"][effect.args["ref"]]
                     agent.resolve(effect, known, result={"ref": effect.args["ref"]}, why="looked at the books")
-            result = agent.run(bare, name, id="one")
+            result = agent.run(bare.options(id="one"), name)
         elif scene == "loop":
             result = loop(store, name)
         elif scene == "map":
@@ -271,7 +271,7 @@ def back(agent: holdfast.Agent) -> str:
     try:
         agent.rollback("start")  # even from there: there may be something to undo that no checkpoint knows
     except holdfast.errors.RollbackBlocked:  # a keyed call was cut off: nobody can tell, but it can be finished
-        agent.run(safe, agent.name, id="one")
+        agent.run(safe.options(id="one"), agent.name)
         agent.rollback("start")
     return str(agent.head.label)
 

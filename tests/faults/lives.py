@@ -54,7 +54,7 @@ def grown(folder: Path, ledger: Ledger) -> None:
         side.agent.close()
         hand.back(made)
         actor = store.agent("actor")
-        actor.run(script.journey, 2, id="one")
+        actor.run(script.journey.options(id="one"), 2)
         actor.close()
 
 
@@ -86,7 +86,7 @@ def damaged(folder: Path, ledger: Ledger) -> None:
             for number in range(6):
                 agent.mark(agent.checkpoint(f"step {number}"), "suspect", "it may be")
             actor = store.agent("actor")
-            actor.run(script.journey, 2, id="one")
+            actor.run(script.journey.options(id="one"), 2)
             if not key:
                 store.tier(folder / "cold")
             packs = [folder / name / "packs" / file_name(pack) for pack in store._db.view.packs()]

@@ -125,9 +125,9 @@ def write(store: holdfast.Store) -> None:
         second.checkpoint()
     store.agent("empty")
     actor = store.agent("actor")
-    actor.run(journey, 2, id="one")
+    actor.run(journey.options(id="one"), 2)
     other = actor.branch("other way", at="booked 0")  # inherits a part of the line
-    other.run(journey, 2, id="one")  # goes on from there
+    other.run(journey.options(id="one"), 2)  # goes on from there
     store.signal("actor", "go on", {"with": "care"})
     store.clone("second", "heir")
     short = store.agent("short")

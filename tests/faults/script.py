@@ -279,7 +279,7 @@ def branches(hand: Hand, early: holdfast.Checkpoint) -> None:
 
 def effects(store: holdfast.Store, ledger: Ledger, mark: str) -> None:
     agent = store.agent(f"actor-{mark}")
-    agent.run(journey, 2, id="one")
+    agent.run(journey.options(id="one"), 2)
     ledger.write("effects", agent.name, "2")
     head = agent.head
     ledger.write("checkpoint", agent.name, agent.branch_name, head.id, fingerprint_of(head))

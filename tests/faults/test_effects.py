@@ -397,11 +397,11 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
             agent = store.agent("zombie", takeover=True)
             known = point == child.BEFORE_INTENT or kind == "keyed" or (kind, point) == ("probed", child.BEFORE_RESULT)
             if known:
-                assert agent.run(getattr(child, scene), "zombie", id="one") == "zombie done"
+                assert agent.run(getattr(child, scene).options(id="one"), "zombie") == "zombie done"
             else:
                 # It may yet happen: that a probe finds nothing is not believed of somebody who lives.
                 with pytest.raises(holdfast.InDoubt):
-                    agent.run(getattr(child, scene), "zombie", id="one")
+                    agent.run(getattr(child, scene).options(id="one"), "zombie")
                 assert [run.condition for run in agent.runs()] == ["needs attention"]
             os.kill(pid, signal.SIGCONT)
             life = troupe.ended(said)
@@ -411,7 +411,7 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
                 if kind == "bare":
                     (doubtful,) = [effect for effect in agent.effects() if effect.condition == "in doubt"]
                     agent.resolve(doubtful, "done", result={"ref": ref}, why="looked at the books")
-                assert agent.run(getattr(child, scene), "zombie", id="one") == "zombie done"
+                assert agent.run(getattr(child, scene).options(id="one"), "zombie") == "zombie done"
             assert world.done(ref) == 1
             assert store.verify().ok
     finally:

@@ -238,7 +238,7 @@ def test_an_older_store_that_cannot_be_remembered_as_accepted_is_an_error_of_our
 
 def test_a_removal_that_was_interrupted_leaves_no_line_that_rests_on_nothing(store_path, disk):
     with holdfast.open(store_path) as store:
-        store.agent("actor").run(journey, 2, id="one")
+        store.agent("actor").run(journey.options(id="one"), 2)
         store.clone("actor", "twin")
         store.remove("actor")  # its records stay, for the twin inherits them
     deletions = 0

@@ -8,6 +8,7 @@ from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
 from holdfast.run import claims, runs, waiting
+from holdfast.run.durables import Options
 from holdfast.run.positions import here
 from holdfast.run.steps import drive, drive_later
 from tests.run.memory import Memory
@@ -31,7 +32,8 @@ class Bench:
         self.state = Document(self.registry)
         self.identity = (b"a" * 16, b"b" * 16)
         self.sent = []
-
+        self.whole = True
+        self.origin = 0
         self.loop = claims.Loop(self, 0)
 
     @property
@@ -50,6 +52,12 @@ class Bench:
 
     def stopped(self):
         pass
+
+    def check_free(self):
+        pass
+
+    def stands_in(self, run):
+        return True
 
     def rewind(self, start):
         self.state.replace(decode(self.states[start], self.registry))
@@ -97,10 +105,10 @@ class Bench:
         return await drive_later(lane.scope.checkpoint_later(lane, label))
 
     def run(self, function, *args, **options):
-        return runs.run_now(self, function, args, {}, **options)
+        return runs.run_now(self, function, args, {}, Options(**options))
 
     async def arun(self, function, *args, **options):
-        return await runs.run_later(self, function, args, {}, **options)
+        return await runs.run_later(self, function, args, {}, Options(**options))
 
     def using(self, since):
         """As `with agent:` after a load of the checkpoint at that position."""

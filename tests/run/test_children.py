@@ -409,19 +409,20 @@ def test_a_parent_that_does_not_block_waits_when_its_child_does(opened, monkeypa
         agent.sleep(600)
         return "rested"
 
+    @holdfast.durable
     def work(agent):
         return agent.spawn(job, "bags").join()
 
     agent = opened()
     with pytest.raises(errors.Waiting, match="waits for trip-7/bags or until"):
-        agent.run(work, wait=False)
+        agent.run(work.options(wait=False))
     (info,) = agent.runs()
     assert info.condition == "waiting"
     assert info.until is not None
     assert info.waits_for == ("trip-7/bags",)
     later_us = time.time_ns() // 1000 + 601_000_000
     monkeypatch.setattr("holdfast.run.clock.Clock.wall_us", lambda _clock: later_us)
-    assert opened().run(work, wait=False) == "rested"
+    assert opened().run(work.options(wait=False)) == "rested"
 
 
 def test_a_parent_whose_child_waits_for_a_signal_is_due_when_the_child_can_go_on_or_has(opened):
@@ -435,7 +436,7 @@ def test_a_parent_whose_child_waits_for_a_signal_is_due_when_the_child_can_go_on
 
     agent = opened()
     with pytest.raises(errors.Waiting):
-        agent.run(work, wait=False)
+        agent.run(work.options(wait=False))
     store = opened("other")._store
     # A signal that is called like the child is no news for anybody.
     store.signal("trip-7", "trip-7/bags")
@@ -446,7 +447,7 @@ def test_a_parent_whose_child_waits_for_a_signal_is_due_when_the_child_can_go_on
     assert opened("trip-7/bags").resume(info.id) == "packed"
     store = opened("other")._store
     assert [info.agent for info in store.due()] == ["trip-7"]
-    assert opened().run(work, wait=False) == "packed"
+    assert opened().run(work.options(wait=False)) == "packed"
     assert opened("other")._store.due() == []
 
 
@@ -461,7 +462,7 @@ def test_going_on_with_all_that_is_due_finishes_parent_and_child_in_any_order(op
 
     for backwards in (False, True):
         with pytest.raises(errors.Waiting):
-            opened().run(work, wait=False)
+            opened().run(work.options(wait=False))
         store = opened("other")._store
         store.signal("trip-7/bags", "bags", "packed")
         found = sorted(store.due(), key=lambda info: info.agent, reverse=backwards)

@@ -263,7 +263,7 @@ with holdfast.open(sys.argv[1]) as store:
     assert len(effects) == len(done) or sys.argv[2] == "read"
     other.state["x"] = 1
     other.checkpoint("goes on")
-    print(len(done) > 10, agent.run(dive, 3, id="shallow"))
+    print(len(done) > 10, agent.run(dive.options(id="shallow"), 3))
 """
 
 

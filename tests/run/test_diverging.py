@@ -45,7 +45,7 @@ def twice(opened, function, first, second):
     for values in (first, second):
         VARIES.update(values)
         try:
-            opened().run(function, id="r")
+            opened().run(function.options(id="r"))
         except KeyboardInterrupt:
             continue
         except errors.Diverged as error:

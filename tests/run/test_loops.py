@@ -117,6 +117,7 @@ made = []
 
 
 def fanned_out(end):
+    @holdfast.durable
     async def fan_out(agent):
         agent.state["log"] = []
 
@@ -155,7 +156,7 @@ def test_an_async_run_replays_the_same_on_either_loop(opened, first, second):
 
     def execute(maker, work):
         with asyncio.Runner(loop_factory=makers[maker]) as runner:
-            return runner.run(opened().arun(work, id="r"))
+            return runner.run(opened().arun(work.options(id="r")))
 
     end = ["at the end"]
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 import holdfast
-from holdfast.errors import Diverged, InDoubt, MaybeRepeated, RollbackBlocked, RunUnfinished
+from holdfast.errors import Damaged, Diverged, InDoubt, MaybeRepeated, RollbackBlocked, RunUnfinished
 from tests.agent.damage import flipped, rows, spoil
 
 EVERY = range(1, 8)  # run, read, intent, done, checkpoint, intent, done
@@ -139,7 +139,7 @@ def test_a_run_whose_beginning_is_lost_is_rolled_back_and_not_begun_again(store_
         agent.resolve(lost, "not-done", why="it was the beginning of the run")
         for options in ({}, {"change": True}, {"id": "mine"}):
             with pytest.raises(RunUnfinished, match="beginning is lost"):
-                agent.run(program.work, **options)
+                agent.run(holdfast.durable(program.work).options(**options))
         assert program.paid == [1, 2]
         agent.rollback("before", accept=["pay"])
         run(agent, program)
@@ -187,3 +187,20 @@ def test_a_branch_that_goes_on_without_damaged_records_repeats_nothing(store_pat
         agent.resolve(lost, "not-done", why="looked at the account")
         run(agent, program)
     assert program.paid == [1, 2, 2]
+
+
+def test_a_branch_that_goes_on_without_a_damaged_checkpoint_of_a_run_repeats_nothing_of_it(store_path, program):
+    ((data,),) = rows(store_path, "SELECT data FROM loose WHERE n = 3")
+    spoil(store_path, "UPDATE loose SET data = ? WHERE n = 3", flipped(data))
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a", recover=True)
+        assert (agent.branch_name, dict(agent.state)) == ("recovered-1", {})
+        with pytest.raises(RunUnfinished):
+            agent.checkpoint("beside it")
+        with pytest.raises(Damaged):
+            run(agent, program)
+        (info,) = agent.runs()
+        agent.cancel(info.id)
+        run(agent, program)
+        assert agent.state["paid"] == 2
+    assert program.paid == [1, 2]

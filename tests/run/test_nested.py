@@ -233,7 +233,7 @@ def test_it_is_put_off_with_the_run_that_it_is_in_and_is_due_with_it(opened):
         return helper(agent).run(part)
 
     with pytest.raises(errors.Waiting, match="waits for helper"):
-        opened().run(whole, wait=False)
+        opened().run(whole.options(wait=False))
     store = opened("other")._store
     assert [(run.agent, run.condition, run.waits_for) for run in store.runs()] == [
         ("trip-7", "waiting", ("helper",)),
@@ -308,6 +308,7 @@ def test_inside_a_tool_it_is_found_again_too(opened, pay, paid):
 def test_an_agent_cannot_run_in_itself_and_an_id_says_which_run_is_meant(opened, pay, paid):
     reach = Once("after")
 
+    @holdfast.durable
     def part(agent, what):
         return pay(what)
 
@@ -315,8 +316,8 @@ def test_an_agent_cannot_run_in_itself_and_an_id_says_which_run_is_meant(opened,
         with pytest.raises(errors.RunUnfinished, match="is executing a run"):
             agent.run(part, "rent")
         with pytest.raises(errors.BadOption, match="change=True"):
-            helper(agent).run(part, "rent", change=True)
-        found = helper(agent).run(part, "rent", id="rent")
+            helper(agent).run(part.options(change=True), "rent")
+        found = helper(agent).run(part.options(id="rent"), "rent")
         reach("after")
         return found
 
@@ -359,7 +360,7 @@ def test_one_that_was_replanned_is_found_again(opened, pay, paid):
         raise RuntimeError("strike")
 
     def whole(agent):
-        found = helper(agent).run(plane, replan=lambda setback: train)
+        found = helper(agent).run(plane.options(replan=lambda setback: train))
         reach("after")
         return found
 

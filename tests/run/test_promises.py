@@ -371,7 +371,7 @@ def test_a_secret_is_in_no_byte_of_the_store_whatever_fails(opened, store_path):
 
     for options in ({}, {"replan": lambda setback: None}):
         with pytest.raises((ValueError, errors.RollbackBlocked)):
-            agent.run(failing, **options)
+            agent.run(holdfast.durable(failing).options(**options))
     for info in agent.runs():
         assert KEY not in info.error
     everything = stored(agent, store_path)

@@ -137,7 +137,7 @@ def test_a_run_that_began_before_the_target_goes_on_from_there_with_new_keys(ope
     function = trip(book)
     agent.run(function)
     agent.rollback("flight")
-    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert [run.condition for run in agent.runs()] == ["rolled back"]
     opened().run(function)
     assert world.standing() == ["flight", "hotel", "car"]
     assert world.calls.count(("book", "flight")) == 1
@@ -150,12 +150,12 @@ def test_a_run_that_began_after_the_target_is_gone(opened, world, book):
     agent = opened()
     agent.state["x"] = 1
     agent.checkpoint("before")
-    agent.run(trip(book), id="r")
+    agent.run(trip(book).options(id="r"))
     agent.rollback("before")
     assert agent.runs() == []
     assert agent.state == {"x": 1}
     assert world.standing() == []
-    agent.run(trip(book), id="r")
+    agent.run(trip(book).options(id="r", again=True))
     assert world.standing() == ["flight", "hotel", "car"]
 
 
@@ -577,6 +577,7 @@ def test_a_kept_effect_is_not_repeated_by_a_plain_loop_either(opened, world, boo
 
 
 def test_a_run_with_other_arguments_does_not_repeat_a_kept_effect_either(opened, world, book):
+    @holdfast.durable
     def work(agent, what):
         agent.checkpoint("start")
         book(what)
@@ -586,7 +587,7 @@ def test_a_run_with_other_arguments_does_not_repeat_a_kept_effect_either(opened,
     agent.rollback("start", effects="keep")
     agent = opened()
     with pytest.raises(errors.MaybeRepeated):
-        agent.run(work, "train", change=True)
+        agent.run(work.options(change=True), "train")
     assert world.standing() == ["flight"]
 
 
@@ -627,7 +628,7 @@ def test_a_rollback_inside_a_run_ends_that_execution(opened, world, book):
     assert tries == [1]
     assert [effect.tool for effect in caught.value.undone] == ["book"]
     assert world.standing() == []
-    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert [run.condition for run in agent.runs()] == ["rolled back"]
     assert agent.run(work) == 2
     assert world.standing() == ["flight"]
     assert agent._store.verify().ok
@@ -671,12 +672,12 @@ def test_the_hook_is_told_what_failed_and_what_was_undone_and_chooses_another_wa
         return functools.partial(by_train, "empty") if setback.attempt < 3 else None
 
     agent = opened()
-    assert agent.run(by_train, "full", replan=replan) == 1
+    assert agent.run(by_train.options(replan=replan), "full") == 1
     assert told == [("by_train", "ToolFailed", ["book"])]
     assert agent.state == {"tried": 1, "way": "empty"}
     assert world.calls == [("book", "hotel"), ("cancel", "hotel"), ("book", "hotel")]
     with pytest.raises(errors.ToolFailed, match="no seat"):
-        agent.run(by_train, "full", replan=lambda setback: None)
+        agent.run(by_train.options(replan=lambda setback: None), "full")
     assert world.standing() == ["hotel"]
 
 
@@ -685,6 +686,7 @@ def test_the_hook_is_told_after_a_crash_too(opened, world, book, place):
     crash = [place == "choosing"]
     told = []
 
+    @holdfast.durable
     def work(agent, fails):
         book("hotel")
         if fails:
@@ -700,8 +702,8 @@ def test_the_hook_is_told_after_a_crash_too(opened, world, book, place):
 
     world.crash_in = "hotel" if place == "undoing" else None
     with pytest.raises(Crash):
-        opened().run(work, True, id="r", replan=replan)
-    assert opened().run(work, True, id="r", replan=replan) == "fine"
+        opened().run(work.options(id="r", replan=replan), True)
+    assert opened().run(work.options(id="r", replan=replan), True) == "fine"
     ((run, error, undone),) = told
     assert run == "r"
     assert "ValueError: no" in error
@@ -710,6 +712,7 @@ def test_the_hook_is_told_after_a_crash_too(opened, world, book, place):
 
 
 def test_an_async_run_is_replanned_by_an_async_hook(opened):
+    @holdfast.durable
     async def work(agent, fails):
         if fails:
             raise ValueError("no")
@@ -720,7 +723,7 @@ def test_an_async_run_is_replanned_by_an_async_hook(opened):
         return functools.partial(work, False)
 
     async def main():
-        return await opened().arun(work, True, replan=replan)
+        return await opened().arun(work.options(replan=replan), True)
 
     assert asyncio.run(main()) == "fine"
 
@@ -746,6 +749,7 @@ def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(
             raise ValueError("no driver")
         return f"bus to {city}"
 
+    @holdfast.durable
     def first(agent, city):
         book("plane")
         raise ValueError("strike")
@@ -755,7 +759,7 @@ def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(
         return second if setback.attempt == 1 else functools.partial(third, "Porto", by="train")
 
     def called(city="Porto"):
-        return opened().run(first, city, id=id, replan=replan)
+        return opened().run(first.options(id=id, replan=replan), city)
 
     with pytest.raises(Crash):
         called()
@@ -782,6 +786,7 @@ class Odd(Exception):
 def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(opened, world, book, how):
     tries, seen = [], []
 
+    @holdfast.durable
     def work(agent, city):
         agent.state["city"] = city
         book("hotel")
@@ -800,7 +805,7 @@ def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(o
     ids = set()
     for _ in range(3):
         with pytest.raises(raised):
-            agent.run(work, "Faro", replan=replan)
+            agent.run(work.options(replan=replan), "Faro")
         (info,) = agent.runs()
         assert (info.condition, info.error, info.args) == ("failed", "LookupError: no room", {"city": "Faro"})
         ids.add(info.id)
@@ -816,6 +821,7 @@ def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(o
 
 
 def test_a_hook_is_not_asked_about_a_run_that_was_not_executed(opened, world, book):
+    @holdfast.durable
     def work(agent, fails):
         book("hotel")
         if fails:
@@ -826,7 +832,7 @@ def test_a_hook_is_not_asked_about_a_run_that_was_not_executed(opened, world, bo
         agent.run(work, True)
     asked = []
     with pytest.raises(errors.BadOption):
-        agent.run(work, False, id="", replan=asked.append)
+        agent.run(work.options(id="", replan=asked.append), False)
     assert asked == []
     assert world.standing() == ["hotel"]
 

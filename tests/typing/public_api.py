@@ -65,7 +65,7 @@ async def settle(agent: holdfast.Agent, amount: float) -> int:
 
 async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:
     with agent:
-        assert_type(agent.run(travel, "Lisbon", id="first"), list[str])
+        assert_type(agent.run(travel.options(id="first"), "Lisbon"), list[str])
     async with store.agent("other") as other:
         assert_type(await other.arun(settle, 12.5), int)
     assert_type(agent.effects(since="asked"), list[holdfast.Effect])

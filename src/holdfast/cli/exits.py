@@ -14,6 +14,7 @@ from holdfast.errors import (
     Outcome,
     ResultLost,
     RollbackBlocked,
+    RunEnded,
     RunUnfinished,
     Unavailable,
     Waiting,
@@ -43,6 +44,7 @@ _CODES: dict[type[HoldfastError], int] = {
     Diverged: ATTENTION,
     RollbackBlocked: ATTENTION,
     RunUnfinished: ATTENTION,
+    RunEnded: ATTENTION,
     ResultLost: ATTENTION,
     Outcome: RAISED,
 }

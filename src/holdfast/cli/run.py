@@ -27,7 +27,7 @@ from holdfast.cli.session import Flag, Given, Json, Session, absolute, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
-from holdfast.run.durables import DURABLES
+from holdfast.run.durables import DURABLES, configured, known
 from holdfast.run.faults import told
 
 SCHEMA = "holdfast.run/1"
@@ -277,21 +277,19 @@ def execute(
     change: bool = False,
 ) -> Any:
     """Run it, from the beginning or from where it stopped."""
-    # Where a parameter can be given by its place it is: names such as `id` are those of agent.run itself.
-    bound = _checked(function, handle, given)
-    args, kwargs = bound.args[1:], bound.kwargs
+    _check(function, handle, given)
+    args, kwargs = given
+    meant = configured(known(function), id=id, wait=wait, change=change)
     if waits(function):
         import asyncio
 
-        return asyncio.run(handle.arun(function, *args, id=id, wait=wait, change=change, **kwargs))
-    return handle.run(function, *args, id=id, wait=wait, change=change, **kwargs)
+        return asyncio.run(handle.arun(meant, *args, **kwargs))
+    return handle.run(meant, *args, **kwargs)
 
 
-def _checked(
-    function: Callable[..., Any], handle: Agent, given: tuple[list[Any], dict[str, Any]]
-) -> inspect.BoundArguments:
+def _check(function: Callable[..., Any], handle: Agent, given: tuple[list[Any], dict[str, Any]]) -> None:
     try:
-        return inspect.signature(function).bind(handle, *given[0], **given[1])
+        inspect.signature(function).bind(handle, *given[0], **given[1])
     except TypeError as error:
         raise BadOption(f"{function.__name__}: {error}", hint="--args has what comes after the agent.") from None
 
@@ -329,12 +327,12 @@ def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, jso
 
 def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
     """Go on with one run, as far as it gets: what became of it, what is to be said, and the exit code for that."""
-    known = DURABLES.get(info.function)
-    if known is None:
+    made = DURABLES.get(info.function)
+    if made is None:
         return "not loaded", f"no program that was named has the durable function {info.function!r}", ATTENTION
     try:
         with closing(store.agent(info.agent, branch=info.branch, create=False)) as handle:
-            result = _resumed(handle, info.id, waits=known.waits)
+            result = _resumed(handle, info.id, waits=made.waits)
     except Waiting as error:
         return "waiting", error.message, 0
     except AgentBusy as error:  # whoever has it goes on with it

@@ -18,7 +18,7 @@ from holdfast.run import secrets, waiting
 from holdfast.run.arguments import fetch, fingerprint, stow
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
-from holdfast.run.durables import known
+from holdfast.run.durables import Options, known, options_of
 from holdfast.run.host import AgentHost
 from holdfast.run.past import Past, RunPast
 from holdfast.run.positions import Lane, number_tasks
@@ -81,7 +81,10 @@ class Batch:
             raise BadOption(f"on_error={on_error!r}", hint='Use "collect" or "raise".')
         if not 1 <= workers <= WORKERS_MAX:
             raise BadOption(f"workers={workers}", hint=f"Use a number from 1 to {WORKERS_MAX}.")
-        self.made = known(function)
+        self.made, options = known(function), options_of(function)
+        if options != Options(strict=options.strict):
+            raise BadOption("an item of a batch has no options but strict; nothing was done")
+        self._strict = self.made.strict if options.strict is None else options.strict
         self.host, self.workers, self.on_error = host, workers, on_error
         self.items = list(items)
         self.keys = keys_of(self.items, key)
@@ -183,6 +186,7 @@ class Batch:
             secrets.refuse(host, f"an item of {name}", {"item": item})
             self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
         yield from resuming(host)
+        yield Work(host.check_free)
         past = self._past = yield Work(lambda: Past(host.ledger.records()))
         for key, mark in zip(self.keys, self._marks, strict=True):
             run = past.runs.get(run_id(key))
@@ -211,9 +215,9 @@ class Batch:
             begin = rec.Begin(now_us(), id, self.made.name, stowed.value, self._marks[at], kind="map")
             begin.generation = host.generation
             this = RunPast(ledger.append(begin, nodes=stowed.nodes, chunks=stowed.chunks), begin)
-        elif (note := this.resumed(now_us())) is not None:
-            ledger.append(note)
-        run = Item(host, self._past, this, strict=self.made.strict)
+        else:
+            ledger.append(this.resumed(now_us()))
+        run = Item(host, self._past, this, strict=self._strict)
         self._begun.add(run)
         try:
             left = yield from settle_all(run, this.open_calls(), TOOLS.find)

@@ -30,7 +30,7 @@ from holdfast.run import waiting
 from holdfast.run.arguments import fetch, fingerprint
 from holdfast.run.calls import perform
 from holdfast.run.context import EFFECT, effect, place
-from holdfast.run.durables import Durable, known
+from holdfast.run.durables import Durable, Options, configured, known, options_of
 from holdfast.run.endings import CANCELLING, JOINING, Over, ending
 from holdfast.run.past import Past
 from holdfast.run.positions import HERE, Lane, here
@@ -108,11 +108,16 @@ def _spawning(
             "a tool cannot spawn: when its recorded result is used, nobody would join the child",
             hint="Spawn before or after the call.",
         )
-    made = known(function)
+    made, options = known(function), options_of(function)
+    if options != Options(strict=options.strict, replan=options.replan):
+        raise BadOption(
+            f"a child has no options but strict and replan; {name!r} was not begun",
+            hint="Its run has an id that follows from where it was begun, and it waits as its parent does.",
+        )
     given = made.given(agent.handle, args, kwargs)
     full = f"{agent.name}/{name}"
     begun = yield from perform(lane, what, (full, agent.branch_name, made.name, given), {})
-    child = Child(agent, lane.scope, made, begun, args, kwargs)
+    child = Child(agent, lane.scope, made, begun, args, kwargs, options)
     lane.scope.children.append(child)
     return child
 
@@ -137,11 +142,13 @@ class Child:
         begun: dict[str, Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        options: Options,
     ) -> None:
         self.name: str = begun["agent"]
         self.run: str = begun["run"]
         self._branch: str = begun["branch"]
         self._parent, self._scope, self._made, self._args, self._kwargs = parent, scope, made, args, kwargs
+        self._options = options
         self._host: ParentHost | None = None
         self._own: Scope | None = None  # its run
         self._task: Any = None
@@ -237,13 +244,13 @@ class Child:
 
     def _now(self) -> None:
         try:
-            self._end(self._handle.run(self._wrapped(), *self._args, **self._options()), None)
+            self._end(self._handle.run(self._wrapped(), *self._args, **self._kwargs), None)
         except BaseException as error:  # noqa: BLE001 - whoever joins gets it
             self._end(None, error)
 
     async def _later(self) -> None:
         try:
-            self._end(await self._handle.arun(self._wrapped(), *self._args, **self._options()), None)
+            self._end(await self._handle.arun(self._wrapped(), *self._args, **self._kwargs), None)
         except BaseException as error:  # noqa: BLE001 - as above
             self._end(None, error)
 
@@ -257,9 +264,6 @@ class Child:
         if self._host is None:
             raise NoAgent(f"{self.name} has not begun")
         return self._host.handle
-
-    def _options(self) -> dict[str, Any]:
-        return {**self._kwargs, "id": self.run, "wait": self._scope.waits}
 
     def _wrapped(self) -> Any:
         """The child's function, which says first which run it is in."""
@@ -275,9 +279,8 @@ class Child:
             self._enter()
             return await function(*args, **kwargs)
 
-        wrapped: Any = later if self._made.waits else plain
-        wrapped.durable = Durable(wrapped, self._made.name, strict=self._made.strict)
-        return wrapped
+        wrapped = Durable(later if self._made.waits else plain, self._made.name, strict=self._made.strict)
+        return configured(wrapped, self._options, id=self.run, wait=self._scope.waits, again=True)
 
     def _enter(self) -> None:
         lane = here()

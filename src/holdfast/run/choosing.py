@@ -1,7 +1,8 @@
 """Which recorded run a program means, and with which arguments it goes on.
 
 Owns the rules by which a run is resumed, begun anew or refused. Writes nothing. What always holds: a run that has not
-ended is not passed over, unless it has failed and something else is wanted.
+ended is not passed over; one that has ended is resumed only where nothing was begun or saved since, so that resuming
+takes nothing back; what was named and is not to be resumed is not begun anew unless somebody says so.
 """
 
 from __future__ import annotations
@@ -9,17 +10,19 @@ from __future__ import annotations
 from typing import Any
 
 from holdfast.codec.types import Registry
-from holdfast.errors import BadOption, RunUnfinished
+from holdfast.errors import BadOption, RunEnded, RunUnfinished
 from holdfast.run.arguments import Blocks, fetch
-from holdfast.run.durables import Durable
+from holdfast.run.durables import Durable, Options
 from holdfast.run.past import LOST, Past, RunPast
-from holdfast.run.scope import Host
+from holdfast.run.scope import Host, whose
 
 ID_MAX = 200
 
 
-def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool = False) -> RunPast | None:
-    """The recorded run that is meant; None for a new one. ``change``: its arguments may be other ones."""
+def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+    """The recorded run that is meant; None for a new one."""
+    id, change = options.id, options.change
+    owner = past.owner(agent.origin)
     for run in past.runs.values():
         if run.begin.function == LOST and run.condition not in {"finished", "cancelled"}:
             raise RunUnfinished(
@@ -27,32 +30,76 @@ def choose(agent: Host, past: Past, mark: bytes, id: str | None, *, change: bool
                 run=run.id,
                 hint="Roll back to before it began.",
             )
-    if id is not None:
-        if not id or len(id) > ID_MAX:
-            raise BadOption(f"a run's id has 1 to {ID_MAX} characters, not {len(id)}")
-        named = past.runs.get(id)
-        if named is not None and not change and mark_of(agent, named) != mark:
-            raise RunUnfinished(
-                f"run {id!r} was begun with another function or other arguments ({named.begin.function})",
-                run=id,
-                hint="Use another id, or the same function and arguments.",
-            )
-        if named is not None:
-            return named
-    open_run = past.unfinished()
-    if open_run is None:
+    if owner is not None and owner.begin.kind == "rollback":
+        raise RunUnfinished("a rollback of this agent has not ended", run=owner.id, hint="Finish it first.")
+    if id is not None and (named := _named(agent, past, mark, options)) is not None:
+        return named
+    if owner is not None:
+        if id is None and (change or mark_of(agent, owner) == mark):
+            return owner
+        raise unfinished(agent, owner)
+    last = past.last
+    if id is not None or last is None or last.condition in {"finished", "cancelled"}:
         return None
-    if open_run.begin.kind == "rollback":
-        raise RunUnfinished("a rollback of this agent has not ended", run=open_run.id, hint="Finish it first.")
-    if id is None and (change or mark_of(agent, open_run) == mark):
-        return open_run
-    if open_run.condition == "failed":
+    if not change and mark_of(agent, last) != mark:
         return None
-    raise RunUnfinished(
-        f"run {open_run.id} of {open_run.begin.function} has not ended ({open_run.condition or 'interrupted'})",
-        run=open_run.id,
-        hint=f"Finish it with agent.resume({open_run.id!r}) or by running it again with its own arguments, go on with"
-        " others and change=True, or roll back to before it began.",
+    if agent.stands_in(last):
+        return last
+    if last.condition == "rolled back" and not options.again:  # what it had done before that stands
+        raise _ended(last.id, last.condition, "something was saved since")
+    return None
+
+
+def _named(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+    """The run with this id; None where one is to be begun."""
+    id = options.id or ""
+    if not id or len(id) > ID_MAX:
+        raise BadOption(f"a run's id has 1 to {ID_MAX} characters, not {len(id)}")
+    run = past.runs.get(id)
+    if run is None:
+        if id in past.begun and not options.again:
+            raise _ended(id, "rolled back")
+        return None
+    status = run.condition
+    if status == "cancelled" or not (
+        status == "finished" or run is past.owner(agent.origin) or (run is past.last and agent.stands_in(run))
+    ):
+        if not options.again:
+            raise _ended(id, status, "" if status == "cancelled" else "something was begun or saved since")
+        return None
+    if not options.change and mark_of(agent, run) != mark:
+        what = f"run {id!r} was begun with another function or other arguments ({run.begin.function})"
+        if status == "finished":
+            raise RunEnded(f"{what}, and has finished", run=id, status=status, hint="Use another id.")
+        raise RunUnfinished(what, run=id, hint="Use another id, or the same function and arguments.")
+    return run
+
+
+def _ended(id: str, status: str, since: str = "") -> RunEnded:
+    how = {"failed": "has failed", "": "was inherited, unfinished"}.get(status, f"was {status}")
+    return RunEnded(
+        f"run {id!r} {how}{f', and {since}' if since else ''}: it is not begun anew",
+        run=id,
+        status=status or "inherited",
+        hint="Begin it anew on purpose, with .options(again=True), or use another id.",
+    )
+
+
+def unfinished(agent: Host, run: RunPast, *, executing: bool = False) -> RunUnfinished:
+    """The error that says whose the branch is, and the ways out."""
+    words = {"": "executing" if executing else "interrupted", "attention": "needs attention"}
+    if run.begin.kind == "rollback":
+        return RunUnfinished(
+            f"a rollback of {agent.name} has begun and not ended",
+            run=run.id,
+            hint="It is finished by `with agent:`, agent.run(...) or agent.rollback(...).",
+        )
+    return RunUnfinished(
+        f"run {run.id} of {run.begin.function} has not ended ({words.get(run.condition, run.condition)})",
+        run=run.id,
+        hint=f"Resume it with agent.resume({run.id!r}) or by running it again, with its own arguments or with others"
+        f" and .options(change=True); cancel it with agent.cancel({run.id!r}) or `holdfast runs cancel {whose(agent)}"
+        f" {run.id}`; work on a branch with agent.branch(NAME, at=agent.head); or roll back to before it began.",
     )
 
 

@@ -8,7 +8,7 @@ meanwhile says which are left, so that the next load offers them again.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,14 +19,14 @@ from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
 from holdfast.run.notes import since_of
 from holdfast.run.order import Unordered
-from holdfast.run.past import LOST, Call, Past
+from holdfast.run.past import GUARDED, LOST, Call, Past
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Host, Scope, now_us
 from holdfast.run.standing import OWN
 from holdfast.run.steps import Steps, drive
 from holdfast.run.tools import TOOLS, Tool
 
-GUARDED = frozenset({"write", "idempotent"})
+_OTHER = Call("", "", -1)
 NOTE = "unclaimed"
 """The note that lists, by number, what was left when a checkpoint was taken. Its name is its place in the line."""
 
@@ -74,16 +74,22 @@ class Loop(Scope):
             noted = set(self._noted)
             since = since_of(past, self._checkpoint, self._since)
             self.taken = past.taken
-            self._open = [call for call in past.loose if call.open]
+            # A run that ended without finishing has left what it did to whoever comes next, until that is claimed:
+            # a note that was taken since does not list it any more.
+            asked = newest[0] if newest is not None else -1
+            ended = [call for call, end in past.left(self.agent.origin) if end > asked or call.number in noted]
+            self._noted = sorted(noted | {call.number for call in ended if not _never_happened(call)})
+            for call in ended:
+                call.kept = True
+            self._open = [call for call in (*ended, *past.loose) if call.open and call.kind == "write"]
             # What was under way when the checkpoint was taken is not known there, either: its outcome came later, or
             # never.
-            self._left = [
+            left = [
                 call
                 for call in (*past.kept, *past.loose)
-                if call.kind in GUARDED
-                and (max(call.number, call.ended) > since or call.open or call.number in noted)
-                and not _never_happened(call)
+                if call.kind in GUARDED and (max(call.number, call.ended) > since or call.open or call.number in noted)
             ]
+            self._left = [call for call in (*ended, *left) if not _never_happened(call)]
             self._known = True
 
     @property
@@ -121,9 +127,17 @@ class Loop(Scope):
         """Somebody has found out about a call: the next one like it gets its result, or is made."""
         with self.lock:
             self.read()
-            for calls in (self._open, self.unsettled):
+            mine = not call.run or any(one.number == call.number for one in (*self._open, *self.unsettled))
+            for calls in (self._open, self.unsettled, self._left):
                 calls[:] = [one for one in calls if one.number != call.number]
-            self._left = [*(one for one in self._left if one.number != call.number), call]
+            if mine:
+                self._left.append(call)
+
+    def keep_lost(self, call: Call) -> None:
+        with self.lock:
+            self.read()
+            if all(one.number != call.number for one in self._left):
+                self._left.append(call)
 
     # -- what is in doubt -----------------------------------------------------------------------------------
 
@@ -137,6 +151,7 @@ class Loop(Scope):
     # -- calls ----------------------------------------------------------------------------------------------
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:  # noqa: ARG002 - the fingerprint says it all
+        self.agent.check_free()
         if tool.name.startswith(OWN) and tool.kind == "read":
             return None
         with self.lock:
@@ -146,8 +161,10 @@ class Loop(Scope):
             same = [call for call in self._left if call.tool in {tool.name, LOST}]
             return self._claim(tool, mark, same) if tool.kind in GUARDED else None
 
-    def kept(self, tool: Tool, mark: bytes) -> Call | None:
-        """The same for a call in a run: only what a rollback left standing can answer it.
+    def kept(self, tool: Tool, mark: bytes, own: Mapping[str, Call]) -> Call | None:
+        """The same for a call in a run: what a rollback left standing can answer it, or a run that ended before it.
+
+        ``own`` are the recorded calls of the run itself, should it have ended and be resumed.
 
         One whose record is lost, and which was made as somebody has found out, is perhaps this one.
         """
@@ -155,15 +172,17 @@ class Loop(Scope):
             return None
         with self.lock:
             self.read()
-            standing = [call for call in self._left if call.kept and call.tool == tool.name]
-            return self._claim(tool, mark, [*standing, *(call for call in self._left if call.tool == LOST)])
+            same = [call for call in self._left if call.kept and call.tool == tool.name]
+            same = [call for call in same if own.get(call.path, _OTHER).number != call.number]  # which have positions
+            return self._claim(tool, mark, [*same, *(call for call in self._left if call.tool == LOST)])
 
     def _claim(self, tool: Tool, mark: bytes, same: list[Call]) -> Call | None:
         for call in same:
             if call.fingerprint == mark:
                 self._left.remove(call)
                 return call
-        known = [call for call in same if call.outcome is not None]
+        # Other agents are known by their names: what else one of them does is no repetition.
+        known = [call for call in same if call.outcome is not None and not (call.run and tool.name.startswith(OWN))]
         if known:
             raise self._maybe_repeated(tool, known)
         return None
@@ -175,7 +194,7 @@ class Loop(Scope):
     def _maybe_repeated(self, tool: Tool, calls: list[Call]) -> MaybeRepeated:
         effects = tuple(map(self.effect_of, calls))
         when = ", ".join(f"{effect.at:%H:%M:%S}" for effect in effects[:3])
-        what = f"{tool.name} was called before the state was restored ({when}), with other arguments"
+        what = f"{tool.name} was called before ({when}), with other arguments"
         if any(call.tool == LOST for call in calls):
             what = f"something was done of which the record is lost, and {tool.name} may be that"
         return MaybeRepeated(

@@ -98,6 +98,7 @@ def recall(scope: Scope, tool: Tool, call: Call) -> Generator[Any, Any, Any]:
                 stowed = stow(secrets.scrub(scope.agent, answer.result, f"the result of {call.tool}"), scope.registry)
                 decision = _decision(scope, call, "found", "the probe found it", stowed.value)
     if decision is None:
+        scope.keep_lost(call)
         why = done.fault[2] if done is not None and done.fault is not None else ""
         raise lost(tool.name, call.path, why, f"{scope.agent.name} {call.intent.key[:12]}" if call.intent else "")
     yield Write(scope, decision, stowed)

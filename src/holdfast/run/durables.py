@@ -1,7 +1,7 @@
-"""Durable functions: what is declared about them, and the table of them by name.
+"""Durable functions: what is declared about them, how they are to be executed, and the table of them by name.
 
-Owns the decorator. Must not know how a run goes. What always holds: a function is known by its name, not by its module,
-so that a program goes on with a run wherever it is started from.
+Owns the decorator and the options. Must not know how a run goes. What always holds: a function is known by its name,
+not by its module, so that a program goes on with a run wherever it is started from.
 """
 
 from __future__ import annotations
@@ -10,14 +10,62 @@ import functools
 import inspect
 from collections.abc import Callable
 from types import CodeType
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypedDict, TypeVar, Unpack, overload
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from holdfast.codec.types import REGISTRY as _PLAIN
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption
 from holdfast.run.arguments import Binder, fingerprint
 
-F = TypeVar("F", bound=Callable[..., Any])
+if TYPE_CHECKING:
+    from holdfast.run.replanning import Setback
+
+P = ParamSpec("P")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class Options(Struct, frozen=True):
+    """How a durable function is executed. ``id`` names the run: once it has finished, its result is returned.
+
+    ``wait=False`` raises ``Waiting`` where the run would sleep. ``strict`` stops at every call that differs from the
+    record. ``change`` resumes a run with other arguments than it was begun with. ``again`` begins a run anew whose id
+    was cancelled or rolled back. ``replan``: should the run fail, it is rolled back to its beginning, and
+    ``replan(setback)`` returns what to execute instead (a durable function, or functools.partial of one), or None to
+    give up.
+    """
+
+    id: str | None = None
+    wait: bool = True
+    strict: bool | None = None
+    change: bool = False
+    again: bool = False
+    replan: Callable[[Setback], Any] | None = None
+
+
+class Given(TypedDict, total=False):
+    """The same, as they are given."""
+
+    id: str | None
+    wait: bool
+    strict: bool | None
+    change: bool
+    again: bool
+    replan: Callable[[Setback], Any] | None
+
+
+class DurableFunction(Protocol[P, R_co]):
+    """A decorated function, as type checkers see it."""
+
+    __name__: str
+    durable: Durable
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+    def options(self, **options: Unpack[Given]) -> DurableFunction[P, R_co]:
+        """The same function, to be executed so: ``agent.run(travel.options(id="7"), "Lisbon")``. See ``Options``."""
 
 
 class Durable:
@@ -58,28 +106,44 @@ def _shown(constant: Any) -> str:
 
 
 @overload
-def durable(function: F, /) -> F: ...
+def durable(function: Callable[P, R_co], /) -> DurableFunction[P, R_co]: ...
 @overload
-def durable(*, name: str | None = None, strict: bool = False) -> Callable[[F], F]: ...
+def durable(
+    *, name: str | None = None, strict: bool = False
+) -> Callable[[Callable[P, R_co]], DurableFunction[P, R_co]]: ...
 def durable(function: Any = None, /, *, name: str | None = None, strict: bool = False) -> Any:
     """Let ``agent.run`` execute a function so that it goes on where it stopped. It is called as ``f(agent, ...)``."""
 
     def decorate(function: Any) -> Any:
         made = Durable(function, _named(function, name), strict=strict)
-
-        @functools.wraps(function)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return function(*args, **kwargs)
-
-        wrapper.durable = made  # type: ignore[attr-defined] # functions may have attributes
         DURABLES[made.name] = made
-        return wrapper
+        return configured(made)
 
     return decorate(function) if function is not None else decorate
 
 
 DURABLES: dict[str, Durable] = {}
 """Durable functions by name; the newest definition counts."""
+
+
+def configured(made: Durable, options: Options | None = None, **more: Any) -> Any:
+    """A durable function that is to be executed so."""
+    chosen = replace(options if options is not None else Options(), **more)
+
+    @functools.wraps(made.function)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        return made.function(*args, **kwargs)
+
+    wrapper.durable = made  # type: ignore[attr-defined] # functions may have attributes
+    wrapper.chosen = chosen  # type: ignore[attr-defined]
+    wrapper.options = functools.partial(configured, made, chosen)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def options_of(function: Any) -> Options:
+    """How a function is to be executed."""
+    found = getattr(function, "chosen", None)
+    return found if isinstance(found, Options) else Options()
 
 
 def known(function: Any) -> Durable:

@@ -8,22 +8,25 @@ state is never written on top of a checkpoint that it did not start from.
 from __future__ import annotations
 
 import contextvars
+import logging
 import os
+import warnings
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import Any, Literal, Self, TypeVar, cast, overload
 
 import holdfast.agent.agent as below
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.errors import BadOption, ReadOnly
+from holdfast.errors import BadOption, ReadOnly, UnsavedChanges
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
 from holdfast.run.claims import Loop
 from holdfast.run.context import EFFECT, active
 from holdfast.run.doubt import decide
+from holdfast.run.durables import Options, configured, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
@@ -36,9 +39,7 @@ from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
 from holdfast.store.catalog import Point
 
-if TYPE_CHECKING:
-    from holdfast.run.replanning import Setback
-
+log = logging.getLogger("holdfast.run")
 R = TypeVar("R")
 
 
@@ -55,124 +56,83 @@ class Agent(Surroundings, below.Agent):
 
     # -- runs -------------------------------------------------------------------------------------------
 
-    def run(
-        self,
-        function: Callable[..., R],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> R:
+    def run(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R:
         """Execute ``function(agent, ...)``, from the beginning or from where it stopped.
 
-        An unfinished run with equal arguments goes on; a finished one starts anew, unless it has an ``id``: then its
-        result is returned. ``wait=False`` raises ``Waiting`` where it would sleep. ``strict`` stops at every call that
-        differs from the record. ``change`` goes on with other arguments than it was begun with. ``replan``: should the
-        run fail, it is rolled back to its beginning, and ``replan(setback)`` returns what to execute instead (a durable
-        function, or functools.partial of one), or None to give up.
+        An unfinished run with equal arguments is resumed; a finished one starts anew, unless it has an id: then its
+        result is returned. How it is executed is said with the function: ``travel.options(id="7", wait=False)``.
         """
-        lane = self._inside(id)
+        options = options_of(function)
+        lane = self._inside(options)
         if lane is None:
-            found: R = self._execute(function, args, kwargs, id, wait=wait, strict=strict, change=change, replan=replan)
+            found: R = self._execute(function, args, kwargs, options)
             return found
         from holdfast.run import nested
 
-        result: R = nested.now(
-            lane, self._host, function, args, kwargs, wait=wait, strict=strict, change=change, replan=replan
-        )
+        result: R = nested.now(lane, self._host, function, args, kwargs, options)
         return result
 
-    def _execute(self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any) -> Any:
+    def _execute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
         with self._host.executing():
-            if replan is not None:
+            if options.replan is not None:
                 from holdfast.run.replanning import executing
 
                 runs.check_plain(function)
-                return drive(executing(self._host, function, args, kwargs, id, replan=replan, **options))
+                return drive(executing(self._host, function, args, kwargs, options, options.replan))
             drive(resuming(self._host))
-            return runs.run_now(self._host, function, args, kwargs, id, **options)
+            return runs.run_now(self._host, function, args, kwargs, options)
 
-    def _inside(self, id: str | None) -> Lane | None:
+    def _inside(self, options: Options) -> Lane | None:
         """Where in another agent's run the caller is; None where it is in none, or says itself which run it means."""
-        lane = here() if id is None else None
+        lane = here() if options.id is None else None
         if lane is None or not isinstance(lane.scope, Run) or lane.scope.ended or lane.scope.agent is self._host:
             return None
         return lane
 
     @overload
-    async def arun(
-        self,
-        function: Callable[..., Awaitable[R]],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> R: ...
+    async def arun(self, function: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: Any) -> R: ...
     @overload
-    async def arun(
-        self,
-        function: Callable[..., R],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> R: ...
-    async def arun(
-        self,
-        function: Callable[..., Any],
-        /,
-        *args: Any,
-        id: str | None = None,
-        wait: bool = True,
-        strict: bool | None = None,
-        change: bool = False,
-        replan: Callable[[Setback], Any] | None = None,
-        **kwargs: Any,
-    ) -> Any:
+    async def arun(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R: ...
+    async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As run(), for async functions."""
-        options = {"wait": wait, "strict": strict, "change": change, "replan": replan}
-        lane = self._inside(id)
+        options = options_of(function)
+        lane = self._inside(options)
         if lane is None:
-            return await self._aexecute(function, args, kwargs, id, **options)
+            return await self._aexecute(function, args, kwargs, options)
         from holdfast.run import nested
 
-        return await nested.later(lane, self._host, function, args, kwargs, **options)
+        return await nested.later(lane, self._host, function, args, kwargs, options)
 
-    async def _aexecute(
-        self, function: Any, args: Any, kwargs: Any, id: str | None, *, replan: Any, **options: Any
-    ) -> Any:
+    async def _aexecute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
         import asyncio
 
         with self._host.executing():
-            if replan is not None:
+            if options.replan is not None:
                 from holdfast.run.replanning import executing
 
                 number_tasks(asyncio.get_running_loop())
-                return await drive_later(executing(self._host, function, args, kwargs, id, replan=replan, **options))
+                return await drive_later(executing(self._host, function, args, kwargs, options, options.replan))
             await drive_later(resuming(self._host))
-            return await runs.run_later(self._host, function, args, kwargs, id, **options)
+            return await runs.run_later(self._host, function, args, kwargs, options)
 
     def resume(self, run: str, *, wait: bool = True) -> Any:
         """Go on with a run by its id, with the function and the arguments that it was executed with last."""
         function, args, kwargs = listing.find_run(self._view(), run, self)
-        return self.run(function, *args, id=run, wait=wait, **kwargs)
+        return self.run(configured(function, id=run, wait=wait), *args, **kwargs)
 
     async def aresume(self, run: str, *, wait: bool = True) -> Any:
         """As resume(), for async functions."""
         function, args, kwargs = listing.find_run(self._view(), run, self)
-        return await self.arun(function, *args, id=run, wait=wait, **kwargs)
+        return await self.arun(configured(function, id=run, wait=wait), *args, **kwargs)
+
+    def cancel(self, run: str) -> None:
+        """End a run that nobody executes, by its id. What it has saved and done stays, and its branch is free again.
+
+        Raises ``InDoubt`` while an effect of it is: what became of that has to be found out first.
+        """
+        with self._host.executing():
+            drive(resuming(self._host))
+            drive(runs.cancelling(self._host, run))
 
     def runs(self) -> list[RunInfo]:
         """The runs of this branch, oldest first."""
@@ -230,8 +190,7 @@ class Agent(Surroundings, below.Agent):
         call = listing.find_call(self._view(), effect)
         loop = self._host.loop
         decide(loop, call, decision, by=_user(), why=why, result=result)
-        if not call.run:
-            loop.decided(call)
+        loop.decided(call)
         return loop.effect_of(call)
 
     def accept(self, *effects: Effect) -> None:
@@ -269,7 +228,7 @@ class Agent(Surroundings, below.Agent):
             made: Checkpoint = drive(lane.scope.checkpoint(lane, label))
             return made
         self._check_writer()
-        self._host.check_whole()
+        self._host.check_free()
         return super().checkpoint(label)
 
     async def acheckpoint(self, label: str = "") -> Checkpoint:
@@ -284,7 +243,7 @@ class Agent(Surroundings, below.Agent):
             made: Checkpoint = await drive_later(lane.scope.checkpoint_later(lane, label))
             return made
         self._check_writer()
-        self._host.check_whole()
+        self._host.check_free()
         written: Checkpoint = await Work(self._captured(label)).later()
         return written
 
@@ -357,9 +316,11 @@ class Agent(Surroundings, below.Agent):
                 hint="Change the state back, or use it after the run.",
             )
         self._check_writer()
-        self._host.check_whole()
+        self._host.check_free()
 
     def branch(self, name: str, at: str | Checkpoint | None = None) -> Agent:
+        if at is None and self._host.has_remains:
+            at = self.head  # what a run left behind that stopped is its own
         return cast("Agent", super().branch(name, at))  # the store makes these
 
     # -- the handle -------------------------------------------------------------------------------------------
@@ -418,10 +379,8 @@ class Agent(Surroundings, below.Agent):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            self._leave()
-        finally:
-            self.close()
+        self._leave()
+        self._check_saved(error)
 
     async def __aenter__(self) -> Self:
         if self._writer is not None:
@@ -436,12 +395,23 @@ class Agent(Surroundings, below.Agent):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.__exit__(kind, error, trace)
+        self._leave()
+        self._check_saved(error)
+
+    def _check_saved(self, error: BaseException | None) -> None:
+        """Say it when the agent is current no more and has changes that are not saved."""
+        if self._entered or self.closed or not self.dirty or self._host.has_remains:
+            return
+        what = f"`with agent:` ended, and {self.name} has changes that are not saved"
+        log.warning("%s", what)
+        if error is None:  # which would be hidden where warnings are errors
+            warnings.warn(f"{what}: call agent.checkpoint()", UnsavedChanges, stacklevel=3)
 
     def _enter(self, loop: Loop) -> None:
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
             raise BadOption("the agent is current already: this is its run", hint="Leave `with agent:` away.")
+        loop.ended = False
         entered = active(loop.lane)
         entered.__enter__()
         self._entered.append(entered)

@@ -11,6 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.branch import BranchWriter, Pending
@@ -25,7 +26,7 @@ from holdfast.run.arguments import Stowed
 from holdfast.run.claims import Loop
 from holdfast.run.companions import Companion
 from holdfast.run.ledger import Ledger
-from holdfast.run.listing import signals_to
+from holdfast.run.listing import origin_of, signals_to
 from holdfast.run.returning import Returning
 from holdfast.run.stored import StoredLedger, StoredLine, entries
 from holdfast.run.waiting import Signal
@@ -81,6 +82,11 @@ class AgentHost(Returning):
     def signals(self) -> list[Signal]:
         """Signals to this agent, or to this branch of it, that are younger than the branch; oldest first."""
         return signals_to(self.handle._store._db.view, self.handle._row, self.handle._branch)
+
+    @cached_property
+    def origin(self) -> int:
+        """How many records of the line the checkpoint knows that the branch began with."""
+        return origin_of(self.handle._store._db.view, self.handle._branch)
 
     # -- plain use --------------------------------------------------------------------------------------
 
@@ -191,9 +197,12 @@ class AgentHost(Returning):
         writer = agent._check_writer()
         with writer.still(document):
             row = self._row(start)
-            if document.changed and self.state_digest() != self._remains:
-                agent._make("before the run goes on")
-                writer.settle()
+            if document.changed and not self.has_remains:
+                raise RunUnfinished(
+                    f"the state of {self.name} has changes that are not saved; the run was not resumed",
+                    hint="It begins with the state that it was begun with, and they would be lost. Keep them elsewhere"
+                    " and take them out of agent.state, or forget them with agent.close().",
+                )
             self._stand_on(row)
             replaying = row.row.b != agent._branch.b and row.id != self._origin
             for one in self.companions.values():
@@ -218,15 +227,28 @@ class AgentHost(Returning):
             return
         try:
             if self.behind:
-                with agent._check_writer().still(agent._document):
-                    head = agent._fresh_branch().head
-                    self._stand_on(agent._store._db.view.point(head))
-                    for one in self.companions.values():
-                        one.restore(replaying=False)
+                self._to_head()
             else:
                 self._remains = self.state_digest()
         except HoldfastError as error:  # the run has its own error; a checkpoint taken now would still be right
             log.warning("the state of %s could not be brought back to its head: %s", self.name, error)
+
+    def _to_head(self) -> None:
+        agent = self.handle
+        with agent._check_writer().still(agent._document):
+            self._stand_on(agent._store._db.view.point(agent._fresh_branch().head))
+            for one in self.companions.values():
+                one.restore(replaying=False)
+
+    @property
+    def has_remains(self) -> bool:
+        """Whether what is not saved is what a run left behind that stopped."""
+        return self.handle._document.changed and self.state_digest() == self._remains
+
+    def abandoned(self) -> None:
+        """The run that stopped here has ended: what it left behind and did not save goes."""
+        if self.has_remains:
+            self._to_head()
 
     @property
     def _origin(self) -> bytes:

@@ -1,8 +1,8 @@
-"""Effects that a rollback left standing, in runs.
+"""Effects that a rollback left standing, or a run that ended without finishing, in runs.
 
-Owns what happens when a run that went back comes to a call that still stands outside. In plain use ``claims`` does the
-same. What always holds: such an effect answers one call, and is written down there with its old key, so that it is
-known for one effect by whoever undoes it; while one of a tool is left, that tool is not called with other arguments.
+Owns what happens when a run comes to a call that still stands outside. In plain use ``claims`` does the same. What
+always holds: such an effect answers one call, and is written down there with its old key, so that it is known for one
+effect by whoever undoes it; while one of a tool is left, that tool is not called with other arguments.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def adopt(run: Run, path: str, tool: Tool, mark: bytes) -> Call | None:
     """The standing effect that answers this call, now recorded at its position; None when there is none."""
     loop = run.host.loop
-    found = loop.kept(tool, mark)
+    found = loop.kept(tool, mark, run.past.calls)
     if found is None or found.intent is None or found.outcome is None:
-        return None
+        return found  # one without an outcome is made again, with its key
     old, outcome = found.intent, found.outcome
     # With the number of the attempt that it was: a greater one would say that it was called again.
     intent = rec.Intent(

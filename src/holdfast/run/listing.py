@@ -31,7 +31,9 @@ from holdfast.store.catalog import Branch
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-CONDITIONS = ("running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled")
+CONDITIONS = (
+    "running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled", "rolled back",
+)  # fmt: skip
 _WORDS = {"attention": "needs attention"}
 _OVER = frozenset({"finished", "failed", "cancelled"})
 
@@ -104,6 +106,15 @@ class View:
         """The number of the first record that is not inherited."""
         return int(self._branch.body.get("start", 0)) + 1
 
+    @property
+    def origin(self) -> int:
+        return origin_of(self._store._db.view, self._branch)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing was saved on the branch since it began."""
+        return bool(self._branch.id == self._branch.body["from"])
+
     def at_it(self) -> bool:
         """Whether somebody may be executing a run: nobody but the writer of the branch can."""
         mine = self._store._handles.get(self._branch.b)
@@ -137,6 +148,18 @@ class View:
         return View(self._store, agent, found) if agent is not None and found is not None else None
 
 
+def origin_of(view: catalog.View, branch: Branch) -> int:
+    """How many records of its line the checkpoint knows that a branch began with.
+
+    A branch inherits no others, unless it goes on from damage: then what was done is known beyond the state.
+    """
+    began = bytes(branch.body["from"])
+    point = view.find(began) if began else None
+    if not began:
+        return 0
+    return point.manifest.effects[0] if point is not None else int(branch.body.get("start", 0))
+
+
 def signals_to(view: catalog.View, agent: catalog.Agent, branch: Branch) -> list[Signal]:
     """Signals to an agent, or to this branch of it, that are younger than the branch; oldest first."""
     born = branch.body["created"]
@@ -152,8 +175,13 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     past = view.past()
     found = _due(view, past) if only_due else past.runs.values()
     first = view.own_from
-    # What ended before the branch began belongs to the one that it comes from.
-    return [_info(view, run) for run in found if run.newest >= first or run.condition not in _OVER]
+    # What ended before the branch began belongs to the one that it comes from. What is unfinished there can be resumed
+    # here as well, until something else is saved.
+    return [
+        _info(view, run)
+        for run in found
+        if run.newest >= first or (run.condition not in _OVER and (run.newest > view.origin or view.is_new))
+    ]
 
 
 def _due(view: View, past: Past) -> list[RunPast]:

@@ -24,10 +24,9 @@ Place = tuple[int, int, bytes]
 def needed(line: StoredLine, places: Sequence[Place]) -> Iterator[tuple[bytes, str]]:
     """Ids and reasons. ``places`` are the agent's checkpoints, sorted."""
     past = Past(line.records())
-    newest = past.unfinished()
     for run in past.runs.values():
-        # One that failed can be executed again as long as nothing else has been begun since.
-        if run.condition in _OVER or (run.condition == "failed" and run is not newest):
+        # One that failed can be resumed as long as nothing else has been begun since.
+        if run.condition in _OVER or (run.condition == "failed" and run is not past.last):
             continue
         yield from _of_run(line, run)
     for call in past.calls():

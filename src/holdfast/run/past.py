@@ -22,8 +22,16 @@ from holdfast.run.records import Record, Value
 SETTLED = frozenset({"value", "error", "lost", "fallback"})
 """Outcomes that were given to the program."""
 
+GUARDED = frozenset({"write", "idempotent"})
+"""Kinds of calls that are not simply made again."""
+
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
 _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
+
+OPEN = frozenset({"", "waiting", "attention"})
+"""Conditions of runs that have not ended."""
+ENDED = frozenset({"failed", "cancelled"})
+"""Conditions of runs that ended without finishing: what they had done is left."""
 
 LOST = "?"
 """What a tool or a function is called whose record is lost."""
@@ -71,10 +79,12 @@ class Call(Struct, eq=False):
     @property
     def outcome(self) -> rec.Done | rec.Decision | None:
         """What the program was given, or is to be given; None when the call has to be made, or made again."""
-        decided = self.decision if self.decision is not None and self.decision.how in {"found", "done"} else None
-        if self.done is not None and self.done.how in SETTLED:
-            return decided if decided is not None and self.done.how == "lost" else self.done
-        return decided
+        done = self.done
+        if done is not None and done.how in SETTLED and (self.decision is None or done.how != "lost"):
+            return done
+        if self.decision is not None and self.decision.how in {"found", "done"}:
+            return self.decision
+        return None
 
     @property
     def lost(self) -> bool:
@@ -116,6 +126,9 @@ class RunPast:
         self.newest = number  # of its newest record
         self.begin = begin
         self.end: rec.End | None = None
+        self.ended = 0  # the number of that
+        self.back = False  # a rollback brought the branch into the middle of it, and nobody has resumed it since
+        self.checkpoints = {begin.start}  # every one that was taken in it
         self.calls: dict[str, Call] = {}
         self.saved: dict[str, rec.Saved] = {}
         self.waits: dict[str, rec.Wait] = {}
@@ -128,7 +141,9 @@ class RunPast:
 
     @property
     def condition(self) -> str:
-        """finished, failed, attention, waiting, cancelled; empty while it has not ended."""
+        """finished, failed, attention, waiting, cancelled, rolled back; empty while it has not ended."""
+        if self.back:
+            return "rolled back"
         return self.end.how if self.end is not None else ""
 
     @property
@@ -164,12 +179,13 @@ class RunPast:
             self._call(number, record)
         elif isinstance(record, rec.Saved):
             self.saved[record.path] = record
+            self.checkpoints.add(record.id)
         elif isinstance(record, rec.Wait):
             self.waits[record.path] = record
             self.end = None
         elif isinstance(record, rec.Note):
             if record.what == "resume":
-                self.end = None
+                self.end, self.back = None, False
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -178,6 +194,7 @@ class RunPast:
                 del self.calls[path]
                 self._order.pop(path, None)
         elif isinstance(record, rec.End):
+            self.ended = number
             self._finish(record)
 
     def _call(self, number: int, record: rec.Done | rec.Intent | rec.Doubt | rec.Decision | rec.Progress) -> None:
@@ -198,10 +215,17 @@ class RunPast:
             for path in self._forget_last({"cancelled", "error"}):
                 self.waits.pop(path, None)  # one that timed out is begun anew
 
-    def resumed(self, at: int) -> rec.Note | None:
-        """The run goes on: what is to be recorded about that, if anything."""
-        before, self.end = self.condition, None
-        return rec.Note(at, self.id, "resume", before) if before else None
+    def resumed(self, at: int) -> rec.Note:
+        """The run is resumed: what is to be recorded about that. From then on it owns its branch."""
+        before = self.condition
+        self.end, self.back = None, False
+        return rec.Note(at, self.id, "resume", before)
+
+    def left(self) -> list[Call]:
+        """What it has done, or may have done, to the world outside. What is inside of such a call is part of it."""
+        found = {path: call for path, call in self.calls.items() if call.kind in GUARDED and call.intent is not None}
+        done = {path for path, call in found.items() if call.outcome is not None}
+        return [call for path, call in found.items() if not done.intersection(_around(path))]
 
     def _forget_last(self, hows: Collection[str]) -> list[str]:
         """Forget the calls that completed last, as far as all of them ended in one of these ways."""
@@ -214,6 +238,14 @@ class RunPast:
         for path in gone:
             del self.calls[path], self._order[path]
         return gone
+
+
+def _around(path: str) -> Iterator[str]:
+    """The positions that a position may lie inside of."""
+    at = path.find("/")
+    while at >= 0:
+        yield path[:at]
+        at = path.find("/", at + 1)
 
 
 def filled(left: Mapping[int, Record], lost: Sequence[int], line: int) -> Iterator[tuple[int, Record]]:
@@ -287,6 +319,7 @@ class Past:
 
     def __init__(self, records: Iterable[tuple[int, Record]] = ()) -> None:
         self.runs: dict[str, RunPast] = {}
+        self.begun: set[str] = set()  # the ids of all runs, also of those that were rolled back
         self.incarnation = 1
         self.loose: list[Call] = []  # calls outside of runs, in order
         self.kept: list[Call] = []  # calls that a rollback left standing, to be claimed
@@ -294,12 +327,16 @@ class Past:
         self.taken: set[bytes | int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
         self._loose: dict[str | int, Call] = {}  # the same by key, and by the numbers of their intents
+        self._replaced: list[RunPast] = []  # begun again since, under the same id
+        self._back = 0  # the number of the newest rollback
         self._gap = False  # whether records are lost before those that are folded now
         with collector_paused():
             for entry in records:
                 self._take(entry)
             for number, record in self._entries:
                 self._fold(number, record)
+        for run in self.runs.values():
+            run.back = run.newest < self._back and run.condition in OPEN and run.begin.kind != "rollback"
         if self.kept:  # one that answered a call since has been written down there, with its key
             claimed = {call.intent.key for call in self.calls() if call.intent is not None}
             self.kept = [call for call in self.kept if call.intent is not None and call.intent.key not in claimed]
@@ -325,10 +362,14 @@ class Past:
         record = entry[1]
         if isinstance(record, rec.Done) and record.event:
             self.taken.add(record.event)
+        if isinstance(record, rec.Begin) and record.kind != "map":
+            self.incarnation += record.run in self.begun  # it is done anew, so its calls have other keys
+            self.begun.add(record.run)
         if not isinstance(record, rec.RolledBack):
             self._entries.append(entry)
             return
         self.incarnation += 1
+        self._back = entry[0]
         stays = [entry for entry in self._entries if entry[0] <= record.to or _lasts(entry[1], record)]
         self.kept = [call for call in self.kept if call.number <= record.to or record.keep]
         if record.keep:
@@ -347,7 +388,13 @@ class Past:
     def _fold(self, number: int, record: Record) -> None:
         if isinstance(record, rec.Note):
             self.notes[record.what, record.name] = record
+            newest = next(reversed(self.runs.values()), None)
+            if record.what == "auto" and newest is not None and newest.end is None:
+                newest.checkpoints.add(bytes.fromhex(record.name))  # of a breaker that opened in it
         run = self.runs.get(record.run)
+        if run is not None and isinstance(record, rec.Begin):
+            self._replaced.append(self.runs.pop(record.run))
+            run = None
         if run is None and record.run and self._gap and not isinstance(record, rec.Begin):
             # Its beginning is lost. What it has done must not be done by another one.
             run = self.runs[record.run] = RunPast(number, rec.Begin(record.at, record.run, LOST, _NO_ARGUMENTS, b""))
@@ -373,18 +420,39 @@ class Past:
 
     def calls(self) -> Iterator[Call]:
         """Every call, those of runs first."""
-        for run in self.runs.values():
+        for run in (*self._replaced, *self.runs.values()):
             yield from run.calls.values()
         yield from self.loose
 
-    def unfinished(self) -> RunPast | None:
-        """The newest run that did not end, or stopped on the way. A rollback stands in the way of everything else.
+    def owner(self, origin: int = 0) -> RunPast | None:
+        """The run, or the rollback, that has not ended: nothing else is begun, done or saved on its branch.
 
-        Items of a batch do not: nothing is begun on what they left.
+        One that the branch was begun in the middle of (after so many records), or that a rollback has brought it into,
+        owns it when it is resumed there. Items of a batch own nothing: they have no state.
         """
         left = [
             run
             for run in self.runs.values()
-            if run.condition not in {"finished", "cancelled"} and run.begin.kind != "map"
+            if run.condition in OPEN and run.begin.kind != "map" and run.newest > origin
         ]
         return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)
+
+    @property
+    def last(self) -> RunPast | None:
+        """The run that was begun last."""
+        return next((run for run in reversed(self.runs.values()) if run.begin.kind not in {"map", "rollback"}), None)
+
+    def left(self, origin: int = 0) -> Iterator[tuple[Call, int]]:
+        """What runs of this branch that ended without finishing have done, each with the number of that end.
+
+        What has answered a call since is written down there, with its key, and is a matter of that one.
+        """
+        newest: dict[str, Call] = {}
+        for call in self.calls():
+            if call.intent is not None and call.number >= newest.get(call.intent.key, call).number:
+                newest[call.intent.key] = call
+        for run in (*self._replaced, *self.runs.values()):
+            if run.condition in ENDED and run.ended > origin and run.begin.kind not in {"map", "rollback"}:
+                for call in run.left():
+                    if call.intent is not None and newest[call.intent.key] is call:
+                        yield call, run.ended

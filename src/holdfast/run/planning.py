@@ -41,9 +41,6 @@ class Target(Struct, frozen=True):
 class RollbackHost(RunHost, Protocol):
     """What a rollback asks of an agent besides."""
 
-    whole: bool
-    """Known to have no rollback under way: to be cleared by whoever begins one."""
-
     def target(self, revision: Any) -> Target:
         """A checkpoint by a revision, or by the bytes of its id."""
 
@@ -135,7 +132,7 @@ class Part(Struct):
 
 def pending(past: Past) -> RunPast | None:
     """The rollback that has begun and not ended."""
-    run = past.unfinished()
+    run = past.owner()
     return run if run is not None and run.begin.kind == "rollback" else None
 
 

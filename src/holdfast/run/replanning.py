@@ -5,7 +5,7 @@ What always holds: the hook is asked when everything is undone; a process that e
 again, and one that ends later goes on with what was chosen. So a hook may be called twice about one failure, and should
 do nothing outside itself. Where nothing is chosen, what was called has failed and can be tried again.
 
-    executing(agent, function, args, kwargs, id, replan=hook, **options) -> Steps
+    executing(agent, function, args, kwargs, options, hook) -> Steps
     hook(setback) -> None                     give up: the error is raised
                   -> a durable function       to be executed with the same arguments
                   -> functools.partial of one, to be executed with those
@@ -40,7 +40,7 @@ from holdfast.run import records as rec
 from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, fetch
 from holdfast.run.choosing import call_of, mark_of
-from holdfast.run.durables import DURABLES, known
+from holdfast.run.durables import DURABLES, Options, known, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.faults import said
 from holdfast.run.outcomes import MESSAGE_MAX
@@ -83,17 +83,18 @@ def executing(
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    id: str | None,
-    *,
+    options: Options,
     replan: Callable[[Setback], Any],
-    **options: Any,
 ) -> Steps:
     """Execute a durable function; where it fails, take it back and do what the hook says instead."""
+    id = options.id
     _, mark = called_with(agent, known(function), args, kwargs)
     yield from resuming(agent)
     plans = yield Work(lambda: _Plans(agent))
     setback, this = plans.setback(mark), id
     attempt = setback.attempt if setback is not None else 1
+    if setback is not None:
+        options = replace(options, again=True)  # what was rolled back for a hook is begun again under its id
     later = plans.later(mark, id) if setback is None else None
     if later is not None:  # the process ended when the hook had had its say
         function, args, kwargs = _going_on(agent, later, function)
@@ -102,7 +103,7 @@ def executing(
         if setback is None:
             before = agent.ledger.count
             try:
-                return (yield from execute(agent, known(function), args, kwargs, this, **options))
+                return (yield from execute(agent, known(function), args, kwargs, replace(options, id=this)))
             except RunRolledBack as error:
                 undone: Any = error.undone
                 setback = Setback(agent.handle, "", known(function).name, error, undone, error.checkpoint, attempt)
@@ -123,13 +124,16 @@ def executing(
             if setback.run:
                 yield from _given_up(agent, setback)
             raise
-        setback, this, attempt = None, id, attempt + 1
+        setback, this, attempt, options = None, id, attempt + 1, replace(options, again=True)
 
 
 def _chosen(chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What the hook says is to be executed now."""
     if isinstance(chosen, functools.partial):
-        return chosen.func, chosen.args, dict(chosen.keywords)
+        _, args, kwargs = _chosen(chosen.func, chosen.args, dict(chosen.keywords))
+        return chosen.func, args, kwargs
+    if options_of(chosen) != Options():
+        raise BadOption("replan returned a function with options", hint="Those of the run itself count.")
     if callable(chosen):
         return chosen, args, kwargs
     raise BadOption(
@@ -154,7 +158,7 @@ def _going_on(agent: RollbackHost, run: RunPast, function: Any) -> tuple[Any, tu
 def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int, before: int) -> Steps:
     """Roll a failed run back to where it began. ``before``: how many records there were when it was to be executed."""
     past = yield Work(lambda: Past(agent.ledger.records()))
-    run = past.unfinished()
+    run = past.last
     if run is None or run.condition != "failed" or run.newest <= before:
         raise error  # it did not get so far as to begin
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
@@ -233,8 +237,10 @@ class _Plans:
     def later(self, mark: bytes, id: str | None) -> RunPast | None:
         """The run that was begun in the place of what is called now and has not ended, or has the id."""
         past = Past(self._standing.records)
-        run = past.runs.get(id) if id is not None else past.unfinished()
+        run = past.runs.get(id) if id is not None else past.last
         if run is None or mark_of(self.agent, run) == mark:
+            return None
+        if id is None and run.condition in {"finished", "cancelled"}:
             return None
         first = self.first.get(run.id)
         return run if first is not None and first is not run.begin and first.fingerprint == mark else None

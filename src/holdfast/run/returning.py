@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.errors import BadOption, RunUnfinished
+from holdfast.errors import BadOption
 from holdfast.run import records as rec
-from holdfast.run.past import Past
-from holdfast.run.planning import Target, pending
+from holdfast.run.choosing import unfinished
+from holdfast.run.past import OPEN, Past, RunPast
+from holdfast.run.planning import Target
 from holdfast.run.stored import entries
 from holdfast.store.catalog import Point
 
@@ -25,7 +26,7 @@ class Returning:
     """The part of an agent's host that rollbacks ask (``planning.RollbackHost``)."""
 
     handle: Agent
-    whole = False  # known to have no rollback under way
+    whole = False  # known to have no run and no rollback under way
     borrowed = False  # the handle was opened for somebody else's rollback, or for a run as a child
 
     @property
@@ -103,19 +104,28 @@ class Returning:
         self.moved()
         return made
 
-    def check_whole(self) -> None:
-        """Raise while a rollback has begun and not ended: the state would be saved on top of what is being undone."""
+    def check_free(self) -> None:
+        """Raise while a run or a rollback has begun and not ended: what is done beside it would be in its way."""
         if self.whole:
             return
-        ledger: Any = self.handle._host.ledger
-        begun = pending(Past(ledger.marked())) if ledger.count else None
-        if begun is not None:
-            raise RunUnfinished(
-                f"a rollback of {self.handle.name} has begun and not ended",
-                run=begun.id,
-                hint="It is finished by `with agent:`, agent.run(...) or agent.rollback(...).",
-            )
+        host = self.handle._host
+        ledger: Any = host.ledger
+        owner = Past(ledger.marked()).owner(host.origin) if ledger.count else None
+        if owner is not None:
+            raise unfinished(host, owner, executing=host.busy)
         self.whole = True
+
+    def stands_in(self, run: RunPast) -> bool:
+        """Whether the newest checkpoint of the branch is one of this run: nothing else was saved since."""
+        head = self.handle.head
+        while head is not None and head.kind == "recover":  # the state of the one before it
+            head = self.handle.at(f"id:{head.parent_id}")
+        if head is None or head._id in run.checkpoints:
+            return True
+        # A branch does not inherit the record of the checkpoint that it begins at.
+        origin = bytes(self.handle._branch.body["from"])
+        began = run.condition in OPEN and run.newest <= self.handle._host.origin
+        return began and head._id == origin and bytes.fromhex(head.parent_id) in run.checkpoints
 
     # -- other agents ---------------------------------------------------------------------------------------
 

@@ -272,8 +272,7 @@ class RollbackPlan:
         given = {"to": part.target.id, "accept": list(self._accept), "cause": self._cause if whole else None}
         this = pending(part.past)
         if this is not None and fetch(this.begin.args, host.ledger, host.registry) == given:
-            if (note := this.resumed(now_us())) is not None:
-                host.ledger.append(note)
+            host.ledger.append(this.resumed(now_us()))
         else:
             stowed = stow(given, host.registry)
             begin = rec.Begin(now_us(), uuid4().hex[:16], FUNCTION, stowed.value, b"", kind="rollback")

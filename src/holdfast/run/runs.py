@@ -23,6 +23,7 @@ from holdfast.errors import (
     Cancelled,
     Diverged,
     InDoubt,
+    RunEnded,
     RunRolledBack,
     ToolFailed,
     Unencodable,
@@ -36,12 +37,12 @@ from holdfast.run.choosing import ARGUMENTS, choose, mark_of
 from holdfast.run.claims import Loop
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
-from holdfast.run.durables import Durable, known
+from holdfast.run.durables import Durable, Options, known
 from holdfast.run.faults import said
 from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
 from holdfast.run.outcomes import MESSAGE_MAX, diverged
-from holdfast.run.past import LOST, Call, Past, RunPast
+from holdfast.run.past import ENDED, LOST, Call, Past, RunPast
 from holdfast.run.positions import HERE, Lane, number_tasks
 from holdfast.run.scope import Host, Scope, in_doubt, now_us
 from holdfast.run.steps import Steps, Turn, Work, cancelled, cancelled_again, drive, drive_later, is_cancelled
@@ -93,6 +94,9 @@ class RunHost(Host, Protocol):
 
     def stopped(self) -> None:
         """The run did not get to its end. If it had not caught up with its record, the state is the head's again."""
+
+    def abandoned(self) -> None:
+        """The run that stopped here has ended: what it left behind and did not save goes."""
 
 
 class Run(Scope):
@@ -259,12 +263,10 @@ def describe(tool: str, arguments: dict[str, Any]) -> str:
 # -- executing ----------------------------------------------------------------------------------------------
 
 
-def run_now(
-    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None, **options: Any
-) -> Any:
+def run_now(agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
     """Execute a plain durable function, from the beginning or from where it stopped."""
     made = check_plain(function)
-    return drive(execute(agent, made, args, kwargs, id, **options))
+    return drive(execute(agent, made, args, kwargs, options))
 
 
 def check_plain(function: Any) -> Durable:
@@ -276,13 +278,13 @@ def check_plain(function: Any) -> Durable:
 
 
 async def run_later(
-    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], id: str | None = None, **options: Any
+    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
 ) -> Any:
     """Execute an async durable function. A plain one is executed, too, and blocks the loop as it would anywhere."""
     import asyncio
 
     number_tasks(asyncio.get_running_loop())
-    return await drive_later(execute(agent, known(function), args, kwargs, id, **options))
+    return await drive_later(execute(agent, known(function), args, kwargs, options))
 
 
 class _Body:
@@ -331,36 +333,29 @@ async def apart(run: Scope, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any
         raise
 
 
-def execute(
-    agent: RunHost,
-    made: Durable,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    id: str | None,
-    *,
-    strict: bool | None = None,
-    change: bool = False,
-    wait: bool = True,
-) -> Steps:
+def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Steps:
     past = yield Work(lambda: Past(agent.ledger.records()))
     given, mark = called_with(agent, made, args, kwargs)
-    this = choose(agent, past, mark, id, change=change)
+    this = choose(agent, past, mark, options)
     if this is not None and this.condition == "finished" and this.end is not None:
         return fetch(this.end.value, agent.ledger, agent.registry)
     agent.loop.read(past)
     yield from agent.loop.settling()
     agent.loop.check_settled()
+    resumed = this is not None
+    agent.whole = False
     if this is None:
         stowed = stow(given, agent.registry)
-        begin = rec.Begin(now_us(), id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
+        begin = rec.Begin(now_us(), options.id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
         begin.config = config_of(agent)
         begin.generation = agent.generation
         yield Work(agent.begin(begin, stowed))
+        past.incarnation += begin.run in past.begun
         this = RunPast(agent.ledger.count, begin)
     else:
         yield Work(functools.partial(_resume, agent, made, this, mark, given))
-    run = Run(agent, past, this, strict=made.strict if strict is None else strict)
-    run.waits = wait
+    run = Run(agent, past, this, strict=made.strict if options.strict is None else options.strict)
+    run.waits = options.wait
     try:
         left = yield from settle_all(run, this.open_calls(), TOOLS.find)
         if left:
@@ -376,15 +371,46 @@ def execute(
         kept = _kept(agent, made, result)
         end = rec.End(now_us(), run.run_id, "finished", kept.value)
         yield Work(agent.finish(end, kept, f"run {made.name} finished"))
+        agent.whole = True
+        if resumed:  # what it had left, should it have failed before, is its own again
+            agent.loop.restart(agent.ledger.count, "")
         return fetch(kept.value, agent.ledger, agent.registry)
     except BaseException as error:
         try:
-            stopped(run, error)
+            how = stopped(run, error)
         finally:
             agent.stopped()
+        if how in ENDED:
+            ended(agent)
         raise
     finally:
         run.ended = True
+
+
+def ended(agent: RunHost) -> None:
+    """A run has ended without finishing: the branch is free, and what it has done is left to whoever comes next."""
+    agent.whole = True
+    agent.loop.restart(agent.ledger.count, "")
+
+
+def cancelling(agent: RunHost, id: str) -> Steps:
+    """End a run that nobody executes. What it has saved and done stays."""
+    past = yield Work(lambda: Past(agent.ledger.records()))
+    this = past.runs.get(id)
+    if this is None or this.begin.kind in {"map", "rollback"}:
+        what = "was rolled back" if this is None and id in past.begun else f"is no run of {agent.name}"
+        raise BadOption(f"{id!r} {what}", hint="See agent.runs() for what there is.")
+    if this.condition == "finished":
+        raise RunEnded(f"run {id!r} has finished", run=id, status="finished", hint="Roll back to undo what it did.")
+    if this.condition == "cancelled":
+        return
+    agent.loop.read(past)
+    left = yield from settle_all(agent.loop, this.open_calls(), TOOLS.find)
+    if left:
+        raise in_doubt(agent.loop, left)
+    yield Work(lambda: agent.ledger.append(rec.End(now_us(), id, "cancelled"), flush=True))
+    agent.abandoned()
+    ended(agent)
 
 
 def called_with(
@@ -412,31 +438,32 @@ def _kept(agent: RunHost, made: Durable, result: Any) -> Stowed:
 
 def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: dict[str, Any]) -> None:
     agent.rewind(this.begin.start)
+    agent.loop.note()
     if mark != mark_of(agent, this):
         stowed = stow({"fingerprint": mark, "arguments": given}, agent.registry)
         note = this.notes[ARGUMENTS] = rec.Note(now_us(), this.id, "arguments", made.name, stowed.value, ARGUMENTS)
         agent.ledger.append(note, nodes=stowed.nodes, chunks=stowed.chunks)
         log.info("run %s of %s goes on with other arguments", this.id, agent.name)
-    if (resumed := this.resumed(now_us())) is not None:
-        agent.ledger.append(resumed)
+    agent.ledger.append(this.resumed(now_us()))
     compare(agent, made, this)
 
 
-def stopped(run: Run, error: BaseException) -> None:
-    """Record how a run ended that did not finish. One that is interrupted has not ended."""
+def stopped(run: Run, error: BaseException) -> str:
+    """Record how a run ended that did not finish, and answer that. One that is interrupted has not ended."""
     if isinstance(error, InDoubt) or run.unsettled:
         how = "attention"
     elif isinstance(error, Waiting | RunRolledBack):
-        return  # that is recorded already
+        return ""  # that is recorded already
     elif isinstance(error, Diverged):
-        return  # the record stays as it is; other code can go on from it
+        return ""  # the record stays as it is; other code can go on from it
     elif isinstance(error, Exception):
         # Of a child that was cancelled, the same error is a failure.
         how = "cancelled" if isinstance(error, Cancelled) and error is run.reason else "failed"
     else:
         run.ledger.flush()
-        return
+        return ""
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
     message = secrets.scrub(run.agent, said(error)[:MESSAGE_MAX], "the error that ended a run")
     fault = ("", kind, message, None)
     run.ledger.append(rec.End(now_us(), run.run_id, how, fault=fault), flush=True)
+    return how

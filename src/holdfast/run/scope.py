@@ -20,7 +20,7 @@ from holdfast.run.effects import Effect
 from holdfast.run.ledger import Ledger
 from holdfast.run.order import Order
 from holdfast.run.outcomes import result_of
-from holdfast.run.past import LOST, Call
+from holdfast.run.past import LOST, Call, RunPast
 from holdfast.run.records import Record, key_of
 from holdfast.run.tools import TOOLS, Tool
 
@@ -57,6 +57,21 @@ class Host(Protocol):
 
         The number says on which branch that was: a line begins with records of the one that it comes from.
         """
+
+    # -- whose the branch is
+
+    whole: bool
+    """Known to have no run or rollback under way: to be cleared by whoever begins one."""
+
+    @property
+    def origin(self) -> int:
+        """How many records of the line the checkpoint knows that the branch began with."""
+
+    def check_free(self) -> None:
+        """Raise while a run or a rollback has begun and not ended."""
+
+    def stands_in(self, run: RunPast) -> bool:
+        """Whether the newest checkpoint of the branch is one of this run: nothing else was saved since."""
 
 
 class Scope(ABC):
@@ -136,6 +151,9 @@ class Scope(ABC):
     def leave(self, path: str) -> None:  # noqa: B027 - outside of runs nothing is done again
         """The call at this position has an outcome by now: what was recorded inside of it is not done again."""
 
+    def keep_lost(self, call: Call) -> None:  # noqa: B027 - in a run it has its position
+        """The program was told that the result of this call is lost: the same call is not made again."""
+
     def effect_of(self, call: Call) -> Effect:
         """A recorded call as user code sees it."""
         return effect_of(call, self.ledger, self.registry)
@@ -144,6 +162,12 @@ class Scope(ABC):
         """A tool says how far it has come."""
         stowed = stow(secrets.scrub(self.agent, value, "what a tool reported"), self.registry)
         self.write(rec.Progress(now_us(), self.run_id, path, stowed.value, number), stowed, flush=True)
+
+
+def whose(agent: Host) -> str:
+    """How the agent is named on the command line."""
+    branch = getattr(agent, "branch_name", "main")
+    return agent.name if branch == "main" else f"{agent.name}@{branch}"
 
 
 _NEVER = rec.Done(0, "", "", "")
@@ -183,5 +207,5 @@ def in_doubt(scope: Scope, calls: list[Call]) -> InDoubt:
     return InDoubt(
         f"it is not known whether this happened: {named}",
         effects=effects,
-        hint=f"Find out, then say so: holdfast effects resolve {scope.agent.name}{first} --done or --not-done.",
+        hint=f"Find out, then say so: holdfast effects resolve {whose(scope.agent)}{first} --done or --not-done.",
     )

@@ -386,7 +386,7 @@ def put_off(run: Scope) -> Waiting:
         run=run.run_id,
         until=until,
         signal=name,
-        hint="Go on with `holdfast run --due`, or run it again with wait=True.",
+        hint="Go on with `holdfast run --due`, or run it again without wait=False.",
     )
 
 
