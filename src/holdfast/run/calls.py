@@ -7,8 +7,9 @@ of ``attempts``. What always holds: what a caller gets is what the record says, 
 
 from __future__ import annotations
 
-import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from holdfast.errors import Unencodable
@@ -50,51 +51,34 @@ async def aside(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 
 
 def flow(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
+    """As flow_later(), for a plain tool: none of its steps waits, so each item is there when it is asked for."""
+    items = flow_later(tool, args, kwargs)
+    go_on: Callable[[], Any] = items.__anext__
+    while True:
+        try:
+            go_on().send(None)
+        except StopIteration as found:
+            item = found.value
+        except StopAsyncIteration:
+            return
+        try:
+            yield item
+        except GeneratorExit:
+            with suppress(StopIteration):
+                items.aclose().send(None)
+            raise
+        except BaseException as error:  # noqa: BLE001 - of whoever has the items
+            go_on = partial(items.athrow, error)
+        else:
+            go_on = items.__anext__
+
+
+async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncGenerator[Any, None]:
     """Call a tool that yields items: they are passed on as they come, and recorded when it is complete."""
     lane = place(tool.name, tool.kind)
     if lane is None or tool.kind == "local":
-        yield from tool.function(*args, **kwargs)
-        return
-    steps = perform(lane, tool, args, kwargs)
-    given: list[Any] = []
-    try:
-        request = next(steps)
-        while True:
-            try:
-                if isinstance(request, Invoke):
-                    given = request.given
-                    source = request.now()
-                    while True:
-                        with request.inside():
-                            item = next(source, _END)
-                        if item is _END:
-                            break
-                        given.append(item)
-                        yield item
-                    answer: Any = given
-                elif isinstance(request, HandOut):
-                    for item in request.items:
-                        given.append(item)
-                        yield item
-                    answer = given
-                else:
-                    answer = request.now()
-            except GeneratorExit:
-                _abandon(steps, given)
-                raise
-            except BaseException as error:  # noqa: BLE001 - the steps decide what it means
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as end:
-        yield from (end.value or [])[len(given) :]
-
-
-async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
-    """As flow(), for an async tool."""
-    lane = place(tool.name, tool.kind)
-    if lane is None or tool.kind == "local":
-        async for item in tool.function(*args, **kwargs):
+        source = tool.function(*args, **kwargs)
+        while (item := await anext(source, _END) if tool.waits else next(source, _END)) is not _END:
             yield item
         return
     steps = perform(lane, tool, args, kwargs)
@@ -104,16 +88,8 @@ async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         while True:
             try:
                 if isinstance(request, Invoke):
-                    given = request.given
-                    source = request.now()
-                    clock = sys.modules["asyncio"]
-                    end = None if tool.timeout_s is None else clock.get_running_loop().time() + tool.timeout_s
-                    while True:
-                        with request.inside():
-                            async with clock.timeout_at(end):
-                                item = await anext(source, _END)
-                        if item is _END:
-                            break
+                    given, source, end = request.given, request.now(), request.deadline()
+                    while (item := await request.item(source, end, _END)) is not _END:
                         given.append(item)
                         yield item
                     answer: Any = given
@@ -123,7 +99,7 @@ async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                         yield item
                     answer = given
                 else:
-                    answer = await request.later()
+                    answer = await request.later() if tool.waits else request.now()
             except GeneratorExit:
                 _abandon(steps, given)
                 raise
@@ -131,8 +107,8 @@ async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
-    except StopIteration as end:
-        for item in (end.value or [])[len(given) :]:
+    except StopIteration as over:
+        for item in (over.value or [])[len(given) :]:
             yield item
 
 

@@ -281,6 +281,19 @@ class Invoke(Request):
             with self.inside():
                 return await self.tool.function(*self.args, **self.kwargs)
 
+    def deadline(self) -> float | None:
+        """When a stream is to have ended, by the loop's clock."""
+        limit_s = self.tool.timeout_s
+        return None if limit_s is None else sys.modules["asyncio"].get_running_loop().time() + limit_s
+
+    async def item(self, source: Any, end: float | None, none: Any) -> Any:
+        """The next item of a stream. That of a plain tool is there at once."""
+        with self.inside():
+            if not self.tool.waits:
+                return next(source, none)
+            async with sys.modules["asyncio"].timeout_at(end):
+                return await anext(source, none)
+
     def _aside(self) -> Aside:
         def call() -> Any:
             with self.inside(threading.get_ident()):
