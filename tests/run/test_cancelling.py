@@ -447,6 +447,63 @@ def test_a_plain_run_that_ends_by_ctrl_c_does_nothing_more_and_goes_on(world):
     assert world.calls == ["ask", "ask", "release"]
 
 
+def test_a_run_that_a_program_executes_because_of_ctrl_c_is_not_ended_by_it(world):
+    @tool
+    def release():
+        world.calls.append("release")
+
+    def clean_up(agent):
+        release()
+
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        Bench().run(clean_up)
+    assert world.calls == ["release"]
+
+
+def test_a_limit_and_a_fallback_stay_what_they_were_and_a_write_is_in_doubt(opened, world):
+    @holdfast.tool(effect="read", name="cancelling.model")
+    async def model(name):
+        world.calls.append(name)
+        if name == "large":
+            await asyncio.Event().wait()
+        return name
+
+    @holdfast.tool(name="cancelling.pay")
+    async def pay():
+        world.calls.append("pay")
+        await asyncio.Event().wait()
+
+    async def ask(agent):
+        try:
+            return await asyncio.wait_for(model("large"), 0.05)
+        except TimeoutError:
+            return await model("small")
+
+    async def work(agent):
+        answer = await ask(agent)
+        if world.calls.count("small") < 2 and not pays:
+            raise KeyboardInterrupt
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(pay(), 0.05)
+        return answer
+
+    pays = []
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(opened().arun(work))
+    pays.append(1)
+    agent = opened()
+    with pytest.raises(errors.InDoubt):
+        asyncio.run(agent.arun(work))
+    assert world.calls == ["large", "small", "pay"]
+    assert [(one.tool, one.condition) for one in agent.effects()] == [
+        ("cancelling.model", "cancelled"),
+        ("cancelling.model", "done"),
+        ("cancelling.pay", "in doubt"),
+    ]
+
+
 def test_an_async_batch_that_is_cancelled_goes_on(tmp_path, world):
     stuck = [True]
 

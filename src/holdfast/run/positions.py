@@ -145,9 +145,10 @@ class Lane:
             "A run's tasks are created in its own tasks, on the loop that it is executed on: make the durable function"
             " async and use `await agent.arun(...)`, and create tasks in it, not in callbacks or other threads."
             if on_loop
-            else "Inside a durable function, threads are begun by store.map(...) and agent.spawn(...). For a plain tool"
-            f" in async code: `await {what}.acall(...)`."
+            else "Inside a durable function, threads are begun by store.map(...) and agent.spawn(...)."
         )
+        if not on_loop and what != "checkpoint" and not what.startswith("holdfast."):
+            hint += f" For a plain tool in async code: `await {what}.acall(...)`."
         return NoAgent(f"{what} was called {where}; it was not called", hint=hint)
 
     def stack(self) -> list[str]:

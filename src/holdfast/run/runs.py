@@ -109,6 +109,7 @@ class Run(Scope):
         self.past = this
         self.taken = past.taken
         self.strict = strict
+        self._before = sys.exception()  # what the program deals with by executing this run
         self.lane = Lane(self, label=this.begin.function)
         # Recorded and not reached yet. What is inside a call that has an outcome is not reached again.
         self._waiting = {path: call for path, call in this.calls.items() if not this.is_inside(path)}
@@ -178,7 +179,7 @@ class Run(Scope):
     def check_settled(self, tool: Tool | None = None) -> None:
         """Besides, nothing new starts in a run that somebody ends: it is executed again from its beginning."""
         ending = sys.exception()
-        if isinstance(ending, KeyboardInterrupt | SystemExit):
+        if isinstance(ending, KeyboardInterrupt | SystemExit) and ending is not self._before:
             raise ending
         if self.given_up:
             raise sys.modules["asyncio"].CancelledError
