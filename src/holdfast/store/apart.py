@@ -12,12 +12,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from asyncio import Future
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
 WORKERS = 32
@@ -30,6 +30,8 @@ os.register_at_fork(after_in_child=_pools.clear)  # its threads are the parent's
 def off_loop(work: Callable[..., Any], *args: Any) -> Future[Any]:
     """Do ``work``, which waits for nothing but the disk, in a thread; it can be awaited on the running loop."""
     if not _pools:
+        from concurrent.futures import ThreadPoolExecutor  # asyncio has loaded it; programs without it never need it
+
         _pools.append(ThreadPoolExecutor(WORKERS, "holdfast-disk"))
     return sys.modules["asyncio"].get_running_loop().run_in_executor(_pools[0], copy_context().run, work, *args)  # type: ignore[no-any-return] # a module found by its name has no types
 
