@@ -99,9 +99,7 @@ class Call(Struct, eq=False):
     @property
     def open(self) -> bool:
         """Whether it was intended and its outcome is not known. A repeatable call is open, too, but not in doubt."""
-        if self.intent is None or self.done is not None:
-            return False
-        return self.decision is None or self.decision.how == "attention"
+        return self.intent is not None and self.done is None and self.decision is None
 
     @property
     def condition(self) -> str:
