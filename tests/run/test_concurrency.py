@@ -351,6 +351,18 @@ def test_a_plain_tool_off_the_loop_is_recorded_where_it_is_called(opened):
     assert asyncio.run(outer.acall(4)) == 5  # outside of everything
 
 
+def test_a_plain_tool_off_the_loop_that_raises_what_no_future_holds_has_failed(opened):
+    @tool(name="concurrent.stops", effect="read")
+    def stops():
+        raise StopIteration
+
+    async def work(agent):
+        await stops.acall()
+
+    with pytest.raises(errors.ToolFailed, match="StopIteration"):
+        asyncio.run(opened().arun(work))
+
+
 def test_a_plain_tool_off_the_loop_that_is_given_up_is_in_doubt(opened):
     go_on = threading.Event()
 

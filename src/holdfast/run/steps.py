@@ -77,6 +77,8 @@ class Aside(threading.Thread):
         if future.done():
             return
         value, error = self._outcome or (None, None)
+        if isinstance(error, StopIteration):  # which no future can hold
+            error = RuntimeError(f"{self.name} raised StopIteration")
         if error is not None:
             future.set_exception(error)
         else:
