@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -183,6 +185,20 @@ def test_a_lost_result_is_asked_of_the_probe(store_path):
     agent = agent_of(store_path)
     assert agent.run(work) == {"number": 7}
     assert (asked, DONE) == (["TP1"], ["TP1"])
+
+
+def test_the_command_line_shows_what_was_kept_and_settles_it(store_path):
+    work, id, _tool = lose(store_path, Ticket(7))
+
+    def hold(*words):
+        command = [sys.executable, "-m", "holdfast", *words, "--store", str(store_path)]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env={"COLUMNS": "200"}).stdout
+
+    shown = hold("effects", "trip-7")
+    assert "Ticket(number=7, seat='1A')" in shown
+    assert f"holdfast effects resolve trip-7 {id} --done JSON --why TEXT" in shown
+    hold("effects", "resolve", "trip-7", id, "--done", '{"number": 7}', "--why", "it is on the statement")
+    assert agent_of(store_path).run(work) == {"number": 7}
 
 
 def test_a_person_says_what_a_lost_call_returned(store_path):

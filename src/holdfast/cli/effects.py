@@ -157,13 +157,23 @@ def _print(out: Output, agent: Agent, shown: list[Effect], more: int, *, full: b
             out.say("  ", _outcome(one, _ALL))
     else:
         out.columns(("effect", "when", "condition", "kind", "call", "result"), [_row(one) for one in shown])
-    doubtful = [one for one in shown if one.condition == "in doubt"]
-    if doubtful:
-        head = Text(f"{count(len(doubtful), 'effect is', 'effects are')} in doubt. ", style="bold red")
-        out.say(head, "Running it again asks its probe; if that cannot tell, find out and say so:", wrap=True)
-        where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
-        command = shlex.join(("holdfast", "effects", "resolve", where, doubtful[0].id))
-        out.say(f"  {clean(command)} --done JSON --why TEXT   (or --not-done)")
+    where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
+
+    def advise(condition: str, what: str, advice: str, ways: str) -> None:
+        found = [one for one in shown if one.condition == condition and one.key]
+        if found:
+            out.say(
+                Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True
+            )
+            command = shlex.join(("holdfast", "effects", "resolve", where, found[0].id))
+            out.say(f"  {clean(command)} --done JSON --why TEXT{ways}")
+
+    advice = "Running it again asks its probe; if that cannot tell, find out and say so:"
+    advise("in doubt", "in doubt", advice, "   (or --not-done)")
+    advice = (
+        "Running it again with the classes of their results registered brings these back; or say what was returned:"
+    )
+    advise("lost", "done, with a result that could not be saved", advice, "")
 
 
 def _row(effect: Effect) -> list[Text | str]:

@@ -20,7 +20,7 @@ from holdfast.run.effects import Absent, Effect, Found, Unknown
 from holdfast.run.faults import told
 from holdfast.run.outcomes import give, is_healed, lost
 from holdfast.run.past import LOST, Call
-from holdfast.run.scope import Scope, now_us
+from holdfast.run.scope import Scope, now_us, whose
 from holdfast.run.steps import Aside, Write, awaited
 from holdfast.run.tools import Tool
 
@@ -100,7 +100,7 @@ def recall(scope: Scope, tool: Tool, call: Call) -> Generator[Any, Any, Any]:
     if decision is None:
         scope.keep_lost(call)
         why = done.fault[2] if done is not None and done.fault is not None else ""
-        raise lost(tool.name, call.path, why, f"{scope.agent.name} {call.intent.key[:12]}" if call.intent else "")
+        raise lost(tool.name, call.path, why, f"{whose(scope.agent)} {call.intent.key[:12]}" if call.intent else "")
     yield Write(scope, decision, stowed)
     call.decision = decision
     return give(scope, tool, call.path, decision, stowed)
