@@ -23,7 +23,7 @@ from holdfast.run.host import AgentHost
 from holdfast.run.past import Past, RunPast
 from holdfast.run.positions import Lane, number_tasks
 from holdfast.run.rollback import resuming
-from holdfast.run.runs import Run, stopped
+from holdfast.run.runs import Run, apart, stopped
 from holdfast.run.scope import in_doubt, now_us
 from holdfast.run.steps import Request, Steps, Work, drive, drive_later
 from holdfast.run.tools import TOOLS
@@ -60,6 +60,9 @@ class _Body(Request):
             return self.function(self.item)
 
     async def later(self) -> Any:
+        return await apart(self.run, self._body)
+
+    async def _body(self) -> Any:
         with active(self.run.lane):
             result = self.function(self.item)
             return await result if inspect.isawaitable(result) else result
@@ -94,7 +97,6 @@ class Batch:
         self._past = Past()
         self._left: Iterator[int] = iter(())
         self._lock = threading.Lock()
-        self._begun: set[Item] = set()  # those that are executed now
 
     # -- all of it --------------------------------------------------------------------------------------------
 
@@ -137,12 +139,8 @@ class Batch:
 
         tasks = [asyncio.ensure_future(work()) for _ in range(self._wanted)]
         try:
-            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in ended:
-                task.result()
+            await asyncio.gather(*tasks)
         except BaseException:
-            for item in self._begun:
-                item.give_up()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -218,7 +216,6 @@ class Batch:
         else:
             ledger.append(this.resumed(now_us()))
         run = Item(host, self._past, this, strict=self._strict)
-        self._begun.add(run)
         try:
             left = yield from settle_all(run, this.open_calls(), TOOLS.find)
             if left:
@@ -235,7 +232,6 @@ class Batch:
             raise
         finally:
             run.ended = True
-            self._begun.discard(run)
 
 
 def run_id(key: str) -> str:
