@@ -364,16 +364,19 @@ def test_a_plain_tool_off_the_loop_that_raises_what_no_future_holds_has_failed(o
 
 
 def test_a_plain_tool_off_the_loop_that_is_given_up_is_in_doubt(opened):
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     @tool(name="concurrent.slow")
     def slow():
+        begun.set()
         go_on.wait(180)
 
     async def work(agent):
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(0.05):
-                await slow.acall()
+        task = asyncio.create_task(slow.acall())
+        assert await asyncio.to_thread(begun.wait, 180)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
 
     with pytest.raises(errors.InDoubt):
         asyncio.run(opened().arun(work))
