@@ -25,7 +25,7 @@ async def beside_a_full_executor(use):
     """Somebody waits, in the only thread of the loop, for what comes after ``use``."""
     after = threading.Event()
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
-    waiting = asyncio.create_task(asyncio.to_thread(after.wait, 5))
+    waiting = asyncio.create_task(asyncio.to_thread(after.wait, 60))
     await asyncio.sleep(0)
     found = await use()
     after.set()
