@@ -75,6 +75,9 @@ class Bench:
 
         return write
 
+    def difference(self, identity):
+        return []
+
     def saved(self, identity):
         return Saved(identity)
 

@@ -434,13 +434,13 @@ def test_version_marks_a_change(opened, world):
 def test_a_thread_needs_the_agents_context(opened, world):
     _, book, _ = world.tools()
 
-    def work(agent):
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            with pytest.raises(errors.NoAgent):
-                pool.submit(book, 1).result()
-            return pool.submit(agent.context().run, book, 2).result()
-
-    assert opened().run(work) == ("booked", 2)
+    with opened() as agent, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with pytest.raises(errors.NoAgent):
+            pool.submit(book, 1).result()
+        assert pool.submit(agent.context().run, book, 2).result() == ("booked", 2)
+        jobs = [pool.submit(agent.context().run, book, number) for number in range(3, 9)]
+        assert [job.result()[1] for job in jobs] == list(range(3, 9))
+        assert len({effect.key for effect in agent.effects()}) == 7
 
 
 def test_an_inherited_call_in_doubt_is_dead_only_when_the_writer_of_that_branch_is(opened, world):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,7 +12,6 @@ from holdfast.run import records, signals, waiting
 from holdfast.run.clock import Clock as RealClock
 from holdfast.run.durables import durable
 from holdfast.run.past import Past
-from holdfast.run.positions import numbered_context
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 
@@ -354,23 +352,6 @@ def test_a_run_is_put_off_only_when_nothing_of_it_is_under_way():
     bench.send("approval", "yes")
     assert asyncio.run(bench.crashed().arun(work, wait=False)) == ("yes", [0, 1])
     assert done == [0, 1]
-
-
-def test_threads_that_wait_are_put_off_together():
-    def work(agent):
-        with ThreadPoolExecutor(4) as pool:
-            jobs = [pool.submit(numbered_context().run, waiting.wait_for, agent, f"s{number}") for number in range(3)]
-            return [job.result() for job in jobs]
-
-    bench = Bench()
-    bench.clock = Standing(lambda: recorded(bench, records.Wait) == 3)
-    with pytest.raises(errors.Waiting):
-        bench.run(work, wait=False)
-    (run,) = line(bench).runs.values()
-    assert {wait.name for wait in waiting.open_waits(run)} == {"s0", "s1", "s2"}
-    for number in range(3):
-        bench.send(f"s{number}", number)
-    assert bench.crashed().run(work, wait=False) == [0, 1, 2]
 
 
 def test_a_cancelled_wait_is_no_longer_waited_for():

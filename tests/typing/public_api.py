@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, assert_type
 
 import holdfast
@@ -53,6 +54,7 @@ def travel(agent: holdfast.Agent, city: str) -> list[str]:
     with agent.step("plan"):
         assert_type(book(city), dict[str, str])
         assert_type(book.direct(city, seats=2), dict[str, str])
+        assert_type(book.acall(city, seats=2), Awaitable[dict[str, str]])
         assert_type(agent.stack, list[str])
     return [city]
 

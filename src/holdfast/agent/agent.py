@@ -27,7 +27,7 @@ from holdfast.codec.document import Document
 from holdfast.codec.state import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
-from holdfast.store.apart import apart
+from holdfast.store.apart import apart, off_loop
 from holdfast.store.catalog import Agent as AgentRow
 from holdfast.store.catalog import Branch, Point
 from holdfast.store.changes import NewRecord
@@ -157,21 +157,19 @@ class Agent:
         The content is fixed before the first await, unless something old is compared that has to be read again first:
         then it is fixed when that has been read.
         """
-        import asyncio
+        from asyncio import shield
 
         writer = self._check_writer()
         await self._bring_told()
         pending = writer.capture(self._document, check_label(label))
-        await asyncio.shield(asyncio.to_thread(writer.finish, pending))
+        await shield(off_loop(writer.finish, pending))
         return self._remember(pending)
 
     async def _bring_told(self) -> None:
         """Read what the next capture has to be compared with, and that is not in memory any more."""
         missing = self._document.lacking()
         if missing:
-            import asyncio
-
-            await asyncio.to_thread(self._document.bring, missing)
+            await off_loop(self._document.bring, missing)
 
     def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
         writer = self._check_writer()

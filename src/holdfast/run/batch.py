@@ -27,7 +27,7 @@ from holdfast.run.outcomes import MESSAGE_MAX
 from holdfast.run.past import Past, RunPast
 from holdfast.run.positions import Lane, number_tasks, safe
 from holdfast.run.rollback import resuming
-from holdfast.run.runs import Run
+from holdfast.run.runs import Run, apart
 from holdfast.run.scope import in_doubt, now_us
 from holdfast.run.standing import ITEM
 from holdfast.run.steps import Request, Steps, Work, drive, drive_later
@@ -72,6 +72,9 @@ class _Body(Request):
             return self.function(self.item)
 
     async def later(self) -> Any:
+        return await apart(self.run, self._body)
+
+    async def _body(self) -> Any:
         with active(self.run.lane):
             result = self.function(self.item)
             return await result if inspect.isawaitable(result) else result

@@ -444,15 +444,14 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     arguments = child._arguments()
     mark = fingerprint(arguments, scope.registry)
     path = lane.take(what.name, mark)
-    scope.order.called(lane)
     child._left = True
     call = scope.recorded(path, what, mark, arguments)
     if call is not None and call.outcome is not None:
-        yield Turn(scope, path, lane)
+        yield Turn(scope, path)
         return _given(scope, child, path, call.outcome, None)
     if call is not None and call.cancelled:
-        yield from cancelled_again(scope, lane, call)
-    scope.check_settled("read")
+        yield from cancelled_again(scope, call)
+    scope.check_settled(what)
     done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
     done.args = stow(arguments, scope.registry).value
     with scope.lock:
@@ -461,7 +460,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
         yield Over(child, stop=what is CANCELLING)
     except BaseException as error:
         if scope.run_id and is_cancelled(error):
-            yield from cancelled(scope, lane, done)
+            yield from cancelled(scope, done)
         raise
     finally:
         with scope.lock:
@@ -469,7 +468,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     stowed = yield from _outcome(scope, child._same, path, what, done)
     done.at = now_us()
     scope.complete(done, stowed)
-    yield Turn(scope, path, lane)
+    yield Turn(scope, path)
     return _given(scope, child, path, done, stowed)
 
 

@@ -45,7 +45,6 @@ class Loop(Scope):
         self._since = since
         self.since = since  # where the program last took a checkpoint itself: what steps.Keep goes by
         self._checkpoint = checkpoint
-        self._jobs = 0
         self._known = False
         self._open: list[Call] = []
         self._left: list[Call] = []  # not claimed yet
@@ -134,6 +133,12 @@ class Loop(Scope):
             if mine:
                 self._left.append(call)
 
+    def keep_lost(self, call: Call) -> None:
+        with self.lock:
+            self.read()
+            if all(one.number != call.number for one in self._left):
+                self._left.append(call)
+
     # -- what is in doubt -----------------------------------------------------------------------------------
 
     def settling(self) -> Steps:
@@ -147,13 +152,14 @@ class Loop(Scope):
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:  # noqa: ARG002 - the fingerprint says it all
         self.agent.check_free()
-        if tool.kind not in GUARDED:
+        if tool.name.startswith(OWN) and tool.kind == "read":
             return None
         with self.lock:
             self.read()
             if self._open:
                 drive(self.settling())
-            return self._claim(tool, mark, [call for call in self._left if call.tool in {tool.name, LOST}])
+            same = [call for call in self._left if call.tool in {tool.name, LOST}]
+            return self._claim(tool, mark, same) if tool.kind in GUARDED else None
 
     def kept(self, tool: Tool, mark: bytes, own: Mapping[str, Call]) -> Call | None:
         """The same for a call in a run: what a rollback left standing can answer it, or a run that ended before it.
@@ -181,14 +187,9 @@ class Loop(Scope):
             raise self._maybe_repeated(tool, known)
         return None
 
-    def check_settled(self, kind: str = "write") -> None:
-        if kind in GUARDED:
+    def check_settled(self, tool: Tool | None = None) -> None:
+        if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for
             super().check_settled()
-
-    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:  # noqa: ARG002 - any number that is not taken will do
-        with self.lock:
-            self._jobs += 1
-            return self._jobs - 1
 
     def _maybe_repeated(self, tool: Tool, calls: list[Call]) -> MaybeRepeated:
         effects = tuple(map(self.effect_of, calls))

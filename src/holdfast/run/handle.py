@@ -29,7 +29,7 @@ from holdfast.run.durables import Options, configured, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
-from holdfast.run.positions import HERE, Lane, here, number_tasks, numbered_context
+from holdfast.run.positions import HERE, Lane, here, number_tasks
 from holdfast.run.records import Record, Saved
 from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
@@ -165,8 +165,8 @@ class Agent(Surroundings, below.Agent):
         return listing.stack_of(self._view(), self._find(revision).id)
 
     def context(self) -> contextvars.Context:
-        """A context for a job in another thread: ``pool.submit(agent.context().run, job)``."""
-        return numbered_context()
+        """A context for a job in another thread, outside of runs: ``pool.submit(agent.context().run, job)``."""
+        return contextvars.copy_context()
 
     def _lane(self) -> Lane | None:
         lane = here()

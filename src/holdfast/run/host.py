@@ -218,6 +218,9 @@ class AgentHost(Returning):
             for one in self.companions.values():
                 one.restore(replaying=replaying)
 
+    def difference(self, id: bytes) -> list[str]:
+        return self.handle.diff(self.handle._seen(self._row(id))).brief()
+
     def saved(self, id: bytes) -> Checkpoint:
         row = self._row(id)
         # What led here is in that checkpoint. Nodes that were made on the way stay, to be written with the next one.

@@ -12,10 +12,12 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.codec.document import Document
 from holdfast.codec.values import decode
 from holdfast.errors import BadOption, RunEnded, UnknownTool
 from holdfast.run import signals
-from holdfast.run.arguments import fetch
+from holdfast.run.arguments import Passed, fetch, fill
 from holdfast.run.choosing import arguments_of, call_of
 from holdfast.run.durables import DURABLES
 from holdfast.run.effects import Effect
@@ -130,6 +132,7 @@ class View:
         self.line = StoredLine(store._db, branch.b)
         self.registry, self.inert = store._registry, store._inert
         self._store, self._agent, self._branch = store, agent, branch
+        self._points: list[Checkpoint] | None = None  # newest first
 
     def read(self, value: Value) -> Any:
         return fetch(value, self.line, self.registry, inert=self.inert)
@@ -165,6 +168,16 @@ class View:
     def identity(self) -> tuple[bytes, bytes]:
         """The uuids of the agent and of the branch."""
         return self._agent.uuid, self._branch.uuid
+
+    def around(self, number: int) -> list[Document]:
+        """The states of the nearest checkpoints after and before a record."""
+        if self._points is None:
+            view = self._store._db.view
+            points = view.walk(view.branch_at(self._branch.b).head)
+            self._points = [Checkpoint.of(self._store, self._agent, point) for point in points]
+        after = [one for one in self._points if one._manifest.effects[0] >= number][-1:]
+        before = [one for one in self._points if one._manifest.effects[0] < number][:1]
+        return [one.state for one in (*after, *before)]
 
     def other(self, name: str, branch: str) -> View | None:
         """The line of another agent."""
@@ -349,8 +362,20 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
                 effect.condition = "undone"
             elif call.number in left and call.read:
                 effect.condition = ROLLED_BACK
+            if call.holes:
+                effect._whole = partial(whole_args, view, call, effect)
             found.append(effect)
     return found
+
+
+def whole_args(view: View, call: Call, effect: Effect) -> dict[str, Any]:
+    """The arguments of a read, with the parts of the state that it was given as the checkpoints around it have them."""
+    states = view.around(call.number)
+
+    def find(hole: Passed) -> Any:
+        return next((found for state in states if (found := hole.found_in(state)) is not None), hole)
+
+    return {**effect.args, **fill(view.read(call.args) or {}, call.holes, find)}
 
 
 def find_call(view: View, effect: Effect | str) -> Call:

@@ -9,6 +9,7 @@ have said that something happened.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -20,9 +21,6 @@ from holdfast.run.records import Record, Value
 
 SETTLED = frozenset({"value", "error", "lost", "fallback"})
 """Outcomes that were given to the program."""
-
-CANCELLED = frozenset({"cancelled", "interrupted"})
-"""The program gave up the call. Interrupted: while somebody gave up the run itself, perhaps from outside."""
 
 GUARDED = frozenset({"write", "idempotent"})
 """Kinds of calls that are not simply made again."""
@@ -72,35 +70,44 @@ class Call(Struct, eq=False):
         return (self.intent or self.done or _NOTHING).args
 
     @property
+    def holes(self) -> list[list[Any]] | None:
+        """Parts of the arguments that are not written out (``arguments.fill``)."""
+        return self.done.holes if self.intent is None and self.done is not None else None
+
+    @property
     def fingerprint(self) -> bytes:
         return (self.intent or self.done or _NOTHING).fingerprint
 
     @property
     def outcome(self) -> rec.Done | rec.Decision | None:
         """What the program was given, or is to be given; None when the call has to be made, or made again."""
-        if self.done is not None and self.done.how in SETTLED:
-            return self.done
+        done = self.done
+        if done is not None and done.how in SETTLED and (self.decision is None or done.how != "lost"):
+            return done
         if self.decision is not None and self.decision.how in {"found", "done"}:
             return self.decision
         return None
 
     @property
+    def lost(self) -> bool:
+        """Whether it returned something that could not be saved, and nobody has said since what it was."""
+        return isinstance(self.outcome, rec.Done) and self.outcome.how == "lost"
+
+    @property
     def cancelled(self) -> bool:
         """Whether the program did not wait for an outcome."""
-        return self.done is not None and self.done.how in CANCELLED
+        return self.done is not None and self.done.how == "cancelled"
 
     @property
     def open(self) -> bool:
         """Whether it was intended and its outcome is not known. A repeatable call is open, too, but not in doubt."""
-        if self.intent is None or self.done is not None:
-            return False
-        return self.decision is None or self.decision.how == "attention"
+        return self.intent is not None and self.done is None and self.decision is None
 
     @property
     def condition(self) -> str:
         """In a word, for people."""
-        if self.done is not None:
-            names = {"value": "done", "error": "failed", "before": "failed", "interrupted": "cancelled"}
+        if self.done is not None and (self.decision is None or self.done.how != "lost"):
+            names = {"value": "done", "error": "failed", "before": "failed"}
             return names.get(self.done.how, self.done.how)
         if self.decision is not None:
             return {"found": "done", "done": "done"}.get(self.decision.how, "not done")
@@ -126,9 +133,7 @@ class RunPast:
         self.saved: dict[str, rec.Saved] = {}
         self.waits: dict[str, rec.Wait] = {}
         self.notes: dict[str, rec.Note] = {}  # by path
-        self.free: set[str] = set()  # paths of calls whose order of completion does not count
-        self._order: dict[str, int] = {}  # the others', each with the number of the record that completed it
-        self._saved: dict[str, int] = {}  # path -> number
+        self._order: dict[str, None] = {}  # paths in the order in which they completed
 
     @property
     def id(self) -> str:
@@ -173,16 +178,14 @@ class RunPast:
         if isinstance(record, _OF_CALLS):
             self._call(number, record)
         elif isinstance(record, rec.Saved):
-            self.saved[record.path], self._saved[record.path] = record, number
+            self.saved[record.path] = record
             self.checkpoints.add(record.id)
         elif isinstance(record, rec.Wait):
             self.waits[record.path] = record
             self.end = None
         elif isinstance(record, rec.Note):
             if record.what == "resume":
-                self._resume()
-            elif record.what == "interrupted":
-                self._forget_since(int(record.name))
+                self.end, self.back = None, False
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -200,10 +203,9 @@ class RunPast:
             call = self.calls[record.path] = Call(record.run, record.path)
         if call.cancelled or isinstance(record, rec.Intent):  # of an earlier execution; now it is made again
             self._order.pop(record.path, None)
-            self.free.discard(record.path)
         add_to(call, number, record)
         if call.outcome is not None or call.cancelled:
-            self._order.setdefault(record.path, number)
+            self._order.setdefault(record.path)
 
     def _finish(self, record: rec.End) -> None:
         self.end = record
@@ -230,27 +232,20 @@ class RunPast:
             part(path).waits[path] = wait
         for path, note in self.notes.items():
             part(path).notes[path] = note
-        for path in self.free:
-            part(path).free.add(path)
         return found
 
     def forget_failure(self, told: str = "") -> None:
         """What made it fail is done anew. ``told`` is where it says that it failed."""
         self.calls.pop(told, None)
         self._order.pop(told, None)
-        for path in self._forget_last(CANCELLED | {"error"}):
+        for path in self._forget_last({"cancelled", "error"}):
             self.waits.pop(path, None)  # one that timed out is begun anew
 
     def resumed(self, at: int) -> rec.Note:
         """The run is resumed: what is to be recorded about that. From then on it owns its branch."""
         before = self.condition
-        self._resume()
-        return rec.Note(at, self.id, "resume", before)
-
-    def _resume(self) -> None:
-        """Nobody will give up the run again at the same point. Calls that came to nothing by that are made again."""
         self.end, self.back = None, False
-        self._forget_last(frozenset({"interrupted"}))
+        return rec.Note(at, self.id, "resume", before)
 
     def left(self) -> list[Call]:
         """What it has done, or may have done, to the world outside. What is inside of such a call is part of it."""
@@ -269,21 +264,6 @@ class RunPast:
         for path in gone:
             del self.calls[path], self._order[path]
         return gone
-
-    def _forget_since(self, number: int) -> None:
-        """The run was given up at this point, and went on for a moment to clean up.
-
-        It will come by here again, without that. What it changed outside remains done; the order of that is no longer
-        the one in which the program will ask for it.
-        """
-        for path in [path for path, at in self._order.items() if at > number]:
-            if self.calls[path].cancelled or self.calls[path].read:
-                del self.calls[path]
-            else:
-                self.free.add(path)
-            del self._order[path]
-        for path in [path for path, at in self._saved.items() if at > number]:
-            del self.saved[path], self._saved[path]
 
 
 def _around(path: str) -> Iterator[str]:

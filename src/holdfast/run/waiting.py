@@ -16,7 +16,6 @@ where it is None; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -46,6 +45,7 @@ from holdfast.run.steps import (
     is_cancelled,
 )
 from holdfast.run.tools import Tool, tool
+from holdfast.store.apart import off_loop
 
 WAIT_MAX_S = 100 * 366 * 86_400.0
 """Longer than anybody waits, and far from the end of dates."""
@@ -152,15 +152,14 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
     scope: Scope = lane.scope
     mark = fingerprint(arguments, scope.registry)
     path = lane.take(what.name, mark)
-    scope.order.called(lane)
     call = scope.recorded(path, what, mark, arguments)
     if call is not None:
         if call.outcome is not None:
-            yield Turn(scope, path, lane)
+            yield Turn(scope, path)
             return give(scope, what, path, call.outcome)
         if call.cancelled:
-            yield from cancelled_again(scope, lane, call)
-    scope.check_settled("read")
+            yield from cancelled_again(scope, call)
+    scope.check_settled(what)
     if not scope.run_id:
         scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
     known = _recorded(scope, path, kind, name, limit_s)
@@ -187,12 +186,12 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
             break
     except BaseException as error:
         if scope.run_id and is_cancelled(error):
-            yield from cancelled(scope, lane, done)
+            yield from cancelled(scope, done)
         raise
     done.at = clock_of(scope.agent).wall_us()
     if scope.run_id or done.event:
         scope.complete(done, stowed)
-        yield Turn(scope, path, lane, flush=True)
+        yield Turn(scope, path, flush=True)
     if done.fault is not None:
         raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
     return fetch(done.value, Local(stowed), scope.registry)
@@ -251,11 +250,10 @@ class Until(Request):
         return not self.found
 
     async def later(self) -> bool:
-        loop = sys.modules["asyncio"].get_running_loop()
         while True:
             # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
             on_disk = self.began.what == "signal"
-            pause_s = await loop.run_in_executor(None, self._look) if on_disk else self._look()
+            pause_s = await off_loop(self._look) if on_disk else self._look()
             if pause_s is None:
                 return not self.found
             await self.clock.asleep(pause_s)
