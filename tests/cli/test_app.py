@@ -25,12 +25,12 @@ from tests.contrib.threads import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = [
-    *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "effects"),
+    *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "signals", "effects", "events"),
     *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "retain", "tier", "verify", "doctor", "demo"),
     *("init", "repair", "accept", "push", "pull", "backup", "move", "export", "drill"),
 ]
 GROUPS = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6, "Outcome": 1}
-ATTENTION = ("InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "ResultLost")
+ATTENTION = ("InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "RunEnded", "ResultLost")
 CODES = {"Waiting": 8, **dict.fromkeys(ATTENTION, 7), **GROUPS}
 
 
@@ -252,7 +252,7 @@ DOCUMENTED = {
     "import": ["import", "langgraph", "sqlite:///{old}", "--dry-run"],
 }
 # These need a program that acts: test_running.py.
-OF_RUNNING = ("run", "run.due", "runs", "signal", "effects", "effects.resolve")
+OF_RUNNING = ("run", "run.due", "runs", "signal", "effects", "effects.resolve", "events")
 # These need a dump: test_dump.py.
 # These need an encrypted store: test_keys.py.
 OF_KEYS = ("init", "keys", "key")
