@@ -252,7 +252,7 @@ DOCUMENTED = {
     "import": ["import", "langgraph", "sqlite:///{old}", "--dry-run"],
 }
 # These need a program that acts: test_running.py.
-OF_RUNNING = ("run", "run.due", "runs", "signal", "effects", "effects.resolve", "events")
+OF_RUNNING = ("run", "run.due", "runs", "runs.cancel", "signal", "effects", "effects.resolve", "events")
 # These need a dump: test_dump.py.
 # These need an encrypted store: test_keys.py.
 OF_KEYS = ("init", "keys", "key")
@@ -293,7 +293,17 @@ def test_the_page_documents_every_verb_option_and_exit_code(cli):
     page = PAGE.read_text(encoding="utf-8")
     dumps = [f"dump {verb}" for verb in ("list", "show", "open", "dap", "diff", "export", "rehydrate", "take")]
     keys = [f"key {verb}" for verb in ("list", "add", "remove", "rotate")]
-    for verb in [*VERBS, "init", *keys, "effects resolve", "import langgraph", *dumps, "dump native", "dump gdb"]:
+    for verb in [
+        *VERBS,
+        "init",
+        *keys,
+        "effects resolve",
+        "runs cancel",
+        "import langgraph",
+        *dumps,
+        "dump native",
+        "dump gdb",
+    ]:
         words = verb.split()
         assert f"## {words[0]}" in page or f"### {words[0]}" in page, verb
         for option in set(re.findall(r"(--[a-z-]+)", cli(*words, "--help", store=None).out)):

@@ -219,7 +219,7 @@ def test_a_script_ends_as_with_python(hold, room, name):
         (["run", "trip_app:travel", "--agent", "a", "--args", '["a", 1, 2]'], "too many positional"),
         (["run", "trip_app:travel", "--agent", "a", "rome"], "too many arguments"),
         (["run", "--agent", "a", "trip_app.py"], "a script is run as it is"),
-        (["run", "--due", "--agent", "a"], "--due goes on with every run"),
+        (["run", "--due", "--agent", "a"], "--due resumes every run"),
     ],
 )
 def test_mistakes_are_said_and_nothing_happens(hold, room, words, said):
@@ -297,6 +297,25 @@ time.time_ns = lambda: now_ns() + 3_600_000_000_000
 from holdfast.cli import app
 sys.exit(app.run(sys.argv[1:]))
 """
+
+
+def test_a_run_that_nobody_executes_is_cancelled(hold):
+    words = ("run", "trip_app:asks", "--agent", "a", "--no-wait")
+    assert hold(*words, "--id", "one").code == 8
+    other = hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]')
+    assert other.code == 7
+    assert "holdfast runs cancel" in other.err
+    ended = hold("runs", "cancel", "a")
+    assert ended.out == "Cancelled: wait for it of a (run one)\n"
+    assert hold("runs", "cancel", "a", "one", "--json").json["run"]["condition"] == "cancelled"
+    assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]').code == 0
+    refused = hold(*words, "--id", "one")
+    assert refused.code == 7
+    assert "--again" in refused.err
+    assert hold(*words, "--id", "one", "--again").code == 8
+    finished = hold("runs", "--condition", "finished", "--json").json["runs"][0]["id"]
+    assert hold("runs", "cancel", "a", finished).code == 7
+    assert hold("runs", "cancel", "a", "nothing").code == 2
 
 
 def test_a_run_is_put_off_gets_its_signal_and_goes_on_when_due(hold):
@@ -524,6 +543,7 @@ def test_the_documented_json_of_running_is_the_json(hold):
     effect = doubtful(hold, "a")["id"]
     for name, words in {
         "effects": ["effects", "a"],
+        "runs.cancel": ["runs", "cancel", "b"],
         "effects.resolve": ["effects", "resolve", "a", effect, "--done", "null", "--why", "x"],
         "run": [*travel],
         "runs": ["runs"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -389,7 +389,7 @@ def test_an_agent_that_only_acted_is_no_thread(ours):
     def look() -> int:
         return 1
 
-    with ours.store.agent("p"):
+    with closing(ours.store.agent("p")) as agent, agent:
         look()
     assert ours.store.agent("p", readonly=True).head is None
     with pytest.raises(BadName):

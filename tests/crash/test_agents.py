@@ -96,6 +96,7 @@ def test_the_last_checkpoint_is_the_newest_also_where_a_run_is_executed_again(st
         agent.state["n"] = 1
         agent.checkpoint("inside")
         seen.append(capture(to=tmp_path / "dumps"))
+        agent.checkpoint("after")
         raise ValueError("no")
 
     seen = []
@@ -103,8 +104,7 @@ def test_the_last_checkpoint_is_the_newest_also_where_a_run_is_executed_again(st
         agent = store.agent("a")
         with pytest.raises(ValueError, match="no"):
             agent.run(fails)
-        inside = agent.head.id
-        newest = agent.checkpoint("after").id
+        newest, inside = (found.id for found in agent.log(2))
         with pytest.raises(ValueError, match="no"):
             agent.run(fails)
         seen.append(capture(to=tmp_path / "dumps"))

@@ -17,7 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import holdfast
@@ -207,6 +207,49 @@ def bare(agent: holdfast.Agent, name: str) -> str:
     return f"{name} done"
 
 
+@holdfast.durable
+def frail(agent: holdfast.Agent, name: str) -> str:
+    """Fails when it has done everything, until somebody has mended the cause."""
+    agent.state["keyed"] = book(f"{name}/keyed-1")["ref"]
+    agent.checkpoint("half")
+    agent.state["probed"] = order(f"{name}/probed-1")["ref"]
+    if "mended" not in agent.state:
+        raise RuntimeError("not yet")
+    return f"{name} done"
+
+
+@holdfast.durable
+def patient(agent: holdfast.Agent, name: str) -> None:
+    book(f"{name}/keyed-2")
+    agent.wait_for("what nobody sends")
+
+
+def anew(agent: holdfast.Agent, name: str) -> str:
+    """A run fails, something is saved, another is begun in its place; one is put off and cancelled."""
+
+    def status(id: str) -> str:
+        return next((info.condition for info in agent.runs() if info.id == id), "")
+
+    if status("one") in {"", "interrupted"}:
+        with suppress(RuntimeError):
+            agent.run(frail.options(id="one"), name)
+    if "mended" not in agent.state:
+        agent.state["mended"] = True
+        agent.checkpoint("mended")
+    with suppress(holdfast.errors.RunEnded):
+        raise AssertionError(agent.run(frail.options(id="one"), name))
+    result = agent.run(frail.options(id="two"), name)
+    if status("three") in {"", "interrupted"}:
+        with suppress(holdfast.Waiting):
+            agent.run(patient.options(id="three", wait=False), name)
+    agent.cancel("three")
+    with agent:
+        if "second" not in agent.state:
+            agent.state["second"] = book(f"{name}/keyed-2")["ref"]
+            agent.checkpoint("second")
+    return result
+
+
 def loop(store: holdfast.Store, name: str) -> str:
     """No durable function: a loop that takes a checkpoint after each call, and goes on from the last one."""
     with store.agent(name) as agent:
@@ -243,6 +286,8 @@ def life(path: str, job: dict[str, Any]) -> None:
                     known = job["told"][effect.args["ref"]]
                     agent.resolve(effect, known, result={"ref": effect.args["ref"]}, why="looked at the books")
             result = agent.run(bare.options(id="one"), name)
+        elif scene == "anew":
+            result = anew(agent, name)
         elif scene == "loop":
             result = loop(store, name)
         elif scene == "map":

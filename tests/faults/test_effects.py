@@ -198,6 +198,13 @@ class Campaign:
             if found != [f"{name}/{item}" for item in child.ITEMS]:
                 self.tally.wrong.append(f"{name}: {life.end}")
             return
+        if scene == "anew":
+            self.count(name, "keyed", ("keyed-1", "keyed-2"))
+            self.count(name, "probed", ("probed-1",))
+            refs = {"keyed": f"{name}/keyed-1", "probed": f"{name}/probed-1", "second": f"{name}/keyed-2"}
+            if life.end["state"] != {**refs, "mended": True}:
+                self.tally.wrong.append(f"{name}: {life.end}")
+            return
         two = 2 if scene == "many" else 1
         self.count(name, "keyed", ("keyed-1",))
         self.count(name, "probed", (f"probed-{two}",))
@@ -304,7 +311,7 @@ def troupe(store_path, world):
     made.close()
 
 
-SCENES = ("safe", "bare", "loop", "back", "safe", "bare", "many", "map")
+SCENES = ("safe", "bare", "loop", "back", "anew", "bare", "many", "map")
 
 
 @pytest.mark.slow
@@ -319,7 +326,7 @@ def test_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
         troupe = Troupe(path, world.port)
         campaign = Campaign(troupe, world, tally, 4_000 + which)
         try:
-            for scene in ("safe", "many", "loop", "map"):
+            for scene in ("safe", "many", "loop", "map", "anew"):
                 campaign.rehearse(scene, f"rehearsal-{scene}-{which}")
             campaign.rehearse("bare", f"rehearsal-bare-{which}", told={})
             campaign.rehearse("back", f"rehearsal-safe-{which}")
@@ -330,7 +337,7 @@ def test_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
                 turns[scene] += 1
                 turn = turns[scene] * TROUPES + which  # so that together they end at every moment
                 name = f"{scene}-{number}"
-                if scene in {"safe", "many", "loop", "map"}:
+                if scene in {"safe", "many", "loop", "map", "anew"}:
                     campaign.safe(scene, name, turn)
                 elif scene == "bare":
                     campaign.bare(name, turn)
@@ -362,6 +369,19 @@ def test_kills_lose_nothing_and_double_nothing(tmp_path, world, rounds):
     assert tally.effects["bare", "in doubt"]
     missed = [point for point in POINTS if kills >= 1_000 and not any(tally.kills[point, kind] for kind in KINDS)]
     assert not missed
+
+
+@pytest.mark.slow
+def test_kills_around_resuming_cancelling_and_beginning_anew_lose_and_double_nothing(troupe, world, rounds):
+    tally = Tally()
+    campaign = Campaign(troupe, world, tally, 4_100)
+    campaign.rehearse("anew", "rehearsal")
+    for number in range(rounds(12, 10_000)):
+        campaign.safe("anew", f"anew-{number}", number)
+        assert not tally.wrong, tally.wrong
+    assert tally.kills.total()
+    with holdfast.open(troupe.path, readonly=True) as store:
+        assert store.verify().ok
 
 
 # -- zombies ------------------------------------------------------------------------------------------------

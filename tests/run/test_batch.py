@@ -117,6 +117,7 @@ def test_one_in_doubt_or_failing_does_not_stop_the_rest_and_goes_on_when_decided
 
 def test_an_unfinished_run_keeps_its_branch_from_a_batch(opened, outside):
     look, _, _ = outside.tools()
+
     @holdfast.durable(name="batch-waits")
     def waits(agent):
         agent.wait_for("go")

@@ -27,7 +27,7 @@ from holdfast.cli.session import Flag, Given, Json, Session, absolute, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
 from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
-from holdfast.run.durables import DURABLES, configured, known
+from holdfast.run.durables import DURABLES, Options, configured, known
 from holdfast.run.faults import told
 
 SCHEMA = "holdfast.run/1"
@@ -46,6 +46,7 @@ def run(
     args: Annotated[str | None, Parameter(metavar="JSON", show_default=False)] = None,
     id: Annotated[str | None, Parameter(metavar="ID", show_default=False)] = None,
     change: Flag = False,
+    again: Flag = False,
     no_wait: Flag = False,
     due: Flag = False,
     no_dumps: Flag = False,
@@ -74,7 +75,9 @@ def run(
     id
         A name for the run: once it has finished, its result is returned and nothing is executed again.
     change
-        Go on with an unfinished run though these are other arguments than it was begun with.
+        Resume an unfinished run though these are other arguments than it was begun with.
+    again
+        Begin a run anew whose --id was cancelled or rolled back, or failed long ago.
     no_wait
         Do not block where the run sleeps or waits for a signal: end with 8.
     due
@@ -87,9 +90,9 @@ def run(
         Print JSON (schema holdfast.run/1, or holdfast.run.due/1). What the program prints goes to stderr.
     """
     if due:
-        if agent is not None or args is not None or id is not None or change:
+        if agent is not None or args is not None or id is not None or change or again:
             raise BadOption(
-                "--due goes on with every run that can", hint="Leave --agent, --args, --id and --change away."
+                "--due resumes every run that can", hint="Leave --agent, --args, --id, --change and --again away."
             )
         with _dumps(session, wanted=not no_dumps):
             return _due(session, (*(() if program is None else (program,)), *words), types, json=json)
@@ -107,7 +110,8 @@ def run(
     with _dumps(session, wanted=not no_dumps) as failed, _programs(json=json, failed=failed):
         function = function_of(program)
         with _store(session, types) as store:
-            info, result = _execute(store, function, agent, given, id, wait=not no_wait, change=change)
+            options = Options(id=id, wait=not no_wait, change=change, again=again)
+            info, result = _execute(store, function, agent, given, options)
             data = run_json(info)
     if json:
         session.out.json({"schema": SCHEMA, "run": data})
@@ -245,18 +249,15 @@ def _execute(
     function: Callable[..., Any],
     agent: str,
     given: tuple[list[Any], dict[str, Any]],
-    id: str | None,
-    *,
-    wait: bool,
-    change: bool,
+    options: Options,
 ) -> tuple[RunInfo, Any]:
     try:
         name, branch = on_branch(store, agent)
     except UnknownAgent:
         name, branch = agent, "main"
     with closing(store.agent(name, branch=branch)) as handle:
-        result = execute(handle, function, given, id, wait=wait, change=change)
-        return _ended(handle, id), result
+        result = execute(handle, function, given, options)
+        return _ended(handle, options.id), result
 
 
 def _finished(session: Session, info: RunInfo, result: Any) -> None:
@@ -271,15 +272,12 @@ def execute(
     handle: Agent,
     function: Callable[..., Any],
     given: tuple[list[Any], dict[str, Any]],
-    id: str | None,
-    *,
-    wait: bool,
-    change: bool = False,
+    options: Options,
 ) -> Any:
     """Run it, from the beginning or from where it stopped."""
     _check(function, handle, given)
     args, kwargs = given
-    meant = configured(known(function), id=id, wait=wait, change=change)
+    meant = configured(known(function), options)
     if waits(function):
         import asyncio
 

@@ -1,20 +1,23 @@
-"""``holdfast runs``: what is going on, what stopped, and what it waits for."""
+"""``holdfast runs``: what is going on, what stopped, and what it waits for; and ending what nobody will resume."""
 
 from __future__ import annotations
 
+from contextlib import closing
 from datetime import datetime
 from typing import Annotated, Any
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 from rich.text import Text
 
 from holdfast import RunInfo, Store
 from holdfast.cli.complete import agents
-from holdfast.cli.session import Given, Json, on_branch
+from holdfast.cli.session import Given, Json, Name, Wait, on_branch
 from holdfast.cli.text import ago, clean, count, moment, now, shorten
 from holdfast.cli.values import as_json
+from holdfast.errors import BadOption
 
 SCHEMA = "holdfast.runs/1"
+CANCEL_SCHEMA = "holdfast.runs.cancel/1"
 # About two screens. A program that asks for JSON gets everything, unless it says otherwise.
 SHOWN = 50
 _ERROR_CHARACTERS = 120
@@ -28,11 +31,16 @@ _STYLES = {
     "cancelled": "dim",
     "rolled back": "magenta",
 }
+_OPEN = ("interrupted", "waiting", "needs attention")
 
 Number = Annotated[int | None, Parameter(name=("--number", "-n"), metavar="N", show_default=False)]
 
 
-def runs(
+runs = App(name="runs", help="List runs of durable functions, or cancel one.")
+
+
+@runs.default
+def list_(
     *,
     agent: Annotated[str | None, Parameter(completer=agents, metavar="NAME", show_default=False)] = None,
     condition: Annotated[str | None, Parameter(metavar="CONDITION", show_default=False)] = None,
@@ -40,7 +48,7 @@ def runs(
     json: Json = False,
     session: Given,
 ) -> int:
-    """List runs of durable functions and their condition, the newest first.
+    """List runs of durable functions and their condition, the newest first; `runs cancel` ends one.
 
     Conditions: running, interrupted (its process is gone; run it again), waiting, needs attention, failed, finished,
     cancelled, rolled back.
@@ -71,6 +79,47 @@ def runs(
         if len(found) > len(shown):
             more = count(len(found) - len(shown), "older run")
             session.out.say(Text(f"{more}; -n 0 shows all.", style="dim"))
+    return 0
+
+
+@runs.command
+def cancel(agent: Name, id: str | None = None, /, *, wait: Wait = 0.0, json: Json = False, session: Given) -> int:
+    """End a run that nobody executes: it is cancelled, and its branch is free again.
+
+    What it has saved and done stays; `holdfast rollback` takes it back. An effect in doubt has to be settled first,
+    with `holdfast effects resolve`. A run that a process is executing ends with that process.
+
+    Parameters
+    ----------
+    agent
+        The agent's NAME, or NAME@BRANCH. [default branch: main]
+    id
+        The run's id. [default: the one that has not ended]
+    wait
+        Wait up to this many seconds for a process that writes the branch.
+    json
+        Print JSON (schema holdfast.runs.cancel/1).
+    """
+    with session.writing() as store:
+        name, branch = on_branch(store, agent)
+        with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
+            if id is None:
+                left = [info.id for info in handle.runs() if info.condition in _OPEN and info.kind != "map"]
+                if len(left) != 1:
+                    raise BadOption(
+                        f"{'no run' if not left else f'{len(left)} runs'} of {agent} can be cancelled without its id",
+                        hint=f"See `holdfast runs --agent {agent}`.",
+                    )
+                id = left[0]
+            handle.cancel(id)
+            (info,) = [one for one in handle.runs() if one.id == id]
+            if json:
+                session.out.json({"schema": CANCEL_SCHEMA, "run": run_json(info)})
+            else:
+                session.out.say(
+                    Text("Cancelled: ", style="bold green"), f"{clean(info.function)} of {whose(info)} (run ",
+                    Text(clean(id), style="yellow"), ")",
+                )  # fmt: skip
     return 0
 
 
