@@ -54,6 +54,7 @@ def test_signals_modes_and_breakers_survive_a_rollback():
     assert past.taken == {9}
     assert past.notes["breaker", "pay"].value == b"\x01"
     assert not past.runs
+    assert [(run.id, run.condition) for run in past.every_run] == [("r", "rolled back")]
 
 
 def test_calls_inside_a_completed_tool_are_not_in_the_order():
