@@ -10,6 +10,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 # How many processes run tests: one more than there are processors, since many tests wait for a disk or for a process.
 # `make JOBS=0 test` runs them one after the other in one process.
 JOBS ?= $(shell n=$$(nproc 2>/dev/null || echo 1); [ $$n -lt 8 ] && echo $$((n + 1)) || echo 8)
+# Bytecode is kept: tests start thousands of processes, and where PYTHONDONTWRITEBYTECODE is set each would compile what
+# it loads for itself, which takes longer than everything else in its start.
+export PYTHONDONTWRITEBYTECODE :=
 PYTEST := $(BIN)/python -m pytest --numprocesses=$(JOBS) --dist=worksteal
 SAY := @printf '\033[1m==> %s\033[0m\n'
 ifneq ($(CI)$(NO_COLOR),)
@@ -49,7 +52,7 @@ rooms: .venv/.dev ## which room may import which: import-linter
 	@$(BIN)/lint-imports --no-logo
 
 versions: .venv/.dev .venv/.machine ## the tests of what looks into the interpreter, with other Pythons
-	@.ci/versions --numprocesses=$(JOBS) --dist=worksteal
+	@.ci/versions --numprocesses=$$(($(JOBS) / 3 > 1 ? $(JOBS) / 3 : 0)) --dist=worksteal
 
 bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	$(SAY) "benchmarks"
@@ -81,9 +84,7 @@ clean: ## remove caches and build results
 distclean: clean ## remove .venv too: back to a fresh clone
 	@rm -rf .venv
 
-# Tests start thousands of processes, and where PYTHONDONTWRITEBYTECODE is set each would compile all modules for itself,
-# which takes longer than everything else in its start.
-compiled: .venv/.created ## compile all modules once, for the processes that tests start
+compiled: .venv/.created ## compile all modules once, for the processes that tests start at the same time
 	@$(BIN)/python -m compileall -q src tests
 
 # The set-up. Each stamp says that what pyproject.toml asks for is installed; a change there installs again.

@@ -53,6 +53,8 @@ TARGETS = (
     ("replay of one recorded step, against DBOS", "replay", "each_us", "holdfast read", 1.0),
 )
 REPLAY_LIMIT_S = 0.5
+JOBS, WORKERS, JOB_S = 48, 16, 0.2
+MAP_LIMIT, ITEM_LIMIT_US = 1.5, 500.0
 
 
 def child(folder: Path, row: str, count: int, under: list[str] | None = None, **more: Any) -> Figures | None:
@@ -144,6 +146,22 @@ def replay(folder: Path, count: int, say: Callable[[str], None]) -> Figures:
     return results
 
 
+def jobs(folder: Path, repeat: int, say: Callable[[str], None]) -> Figures:
+    """Jobs of one tool each, through ``store.map`` and in a plain pool of as many threads; medians."""
+    results: Figures = {}
+    for row in ("holdfast read", "holdfast write"):
+        found = []
+        for number in range(repeat):
+            say(f"{JOBS} jobs, {row}, {number + 1} of {repeat}")
+            with fresh(folder) as place:
+                one = child(place, row, 1_000, jobs=JOBS, workers=WORKERS, wait_s=JOB_S)
+                if one is None:
+                    raise RuntimeError(f"{row} was killed")
+                found.append(one)
+        results[row] = {name: statistics.median(one[name] for one in found) for name in found[0]}
+    return results
+
+
 def flushes(folder: Path, say: Callable[[str], None]) -> Figures:
     """fsync and fdatasync for each step, counted by strace: those of 150 steps less those of 50."""
     if shutil.which("strace") is None:
@@ -200,6 +218,22 @@ def targets(results: Figures) -> list[Figures]:
                 "reached": took < REPLAY_LIMIT_S,
             }
         )
+    for row, one in results.get("jobs", {}).items():
+        ratio = one["map_us"] / one["plain_us"]
+        what = f"{JOBS} jobs of one {row.split()[1]} through store.map, against a plain pool"
+        found.append(
+            {"what": what, "found": f"{ratio:.2f} x", "least": f"at most {MAP_LIMIT} x", "reached": ratio <= MAP_LIMIT}
+        )
+    if "jobs" in results:
+        item_us = results["jobs"]["holdfast read"]["item_us"]
+        found.append(
+            {
+                "what": "an item of store.map with one read",
+                "found": f"{item_us:.0f} µs",
+                "least": f"under {ITEM_LIMIT_US:.0f} µs",
+                "reached": item_us < ITEM_LIMIT_US,
+            }
+        )
     return found
 
 
@@ -241,6 +275,13 @@ def show(results: Figures, console: Console) -> None:
             times = (f"{found['each_us']:.1f} µs", duration(found["replay_us"]), duration(found["live_us"]))
             sheet.add_row(row, f"{found['steps']:,}", *times)
         console.print(sheet)
+    if "jobs" in results:
+        sheet = Table(title=f"{JOBS} jobs of {JOB_S} s with one call each, {WORKERS} workers", title_justify="left")
+        for column in ("", "plain pool", "store.map", "an item of 1,000"):
+            sheet.add_column(column, justify="left" if not column else "right")
+        for row, found in results["jobs"].items():
+            sheet.add_row(row, *(duration(found[name]) for name in ("plain_us", "map_us", "item_us")))
+        console.print(sheet)
     reached.show(results["targets"], console)
     console.print(
         "Flushes: holdfast flushes an intent before a write or an idempotent call and its outcome after it, while"
@@ -279,6 +320,8 @@ def main() -> None:
             results["resume"] = resume(folder, options.steps, options.repeat, say)
         if "replay" in options.only:
             results["replay"] = replay(folder, options.recorded, say)
+        if "jobs" in options.only:
+            results["jobs"] = jobs(folder, options.repeat, say)
     results["environment"]["load_after"] = os.getloadavg()
     results["environment"]["seconds"] = perf_counter() - began
     results["targets"] = targets(results)
@@ -290,7 +333,7 @@ def main() -> None:
     console.print(f"Figures: {options.json}")
 
 
-PARTS = ("flushes", "steps", "resume", "replay")
+PARTS = ("flushes", "steps", "resume", "replay", "jobs")
 
 
 def parse() -> argparse.Namespace:

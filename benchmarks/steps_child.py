@@ -112,12 +112,50 @@ def run_dbos(job: Job, watch: Watch) -> Callable[[], int]:
     return run
 
 
+def run_jobs(job: Job) -> Figures:
+    """``jobs`` calls of one tool each, in a pool of threads as it comes and through ``store.map``; and many at once."""
+    from concurrent.futures import ThreadPoolExecutor
+    from time import sleep
+
+    import holdfast
+
+    wait_s = [job["wait_s"]]
+
+    @holdfast.tool(name="step", effect=job["kind"])
+    def step(number: int) -> int:
+        sleep(wait_s[0])
+        return number
+
+    @holdfast.durable(name="one")
+    def one(number: int) -> int:
+        return step(number)
+
+    def timed(function: Callable[[], Any]) -> float:
+        began = perf_counter_ns()
+        function()
+        return (perf_counter_ns() - began) / 1e3
+
+    with holdfast.open(Path(job["folder"]) / "store") as store, ThreadPoolExecutor(job["workers"]) as pool:
+        store.map(one, range(job["workers"]), name="warm", workers=job["workers"])
+        list(pool.map(step.direct, range(job["workers"])))
+        plain = timed(lambda: list(pool.map(step.direct, range(job["jobs"]))))
+        mapped = timed(lambda: store.map(one, range(job["jobs"]), name="jobs", workers=job["workers"]))
+        wait_s[0] = 0.0
+        many = timed(lambda: store.map(one, range(job["count"]), name="many", workers=job["workers"]))
+    return {"plain_us": plain, "map_us": mapped, "item_us": many / job["count"]}
+
+
 RIVALS = {"holdfast": run_holdfast, "dbos": run_dbos, "dbos WAL": run_dbos}
 
 
 def main() -> None:
     job = json.loads(sys.argv[1])
     logging.disable(logging.CRITICAL)
+    if "jobs" in job:
+        with contextlib.redirect_stderr(io.StringIO()):
+            found = run_jobs(job)
+        os.write(1, json.dumps(found).encode())
+        os._exit(0)
     watch = Watch(job)
     run = RIVALS[job["rival"]](job, watch)
     gc.collect()

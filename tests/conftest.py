@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import resource
 import signal
+import sys
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +19,6 @@ from tests import postgres
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 SOAK = os.environ.get("HOLDFAST_SOAK", "") not in ("", "0")
 
@@ -50,6 +53,19 @@ OF_A_TERMINAL = {
 # The property under which a test keeps lines for the end of the run. Properties travel with a test's report, also
 # from the worker processes of `pytest -n`.
 DOCS_REPORT = "documentation blocks"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Each worker process of ``pytest -n`` first loads its share of the modules, so that the others find bytecode."""
+    about = getattr(session.config, "workerinput", None)
+    if about is None or sys.dont_write_bytecode:
+        return
+    root = session.config.rootpath
+    places = {Path(root, word.partition("::")[0]) for word in session.config.args}
+    files = sorted({file for one in places for file in (one.rglob("test_*.py") if one.is_dir() else [one])})
+    for file in files[int(about["workerid"].removeprefix("gw")) :: about["workercount"]]:
+        with suppress(Exception, pytest.skip.Exception):  # shown when it is collected
+            importlib.import_module(".".join(file.relative_to(root).with_suffix("").parts))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -107,13 +123,19 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(line)
 
 
-@pytest.fixture(autouse=True)
-def _nothing_from_outside() -> Iterator[None]:
+@contextmanager
+def from_outside_nothing() -> Iterator[None]:
     """A store that the developer's shell names must never be touched by a test, nor does its terminal count."""
     with pytest.MonkeyPatch.context() as patch:
         for name in list(os.environ):
             if name in OF_A_TERMINAL or (name.startswith("HOLDFAST_") and name != "HOLDFAST_SOAK"):
                 patch.delenv(name)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _nothing_from_outside() -> Iterator[None]:
+    with from_outside_nothing():
         yield
 
 

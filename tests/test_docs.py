@@ -13,6 +13,7 @@ from tests.pages import PageError, commands, parse, run_page, same
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [page for page in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if page.is_file()]
 
+LONG = {ROOT / "docs" / "cli.md"}
 
 DATABASE = "agents"
 """What pages that need a server call it: ``postgresql:///agents``. Its host and user come from the environment."""
@@ -30,7 +31,11 @@ def surroundings(page, request):
         yield {"PGHOST": str(server.folder), "PGUSER": "postgres", "HOLDFAST_ALLOW_UNSAFE_POSTGRES": "1"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=pytest.mark.slow) if page in LONG else page for page in PAGES],
+    ids=lambda page: str(page.relative_to(ROOT)),
+)
 def test_every_block_of_the_page_runs(page, surroundings, record_property):
     name = str(page.relative_to(ROOT))
     told = run_page(page, name=name, env=surroundings)

@@ -6,6 +6,7 @@ loaded when the name is first used, so that a program pays for what it uses.
 
 from __future__ import annotations
 
+import gc as _gc
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
@@ -33,7 +34,6 @@ from holdfast.errors import (
 if TYPE_CHECKING:
     from holdfast import crash
     from holdfast.agent import keys
-    from holdfast.agent.agent import Rollback
     from holdfast.agent.bundle import import_bundle
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from holdfast.run.durables import durable
     from holdfast.run.effects import Absent, Effect, Found, Unknown
     from holdfast.run.handle import Agent
-    from holdfast.run.listing import RunInfo
+    from holdfast.run.listing import RunInfo, SignalInfo
     from holdfast.run.resilience import Breaker
     from holdfast.run.rollback import RollbackPlan
     from holdfast.run.store import Store
@@ -88,10 +88,10 @@ __all__ = [
     "Record",
     "RepairReport",
     "RetentionReport",
-    "Rollback",
     "RollbackPlan",
     "RunInfo",
     "RunUnfinished",
+    "SignalInfo",
     "Stale",
     "Store",
     "ToolFailed",
@@ -134,9 +134,9 @@ _HOMES = {
     "Record": ("holdfast.codec.classes", "Record"),
     "RepairReport": ("holdfast.agent.repair", "RepairReport"),
     "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
-    "Rollback": ("holdfast.agent.agent", "Rollback"),
     "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
     "RunInfo": ("holdfast.run.listing", "RunInfo"),
+    "SignalInfo": ("holdfast.run.listing", "SignalInfo"),
     "Store": ("holdfast.run.store", "Store"),
     "TransferReport": ("holdfast.agent.transfer", "TransferReport"),
     "Unknown": ("holdfast.run.effects", "Unknown"),
@@ -166,7 +166,13 @@ def __getattr__(name: str) -> object:
         msg = f"module 'holdfast' has no attribute {name!r}"
         raise AttributeError(msg)
     module, attribute = _HOMES[name]
-    value: object = getattr(_import_module(module), attribute)
+    collects = _gc.isenabled()
+    try:
+        _gc.disable()  # all that is loaded stays: looking for garbage in it takes a tenth of the time
+        value: object = getattr(_import_module(module), attribute)
+    finally:
+        if collects:
+            _gc.enable()
     globals()[name] = value
     return value
 

@@ -27,7 +27,7 @@ The second level groups errors by what a handler would do:
         MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
         Diverged          the program does not do what it did when it was recorded (path, expected, actual)
         RunUnfinished     a run of this agent has not ended, and nothing else is done on its branch (run)
-        RunEnded          a run has ended, and is not begun anew by itself (run, status)
+        RunEnded          a run has ended: it is not begun anew by itself, and takes no signal (run, status)
         RollbackBlocked   effects stand in the way of a rollback, or could not be undone (blocked, remaining)
         RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
         Cancelled         a run was cancelled
@@ -292,7 +292,10 @@ class RunUnfinished(Outcome):
 
 
 class RunEnded(Outcome):
-    """The run has ended: it is neither resumed nor begun anew. ``run`` is its id, ``status`` says how it ended."""
+    """The run has ended: it is neither resumed nor begun anew, and takes no signal.
+
+    ``run`` is its id, if there is one, ``status`` says how it ended.
+    """
 
     kind = "run-ended"
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import random
-from contextlib import suppress
+from contextlib import closing, suppress
 from typing import Any
 
 import holdfast
@@ -34,7 +34,7 @@ def few_between_seals(patch=setattr) -> None:
 
 def plain(store: holdfast.Store, name: str, checkpoints: int, size: int = 200) -> None:
     """An agent that says something ``checkpoints`` more times."""
-    with store.agent(name) as agent:
+    with closing(store.agent(name)) as agent:
         agent.state.setdefault("messages", [])
         for number in range(checkpoints):
             agent.state["messages"].append({"content": os.urandom(size // 2).hex()})
@@ -97,6 +97,12 @@ def act(agent: holdfast.Agent, what: str = "seat") -> None:
         look("weather")
 
 
+def back(agent, revision):
+    """Go back, whatever was done outside since."""
+    plan = agent.plan_rollback(revision)
+    agent.rollback(revision, accept={one.effect.tool for one in plan.blocked})
+
+
 def grow(store: holdfast.Store, name: str, choose: random.Random, steps: int, *, forgets: bool = False) -> None:
     """Random things happen to an agent: whatever can be in a history."""
     row = store._db.view.agent(name)
@@ -117,7 +123,7 @@ def grow(store: holdfast.Store, name: str, choose: random.Random, steps: int, *,
                 state["big"] = {f"key {i}": "v" * choose.randrange(60) for i in range(choose.randrange(40))}
                 here.checkpoint()
             case 5 if rows:
-                here.rollback(choose.choice(rows), effects="keep")
+                back(here, choose.choice(rows))
             case 6 if rows and len(branches) < 4:
                 new = f"try-{len(branches)}"
                 branches[new] = here.branch(new, at=choose.choice(rows))
@@ -135,7 +141,7 @@ def grow(store: holdfast.Store, name: str, choose: random.Random, steps: int, *,
                 if choose.random() < 0.5:
                     here.checkpoint("acted")
             case 12:
-                store.signal(name, "go", choose.randrange(100))
+                store.signal(name, "go", choose.randrange(100), any_run=True)
             case 13:  # as an integration does: a checkpoint with a key, and what is kept under it
                 keep(here, b"key %d" % choose.randrange(6), {"what": "write", "value": choose.randbytes(20)})
             case 14:

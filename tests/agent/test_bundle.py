@@ -6,6 +6,7 @@ import io
 import os
 import random
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -54,11 +55,11 @@ def written(tmp_path_factory):
 def small(tmp_path_factory):
     """A store with one small agent that has some of everything."""
     with holdfast.open(tmp_path_factory.mktemp("small") / "a") as store:
-        with store.agent("trip") as agent:
+        with closing(store.agent("trip")) as agent:
             agent.state["n"] = 1
             agent.checkpoint("one")
             act(agent)
-        with store.agent("trip") as agent:
+        with closing(store.agent("trip")) as agent:
             agent.state["n"] = 2
             agent.checkpoint("two")
             agent.tag("t")
@@ -258,7 +259,7 @@ def test_a_bundle_of_the_future_is_refused_by_its_version(written, tmp_path):
 @pytest.fixture
 def secret(tmp_path):
     with holdfast.open(tmp_path / "secret", key=KEY) as store:
-        with store.agent("trip-to-nowhere") as agent:
+        with closing(store.agent("trip-to-nowhere")) as agent:
             agent.state["passport"] = "X1234567, read by nobody " * 20
             agent.checkpoint("asked for it")
         yield store

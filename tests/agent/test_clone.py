@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 import holdfast
@@ -61,7 +63,7 @@ def test_the_two_go_their_own_ways(store):
 def test_a_clone_of_a_clone_outlives_both(store):
     grown(store).close()
     store.clone("a", "b")
-    with store.agent("b") as b:
+    with closing(store.agent("b")) as b:
         b.state["messages"].append("of b")
         b.checkpoint("of b")
     store.clone("b", "c")
@@ -71,7 +73,7 @@ def test_a_clone_of_a_clone_outlives_both(store):
         store.remove(name)
         assert picture(store, "c") == picture_of_c
         sound(store)
-    with store.agent("c") as c:
+    with closing(store.agent("c")) as c:
         c.undo()
         c.checkpoint("goes on")
     sound(store)
@@ -138,7 +140,7 @@ def test_sealing_on_either_side_leaves_the_other_readable(store, monkeypatch):
     store.clone("a", "b")
     frozen = picture(store, "b")
     for name in ("a", "b"):
-        with store.agent(name) as agent:
+        with closing(store.agent(name)) as agent:
             for number in range(10):
                 agent.state["messages"].append(f"{name} {number} " * 30)
                 agent.checkpoint(f"{name}{number}")
@@ -164,7 +166,7 @@ def test_a_missing_row_of_the_origin_shows_in_the_clone(store, store_path):
 def test_recovery_of_a_clone_goes_back_into_its_origin(store, store_path):
     grown(store).close()
     store.clone("a", "b")
-    with store.agent("b") as b:
+    with closing(store.agent("b")) as b:
         b.state["messages"].append("of b " * 40)
         n = b.checkpoint("of b")._point.n
     store.close()

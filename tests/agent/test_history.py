@@ -297,7 +297,7 @@ def test_changes_are_the_mutation_log(agent, monkeypatch):
 
 def test_rollback_keeps_the_abandoned_future_in_sight(agent):
     made = steps(agent, "one", "two", "three")
-    preview = agent.preview_rollback("one")
+    preview = agent.plan_rollback("one")
     assert preview.target == made[0]
     assert preview.abandons == [made[2], made[1]]
     assert len(preview.diff) == 2

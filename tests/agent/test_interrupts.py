@@ -6,6 +6,7 @@ import gc
 import random
 import sys
 import threading
+from contextlib import suppress
 
 import pytest
 
@@ -17,6 +18,7 @@ from holdfast.store import writer
 from holdfast.store.changes import NewRecord
 from tests.agent.damage import memory
 from tests.conftest import SOAK
+from tests.limits import limits
 
 # What a handler raises in a destructor reaches nobody.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -216,6 +218,44 @@ def test_an_interrupt_before_the_writer_is_woken(store_path, monkeypatch):
             CALLS["bulk"](agent)
         assert not left
         assert elsewhere(lambda: agent.head.label) == "mid"
+
+
+@pytest.mark.parametrize("at", range(1, 7))
+def test_an_interrupt_while_a_change_is_withdrawn(store_path, at):
+    """Nobody makes it then, and nobody may wait for it."""
+    with holdfast.open(store_path) as store, limits({"BUSY_WAIT_S": 0.05}):
+        agent = store.agent("a")
+        agent.checkpoint("0")
+        began, over = threading.Event(), threading.Event()
+        job = writer.Job(lambda _: (began.set(), over.wait()))
+        store._db.hand(job)  # the writer is at something that takes long
+        began.wait()
+        came = 0
+
+        def look(frame, event, _arg):
+            nonlocal came
+            if event in ("call", "c_return") and frame.f_code in codes:
+                came += 1
+                if came == at:
+                    sys.setprofile(None)
+                    raise KeyboardInterrupt
+
+        codes = {getattr(writer.Job, name).__code__ for name in ("claim", "finish", "withdraw")}
+        agent.state["n"] = 1
+        try:
+            sys.setprofile(look)
+            agent.checkpoint("1")
+        except (KeyboardInterrupt, StoreBusy):
+            pass
+        finally:
+            sys.setprofile(None)
+            over.set()
+        job.join()
+        with suppress(StoreBusy):  # what became of the one that was interrupted
+            elsewhere(lambda: agent.checkpoint("2"))
+        assert elsewhere(lambda: agent.checkpoint("3")).label == "3"
+        assert agent.at("3").state["n"] == 1
+        assert store.verify().ok
 
 
 def test_a_capture_that_was_left_is_written_by_the_next_call(store_path):

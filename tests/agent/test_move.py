@@ -98,7 +98,7 @@ def test_nobody_else_may_have_it_open(source, tmp_path):
         held.stdin.close()
     engine = source._db.engine
     with engine.alone(), pytest.raises(StoreBusy):
-        move._store(source.path, None)
+        move.open_unseen(source.path, None)
     with holdfast.open(tmp_path / "b") as dest:
         move.move(source, dest)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+
 import pytest
 
 import holdfast
@@ -84,7 +86,7 @@ def test_copy_and_origin_are_removed_in_either_order(store, first, second):
     large(store, "a", count=20, seed=4).close()
     store.clone("a", "b")
     for name in ("a", "b"):
-        with store.agent(name) as agent:
+        with closing(store.agent(name)) as agent:
             for number in range(9):
                 agent.state["messages"].append(f"{name} {number} " * 30)
                 agent.checkpoint(f"{name}{number}")
@@ -92,7 +94,7 @@ def test_copy_and_origin_are_removed_in_either_order(store, first, second):
     before = picture(store, second)
     assert store.remove(first).kept_for == [second]
     assert picture(store, second) == before
-    with store.agent(second) as agent:
+    with closing(store.agent(second)) as agent:
         agent.state["messages"].append("goes on")
         agent.checkpoint("goes on")
     swept(store)
@@ -203,7 +205,7 @@ def test_a_cut_history_begins_where_it_was_cut(store):
     agent.undo()
     with pytest.raises(NothingToUndo):
         agent.undo()
-    assert agent.preview_rollback("m4").target == cut
+    assert agent.plan_rollback("m4").target == cut
     assert "forget" in {event["what"] for event in agent.events()}
 
 

@@ -6,6 +6,7 @@ import os
 import random
 import threading
 import time
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -243,7 +244,7 @@ def test_space_returns_to_the_file_system(tmp_path):
     noise, store_path = random.Random(1), tmp_path / "store"  # on a disk
     with holdfast.open(store_path) as store:
         for number in range(40):
-            with store.agent("a", config={"version": number}) as agent:
+            with closing(store.agent("a", config={"version": number})) as agent:
                 agent.state.setdefault("notes", {})[f"k{number % 5}"] = noise.randbytes(20_000).hex()
                 agent.state["weights"] = [noise.randbytes(300_000), noise.randbytes(300_000)]
                 agent.checkpoint(f"m{number}")

@@ -73,7 +73,7 @@ class Model:
         agent.checkpoint(self.noise.choice(LABELS))
 
     def _back(self, agent):
-        self._try(lambda: agent.rollback(f"~{self.noise.randrange(1, 6)}", effects="keep"))
+        self._try(lambda: agent.rollback(f"~{self.noise.randrange(1, 6)}"))
 
     def _undo(self, agent):
         self._try(self.noise.choice((agent.undo, agent.undo, agent.redo)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import closing
 from itertools import count
 
 import pytest
@@ -33,7 +34,7 @@ def stores(tmp_path):
 
 def say(store, text, branch="main"):
     """One more checkpoint of the agent; its id."""
-    with store.agent("trip", branch=branch) as agent:
+    with closing(store.agent("trip", branch=branch)) as agent:
         agent.state.setdefault("said", []).append(text)
         return agent.checkpoint(text).id
 
@@ -78,7 +79,7 @@ def test_a_large_value_arrives_in_parts_and_once(stores, monkeypatch):
     source, dest = stores
     monkeypatch.setattr(arrival, "COME_BYTES", 10 * 2**20)
     film = os.urandom(20 * 2**20)
-    with source.agent("trip") as agent, source.agent("other") as other:
+    with closing(source.agent("trip")) as agent, closing(source.agent("other")) as other:
         agent.state["film"] = other.state["film"] = film
         agent.checkpoint("film")
         other.checkpoint("the same")
@@ -184,7 +185,7 @@ def test_a_writer_over_there_is_not_disturbed(stores, tmp_path):
     say(source, "one")
     source.push(dest)
     two = say(source, "two")
-    with dest.agent("trip") as agent:  # a handle of this process is a writer, too
+    with closing(dest.agent("trip")) as agent:  # a handle of this process is a writer, too
         with pytest.raises(AgentBusy):
             source.push(dest)
         assert agent.head.label == "one"
@@ -265,12 +266,12 @@ def test_a_rollback_is_followed_and_one_over_there_is_kept(stores):
     source, dest = stores
     first, second = say(source, "one"), say(source, "two")
     source.push(dest)
-    with source.agent("trip") as agent:
+    with closing(source.agent("trip")) as agent:
         agent.rollback(f"id:{first}")
     source.push(dest)
     assert_same(source, dest, "trip")
     assert head(dest) == first
-    with dest.agent("trip") as other:
+    with closing(dest.agent("trip")) as other:
         other.rollback(f"id:{second}")
     assert source.push(dest).agents[0].status == "ahead"
     assert head(dest) == second
@@ -337,7 +338,7 @@ def test_a_history_with_gaps_arrives_as_one_line(stores, tmp_path):
     def labels(store):
         return [one.label for one in store.agent("trip", readonly=True).log()]
 
-    with source.agent("trip") as agent:
+    with closing(source.agent("trip")) as agent:
         for number in range(30):
             agent.state[f"k{number % 3}"] = number
             agent.checkpoint(f"m{number}")
@@ -348,7 +349,7 @@ def test_a_history_with_gaps_arrives_as_one_line(stores, tmp_path):
     source.push(dest)
     assert lines(dest) == lines(source)
     # Another gap, above what is there; and one that is made over there.
-    with source.agent("trip") as agent:
+    with closing(source.agent("trip")) as agent:
         for number in range(30, 40):
             agent.state["k0"] = number
             agent.checkpoint(f"m{number}")
@@ -371,7 +372,7 @@ def test_everything_that_is_there_may_be_forgotten_here(stores):
     with small_limits():
         plain(source, "trip", 12)
         source.push(dest)
-        with source.agent("trip") as agent:
+        with closing(source.agent("trip")) as agent:
             for number in range(6):
                 agent.state["more"] = number
                 agent.checkpoint(f"more {number}")
@@ -433,12 +434,12 @@ def test_a_signal_that_was_received_is_not_received_again(stores):
     source, dest = stores
     source.agent("filler").checkpoint("so that numbers differ")
     source.agent("trip")
-    source.signal("trip", "go", 1)
+    source.signal("trip", "go", 1, any_run=True)
     with pytest.raises(holdfast.Waiting), source.agent("trip") as agent:
         agent.run(wait.options(wait=False))
     source.push(dest, ["trip"])
     dest.signal("trip", "go", 2)
-    with dest.agent("trip") as there:
+    with closing(dest.agent("trip")) as there:
         assert there.run(wait) == [1, 2]
 
 
@@ -498,7 +499,7 @@ def test_what_is_still_arriving_stays_for_the_next_attempt_and_is_not_there_yet(
     source, dest = stores
     monkeypatch.setattr(arrival, "ROWS_AT_ONCE", 4)
     plain(source, "trip", 5)
-    with source.agent("trip") as agent:
+    with closing(source.agent("trip")) as agent:
         agent.branch("side").close()
     plain(source, "late", 20)
     plain(source, "other", 2)
@@ -534,7 +535,7 @@ def test_a_node_that_was_left_without_what_is_below_it(stores):
     """A transfer died, and a sweep that was interrupted over there took what the node that it had written names."""
     source, dest = stores
     with small_limits():
-        with source.agent("trip") as agent:
+        with closing(source.agent("trip")) as agent:
             agent.state["big"] = {f"key {i}": "v" * 50 for i in range(40)}
             agent.checkpoint()
             agent.state["copy"] = {"of": dict(agent.state["big"])}

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import io
 import json
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,6 +23,7 @@ import pytest
 import holdfast
 from holdfast.cli import main
 from tests import warm
+from tests.conftest import from_outside_nothing
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli"]
 EVIL = "\x1b]0;owned\x07 [red]markup[/red] \u202etxt.exe \x9b31m"
@@ -44,33 +48,48 @@ class Ended(NamedTuple):
         return json.loads(self.out)
 
 
+@pytest.fixture(scope="session")
+def made(tmp_path_factory):
+    """The filled store, made once. Nobody changes it: each test has a copy."""
+    path = tmp_path_factory.mktemp("made") / "store"
+    with (
+        from_outside_nothing(),
+        contextlib.redirect_stderr(io.StringIO()),
+        holdfast.open(path, types=[Plan]) as store,
+    ):
+        fill(store)
+    return path
+
+
+def fill(store):
+    agent = store.agent("trip-7")
+    messages = agent.state.setdefault("messages", [])
+    messages.append({"role": "user", "content": "Lisbon in May"})
+    agent.state["budget"] = 1200
+    agent.checkpoint("asked")
+    messages.append({"role": "assistant", "content": "Three flights."})
+    agent.state["plan"] = Plan(["fly", "sleep"], Decimal("3.50"))
+    agent.checkpoint("answered")
+    agent.tag("good")
+    messages.append({"role": "user", "content": EVIL})
+    agent.checkpoint(EVIL)
+    agent.rollback("answered")
+    messages.append({"role": "user", "content": "cheaper?"})
+    agent.state["budget"] = 900
+    agent.checkpoint("cheaper")
+    with agent.branch("try-b", at="asked") as other:
+        other.state["budget"] = 500
+        other.checkpoint("thrifty")
+    mail = store.agent("user@example.com")
+    mail.state["odd"] = {(1, 2): {3, 1}, "big": 10**5000, "nan": float("nan"), "raw": b"\x00\xff", EVIL: EVIL}
+    mail.checkpoint("hi")
+    store.agent("tenant:42/a#b")
+
+
 @pytest.fixture
-def filled(store_path, capsys):
+def filled(made, store_path):
     """The path of a store with three agents, two branches, an abandoned line, a tag, odd values and evil text."""
-    with holdfast.open(store_path, types=[Plan]) as store:
-        agent = store.agent("trip-7")
-        messages = agent.state.setdefault("messages", [])
-        messages.append({"role": "user", "content": "Lisbon in May"})
-        agent.state["budget"] = 1200
-        agent.checkpoint("asked")
-        messages.append({"role": "assistant", "content": "Three flights."})
-        agent.state["plan"] = Plan(["fly", "sleep"], Decimal("3.50"))
-        agent.checkpoint("answered")
-        agent.tag("good")
-        messages.append({"role": "user", "content": EVIL})
-        agent.checkpoint(EVIL)
-        agent.rollback("answered")
-        messages.append({"role": "user", "content": "cheaper?"})
-        agent.state["budget"] = 900
-        agent.checkpoint("cheaper")
-        with agent.branch("try-b", at="asked") as other:
-            other.state["budget"] = 500
-            other.checkpoint("thrifty")
-        mail = store.agent("user@example.com")
-        mail.state["odd"] = {(1, 2): {3, 1}, "big": 10**5000, "nan": float("nan"), "raw": b"\x00\xff", EVIL: EVIL}
-        mail.checkpoint("hi")
-        store.agent("tenant:42/a#b")
-    capsys.readouterr()
+    shutil.copytree(made, store_path)
     return store_path
 
 

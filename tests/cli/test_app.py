@@ -25,7 +25,7 @@ from tests.contrib.threads import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = [
-    *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "effects"),
+    *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "signals", "effects", "events"),
     *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "retain", "tier", "verify", "doctor", "demo"),
     *("init", "repair", "accept", "push", "pull", "backup", "move", "export", "drill"),
 ]
@@ -252,7 +252,7 @@ DOCUMENTED = {
     "import": ["import", "langgraph", "sqlite:///{old}", "--dry-run"],
 }
 # These need a program that acts: test_running.py.
-OF_RUNNING = ("run", "run.due", "runs", "runs.cancel", "signal", "effects", "effects.resolve")
+OF_RUNNING = ("run", "run.due", "runs", "runs.cancel", "signal", "effects", "effects.resolve", "events")
 # These need a dump: test_dump.py.
 # These need an encrypted store: test_keys.py.
 OF_KEYS = ("init", "keys", "key")

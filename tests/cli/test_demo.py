@@ -8,6 +8,7 @@ import re
 import pytest
 
 import holdfast
+from tests.conftest import SOAK
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def test_the_demo_kills_and_comes_back_in_a_pipe_and_its_store_can_be_kept(progr
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not SOAK, reason="the same demo again, and colours are tested elsewhere; make soak runs it")
 def test_the_demo_in_a_terminal_has_colour(terminal, room):
     ended = terminal("demo", raw=True, env={"TMPDIR": str(room)})
     assert ended.code == 0, ended.out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -14,8 +15,9 @@ import pytest
 import holdfast
 from holdfast.agent import crashes
 from holdfast.crash import Limits, capture, holders
-from tests.cli.conftest import PROGRAM
+from tests.cli.conftest import EVIL, PROGRAM
 from tests.cli.test_app import PAGE, differences
+from tests.conftest import from_outside_nothing
 
 # The process that runs the tests is large, and the machine may do much else.
 FEW = Limits(deadline_s=600, part_s=300, census_objects=1_000, objects=5_000)
@@ -33,22 +35,37 @@ def dumped(folder, message="no offer", city="Lisbon"):
         return capture("uncaught", error=error, to=folder, trigger="exception", limits=FEW)
 
 
-@pytest.fixture
-def dumps(filled, evil, monkeypatch):
-    """The folder of the filled store's dumps: a crash of trip-7, an older one with evil text, and no dump."""
-    monkeypatch.setattr(holders, "_VISITED", 1_000)  # what the libraries of this process keep is no matter here
-    folder = filled / "dumps"
-    old = dumped(folder, evil, evil)
-    os.utime(old, (1, 1))
-    with holdfast.open(filled) as store:
-        store.agent("trip-7", branch="try-b")
-        new = dumped(folder)
-        stood = {"branch": "try-b", "checkpoint": store.agent("trip-7", branch="try-b").head.id}
-        body = {"what": "crash", "dump": new.name, "error": "LookupError", "message": "no offer", **stood}
-        crashes.note(store, store._agent_row("trip-7"), body)
+@pytest.fixture(scope="module")
+def crashed(made, tmp_path_factory):
+    """The filled store after crashes, made once: one of trip-7, an older one with evil text, and what is no dump."""
+    path = tmp_path_factory.mktemp("crashed") / "store"
+    shutil.copytree(made, path)
+    folder = path / "dumps"
+    with from_outside_nothing(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(holders, "_VISITED", 1_000)  # what the libraries of this process keep is no matter here
+        old = dumped(folder, EVIL, EVIL)
+        os.utime(old, (1, 1))
+        with holdfast.open(path) as store:
+            store.agent("trip-7", branch="try-b")
+            new = dumped(folder)
+            stood = {"branch": "try-b", "checkpoint": store.agent("trip-7", branch="try-b").head.id}
+            body = {"what": "crash", "dump": new.name, "error": "LookupError", "message": "no offer", **stood}
+            crashes.note(store, store._agent_row("trip-7"), body)
     (folder / "other.hfdump").write_text("something else")
     os.utime(folder / "other.hfdump", (2, 2))
-    return [new, old]
+    return path, [new.name, old.name]
+
+
+@pytest.fixture
+def filled(crashed, store_path):
+    shutil.copytree(crashed[0], store_path)
+    return store_path
+
+
+@pytest.fixture
+def dumps(crashed, filled):
+    """The dumps of the filled store, the newest first."""
+    return [filled / "dumps" / name for name in crashed[1]]
 
 
 def test_list_has_the_newest_first_and_names_what_is_no_dump(cli, dumps, harmless):

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import holdfast
+from tests import warm
 
 READING = [
     ("agents",),
@@ -241,7 +242,7 @@ def test_unknown_types_are_shown_and_nothing_is_imported_or_run(tmp_path):
         (["log", "a"], "one"),
         (["verify"], "Everything is as it was written."),
     ]:
-        done = subprocess.run(
+        done = warm.run(
             [sys.executable, "-m", "holdfast.cli", *words],
             cwd=tmp_path,
             env=env,

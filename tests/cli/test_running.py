@@ -361,7 +361,7 @@ def test_a_process_that_waits_gets_the_signal_itself(hold, room):
                 time.sleep(0.05)
             assert re.search("running.*waits for the signal answer", hold("runs").out)
             assert hold("run", "--due", "trip_app").out == "No run is due.\n"
-            assert hold("signal", "a", "answer", "1").out == "Signal answer was sent to a.\n"
+            assert re.fullmatch(r"Signal answer was sent to run \w+ of a.\n", hold("signal", "a", "answer", "1").out)
             out, _ = process.communicate(timeout=180)
         finally:
             process.kill()
@@ -379,7 +379,40 @@ def test_signals_are_checked(hold):
         ended = hold("signal", *words)
         assert ended.code == 2, words
         assert said in ended.err
-    assert hold("signal", "a@main", "answer", "--json").json["branch"] == "main"
+    refused = hold("signal", "a", "answer")
+    assert refused.code == 7
+    assert "no run of a@main is open" in refused.err
+    assert hold("signal", "a@main", "answer", "--any-run", "--json").json["branch"] == "main"
+
+
+def test_signals_are_listed_and_dropped_and_the_sender_is_told_what_is_waited_for(hold):
+    assert hold("run", "trip_app:asks", "--agent", "a", "--no-wait").code == 8
+    assert hold("signals").out == "No signal waits to be taken.\n"
+    told = hold("signal", "a", "anwser", "1", "--id", "x")
+    assert "Nobody waits for it now. Waited for: answer." in told.out
+    assert "Nothing was sent" in hold("signal", "a", "answer", "1", "--id", "x").out
+    (listed,) = hold("signals", "a", "--json").json["signals"]
+    assert (listed["name"], listed["id"], listed["status"], listed["value"]) == ("anwser", "x", "pending", 1)
+    assert re.search(r"anwser +x +pending", hold("signals").out)
+    assert hold("signals", "drop", "a", "x").out == "1 signal was dropped.\n"
+    assert hold("signals", "drop", "a", "x").code == 2
+    assert hold("signals", "--json").json["signals"] == []
+    assert [one["status"] for one in hold("signals", "--all", "--json").json["signals"]] == ["dropped"]
+    assert hold("signal", "a", "answer", "2").code == 0
+    assert "['x', 2]" in hold("run", "--due", "trip_app.py").out
+    (run,) = hold("runs", "--json").json["runs"]
+    assert hold("signal", "a", "answer", "--run", run["id"]).code == 7
+
+
+def test_events_show_what_was_moved_and_by_whom(hold, world):
+    assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]').code == 0
+    assert hold("tag", "a", "kept", "--at", "planned").code == 0
+    assert hold("rollback", "a", "--to", "planned", "--load", "trip_app.py", "--yes").code == 0
+    events = hold("events", "a", "--json").json["events"]
+    assert [one["what"] for one in events if one.get("by")] == ["rollback", "tag", "branch", "agent"]
+    assert re.search(r"rollback +\w", hold("events", "a").out)
+    assert [one["condition"] for one in hold("runs", "--json").json["runs"]] == ["rolled back"]
+    assert [one["condition"] for one in hold("effects", "a", "--json").json["effects"]][-2:] == ["undone", "done"]
 
 
 # -- in doubt -----------------------------------------------------------------------------------------------
@@ -480,19 +513,8 @@ def test_what_cannot_be_undone_stops_a_rollback_unless_it_is_accepted(hold, worl
         assert "1 effect stands in the way; nothing was changed" in ended.err
     assert world() == ["booked", "mailed"]
     assert hold(*back, "--accept", "maill").code == 2
-    assert hold(*back, "--keep-effects", "--accept", "mail").code == 2
     assert hold(*back, "--accept", "mail").code == 0
     assert world() == ["booked", "mailed", "cancelled"]
-
-
-def test_keeping_effects_moves_the_state_only(hold, world):
-    words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
-    assert hold(*words).code == 0
-    kept = hold("rollback", "a", "--to", "#1", "--keep-effects", "--yes")
-    assert kept.code == 0
-    assert "Stays as it is outside:" in kept.out
-    assert hold(*words).code == 0
-    assert world() == ["booked", "mailed"]  # what stands is not done again
 
 
 def test_undoing_that_fails_needs_attention_and_goes_on_later(hold, world):
@@ -500,7 +522,7 @@ def test_undoing_that_fails_needs_attention_and_goes_on_later(hold, world):
     back = ("rollback", "a", "--to", "planned", "--load", "trip_app.py", "--yes")
     stuck = hold(*back, STUCK="1")
     assert stuck.code == 7
-    assert "the airline is closed" in stuck.err
+    assert stuck.err.count("the airline is closed") == 1
     assert [run["kind"] for run in hold("runs", "--condition", "needs-attention", "--json").json["runs"]] == [
         "rollback"
     ]
@@ -517,11 +539,12 @@ def test_the_documented_json_of_running_is_the_json(hold):
     shown = {block["schema"]: block for block in blocks if "schema" in block}
     travel = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]')
     assert hold(*travel, DIE="mail").code == -signal.SIGKILL
-    assert hold("run", "trip_app:asks", "--agent", "b", "--no-wait").code == 8
+    for agent in "bc":
+        assert hold("run", "trip_app:asks", "--agent", agent, "--no-wait").code == 8
     effect = doubtful(hold, "a")["id"]
     for name, words in {
         "effects": ["effects", "a"],
-        "runs.cancel": ["runs", "cancel", "b"],
+        "runs.cancel": ["runs", "cancel", "c"],
         "effects.resolve": ["effects", "resolve", "a", effect, "--done", "null", "--why", "x"],
         "run": [*travel],
         "runs": ["runs"],
@@ -554,7 +577,14 @@ def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil,
     warm.run([sys.executable, "-c", code], cwd=room, check=True, stdout=subprocess.DEVNULL)
     for words in (
         *(["runs"], ["effects", "a"], ["show", "a"], ["rollback", "a", "--to", "#1", "--dry-run"]),
-        *(["signal", "a", evil], ["run", "--due"], ["runs", "--json"], ["effects", "a", "--json"]),
+        *(
+            ["signal", "a", evil],
+            ["signals"],
+            ["events", "a"],
+            ["run", "--due"],
+            ["runs", "--json"],
+            ["effects", "a", "--json"],
+        ),
     ):
         ended = hold(*words)
         assert ended.out, words

@@ -1,4 +1,4 @@
-"""Random programs against a plain model: 100,000 steps, 20,000 with other Pythons, 5 million in a soak. See fuzz.py."""
+"""Random programs against a plain model: 50,000 steps, 10,000 with other Pythons, 5 million in a soak. See fuzz.py."""
 
 from __future__ import annotations
 

@@ -333,6 +333,34 @@ def test_whatever_comes_in_the_middle_of_a_change_the_next_checkpoint_is_the_sta
         number += 23
 
 
+@pytest.mark.parametrize("name", ["pop", "assign", "splice", "delete a key", "reverse"])
+def test_what_an_interrupted_change_left_where_it_was_can_be_changed_and_saved(name: str) -> None:
+    """Also deep in small containers, which are saved as part of a larger one."""
+    change: Callable[[Any, Any], Any] = {
+        "pop": lambda inner, _: inner.pop(0),
+        "assign": lambda inner, _: inner.__setitem__(0, 5),
+        "splice": lambda inner, _: inner.__setitem__(slice(0, 2), [1, inner[0]]),
+        "delete a key": lambda _, outer: outer.__delitem__("inner"),
+        "reverse": lambda inner, _: inner.reverse(),
+    }[name]
+    number = 0
+    while True:
+        number += 1
+        state, memory = Document(TYPES), Memory()
+        state["s"] = {"outer": {"inner": [{"n": []}, {"n": []}]}}
+        memory.commit(state, seal=False)
+        outer = state["s"]["outer"]
+        assert [child["n"] for child in outer["inner"]] == [[], []]  # from now on reads are not seen
+        if not at_event(number, lambda outer=outer: change(outer["inner"], outer), interrupt):
+            return
+        memory.commit(state, seal=False)
+        for at in range(len(outer.get("inner", []))):
+            if isinstance(outer["inner"][at], dict):
+                outer["inner"][at]["n"].append("later")
+                memory.commit(state, seal=False)
+                assert plain(memory.head.load()) == plain(state), number
+
+
 def test_threads_that_save_at_the_same_time_leave_a_state_that_can_be_changed() -> None:
     state = filled()
     ready = threading.Barrier(4)

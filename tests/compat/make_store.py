@@ -15,6 +15,7 @@ import sys
 import tarfile
 import tempfile
 from collections import Counter, OrderedDict, deque
+from contextlib import closing
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
@@ -119,20 +120,20 @@ def fill(store: holdfast.Store) -> None:
     side.checkpoint("side")
     side.close()
     agent.close()
-    with store.agent("second") as second:
+    with closing(store.agent("second")) as second:
         second.state["n"] = 1
         second._writer.finish(second._writer.capture(second._document, "under a key", key=b"a key of its own"))
-    store.signal("second", "go", {"how": ["far"]})
+    store.signal("second", "go", {"how": ["far"]}, any_run=True)
     store.agent("empty").close()
 
 
 def share(store: holdfast.Store) -> None:
     """A clone, an agent that was removed, and checkpoints that were forgotten."""
     store.clone("user@example.com", "clone")
-    with store.agent("clone") as clone:
+    with closing(store.agent("clone")) as clone:
         clone.state["messages"].append("of the clone")
         clone.checkpoint("of the clone")
-    with store.agent("brief") as brief:
+    with closing(store.agent("brief")) as brief:
         brief.state["log"] = []
         for number in range(6):
             brief.state["log"].append(f"entry {number}")
@@ -140,7 +141,7 @@ def share(store: holdfast.Store) -> None:
         numbers = {point.label: point._point.n for point in brief.log()}
         row = brief._row
     store._forget(row, {numbers["brief 1"], numbers["brief 2"], numbers["brief 4"]})
-    with store.agent("gone") as gone:
+    with closing(store.agent("gone")) as gone:
         gone.state["n"] = 2
         gone.checkpoint("gone")
     store.remove("gone")
@@ -193,7 +194,7 @@ def act(store: holdfast.Store) -> None:
     side.close()
     agent.close()
     store.clone("doer", "heir")
-    with store.agent("heir", branch="aside") as gone:
+    with closing(store.agent("heir", branch="aside")) as gone:
         gone._writer.append(entries(rec.Note(at + 18, "", "mode", "of the heir")), flush=True)
         gone.checkpoint("of the heir")
     store.clone("heir", "heir of the heir")
@@ -305,7 +306,7 @@ def describe(store: holdfast.Store) -> dict:
         found[info.name] = {
             "branches": {row.name: row.id.hex() for row in rows},
             "tags": {name: checkpoint.id for name, checkpoint in agent.tags().items()},
-            "events": " ".join(event["what"] for event in agent.events()),
+            "events": " ".join(entry.body["what"] for entry in reversed(store._db.view.log(agent._row.a))),
             "lines": {name: _line(line_of(store, info.name, name)) for name in info.branches},
             "checkpoints": {
                 c.id: " ".join([f"#{c.depth}", c.kind, c.validity, c.digest, c.label]) for c in agent.log(all=True)

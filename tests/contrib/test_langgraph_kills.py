@@ -14,7 +14,7 @@ import pytest
 from tests.conftest import SOAK
 
 ROOT = Path(__file__).resolve().parents[2]
-KILLS = {"directory": 1_000, "server": 300} if SOAK else {"directory": 100, "server": 40}
+KILLS = {"directory": 1_000, "server": 300} if SOAK else {"directory": 60, "server": 20}
 # Processor time until the end: the shortest end in the first put, the longest see a few turns.
 LIFE_S = 0.15
 KILLED_WHILE_OPENING = 0.2
@@ -57,4 +57,4 @@ def test_nothing_that_an_invoke_returned_is_lost(tmp_path, place, kind):
             if (number + 1) % KILLS_PER_THREAD == 0:
                 returned += len(record.read_bytes().split(b"\n")) - 1 if record.exists() else 0
         template.stdin.close()
-    assert returned > kills // 4, "most lives ended before anything happened"
+    assert returned > kills // 10, "most lives ended before anything happened"

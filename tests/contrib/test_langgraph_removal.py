@@ -330,7 +330,7 @@ def test_a_delta_graph_goes_on_after_prune_copy_and_restart(store_path):
 def test_a_branch_that_a_person_made_is_no_namespace(ours):
     made = chain(ours, "t", 3)
     ours.store.branch("t", "mine", "~1")
-    with ours.store.agent("t", branch="mine") as agent:
+    with closing(ours.store.agent("t", branch="mine")) as agent:
         agent.state["number"] = 99
         agent.checkpoint("by hand")
     everywhere = {"configurable": {"thread_id": "t"}}

@@ -98,7 +98,8 @@ def thread(name="t"):
 
 def listed(saver, name="t"):
     with closing(saver.store.agent(name, readonly=True)) as agent:
-        return [(one.tool, one.args["city"], one.condition) for one in agent.effects()]
+        calls = [one for one in agent.effects() if "city" in one.args]  # compensations are listed, too
+        return [(one.tool, one.args["city"], one.condition) for one in calls]
 
 
 def failing():
@@ -733,7 +734,7 @@ def test_a_rollback_undoes_what_came_after_its_checkpoint_and_the_graph_acts_aga
         ("node_book", "two", "done"), ("node_book", "three", "done"),
     ]  # fmt: skip
     with closing(ours.store.agent("t", readonly=True)) as agent:
-        assert len({effect.key for effect in agent.effects()}) == 5
+        assert len({effect.key for effect in agent.effects() if "city" in effect.args}) == 5
 
 
 def test_what_a_node_did_before_it_was_stored_that_it_runs_is_undone_with_it(ours):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import SimpleNamespace
+
 import pytest
 
 from holdfast.crash import agents, holders
@@ -18,6 +21,9 @@ def patient(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def small(request, monkeypatch):
-    """The process that runs the tests holds many libraries: what they keep is looked for by tests of just that."""
+    """The process that runs the tests holds much. Here it has few modules, and most tests look at what is near."""
+    modules = {name: sys.modules[name] for name in ("__main__", "logging", "threading", request.module.__name__)}
+    monkeypatch.setattr(holders, "sys", SimpleNamespace(modules=modules))
     if not getattr(request.module, "ALL_HOLDERS", False):
         monkeypatch.setattr(holders, "_VISITED", 1_000)
+        monkeypatch.setitem(Limits.__init__.__kwdefaults__, "objects", 10_000)

@@ -35,7 +35,7 @@ class Thing:
 
 
 @pytest.mark.slow
-def test_a_million_objects(tmp_path):
+def test_a_million_objects(tmp_path, rounds):
     def fail():
         small = {"budget": 41}
         things = [Thing(number) for number in range(1_000_000)]
@@ -45,7 +45,7 @@ def test_a_million_objects(tmp_path):
         fail()
     except ValueError as caught:
         error = caught
-        with dumped(tmp_path, error) as dump:
+        with dumped(tmp_path, error, objects=rounds(100_000, 600_000)) as dump:
             frame = dump.threads[0].frames[-1]
             assert dump.local(frame, "small['budget']") == 41
             things = dump.object(dump.local(frame, "things"))

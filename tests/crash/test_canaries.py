@@ -21,8 +21,14 @@ UNDER_NAMES = ("plain-value-under-a-name", "environment-password", "value-in-arg
 
 PROGRAM = textwrap.dedent("""
     import asyncio, collections, ctypes, json, logging, os, signal, sys, threading, time, warnings
+    from pathlib import Path
     import holdfast.crash as crash
+    from holdfast.crash import fatal, hooks
 
+    # What a dead process left: the sidecar removes it after its first look at this one.
+    unseen = Path(sys.argv[1], "0" + fatal.SUFFIX)
+    unseen.parent.mkdir()
+    unseen.touch()
     crash.install(to=sys.argv[1], limits=crash.Limits(deadline_s=600, part_s=300))
     HOW = sys.argv[2]
     secrets = json.loads(sys.argv[3])
@@ -83,7 +89,10 @@ PROGRAM = textwrap.dedent("""
         print("ready", flush=True)
         if HOW == "wait":
             sys.stdin.read()
-        time.sleep(2.5)  # the sidecar has been told of threads and logs
+        while unseen.exists():
+            time.sleep(0.005)
+        hooks._active.sidecar._snapshot_at = 0.0
+        hooks._active.sidecar.beat()  # it has been told of threads and logs
         os.kill(os.getpid(), signal.SIGKILL) if HOW == "SIGKILL" else ctypes.string_at(0)
 
     async def main():

@@ -214,7 +214,7 @@ PATTERNS = (0, 0x80, 0xFF, 0x01)
 """What a byte is changed by. 0: one bit, another for each place."""
 
 
-@campaign("bytes", "every byte flipped", "changes", ci=1_200, soak=250_000, by_part=True)
+@campaign("bytes", "every byte flipped", "changes", ci=600, soak=250_000, by_part=True)
 def flipped(task: Task) -> None:
     """Each byte of each file of a store with every kind of record, closed or left by kill -9 with its log."""
     with benches(STORES) as tables:
@@ -257,7 +257,7 @@ def flips(tables: dict[str, Bench], count: int) -> Iterator[tuple[str, int, int,
 # -- sizes, names and ages of files ---------------------------------------------------------------------
 
 
-@campaign("sizes", "files truncated, grown, emptied, missing", "changes", ci=150, soak=60_000, by_part=True)
+@campaign("sizes", "files truncated, grown, emptied, missing", "changes", ci=90, soak=60_000, by_part=True)
 def sizes(task: Task) -> None:
     """Every length that a file may be cut to; files that are longer, all zeros, or not there."""
     with benches({name: STORES[name] for name in ("closed", "killed")}) as tables:
@@ -328,7 +328,7 @@ def sql(path: Path, statement: str, *bindings: object) -> list[tuple[Any, ...]]:
         return connection.execute(statement, bindings).fetchall()
 
 
-@campaign("rows", "rows deleted, swapped and put back", "changes", ci=150, soak=5_000, by_part=True)
+@campaign("rows", "rows deleted, swapped and put back", "changes", ci=90, soak=5_000, by_part=True)
 def rows_changed(task: Task) -> None:
     """Through SQLite itself, so that the database is sound: rows deleted, contents exchanged, old rows put back.
 

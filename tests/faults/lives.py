@@ -188,7 +188,7 @@ def retention(folder: Path, ledger: Ledger) -> None:
         store.set_policy(None)
         ledger.write("changing", "twin")
         store.clone("actor", "twin")
-        with store.agent("many") as many:  # pages become free when it goes
+        with closing(store.agent("many")) as many:  # pages become free when it goes
             for number in range(24):
                 many.state["text"] = f"{number} " * 500
                 many.checkpoint()

@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
         assert report.ok, str(report)
 
 
-@campaign("model", "state machine against a model", "steps", ci=700, soak=1_000_000)
+@campaign("model", "state machine against a model", "steps", ci=400, soak=1_000_000)
 def model(task: Task) -> None:
     """Hypothesis: changes, branches, rollbacks, collection, clock jumps and power cuts, against plain dictionaries."""
     Machine.task = task

@@ -128,7 +128,7 @@ def write(store: holdfast.Store) -> None:
     actor.run(journey.options(id="one"), 2)
     other = actor.branch("other way", at="booked 0")  # inherits a part of the line
     other.run(journey.options(id="one"), 2)  # goes on from there
-    store.signal("actor", "go on", {"with": "care"})
+    store.signal("actor", "go on", {"with": "care"}, any_run=True)
     store.clone("second", "heir")
     short = store.agent("short")
     for number in range(4):

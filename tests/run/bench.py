@@ -7,7 +7,7 @@ import os
 from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
-from holdfast.run import claims, runs, waiting
+from holdfast.run import claims, runs, signals
 from holdfast.run.durables import Options
 from holdfast.run.positions import here
 from holdfast.run.steps import drive, drive_later
@@ -75,6 +75,9 @@ class Bench:
 
         return write
 
+    def difference(self, identity):
+        return []
+
     def saved(self, identity):
         return Saved(identity)
 
@@ -87,10 +90,10 @@ class Bench:
 
     def send(self, name, value=None, at=0):
         """A signal from elsewhere."""
-        body = waiting.signal_body(name, value, self.registry)
-        self.sent.append(waiting.read_signal(at, body))
+        body = signals.body_of(os.urandom(16), name, value, self.registry, branch=b"b" * 16, run=None, by="me")
+        self.sent.append(signals.read(at, body))
 
-    def signals(self):
+    def signals(self, run=None):
         return list(self.sent)
 
     def checkpoint(self, label=""):

@@ -25,13 +25,6 @@ def own_tools(monkeypatch):
 
 
 @pytest.fixture
-def patient(monkeypatch):
-    """Who gets no processor for a while is not taken for one that waits, nor for one that nobody lets go on."""
-    monkeypatch.setattr("holdfast.run.order.GRACE_S", 170.0)
-    monkeypatch.setattr("holdfast.run.order.HOLD_S", 170.0)
-
-
-@pytest.fixture
 def reopened(store_path):
     """``reopened()`` is the store in a new process, as far as a program can tell."""
     stores = []

@@ -51,6 +51,10 @@ class Outside:
             raise trouble
 
 
+def effects(store):
+    return store.agent("batch").effects()
+
+
 @pytest.fixture
 def outside():
     return Outside()
@@ -90,9 +94,9 @@ def test_one_in_doubt_or_failing_does_not_stop_the_rest_and_goes_on_when_decided
     assert isinstance(found[3], errors.InDoubt)
     assert isinstance(found[5], errors.ToolFailed)
     assert [one for one in found if isinstance(one, int)] == [0, 11, 22, 44, 66, 77]
-    conditions = {run.id: run.condition for run in opened().runs()}
-    assert conditions["map 3"] == "needs attention"
-    assert conditions["map 5"] == "failed"
+    assert [(run.id, run.kind, run.condition) for run in opened().runs()] == [("map", "map", "needs attention")]
+    items = {effect.args["item"]: effect.condition for effect in effects(opened()) if effect.tool == "holdfast.item"}
+    assert items == {n: "failed" if n == 5 else "done" for n in range(8) if n != 3}
     # Again: the failed one is tried anew, the one in doubt stays so and is not repeated.
     found = opened().map(work, range(8), name="batch")
     assert isinstance(found[3], errors.InDoubt)
@@ -100,9 +104,30 @@ def test_one_in_doubt_or_failing_does_not_stop_the_rest_and_goes_on_when_decided
     agent = opened().agent("batch")
     (doubtful,) = found[3].effects
     agent.resolve(doubtful.key, "done", result={"paid": 3}, why="asked them")
+    with pytest.raises(errors.RunUnfinished, match=r"store\.map"):  # the batch has not ended: it owns its branch
+        agent.run(lambda agent: "other work")
+    agent.cancel("map")
     assert agent.run(lambda agent: "other work") == "other work"
     assert opened().map(work, range(8), name="batch") == [11 * n for n in range(8)]
     assert outside.calls.count(("pay", 3)) == 1
+    assert [run.condition for run in opened().runs()] == ["finished", "finished"]
+    assert opened().agent("batch").run(lambda agent: "other work") == "other work"
+    assert opened().map(work, range(9), name="batch")[-1] == 88
+
+
+def test_an_unfinished_run_keeps_its_branch_from_a_batch(opened, outside):
+    look, _, _ = outside.tools()
+
+    @holdfast.durable(name="batch-waits")
+    def waits(agent):
+        agent.wait_for("go")
+
+    store = opened()
+    with pytest.raises(holdfast.Waiting):
+        store.agent("batch").run(waits.options(wait=False))
+    with pytest.raises(errors.RunUnfinished):
+        store.map(look, range(3), name="batch")
+    assert outside.calls == []
 
 
 def test_a_crash_in_the_middle_repeats_no_write(opened, outside):

@@ -507,7 +507,7 @@ def test_children_go_back_with_their_parent_all_effects_newest_first(opened, wor
     ]
     child = opened("trip-7/bags")
     assert child.state == {}
-    assert child.runs() == []
+    assert [run.condition for run in child.runs()] == ["rolled back"]
     opened().run(family(book))
     assert world.stands == ["flight", "bags", "hotel"]
     assert opened("trip-7/bags").state == {"what": "bags"}
@@ -519,16 +519,6 @@ def test_a_child_that_ended_before_the_target_stays(opened, world, book):
     agent.rollback("packed")
     assert world.stands == ["flight", "bags"]
     assert opened("trip-7/bags").state == {"what": "bags"}
-
-
-def test_kept_effects_keep_the_child_as_well(opened, world, book):
-    agent = opened()
-    function = family(book)
-    agent.run(function)
-    agent.rollback("start", effects="keep")
-    assert opened("trip-7/bags").state == {"what": "bags"}
-    opened().run(function)
-    assert world.calls == [("book", "flight"), ("book", "bags"), ("book", "hotel")]
 
 
 def test_a_child_of_a_child_goes_back_too(opened, world, book):
@@ -688,3 +678,23 @@ def test_branches_of_a_parent_have_children_of_their_own(opened, world, book):
     store = agent._store
     assert store.agent("trip-7/bags").state == {"what": "here"}
     assert store.agent("trip-7/bags", branch="try-b").state == {"what": "there"}
+
+
+def test_a_run_of_another_agent_inside_a_run_is_refused_unless_it_has_an_id(opened, world, book):
+    @holdfast.durable(name="refused-part")
+    def part(agent, what):
+        return book(what)
+
+    agent = opened()
+    with pytest.raises(errors.BadOption, match=r"agent\.spawn"):
+        agent.run(lambda agent: agent._store.agent("helper").run(part, "bags"))
+
+    async def awhole(agent):
+        return await agent._store.agent("helper").arun(part, "bags")
+
+    with pytest.raises(errors.BadOption, match=r"agent\.spawn"):
+        asyncio.run(agent.arun(awhole))
+    assert world.calls == []
+    seat = agent.run(lambda agent: agent._store.agent("helper").run(part.options(id="one"), "bags"))
+    assert agent.run(lambda agent: agent._store.agent("helper").run(part.options(id="one"), "bags")) == seat
+    assert world.calls == [("book", "bags")]

@@ -445,3 +445,28 @@ def test_a_call_that_was_under_way_at_the_target_of_a_rollback_still_answers(des
     with desk.session() as agent:
         assert send("hello") == "sent"
     assert desk.paid == ["hello", "flight", "cancelled"]
+
+
+def test_no_read_starts_while_something_is_in_doubt(opened):
+    asked = []
+
+    @holdfast.tool
+    def pay():
+        raise ConnectionError("gone")
+
+    @holdfast.tool(effect="read")
+    def look():
+        asked.append(1)
+
+    with opened() as agent:
+        with pytest.raises(errors.InDoubt):
+            pay()
+        with pytest.raises(errors.InDoubt):
+            look()
+    with opened() as agent:
+        with pytest.raises(errors.InDoubt):
+            look()
+        assert agent.now() is not None  # nobody outside is asked
+        agent.resolve(agent.effects()[0], "not-done")
+        look()
+    assert asked == [1]

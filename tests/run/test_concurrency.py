@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-import queue
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -18,8 +18,6 @@ from tests.run.bench import Bench, Crash
 
 made = []
 EVENTS = {}
-
-pytestmark = pytest.mark.usefixtures("patient")
 
 
 @tool(name="concurrent.search", effect="read")  # a module's tools are known to all tests of the process
@@ -176,78 +174,14 @@ def test_nested_task_groups_and_cancellation_replay_the_same():
     assert not made
 
 
-@pytest.mark.parametrize("numbered", [True, False])
-def test_a_thread_pool_with_copied_context_replays_the_same(numbered):
-    end = [True]
-
-    def work(agent):
-        agent.state["log"] = []
-
-        finished = queue.Queue()
-
-        def job(number):
-            finished.put([blocking(number, step) for step in range(3)])
-
-        make = positions.numbered_context if numbered else contextvars.copy_context
-        with ThreadPoolExecutor(8) as pool:
-            for number in range(40):
-                pool.submit(make().run, job, number)
-            for _ in range(40):
-                agent.state["log"].append(finished.get())
-        if end[0]:
-            raise Crash
-        return agent.state_digest()
-
-    bench = Bench()
-    with pytest.raises(Crash):
-        bench.run(work)
-    bench.ledger.flush()
-    digest, log = bench.state_digest(), sorted(map(list, bench.state["log"]))
-    end[0] = False
-    made.clear()
-    same = 0
-    for _ in range(10):
-        again = bench.crashed()
-        same += again.run(work) == digest
-        assert sorted(map(list, again.state["log"])) == log
-    assert not made
-    assert same == 10
-
-
-def test_jobs_by_results_in_order_replay_100_times_of_100():
-    end = [True]
-
-    def work(agent):
-        with ThreadPoolExecutor(8) as pool:
-            futures = [
-                pool.submit(contextvars.copy_context().run, lambda n=number: blocking(n, 0) + blocking(n, 1))
-                for number in range(30)
-            ]
-            agent.state["log"] = [future.result() for future in futures]
-        if end[0]:
-            raise Crash
-        return agent.state_digest()
-
-    bench = Bench()
-    with pytest.raises(Crash):
-        bench.run(work)
-    bench.ledger.flush()
-    digest = bench.state_digest()
-    end[0] = False
-    made.clear()
-    for _ in range(100):
-        assert bench.crashed().run(work) == digest
-    assert not made
-
-
-def test_to_thread_inside_gather_and_blocking_tools_on_the_loop():
+def test_plain_tools_on_the_loop_and_off_it():
     end = [True]
 
     async def work(agent):
         agent.state["log"] = []
 
         async def one(number):
-            agent.state["log"].append(await asyncio.to_thread(blocking, number, 0))
+            agent.state["log"].append(await blocking.acall(number, 0))
             agent.state["log"].append(blocking(number, 1))
             agent.state["log"].append(await search(number, 2))
 
@@ -277,9 +211,11 @@ def test_a_loop_inside_a_plain_run_replays_the_same():
             agent.state["log"].append(await search(number, 1))
 
         async def fan_out():
+            await search(99, 0)  # from here on it is known that the loop is the run's
             await asyncio.gather(*(one(number) for number in range(20)))
 
         asyncio.run(fan_out())
+        asyncio.run(one(20))
         if end[0]:
             raise Crash
         return agent.state_digest()
@@ -296,27 +232,155 @@ def test_a_loop_inside_a_plain_run_replays_the_same():
     assert not made
 
 
-def test_a_call_from_a_thread_without_context_is_refused():
-    called = []
+# -- flows that nobody could number again ---------------------------------------------------------------------
 
-    @tool
-    def pay():
-        called.append(1)
 
-    @tool(effect="read")
-    def look():
-        return 5
+@tool(name="concurrent.pay")
+def pay(number=0):
+    made.append(number)
+    return number
 
+
+@tool(name="concurrent.apay")
+async def apay(number=0):
+    made.append(number)
+    return number
+
+
+def in_a_thread(agent):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, pay).result()
+
+
+def in_a_context(agent):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(agent.context().run, pay).result()
+
+
+def in_a_loop_that_has_begun_tasks_before_any_call(agent):
+    async def several():
+        return await asyncio.gather(apay(1), apay(2))
+
+    return asyncio.run(several())
+
+
+def in_a_loop_of_another_thread(agent):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, apay()).result()
+
+
+def with_a_checkpoint(agent):
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, agent.checkpoint).result()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        in_a_thread,
+        in_a_context,
+        in_a_loop_that_has_begun_tasks_before_any_call,
+        in_a_loop_of_another_thread,
+        with_a_checkpoint,
+    ],
+)
+def test_a_run_calls_nothing_on_a_thread_or_a_loop_that_is_not_its_own(opened, work):
+    made.clear()
+    with pytest.raises(errors.NoAgent, match="it was not called") as caught:
+        opened().run(work)
+    assert ("store.map" in caught.value.hint) or ("agent.arun" in caught.value.hint)
+    assert not made
+
+
+async def by_to_thread(agent):
+    return await asyncio.to_thread(pay)
+
+
+async def by_a_callback(agent):
+    loop, done = asyncio.get_running_loop(), asyncio.Queue()
+    loop.call_soon(lambda: loop.create_task(apay()).add_done_callback(done.put_nowait))
+    return (await done.get()).result()
+
+
+async def by_a_thread_that_reaches_into_the_loop(agent):
+    loop = asyncio.get_running_loop()
+    return await asyncio.to_thread(lambda: asyncio.run_coroutine_threadsafe(apay(), loop).result())
+
+
+@pytest.mark.parametrize("work", [by_to_thread, by_a_callback, by_a_thread_that_reaches_into_the_loop])
+def test_nor_does_an_async_one(opened, work):
+    made.clear()
+    with pytest.raises(errors.NoAgent, match="it was not called"):
+        asyncio.run(opened().arun(work))
+    assert not made
+
+
+def test_a_thread_of_a_run_may_read_and_change_the_state(opened):
     def work(agent):
+        agent.state["n"] = 1
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(look).result() == 5
-            with pytest.raises(errors.NoAgent):
-                pool.submit(pay).result()
-            pool.submit(pay.direct).result()
+            pool.submit(contextvars.copy_context().run, agent.state.update, {"n": 2}).result()
+        return agent.state["n"]
 
-    Bench().run(work)
-    pay()
-    assert called == [1, 1]
+    assert opened().run(work) == 2
+
+
+def test_a_plain_tool_off_the_loop_is_recorded_where_it_is_called(opened):
+    threads = []
+
+    @tool(name="concurrent.outer")
+    def outer(number):
+        threads.append(threading.get_ident())
+        return pay(number) + 1
+
+    async def work(agent):
+        found = [await outer.acall(1), await outer.acall(2), await apay.acall(3)]
+        if len(threads) == 2:
+            threads.append(threading.get_ident())
+            raise KeyboardInterrupt
+        return found
+
+    made.clear()
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(opened().arun(work))
+    assert threading.get_ident() not in threads[:2]
+    agent = opened()
+    assert asyncio.run(agent.arun(work)) == [2, 3, 3]
+    assert made == [1, 2, 3]
+    assert [effect.path for effect in agent.effects()] == ["0", "0/0", "1", "1/0", "2"]
+    assert asyncio.run(outer.acall(4)) == 5  # outside of everything
+
+
+def test_a_plain_tool_off_the_loop_that_raises_what_no_future_holds_has_failed(opened):
+    @tool(name="concurrent.stops", effect="read")
+    def stops():
+        raise StopIteration
+
+    async def work(agent):
+        await stops.acall()
+
+    with pytest.raises(errors.ToolFailed, match="StopIteration"):
+        asyncio.run(opened().arun(work))
+
+
+def test_a_plain_tool_off_the_loop_that_is_given_up_is_in_doubt(opened):
+    begun, go_on = threading.Event(), threading.Event()
+
+    @tool(name="concurrent.slow")
+    def slow():
+        begun.set()
+        go_on.wait(180)
+
+    async def work(agent):
+        task = asyncio.create_task(slow.acall())
+        assert await asyncio.to_thread(begun.wait, 180)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    with pytest.raises(errors.InDoubt):
+        asyncio.run(opened().arun(work))
+    go_on.set()
 
 
 def test_a_cancelled_write_is_in_doubt_and_stops_the_run():

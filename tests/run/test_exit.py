@@ -51,9 +51,7 @@ def deeper(agent):
 @holdfast.durable
 def kid(agent):
     note("first", slow=True)
-    if MODE == "nested":
-        store.agent("third").run(deeper)
-    elif MODE == "grandchild":
+    if MODE == "grandchild":
         agent.spawn(deeper, "kid").join()
     elif MODE not in {"call", "plain"}:
         deeper(agent)
@@ -68,7 +66,7 @@ def parent(agent):
     began.wait()
     if MODE in {"fails", "call"}:
         raise RuntimeError("out of paper")
-    if MODE in {"sleep", "nested", "grandchild"}:
+    if MODE in {"sleep", "grandchild"}:
         sys.exit(3)
     if MODE == "signal":
         print("ready", flush=True)
@@ -108,7 +106,7 @@ def noted(tmp_path):
     return (tmp_path / "notes").read_text().split()
 
 
-@pytest.mark.parametrize(("mode", "code"), [("fails", 1), ("sleep", 3), ("nested", 3), ("grandchild", 3)])
+@pytest.mark.parametrize(("mode", "code"), [("fails", 1), ("sleep", 3), ("grandchild", 3)])
 def test_a_child_that_waits_does_not_keep_a_process_from_ending(tmp_path, started, mode, code):
     process = started(mode)
     _, errors = process.communicate(timeout=LIMIT_S)
@@ -118,7 +116,7 @@ def test_a_child_that_waits_does_not_keep_a_process_from_ending(tmp_path, starte
     with holdfast.open(tmp_path / "store") as store:
         found = {run.agent: run.condition for run in store.runs()}
         assert found.pop("main") == ("failed" if mode == "fails" else "interrupted")
-        assert len(found) == (2 if mode in {"nested", "grandchild"} else 1)
+        assert len(found) == (2 if mode == "grandchild" else 1)
         assert set(found.values()) <= {"interrupted", "waiting"}
     assert noted(tmp_path) == ["first"]
 

@@ -1,89 +1,17 @@
-"""Flows of control that nobody numbered: callbacks, threads that reach into the loop, sets of coroutines, streams."""
+"""Flows of control in an order that nobody gave them: sets of coroutines, streams, calls inside of calls."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
-import threading
 
 import pytest
 
 from holdfast import errors
 from holdfast.run import effects, records
-from holdfast.run.context import effect
-from holdfast.run.positions import numbered_context
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 from tests.run.test_concurrency import crash
-
-HANG_S = 180
-
-pytestmark = pytest.mark.usefixtures("patient")
-
-
-def keys_of(bench):
-    return [record.key for _, record in bench.ledger.records() if isinstance(record, records.Intent)]
-
-
-# -- tasks of callbacks -----------------------------------------------------------------------------------------
-
-
-async def by_call_later(call, numbers):
-    loop, done = asyncio.get_running_loop(), asyncio.Queue()
-    for number in numbers:
-        loop.call_later(
-            0.001 * random.random(),
-            lambda number=number: loop.create_task(call(number)).add_done_callback(done.put_nowait),
-        )
-    return sorted([(await done.get()).result() for _ in numbers])
-
-
-async def by_thread(call, numbers):
-    loop = asyncio.get_running_loop()
-
-    def job():
-        return [asyncio.run_coroutine_threadsafe(call(number), loop).result(HANG_S) for number in numbers]
-
-    return await asyncio.to_thread(job)
-
-
-async def by_threads(call, numbers):
-    loop = asyncio.get_running_loop()
-
-    def job(number):
-        return asyncio.run_coroutine_threadsafe(call(number), loop).result(HANG_S)
-
-    return list(await asyncio.gather(*(asyncio.to_thread(job, number) for number in numbers)))
-
-
-@pytest.mark.parametrize("begin", [by_call_later, by_thread, by_threads])
-def test_tasks_that_callbacks_begin_have_positions_of_their_own(begin):
-    outside, end = [], [True]
-
-    @tool
-    async def book(number):
-        outside.append((number, effect().key))
-        await asyncio.sleep(random.random() * 0.003)
-        return number
-
-    async def work(agent):
-        async def twice(number):
-            return await book(number) + await book(number + 10)
-
-        found = await begin(twice, range(4))
-        if end[0]:
-            raise Crash
-        return found
-
-    bench = Bench()
-    crash(bench, work)
-    assert len(set(keys_of(bench))) == len(outside) == 8
-    end[0] = False
-    for _ in range(5):
-        assert asyncio.run(bench.crashed().arun(work)) == [10, 12, 14, 16]
-    assert len(outside) == 8
-
 
 # -- sets of coroutines -----------------------------------------------------------------------------------------
 
@@ -119,6 +47,41 @@ def test_as_completed_goes_through_coroutines_in_any_order_and_replays_all_the_s
     assert not made
     keep = chosen.randrange(1, bench.ledger.count)
     assert sorted(asyncio.run(bench.crashed(keep).arun(work))) == sorted(found)
+
+
+def test_as_completed_of_what_has_no_order_is_refused():
+    @tool(effect="read")
+    async def look(number):
+        return number
+
+    async def work(agent):
+        given = {look(number) for number in range(3)}
+        try:
+            return [await done for done in asyncio.as_completed(given)]
+        finally:
+            for one in given:
+                one.close()
+
+    with pytest.raises(errors.BadOption, match="a list"):
+        asyncio.run(Bench().arun(work))
+
+
+def test_as_completed_again_and_again_and_of_tasks():
+    async def work(agent):
+        found = []
+        for first in (0, 10):
+            found += [await done for done in asyncio.as_completed([put(n) for n in range(first, first + 3)])]
+        tasks = [asyncio.create_task(put(n)) for n in range(20, 23)]
+        return sorted(found + [await done for done in asyncio.as_completed(tasks)])
+
+    @tool(effect="idempotent")
+    async def put(number):
+        return number
+
+    bench = Bench()
+    assert asyncio.run(bench.arun(work)) == [0, 1, 2, 10, 11, 12, 20, 21, 22]
+    keys = [record.key for _, record in bench.ledger.records() if isinstance(record, records.Intent)]
+    assert len(set(keys)) == 9
 
 
 # -- streams ----------------------------------------------------------------------------------------------------
@@ -222,39 +185,3 @@ def test_nobody_waits_for_what_was_called_inside_a_write_that_its_probe_finds(ki
     bench.ledger.flush()
     assert bench.crashed().run(work) == ["found", 2]
     assert made == ["inner"]
-
-
-# -- leaving the record -----------------------------------------------------------------------------------------
-
-
-def test_a_thread_that_leaves_the_record_ends_the_waiting_of_the_others():
-    @tool(effect="idempotent")
-    def put(number):
-        return number
-
-    swapped, end = [False], [True]
-
-    def work(agent):
-        gate = threading.Barrier(2)
-
-        def job(number):
-            gate.wait(HANG_S)
-            with contextlib.suppress(errors.Diverged):
-                put(5 if swapped[0] and number == 1 else number)
-
-        threads = [threading.Thread(target=numbered_context().run, args=(job, number)) for number in (1, 2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(HANG_S)
-        put("end")
-        if end[0]:
-            raise Crash
-        return "ok"
-
-    bench = Bench()
-    with pytest.raises(Crash):
-        bench.run(work)
-    end[0], swapped[0] = False, True
-    with pytest.raises(errors.Diverged, match="does not do what is recorded"):
-        bench.crashed().run(work)

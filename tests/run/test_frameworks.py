@@ -190,7 +190,8 @@ def test_calls_inside_the_block_are_recorded_and_not_made_twice_after_a_restore(
 @pytest.mark.parametrize(("schema", "turn"), FRAMEWORKS)
 def test_inside_a_run_the_whole_turn_is_answered_from_the_record(store_path, schema, turn):
     async def travel(agent):
-        agent.state["answer"] = await turn(TOOLS)
+        # They call plain tools on threads of their own, where a run has no positions.
+        agent.state["answer"] = await turn([tool.acall for tool in TOOLS])
         if len(runs) < 2:
             raise KeyboardInterrupt
         return agent.state["answer"]
@@ -206,6 +207,13 @@ def test_inside_a_run_the_whole_turn_is_answered_from_the_record(store_path, sch
                 continue
             assert [run.condition for run in agent.runs()] == ["finished"]
     assert len(DONE) == 2
+
+
+@pytest.mark.parametrize(("schema", "turn"), FRAMEWORKS)
+def test_a_plain_tool_off_the_loop_looks_like_its_function_too(schema, turn):
+    for plain, decorated in zip(PLAIN, TOOLS, strict=True):
+        assert schema(decorated.acall) == schema(plain)
+        assert inspect.iscoroutinefunction(decorated.acall)
 
 
 @pytest.mark.parametrize(("schema", "turn"), FRAMEWORKS)

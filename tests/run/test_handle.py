@@ -434,13 +434,13 @@ def test_version_marks_a_change(opened, world):
 def test_a_thread_needs_the_agents_context(opened, world):
     _, book, _ = world.tools()
 
-    def work(agent):
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            with pytest.raises(errors.NoAgent):
-                pool.submit(book, 1).result()
-            return pool.submit(agent.context().run, book, 2).result()
-
-    assert opened().run(work) == ("booked", 2)
+    with opened() as agent, concurrent.futures.ThreadPoolExecutor(2) as pool:
+        with pytest.raises(errors.NoAgent):
+            pool.submit(book, 1).result()
+        assert pool.submit(agent.context().run, book, 2).result() == ("booked", 2)
+        jobs = [pool.submit(agent.context().run, book, number) for number in range(3, 9)]
+        assert [job.result()[1] for job in jobs] == list(range(3, 9))
+        assert len({effect.key for effect in agent.effects()}) == 7
 
 
 def test_an_inherited_call_in_doubt_is_dead_only_when_the_writer_of_that_branch_is(opened, world):
@@ -637,7 +637,62 @@ def test_a_signal_to_one_branch_is_for_that_branch(opened):
     agent = opened()
     agent.checkpoint()
     other = agent.branch("try-b")
-    agent._store.signal("trip-7", "go", 1, branch="try-b")
+    agent._store.signal("trip-7", "go", 1, branch="try-b", any_run=True)
     with pytest.raises(TimeoutError):
         agent.run(lambda agent: agent.wait_for("go", timeout_s=0))
     assert other.run(lambda agent: agent.wait_for("go")) == 1
+
+
+# -- being current, and being open -----------------------------------------------------------------------------------
+
+
+def test_leaving_with_agent_leaves_it_open_also_inside_another(opened, world):
+    _, book, _ = world.tools()
+    agent = opened()
+    for number in range(2):  # again and again
+        with agent:
+            with agent:
+                book(("inner", number))
+            assert holdfast.current() is agent
+            book(("outer", number))
+            agent.state["n"] = number
+            agent.checkpoint(f"{number}")
+        assert not agent.closed
+        with pytest.raises(errors.NoAgent):
+            holdfast.current()
+    assert len(agent.effects()) == 4
+    book("unrecorded")
+    assert len(agent.effects()) == 4
+    assert agent._store.agent("trip-7") is agent
+    agent.close()
+    assert agent.closed
+    assert agent._store.agent("trip-7").state == {"n": 1}
+
+
+def test_unsaved_changes_at_the_end_of_with_agent_are_warned_of_and_stay(opened, caplog):
+    agent = opened()
+
+    def leave_behind():
+        with agent:
+            with agent:
+                agent.state["n"] = 1
+            assert not caplog.records
+
+    with pytest.warns(errors.UnsavedChanges, match="trip-7 has changes that are not saved"):
+        leave_behind()
+    assert "not saved" in caplog.text
+    assert agent.state == {"n": 1}
+    agent.checkpoint("saved")
+    with agent:
+        pass
+
+    async def later():
+        async with agent:
+            agent.state["n"] = 2
+
+    with pytest.warns(errors.UnsavedChanges) as caught:
+        asyncio.run(later())
+    assert caught[0].filename == __file__
+    with pytest.raises(ValueError, match="mine"), agent:  # nothing hides it
+        raise ValueError("mine")
+    assert opened().state == {"n": 1}

@@ -30,7 +30,7 @@ def test_every_keyword_goes_to_the_function(opened):
     @holdfast.durable
     def outer(agent):
         other = agent._store.agent("other")
-        return [agent.spawn(given, "c", **KEYWORDS).join(), other.run(given, **KEYWORDS)]
+        return [agent.spawn(given, "c", **KEYWORDS).join(), other.run(given.options(id="o"), **KEYWORDS)]
 
     assert agent.run(outer) == [[[], KEYWORDS], [[], KEYWORDS]]
 

@@ -230,7 +230,7 @@ def test_a_copy_of_an_agent_with_an_unfinished_run_is_free(opened, outside):
     plain.state["x"] = 1
     plain.checkpoint("x")
     copy = store.agent("copy")
-    store.signal("copy", "approval", "yes")
+    store.signal("copy", "approval", "yes", any_run=True)
     assert copy.run(outside.ask) == "yes"
     assert store.agent("plain").state == {"x": 1}
     assert [info.condition for info in store.agent("trip-7").runs()] == ["waiting"]
@@ -372,7 +372,7 @@ def test_an_id_that_failed_is_not_begun_anew_by_itself(opened, outside):
     assert agent.run(named.options(again=True), "a") == "a"
     assert outside.done == ["a"]
     assert agent.run(named, "a") == "a"
-    assert [(info.id, info.condition) for info in agent.runs()] == [("7", "finished")]
+    assert [(info.id, info.condition) for info in agent.runs()] == [("7", "failed"), ("7", "finished")]
 
 
 def test_a_finished_id_with_other_arguments_says_so(opened, outside):
@@ -532,7 +532,7 @@ def test_hints_name_the_branch(opened, outside):
 
     other = opened("payer").branch("doubtful")
     with pytest.raises(errors.InDoubt, match="holdfast effects resolve payer@doubtful"):
-        other.run(holdfast.durable(lambda agent: pay(5)))
+        other.run(lambda agent: pay(5))
 
 
 def test_an_agent_without_runs_reads_no_records_for_a_checkpoint(opened, monkeypatch):
@@ -543,3 +543,36 @@ def test_an_agent_without_runs_reads_no_records_for_a_checkpoint(opened, monkeyp
     for number in range(3):
         agent.state["n"] = number
         agent.checkpoint()
+
+
+# -- other agents ------------------------------------------------------------------------------------------------------
+
+
+def test_a_branch_that_went_its_own_way_is_not_due_for_what_it_inherited(opened, outside):
+    @holdfast.durable
+    def work(agent):
+        agent.checkpoint("in it")
+        return agent.wait_for("go")
+
+    agent = opened()
+    with pytest.raises(errors.Waiting):
+        agent.run(work.options(wait=False))
+    side = agent.branch("side")
+    assert [info.condition for info in side.runs()] == ["interrupted"]
+    side.state["x"] = 1
+    side.checkpoint("x")
+    side = opened(branch="side")
+    assert side.runs() == []
+    side._store.signal("trip-7", "go", 1)
+    assert [info.branch for info in side._store.due()] == ["main"]
+
+
+def test_a_branch_is_not_begun_with_changes_that_an_owned_one_cannot_save(opened, outside):
+    agent = opened()
+    put_off(agent, outside)
+    agent.state["mine"] = 1
+    with pytest.raises(errors.RunUnfinished, match=r"at=agent\.head"):
+        agent.branch("side")
+    assert agent.branches() == ["main"]
+    assert agent.branch("side", at=agent.head).state == {}
+    assert agent.state == {"mine": 1}

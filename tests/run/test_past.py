@@ -48,18 +48,13 @@ def test_a_rollback_voids_what_came_after_its_target_and_raises_the_incarnation(
     assert again.runs["r"].calls["1"].number == 7
 
 
-def test_a_rollback_that_keeps_effects_offers_them_to_be_claimed():
-    past = line(begin(), intent("0"), done("0", 2), rec.RolledBack(1, "", 0, b"id", keep=True))
-    assert not past.runs
-    assert [call.path for call in past.kept] == ["0"]
-
-
 def test_signals_modes_and_breakers_survive_a_rollback():
     received = rec.Done(1, "r", "0", "value", tool="wait", kind="read", value=b"\x01", event=9)
     past = line(begin(), received, rec.Note(1, "", "breaker", "pay", b"\x01"), rec.RolledBack(1, "", 0, b"id"))
     assert past.taken == {9}
     assert past.notes["breaker", "pay"].value == b"\x01"
     assert not past.runs
+    assert [(run.id, run.condition) for run in past.every_run] == [("r", "rolled back")]
 
 
 def test_calls_inside_a_completed_tool_are_not_in_the_order():

@@ -286,24 +286,19 @@ def test_only_one_call_at_a_time_tries_an_open_breaker(bench, clock):
         leave.wait(180)
         return "up"
 
-    def work(agent):
-        from holdfast.run.positions import numbered_context
-
+    async def work(agent):
         with pytest.raises(errors.ToolFailed):
             look()
         clock.sleep(61)
         slow[0] = True
-        found = []
-        thread = threading.Thread(target=numbered_context().run, args=(lambda: found.append(look()),))
-        thread.start()
-        assert entered.wait(180)
+        trying = asyncio.create_task(look.acall())
+        assert await asyncio.to_thread(entered.wait, 180)
         with pytest.raises(errors.BreakerOpen):
             look()
         leave.set()
-        thread.join()
-        return found[0], look()
+        return await trying, look()
 
-    assert bench.run(work) == ("up", "up")
+    assert asyncio.run(bench.arun(work)) == ("up", "up")
 
 
 def test_a_cancelled_try_leaves_the_breaker_to_the_next(bench, clock):

@@ -146,17 +146,100 @@ def test_a_run_that_began_before_the_target_goes_on_from_there_with_new_keys(ope
     assert [checkpoint.label for checkpoint in agent.log()] == ["car", "hotel", "flight", "start", "run trip"]
 
 
-def test_a_run_that_began_after_the_target_is_gone(opened, world, book):
+def test_a_run_that_began_after_the_target_is_rolled_back_and_stays_listed(opened, world, book):
     agent = opened()
     agent.state["x"] = 1
     agent.checkpoint("before")
     agent.run(trip(book).options(id="r"))
     agent.rollback("before")
-    assert agent.runs() == []
+    assert [(run.id, run.condition, run.ended is None) for run in agent.runs()] == [("r", "rolled back", False)]
     assert agent.state == {"x": 1}
     assert world.standing() == []
-    agent.run(trip(book).options(id="r", again=True))
+    store = agent._store
+    assert store.due() == []
+    assert [run for run in store.runs() if run.condition in {"running", "interrupted", "waiting"}] == []
+    agent.run(trip(book))
     assert world.standing() == ["flight", "hotel", "car"]
+    assert [run.condition for run in agent.runs()] == ["rolled back", "finished"]
+
+
+def test_what_a_rollback_undid_stays_listed_with_what_undid_it(opened, world, book):
+    @holdfast.tool(effect="read")
+    def look():
+        return 1
+
+    def work(agent):
+        agent.checkpoint("start")
+        look()
+        book("hotel")
+
+    agent = opened()
+    agent.run(work)
+    before = [(effect.tool, effect.args) for effect in agent.effects()]
+    agent.rollback("start")
+    listed = [(effect.tool, effect.condition) for effect in agent.effects()]
+    assert listed == [("look", "rolled back"), ("book", "undone"), ("undo book", "done")]
+    assert [(effect.tool, effect.args) for effect in agent.effects()][:2] == before
+    opened().run(work)
+    listed = [(effect.tool, effect.condition) for effect in opened().effects()]
+    assert listed[:3] == [("look", "rolled back"), ("book", "undone"), ("undo book", "done")]
+    assert listed[3:] == [("look", "done"), ("book", "done")]
+
+
+@pytest.mark.parametrize("how", ["failed", "waiting"])
+def test_a_run_that_had_not_finished_is_rolled_back_too_and_resumes_from_there_when_it_is_run_again(
+    opened, world, book, how
+):
+    broken = [how == "failed"]
+
+    @holdfast.durable
+    def work(agent):
+        agent.checkpoint("start")
+        book("hotel")
+        if broken:
+            broken.clear()
+            if how == "failed":
+                raise ValueError("no")
+        agent.wait_for("go")
+
+    agent = opened()
+    with pytest.raises(ValueError if how == "failed" else errors.Waiting):
+        agent.run(work.options(wait=False))
+    agent.rollback("start")
+    assert [run.condition for run in agent.runs()] == ["rolled back"]
+    assert agent._store.due() == []
+    with pytest.raises(errors.Waiting):
+        agent.run(work.options(wait=False))
+    assert world.standing() == ["hotel"]
+    assert [run.condition for run in agent.runs()] == ["waiting"]
+
+
+def test_events_say_what_was_moved_and_decided_and_by_whom(opened, world, book):
+    from holdfast.store.changes import who
+
+    @holdfast.tool
+    def pay():
+        raise ConnectionError("gone")
+
+    agent = opened()
+    agent.run(trip(book))
+    agent.tag("kept", "flight")
+    agent.mark("hotel", "suspect", "odd")
+    agent.rollback("flight")
+    with pytest.raises(errors.InDoubt):
+        agent.run(lambda agent: pay())
+    agent.resolve(agent.effects()[-1], "not-done", why="asked them")
+    store = agent._store
+    store.signal("trip-7", "go", 1)
+    events = agent.events()
+    told = [(one["what"], one.get("by")) for one in events if one["what"] not in {"open", "rolled back"}]
+    me = who()
+    assert told == [
+        ("signal", me), ("decision", me), ("rollback", me), ("validity", me), ("tag", me),
+        ("branch", me), ("agent", me),
+    ]  # fmt: skip
+    decision = events[1]
+    assert (decision["how"], decision["why"], decision["branch"]) == ("not-done", "asked them", "main")
 
 
 def test_a_plan_says_what_it_will_do_in_text_and_json(opened, book):
@@ -530,80 +613,6 @@ def test_an_interrupted_rollback_can_be_made_to_go_further_back_but_not_to_what_
     assert not [run for run in agent.runs() if run.kind == "rollback"]
 
 
-# -- keeping ------------------------------------------------------------------------------------------------
-
-
-def test_effects_that_are_kept_answer_the_run_that_comes_by_again(opened, world, book):
-    function = trip(book)
-    agent = opened()
-    agent.run(function)
-    agent.rollback("flight", effects="keep")
-    assert agent.state == {"done": ["flight"]}
-    assert world.standing() == ["flight", "hotel", "car"]
-    agent = opened()
-    agent.run(function)
-    assert agent.state == {"done": ["flight", "hotel", "car"]}
-    assert [call for call in world.calls if call[0] == "book"] == [
-        ("book", "flight"),
-        ("book", "hotel"),
-        ("book", "car"),
-    ]
-    opened().run(function)  # a new run does it all again
-    assert len(world.standing()) == 6
-
-
-@pytest.mark.parametrize("to", ["flight", "start"])
-def test_a_kept_effect_that_was_claimed_is_undone_once(opened, world, book, to):
-    function = trip(book)
-    agent = opened()
-    agent.run(function)
-    agent.rollback("flight", effects="keep")
-    agent.run(function)
-    agent.rollback(to)
-    assert world.standing() == ([] if to == "start" else ["flight"])
-
-
-def test_a_kept_effect_is_not_repeated_by_a_plain_loop_either(opened, world, book):
-    agent = opened()
-    agent.checkpoint("start")
-    with agent:
-        book("flight")
-        agent.checkpoint("booked")
-        agent.rollback("start", effects="keep")
-        with pytest.raises(errors.MaybeRepeated):
-            book("train")
-        assert book("flight") == {"booking": "flight"}
-    assert world.calls == [("book", "flight")]
-
-
-def test_a_run_with_other_arguments_does_not_repeat_a_kept_effect_either(opened, world, book):
-    @holdfast.durable
-    def work(agent, what):
-        agent.checkpoint("start")
-        book(what)
-
-    agent = opened()
-    agent.run(work, "flight")
-    agent.rollback("start", effects="keep")
-    agent = opened()
-    with pytest.raises(errors.MaybeRepeated):
-        agent.run(work.options(change=True), "train")
-    assert world.standing() == ["flight"]
-
-
-def test_what_is_in_doubt_cannot_be_kept(opened):
-    @holdfast.tool
-    def pay():
-        raise Crash
-
-    agent = opened()
-    agent.checkpoint("start")
-    with pytest.raises(Crash):
-        agent.run(lambda agent: pay())
-    with pytest.raises(errors.RollbackBlocked, match="in doubt"):
-        opened().rollback("start", effects="keep")
-
-
 # -- inside a run -------------------------------------------------------------------------------------------
 
 
@@ -763,7 +772,7 @@ def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(
 
     with pytest.raises(Crash):
         called()
-    assert [run.condition for run in opened().runs()] == ["interrupted"]
+    assert [run.condition for run in opened().runs()] == ["rolled back", "interrupted"]
     with pytest.raises(errors.RunUnfinished, match="resume" if id is None else None):
         called("Faro")
     if plan == "third":
@@ -806,7 +815,8 @@ def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(o
     for _ in range(3):
         with pytest.raises(raised):
             agent.run(work.options(replan=replan), "Faro")
-        (info,) = agent.runs()
+        *rolled_back, info = agent.runs()
+        assert {run.condition for run in rolled_back} == {"rolled back"}
         assert (info.condition, info.error, info.args) == ("failed", "LookupError: no room", {"city": "Faro"})
         ids.add(info.id)
         agent = opened()
@@ -858,23 +868,6 @@ def test_nothing_is_saved_on_top_of_a_rollback_that_has_not_ended(opened, world,
     handle.rollback("flight")
     handle.state["more"] = 1
     assert handle.checkpoint("after").label == "after"
-
-
-def test_a_rollback_that_got_stuck_can_leave_the_rest_standing(opened, world, book):
-    function = trip(book)
-    agent = opened()
-    agent.run(function)
-    world.crash_in = "hotel"
-    with pytest.raises(Crash):
-        agent.rollback("start")
-    agent = opened()
-    agent.rollback("start", effects="keep")
-    assert agent.state == {}
-    assert world.standing() == ["flight", "hotel"]
-    opened().run(function)
-    assert sorted(world.standing()) == ["car", "flight", "hotel"]
-    assert world.calls.count(("book", "car")) == 2
-    assert world.calls.count(("book", "hotel")) == 1
 
 
 def test_a_call_that_was_under_way_when_the_target_was_made_keeps_its_outcome(opened, world, book):
@@ -934,3 +927,23 @@ def test_an_async_run_rolls_itself_back(opened):
 
     assert asyncio.run(main()) == 3
     assert undone == [{"what": 0}, {"what": 1}]
+
+
+def test_a_rollback_reads_the_line_once_and_again_only_when_something_happened_since(opened, world, book, monkeypatch):
+    from holdfast.run import planning
+
+    planned = []
+    made = planning.Standing
+    monkeypatch.setattr(planning, "Standing", lambda records: planned.append(1) or made(records))
+    agent = opened()
+    agent.run(trip(book))
+    plan = agent.plan_rollback("hotel")
+    plan.apply()
+    assert len(planned) == 1
+    agent = opened()
+    stale = agent.plan_rollback("flight")
+    with agent:
+        book("bus")
+        with pytest.raises(errors.BadOption, match="since the plan was made, this has happened: book"):
+            stale.apply()
+    assert "bus" in world.standing()

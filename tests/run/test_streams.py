@@ -13,8 +13,6 @@ from holdfast.run.effects import Absent, Found
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 
-pytestmark = pytest.mark.usefixtures("patient")
-
 
 class Full(errors.FailedBeforeEffect):
     """Nothing has happened."""

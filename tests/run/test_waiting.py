@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from holdfast import errors
-from holdfast.run import records, waiting
+from holdfast.run import records, signals, waiting
 from holdfast.run.clock import Clock as RealClock
 from holdfast.run.durables import durable
 from holdfast.run.past import Past
-from holdfast.run.positions import numbered_context
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 
@@ -66,6 +64,10 @@ def timed(clock, bench=None):
 
 def recorded(bench, kind):
     return sum(isinstance(record, kind) for _, record in bench.ledger.records())
+
+
+def nothing(_run):
+    return []
 
 
 def line(bench):
@@ -170,13 +172,13 @@ def test_a_run_that_is_not_to_wait_ends_as_waiting_and_is_due_when_its_time_has_
     assert seen == []
     (run,) = line(bench).runs.values()
     assert run.condition == "waiting"
-    assert waiting.due(line(bench), [], clock.date_us) == []
+    assert waiting.due(line(bench), nothing, clock.date_us) == []
     clock.date_us += 600 * 10**6
     again = timed(clock, bench.crashed())
-    assert [run.id for run in waiting.due(line(again), [], clock.date_us)] == [run.id]
+    assert [run.id for run in waiting.due(line(again), nothing, clock.date_us)] == [run.id]
     assert again.run(work, wait=False) == "woke"
     assert clock.slept == 0
-    assert waiting.due(line(again), [], clock.date_us + DAY_US) == []
+    assert waiting.due(line(again), nothing, clock.date_us + DAY_US) == []
 
 
 def test_a_run_that_is_put_off_does_nothing_on_its_way_out():
@@ -199,7 +201,7 @@ def test_a_run_that_is_put_off_does_nothing_on_its_way_out():
     assert done == []
     bench.send("approval", "yes")
     again = bench.crashed()
-    assert len(waiting.due(line(again), again.signals(), 0)) == 1
+    assert len(waiting.due(line(again), again.signals, 0)) == 1
     assert again.run(work, wait=False) == "yes"
     assert done == [1]
 
@@ -352,23 +354,6 @@ def test_a_run_is_put_off_only_when_nothing_of_it_is_under_way():
     assert done == [0, 1]
 
 
-def test_threads_that_wait_are_put_off_together():
-    def work(agent):
-        with ThreadPoolExecutor(4) as pool:
-            jobs = [pool.submit(numbered_context().run, waiting.wait_for, agent, f"s{number}") for number in range(3)]
-            return [job.result() for job in jobs]
-
-    bench = Bench()
-    bench.clock = Standing(lambda: recorded(bench, records.Wait) == 3)
-    with pytest.raises(errors.Waiting):
-        bench.run(work, wait=False)
-    (run,) = line(bench).runs.values()
-    assert {wait.name for wait in waiting.open_waits(run)} == {"s0", "s1", "s2"}
-    for number in range(3):
-        bench.send(f"s{number}", number)
-    assert bench.crashed().run(work, wait=False) == [0, 1, 2]
-
-
 def test_a_cancelled_wait_is_no_longer_waited_for():
     async def work(agent):
         try:
@@ -451,10 +436,11 @@ def test_outside_of_runs_a_signal_is_received_once_too():
 
 def test_a_signal_keeps_to_its_limits():
     registry = Bench().registry
-    assert len(waiting.signal_key(b"a" * 16)) == 16
+    whose = {"branch": b"b" * 16, "run": None, "by": "me"}
+    assert len(signals.key_of(b"a" * 16)) == 16
     with pytest.raises(errors.BadName):
-        waiting.signal_body("", 1, registry)
+        signals.body_of(b"1", "", 1, registry, **whose)
     with pytest.raises(errors.BadOption):
-        waiting.signal_body("big", b"x" * (1 << 21), registry)
+        signals.body_of(b"1", "big", b"x" * (1 << 21), registry, **whose)
     with pytest.raises(errors.CorruptValue):
-        waiting.read_signal(0, waiting.encode({"what": "signal"}))
+        signals.read(0, {"what": "signal"})

@@ -452,6 +452,29 @@ def test_what_the_server_says_becomes_an_error_of_ours_and_nothing_is_written(ur
     assert engine.transaction(lambda tx: tx.run("SELECT pg_backend_pid()")) == session
 
 
+@pytest.mark.parametrize("when", ["at once", "at the end"])
+def test_what_is_sent_in_one_call_is_written_whole_or_not_at_all(url, opened, when):
+    """It has no BEGIN and no COMMIT: the server makes one transaction of a round, and may refuse it at its end."""
+    engine = opened(url)
+    branch = add_branch(engine)
+    session = engine.transaction(lambda tx: tx.run("SELECT pg_backend_pid()"))
+    say(
+        url,
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no'; END $$;"
+        "CREATE CONSTRAINT TRIGGER no AFTER INSERT ON holdfast.floor"
+        f" DEFERRABLE INITIALLY {'DEFERRED' if when == 'at the end' else 'IMMEDIATE'}"
+        " FOR EACH ROW EXECUTE FUNCTION no()",
+    )
+    floor = ("INSERT INTO floor (name, number, sum) VALUES (?, ?, ?)", ("x", 1, b""))
+    depth = ("UPDATE branch SET depth = ?", (7,))
+    for calls in ((depth, floor), (floor, depth)):
+        assert not engine.direct(*zip(*calls, strict=True))
+        assert View(engine, PLAIN).branches() == [branch]
+    assert engine.direct(*zip(depth, strict=True))
+    assert engine.run("SELECT depth FROM branch") == [(7,)]
+    assert engine.transaction(lambda tx: tx.run("SELECT pg_backend_pid()")) == session
+
+
 def test_no_error_has_the_password_in_it(server, url, opened):
     server.execute("CREATE ROLE locked LOGIN PASSWORD 'right'")
     rules = server.folder / "data" / "pg_hba.conf"

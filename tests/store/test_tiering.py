@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -224,7 +225,7 @@ def test_what_cannot_be_reached_is_never_passed_over(store_path, tmp_path):
     before = filled(store_path)
     with holdfast.open(store_path) as store:
         store.tier(tmp_path / "cold")
-        with store.agent("a") as agent:
+        with closing(store.agent("a")) as agent:
             agent.rollback("w1")
     (tmp_path / "cold").rename(tmp_path / "away")
     with holdfast.open(store_path) as store:

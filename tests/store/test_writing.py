@@ -243,3 +243,27 @@ def test_a_forked_child_holds_the_database_in_its_own_right(store_path):
     assert (store_path / "store.db-wal").exists()
     assert child.communicate("go\n", timeout=180)[0] == "done\n"
     assert labels(store_path) == ["0", "1"]
+
+
+@pytest.mark.parametrize("then", ["pass", "store.remove('b')"])
+def test_numbers_that_another_process_was_given_are_not_given_again(store_path, then):
+    """A checkpoint that goes around the queue guesses its numbers; rows that have them may be gone or elsewhere."""
+    with holdfast.open(store_path) as store:
+        agent = store.agent("a")
+        for number in range(3):
+            agent.checkpoint(str(number))
+        other = start(
+            "from holdfast.agent import branch\nbranch.SEAL_CHECKPOINTS = 10\n"
+            "store = holdfast.open(path)\nb = store.agent('b')\n"
+            "for n in range(11):\n  b.state['n'] = n\n  b.checkpoint()\n"
+            f"print(b.head._point.n)\nb.close()\n{then}\nstore.close()\n",
+            store_path,
+        )
+        newest = int(other.communicate(timeout=180)[0])
+        agent.state["n"] = 3
+        made = agent.checkpoint("3")  # on a line of its own: it brings a node, too
+        assert made._point.n > newest
+        agent.checkpoint("4")
+        assert made.metadata["caller"][0] == Path(__file__).name
+        assert store.verify().ok
+    assert labels(store_path) == ["0", "1", "2", "3", "4"]

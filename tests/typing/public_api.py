@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Any, assert_type
 
 import holdfast
@@ -53,6 +54,7 @@ def travel(agent: holdfast.Agent, city: str) -> list[str]:
     with agent.step("plan"):
         assert_type(book(city), dict[str, str])
         assert_type(book.direct(city, seats=2), dict[str, str])
+        assert_type(book.acall(city, seats=2), Awaitable[dict[str, str]])
         assert_type(agent.stack, list[str])
     return [city]
 
@@ -70,6 +72,8 @@ async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:
         assert_type(await other.arun(settle, 12.5), int)
     assert_type(agent.effects(since="asked"), list[holdfast.Effect])
     assert_type(agent.runs(), list[holdfast.RunInfo])
+    assert_type(travel.options(id="7", wait=False)(agent, "Lisbon"), list[str])
+    agent.cancel("7")
     assert_type(store.due(), list[holdfast.RunInfo])
     assert_type(agent.resolve("a1b2", "done", result=7), holdfast.Effect)
     assert_type(agent.plan_rollback("asked", accept=["book"]), holdfast.RollbackPlan)
@@ -108,4 +112,5 @@ def mistakes_are_found(store: holdfast.Store, agent: holdfast.Agent) -> None:
     holdfast.open(durability="sometimes")  # type: ignore[arg-type]
     book(seats="two", flight="TP1")  # type: ignore[arg-type]
     agent.resolve("a1b2", "perhaps")  # type: ignore[arg-type]
+    travel.options(identity="7")  # type: ignore[call-arg]
     holdfast.tool(effect="maybe")  # type: ignore[call-overload]

@@ -27,7 +27,7 @@ from holdfast.codec.document import Document
 from holdfast.codec.state import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
-from holdfast.store.apart import apart
+from holdfast.store.apart import apart, off_loop
 from holdfast.store.catalog import Agent as AgentRow
 from holdfast.store.catalog import Branch, Point
 from holdfast.store.changes import NewRecord
@@ -157,21 +157,19 @@ class Agent:
         The content is fixed before the first await, unless something old is compared that has to be read again first:
         then it is fixed when that has been read.
         """
-        import asyncio
+        from asyncio import shield
 
         writer = self._check_writer()
         await self._bring_told()
         pending = writer.capture(self._document, check_label(label))
-        await asyncio.shield(asyncio.to_thread(writer.finish, pending))
+        await shield(off_loop(writer.finish, pending))
         return self._remember(pending)
 
     async def _bring_told(self) -> None:
         """Read what the next capture has to be compared with, and that is not in memory any more."""
         missing = self._document.lacking()
         if missing:
-            import asyncio
-
-            await asyncio.to_thread(self._document.bring, missing)
+            await off_loop(self._document.bring, missing)
 
     def _make(self, label: str, kind: str = "checkpoint", target: bytes = b"") -> Checkpoint:
         writer = self._check_writer()
@@ -179,7 +177,7 @@ class Agent:
 
     def _remember(self, pending: Pending) -> Checkpoint:
         """A checkpoint that was just made, as user code sees it."""
-        made = self._made = Checkpoint(self._store, self._row, pending.raw, pending.manifest)
+        made = self._made = Checkpoint(self._store, self._row, pending.raw, pending.manifest, id=pending.id)
         return made
 
     # -- reading history --------------------------------------------------------------------------------
@@ -249,10 +247,10 @@ class Agent:
                 yield from mutations(state, reader, operations, point.manifest.label, point.id.hex())
 
     def events(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """What happened besides checkpoints, newest first: branches, tags, rollbacks, validity."""
+        """What happened besides checkpoints, newest first, and by whom: branches, tags, rollbacks, validity."""
         self._check_open()
         found = []
-        for entry in islice(reversed(self._db.view.log(self._row.a)), limit):
+        for entry in islice(reversed(self._db.view.log(self._row.a, kept=False)), limit):
             named = {key: _hex(value) for key, value in entry.body.items()}
             found.append({"when": datetime.fromtimestamp(entry.at / 1e6, UTC), **named})
         return found
@@ -275,8 +273,8 @@ class Agent:
 
     # -- moving through history -------------------------------------------------------------------------
 
-    def preview_rollback(self, revision: str | Checkpoint) -> Rollback:
-        """What ``rollback`` would do, without doing it."""
+    def _leaving(self, revision: str | Checkpoint) -> Rollback:
+        """What a rollback would do to the state, without doing it."""
         target = self.at(required(revision))
         ahead = []
         for point in self._graph().line(self._fresh_branch().head):

@@ -49,7 +49,7 @@ SEAL_BYTES = 512 * 1024
 RECORD_MAX_BYTES = 2**20
 """The longest record. Values over 16 KiB are named by digest, so one that is longer is a mistake of its maker."""
 
-PENDING_MAX = 256
+PENDING_MAX = 128
 """Changes of a branch that may be on their way: more wait for the oldest."""
 
 _ROW_BYTES = 256
@@ -140,6 +140,7 @@ class BranchWriter:
         self._unsealed_bytes = 0
         self._inside: FrameType | None = None
         self._stilled = False
+        self._failures = 0  # those that were looked at
 
     # -- where it stands ------------------------------------------------------------------------------------
 
@@ -227,25 +228,26 @@ class BranchWriter:
                 captured = document.capture(self.under_way)
                 self._unsealed += 1
                 self._unsealed_bytes += _ROW_BYTES + operations_size(captured.operations)
-                named = dict(captured.nodes)
+                named = captured.nodes.copy()
                 sealed = self._seal_is_due(document)
                 if sealed:
                     document.seal(captured)
                     self._unsealed = self._unsealed_bytes = 0
             now = self._now
-            made = Pending(now.tip)
+            tip, onto = now.tip, now.onto
+            made = Pending(tip)
             time_us = now_us()
             described, about = self._description.now()
             made.operations = encode_operations(captured.operations, time_us, self._store._registry)
-            depth = now.tip.depth
-            if now.onto is not None:
-                depth = now.onto.point.manifest.depth if now.onto.point is not None else 0
+            parent, depth = tip.id, tip.depth
+            if onto is not None:
+                parent, depth = (onto.point.id, onto.point.manifest.depth) if onto.point is not None else (b"", 0)
             manifest = Manifest.make(
-                self.head_id,
+                parent,
                 depth + 1,
                 captured.sections,
                 digest(b"operations", made.operations),
-                self.position,
+                (tip.records, tip.chain),
                 described,
                 label,
                 time_us,
@@ -255,20 +257,25 @@ class BranchWriter:
             made.manifest, made.raw = manifest, manifest.encode()
             made.id = identity(made.raw)
             made.document, made.captured = document, captured
-            made.sealed, made.sealing = sealed, captured.nodes if sealed else {}
-            made.nodes = {**named, **(nodes or {})}
+            if sealed:
+                made.sealed, made.sealing = True, captured.nodes
+            if named or nodes:
+                made.nodes = {**named, **(nodes or {})}
             before = next((one.manifest for one in reversed(now.pending) if one.manifest is not None), None)
             if described != (self._metadata if before is None else before.metadata):  # what the tip names is there
                 made.about = about
-            made.chunks = {**captured.chunks, **(chunks or {})}
+            if captured.chunks or chunks:
+                made.chunks = {**captured.chunks, **(chunks or {})}
             made.named = frozenset(captured.named)
             made.chunks_named = frozenset(chunks_of(captured.operations) - made.chunks.keys())
-            made.key, made.said, made.onto = key, said, now.onto
+            made.key, made.said, made.onto = key, said, onto
             made.guard = self._guard() if self._guard is not None else None
             made.lazy = self._store._batched and not made.chunks
-            made.records = checked(note(made)) if note is not None else ()
-            count, chain = chained(now.tip.end, made.records)
-            made.tip = now.tip._replace(id=made.id, depth=depth + 1, records=count, chain=chain)
+            made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
+            if note is not None:
+                made.records = checked(note(made))
+                count, chain = chained(tip.end, made.records)
+                made.tip = made.tip._replace(records=count, chain=chain)
             self._now = Now(now.firm, made.tip, (*now.pending, made))
             return made
 
@@ -307,7 +314,7 @@ class BranchWriter:
         objects = Objects({name: pack_node(raw) for name, raw in pending.about.items()}) if pending.about else NOTHING
         pending.tried = True
         try:
-            found = self._db.directly(self._work(pending, self._now.firm, objects), self._now.firm.b)
+            found = self._db.directly(self._work(pending, self._now.firm, objects))
         except StorePoisoned:
             raise  # what the disk has of it is unknown
         except Unsure:
@@ -408,7 +415,7 @@ class BranchWriter:
                 and self._stands(first)
             ):
                 for one in self._now.pending[1:]:
-                    if one.job is not None and not one.job.claim():
+                    if one.job is not None and not one.job.withdraw(error):
                         one.job.join()
                     one.job = None
                 if first.pack:
@@ -432,21 +439,25 @@ class BranchWriter:
 
     def _drop_failed(self) -> tuple[Pending, ...]:
         """One that fails, while others before it are tried again because nobody waits for them, is not written."""
+        if (failures := Job.failures) == self._failures:
+            return ()
         for at, one in enumerate(self._now.pending):
             if one.job is None or not one.job.finished:
                 continue
             error = one.job.error
             if isinstance(error, HoldfastError) and not isinstance(error, (Refused, Unsure)):
                 return self._drop(error, at)
+        self._failures = failures
         return ()
 
     def _hand_over(self) -> None:
         """Hand over what is pending, in its order: an interrupt may have kept any of it back."""
-        before: Branch | Pending = self._now.firm
-        for at, one in enumerate(self._now.pending):
-            if at and one.job is not None and one.job.handed:
-                before = one
-                continue
+        pending = self._now.pending
+        start = len(pending)
+        while start and not ((job := pending[start - 1].job) is not None and job.handed):
+            start -= 1
+        before: Branch | Pending = pending[start - 1] if start else self._now.firm
+        for at, one in enumerate(pending[start:], start):
             try:
                 if one.job is None:
                     self._make_job(one, before)
@@ -514,8 +525,8 @@ class BranchWriter:
         if isinstance(error, PASSING):
             end = max([since, *(at + 1 for at, one in enumerate(now.pending) if one.accepted)])
         for one in now.pending[since:]:
-            if one.job is not None and one.job.claim():
-                one.job.finish(error)
+            if one.job is not None:
+                one.job.withdraw(error)
         for one in now.pending[since:end]:
             one.error = one.error or (None if one.accepted else error)
             one.lazy, one.tried = True, False

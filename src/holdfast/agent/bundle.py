@@ -24,7 +24,7 @@ import zstandard
 from holdfast.agent.arrival import Arrival
 from holdfast.agent.frames import VERSION, End, Frame, Head, Payload, Refs, decoded, encoded, size_of
 from holdfast.agent.refs import Past, read_refs
-from holdfast.agent.store import Store, find_store, open_as, say_created
+from holdfast.agent.store import Store, find_store, open_as, open_unseen, say_created
 from holdfast.agent.transfer import Sending, TransferReport, kept_by
 from holdfast.errors import (
     BadOption,
@@ -41,7 +41,7 @@ from holdfast.store import files, keys
 from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed, digest
-from holdfast.store.database import Contents, is_url, open_database
+from holdfast.store.database import Contents, is_url
 from holdfast.store.keys import BundleKeys, Key, Secret, find_secret
 
 MAGIC = b"HFBUND03"
@@ -398,7 +398,7 @@ def made_at(place: Path, secret: Secret | None, fill: Callable[[Store], T]) -> T
         raise files.unavailable(error, f"making a store at {place}") from error
     try:
         new = scratch / "new"
-        with Store(str(new), open_database(new, secret=secret, remember=False), (False, "commit", False, True)) as made:
+        with open_unseen(new, secret, create=True) as made:
             result = fill(made)
         try:
             files.make_folder(place.parent)

@@ -116,6 +116,16 @@ class Diff:
             else:
                 yield "~", f"{change.where}: {change.kind}"
 
+    def brief(self, most: int = 3) -> list[str]:
+        """The first few, as ``state.t: 1.2 -> 1.3``."""
+        shown = [
+            f"{one.where}: {'(not there)' if one.old is MISSING else _shorten(one.old)} -> "
+            f"{'(not there)' if one.new is MISSING else _shorten(one.new)}"
+            for one in self.changes[:most]
+        ]
+        more = len(self.changes) - most
+        return [*shown, f"and {more} more"] if more > 0 else shown
+
     def __str__(self) -> str:
         if not self.changes:
             return "no differences"

@@ -27,14 +27,20 @@ class Checkpoint:
     """An immutable, verified record of one moment."""
 
     def __init__(
-        self, store: Store, agent: Agent, raw: bytes, manifest: Manifest | None = None, point: Point | None = None
+        self,
+        store: Store,
+        agent: Agent,
+        raw: bytes,
+        manifest: Manifest | None = None,
+        point: Point | None = None,
+        id: bytes = b"",
     ) -> None:
         """``agent``: who looks at it. ``point`` is None for one that was just made, and may be on its way."""
         self._store = store
         self._agent = agent
         self._raw = raw
         self._manifest = manifest or Manifest.decode(raw)
-        self._id = identity(raw) if point is None else point.id
+        self._id = point.id if point is not None else id or identity(raw)
         self._found = point
         self._state: Document | None = None
 

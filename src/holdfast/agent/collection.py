@@ -16,6 +16,7 @@ from contextlib import suppress
 from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
+from holdfast.agent.graph import left_by
 from holdfast.agent.history import children, named_in
 from holdfast.errors import ColdPlaceMissing, Damaged, DiskFull, StoreBusy
 from holdfast.store.catalog import Body, Branch, Point, Row, Tag, View, listed, read_body, slices
@@ -141,9 +142,8 @@ class Links:
         return found
 
     def _ends(self, body: Body) -> Iterator[int]:
-        for id in (body.get("from"), *body.get("left", ())):
-            if isinstance(id, bytes) and id:
-                yield from self.marked.get(mark_of(id), ())
+        for id in left_by(body):
+            yield from self.marked.get(mark_of(id), ())
 
     def left_by(self, view: View, a: int) -> set[int]:
         """Those of these checkpoints that an agent's log names in another view."""

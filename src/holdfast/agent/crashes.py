@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
-from holdfast.errors import ReadOnly, UnknownRevision
+from holdfast.errors import UnknownRevision
 from holdfast.store.catalog import Agent
 from holdfast.store.changes import Said, now_us
 from holdfast.store.cipher import digest
@@ -46,8 +46,7 @@ def take_up(store: Store, name: str, branch: str, checkpoint: str, new: str, dum
     While the checkpoint is the head of ``branch``, all records of that one are inherited, those after the
     checkpoint, too: what was done outside before the crash is known there and is not done again.
     """
-    if store._readonly:
-        raise ReadOnly("this store was opened read-only")
+    store._check_writable()
     store.flush()
     agent = store._agent_row(name)
     view = store._db.view

@@ -25,7 +25,7 @@ from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, Damaged, HoldfastError, Unavailable
 from holdfast.store.catalog import Agent, Point, Progress, View, quietly
 from holdfast.store.changes import Change, NewCheckpoint, NewPack, Objects, pack_node
-from holdfast.store.database import Contents, Database, create_store, open_database
+from holdfast.store.database import Contents, Database, open_database
 from holdfast.store.files import discard, unavailable
 from holdfast.store.keys import secret_of
 
@@ -115,8 +115,7 @@ def drill(
             chosen, total = _choose(contents.view, rows, sample)
             report = DrillReport(store.place, total)
             restored: list[tuple[Agent, int, Point | None, HoldfastError | None]] = []
-            create_store(room / "store", secret)
-            made = open_database(room / "store", create=False, secret=secret, remember=False)
+            made = open_database(room / "store", secret=secret, remember=False)
             try:
                 for done, (agent, n) in enumerate(chosen, 1):
                     point, error = None, None

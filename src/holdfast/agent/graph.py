@@ -12,9 +12,15 @@ from contextlib import suppress
 from functools import cached_property
 
 from holdfast.errors import Damaged
-from holdfast.store.catalog import UP_AT_ONCE, Agent, Branch, Entry, Point, Row, View
+from holdfast.store.catalog import UP_AT_ONCE, Agent, Body, Branch, Entry, Point, Row, View
 
 _EVER = 2**63
+
+
+def left_by(body: Body) -> Iterator[bytes]:
+    """The checkpoints that an entry of the log says a branch has left, or that only it leads to."""
+    more = body.get("left")
+    return (id for id in (body.get("from"), *(more if type(more) is list else ())) if type(id) is bytes and id)
 
 
 class Graph:
@@ -40,11 +46,7 @@ class Graph:
     @cached_property
     def left(self) -> set[int]:
         """Where branches of the agent stood before they moved elsewhere, so far as that is still there."""
-        ids: dict[bytes, None] = {}
-        for entry in self.view.log(self.agent.a, kept=False):
-            for id in (entry.body.get("from"), *entry.body.get("left", ())):
-                if isinstance(id, bytes) and id:
-                    ids[id] = None
+        ids = {id for entry in self.view.log(self.agent.a, kept=False) for id in left_by(entry.body)}
         return {point.n for id in ids if (point := self.view.find(id)) is not None}
 
     @cached_property

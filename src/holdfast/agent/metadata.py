@@ -12,7 +12,7 @@ import platform
 import sys
 from functools import cache
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from holdfast.codec.blocks import VALUE, big, digest_of, leaf_node, node_digest
@@ -37,34 +37,44 @@ class Description:
     def __init__(self, registry: Registry, config: Any) -> None:
         self._registry = registry
         self._config = config
-        self._known: dict[tuple[int, str, int], tuple[bytes, dict[bytes, bytes]]] = {}
+        # By the place in the code that asked, which is kept with it so that no other code gets its id.
+        self._known: dict[tuple[int, int, int], tuple[CodeType | None, bytes, dict[bytes, bytes]]] = {}
 
     def now(self) -> tuple[bytes, dict[bytes, bytes]]:
         """The name of the metadata of a checkpoint that is made now, and the nodes that it consists of."""
-        file, line = _caller()
-        key = self._registry.revision, file, line
+        frame = _caller()
+        code, at = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
+        key = self._registry.revision, id(code), at
         found = self._known.get(key)
         if found is None:
+            # The name of a file is a text here, no path of ours.
+            line = [os.path.basename(code.co_filename), frame.f_lineno] if frame and code else ["", 0]  # noqa: PTH119
             common = leaf_node(VALUE, [collect(self._registry, self._config)])
             root = node_digest(common)
-            pairs = encode("caller") + encode([file, line]) + encode("process") + big(root)
-            own = leaf_node(VALUE, [_PAIR + pairs])
-            found = node_digest(own), {root: common, node_digest(own): own}
+            own = leaf_node(VALUE, [_PAIR + encode("caller") + encode(line) + encode("process") + big(root)])
+            found = code, node_digest(own), {root: common, node_digest(own): own}
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
             self._known[key] = found
-        return found
+        return found[1:]
 
 
-def _caller() -> tuple[str, int]:
-    """The line of the program that asked for this, outside of this package."""
-    frame: FrameType | None = sys._getframe(1)
+_ours: set[str] = set()
+"""Files of this package, as far as they were met on the way to a caller, and of what stands between."""
+
+
+def _caller() -> FrameType | None:
+    """The frame of the program that asked for this, outside of this package."""
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not (name == "holdfast" or name.startswith(("holdfast.", "contextlib"))):
-            return os.path.basename(frame.f_code.co_filename), frame.f_lineno  # noqa: PTH119 - a text, no path of ours
+        file = frame.f_code.co_filename
+        if file not in _ours:
+            name = frame.f_globals.get("__name__", "")
+            if not (name == "holdfast" or name.startswith(("holdfast.", "contextlib"))):
+                return frame
+            _ours.add(file)
         frame = frame.f_back
-    return "", 0
+    return None
 
 
 LOST = "lost metadata"

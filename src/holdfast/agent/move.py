@@ -15,13 +15,13 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.agent.store import Store
+from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed
 from holdfast.store import files
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change
-from holdfast.store.database import COLD, MOVED, OBJECTS, is_url, open_database
+from holdfast.store.database import COLD, MOVED, OBJECTS, is_url
 from holdfast.store.sqlite import Sqlite
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def rotate(
     _settle(path)
     building = path.with_name(f".{path.name}.rotating")
     with ExitStack() as stack:
-        source = stack.enter_context(_store(path, secret))
+        source = stack.enter_context(open_unseen(path, secret))
         stack.enter_context(_alone(source))
         facts = source._db.view.facts()
         if facts.get(OBJECTS) or facts.get(COLD):
@@ -134,7 +134,7 @@ def rotate(
         old = path.with_name(f"{path.name}.old-{source._db.uuid.hex()[:_OLD_DIGITS]}")
         files.discard(building)  # left by one that was killed
         try:
-            with _store(building, new(), create=True) as made:
+            with open_unseen(building, new(), create=True) as made:
                 backup(source, made, progress)
                 _prove(made, progress)
             source.close()
@@ -149,7 +149,7 @@ def rotate(
     if discard_old:
         files.discard(old)
         return None
-    with suppress(HoldfastError), _store(old, secret) as left:
+    with suppress(HoldfastError), open_unseen(old, secret) as left:
         left._db.change(lambda change: change.set_fact(MOVED, str(path).encode()))
     return old
 
@@ -184,11 +184,6 @@ def _settle(path: Path) -> None:
             aside.rename(path.with_name(f"{path.name}.old-{os.urandom(_OLD_DIGITS // 2).hex()}"))
     except OSError as error:
         raise files.unavailable(error, f"looking at {aside}") from error
-
-
-def _store(path: Path, secret: Secret | None, *, create: bool = False) -> Store:
-    db = open_database(path, create=create, secret=secret, remember=False)
-    return Store(str(path), db, (False, "commit", False, True))
 
 
 @contextmanager

@@ -113,13 +113,7 @@ class _Sound:
         """The nearest ancestor of one that cannot be read, by the stretch of the branch that it was made on."""
         found, told = self.found, Told(self.found.log)
         deep = Histories(self._contents, found, Lines({})).depth
-        known = {epoch for b, epoch in (*found.stretches, *told.begun) if b == branch.b and epoch <= branch.epoch}
-        for epoch in sorted(known, reverse=True):
-            here = [n for n in found.stretches.get((branch.b, epoch), ()) if 0 < deep(n) < depth]
-            n = max(here, key=deep, default=0) or found.find(told.begun.get((branch.b, epoch)))
-            if n and deep(n) < depth:
-                return n
-        return 0
+        return found.before(told, branch.b, branch.epoch, depth, deep, found.find)
 
 
 def _records(view: View, branch: Branch, sound: _Sound) -> tuple[End, str]:

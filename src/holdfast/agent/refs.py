@@ -18,6 +18,7 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from holdfast.agent.frames import BranchRef, Refs, beside, body_in
+from holdfast.agent.graph import left_by
 from holdfast.errors import BadName, CorruptValue, Damaged, HistoriesDiverged
 from holdfast.store.catalog import Agent, Body, Branch, End, Entry, Tag, View, body_bytes, link
 from holdfast.store.changes import Change, Said, moved_body
@@ -65,9 +66,7 @@ class Past:
             case {"what": "validity", "at": bytes(id), "validity": str(how)}:
                 why = str(body.get("reason", ""))
                 self.said["validity", id] = entry.at, {"what": "validity", "validity": how, "reason": why, **_at(body)}
-        for id in (body.get("from"), *body.get("left", ())):
-            if isinstance(id, bytes) and len(id) == _ID_BYTES:
-                self.left[id] = None
+        self.left |= dict.fromkeys(id for id in left_by(body) if len(id) == _ID_BYTES)
 
 
 def _at(body: Body) -> Body:
@@ -367,11 +366,8 @@ class Landing:
         if not any(ref.name == MAIN for ref in self._refs.branches):
             raise CorruptValue(f"agent {self._refs.name!r} has no branch {MAIN!r}")
         body = _but(body_in(self._refs.body), _OF_AGENT)
-        body["origins"] = [
-            [origin[0], origin[1], 0]  # a handle of the other store means nothing here
-            for origin in body.get("origins", ())
-            if isinstance(origin, list) and list(map(type, origin)) == [bytes, int, int]
-        ]
+        # A handle of the other store means nothing here.
+        body["origins"] = [[uuid, until, 0] for uuid, until, _ in body.get("origins", ())]
         return self._change.add_agent(self._name, self._refs.uuid, body)
 
     def _end(self, ref: BranchRef) -> End:

@@ -23,10 +23,11 @@ from typing import Any
 
 from holdfast.agent import history, metadata, salvage
 from holdfast.agent.collection import note_waste
+from holdfast.agent.graph import left_by
 from holdfast.agent.move import FACTS
 from holdfast.agent.sealing import fold_below
-from holdfast.agent.store import MAIN, Store, find_store
-from holdfast.agent.verify import Flaw, Found, Histories, Lines, Made, Refs, Told, left_by
+from holdfast.agent.store import MAIN, Store, find_store, open_unseen
+from holdfast.agent.verify import Flaw, Found, Histories, Lines, Made, Refs, Told
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore, StoreFailed
@@ -57,7 +58,7 @@ from holdfast.store.changes import (
     pack_node,
 )
 from holdfast.store.cipher import Cipher
-from holdfast.store.database import COLD, OBJECTS, create_store, is_url, open_database
+from holdfast.store.database import COLD, OBJECTS, is_url
 from holdfast.store.files import (
     Layout,
     classify,
@@ -76,7 +77,6 @@ from holdfast.store.segments import Segment
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import Noted, lost, remembered, witness_report
 
-_OPTIONS = (False, "commit", False, True)
 _PLACES = (OBJECTS, COLD)
 _BATCH_ROWS, _BATCH_BYTES = 512, 2**22
 _LOST_MAX = 100_000
@@ -191,10 +191,7 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
         copy, unread = salvage.copy_database(source, room / "copy")
         cipher = salvage.unlocked(copy, secret)
         report = RepairReport(source.path, new, problems=unread)
-        create_store(room / "new", secret)
-        db = open_database(room / "new", create=False, secret=secret, remember=False)
-        store = Store(str(room / "new"), db, _OPTIONS)
-        try:
+        with open_unseen(room / "new", secret, create=True) as store:
             mending = _Mending(store, report, say)
             mending.fill(copy, cipher, noted)
             say("reading the damaged catalog", 1, 1)
@@ -203,8 +200,6 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
             mending.finish(source, noted)
             proof = store.verify(say)
             report.problems += [f"in the new store: {one.what}: {one.detail}" for one in proof.problems]
-        finally:
-            store.close()
         if new is not None:
             (room / "new").rename(new)
             fsync_directory(new.parent)
@@ -573,7 +568,7 @@ class _Mending:
         self._astray = {a: found.astray(refs[a]) for a in self._agents}
         self._hurt |= any(self._astray.values())
         self._seen = {a: found.reached(refs[a]) for a in self._agents}
-        self._named = {a: {id for entry in refs[a].log for id in left_by(entry)} for a in self._agents}
+        self._named = {a: {id for entry in refs[a].log for id in left_by(entry.body)} for a in self._agents}
         if self._hurt:  # the log may be damaged: then nothing else leads to some of what was made
             for (b, _), here in found.stretches.items():
                 self._seen.get(self._owners.get(b, 0), set()).update(here)
@@ -671,13 +666,7 @@ class _Mending:
 
     def _before(self, b: int, epoch: int, depth: int) -> int:
         """What was made last on a branch, before a stretch had that depth, so far as it stays."""
-        epochs = {one for at, one in (*self.found.stretches, *self._told.begun) if at == b and one <= epoch}
-        for one in sorted(epochs, reverse=True) if b else ():
-            here = [n for n in self.found.stretches.get((b, one), ()) if self._proof.depth(n) < depth]
-            n = max(here, key=self._proof.depth, default=0) or self._nearest(self._told.begun.get((b, one), b""))
-            if n and self._proof.depth(n) < depth:
-                return n
-        return 0
+        return self.found.before(self._told, b, epoch, depth, self._proof.depth, self._nearest) if b else 0
 
     def _over(self, n: int) -> int:
         """The nearest ancestor of a checkpoint that has lost its parent."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from itertools import pairwise, takewhile
+from itertools import pairwise
 
 from holdfast.agent.history import children, named_in
 from holdfast.errors import Damaged
@@ -30,14 +30,10 @@ _LOOK_BACK = 4 * SEGMENT_CHECKPOINTS
 def fold_below(db: Database, n: int) -> int:
     """Put the loose checkpoints above a sealed one into segments; returns how many segments that made."""
     with db.moment() as (view, _):
-        rows = view.up(n, _LOOK_BACK)
-        if not rows[0].sealed:
+        rows = view.loose(n, _LOOK_BACK)
+        if len(rows) <= FOLD_MIN or not rows[0].sealed:
             return 0
-        loose = list(takewhile(lambda row: row.data is not None, rows[1:]))
-        if len(loose) < FOLD_MIN:
-            return 0
-        loose.reverse()
-        made = [(run, _packed(view, run, rows[0])) for run in _runs(loose) if len(run) >= FOLD_MIN]
+        made = [(run, _packed(view, run, rows[0])) for run in _runs(rows[:0:-1]) if len(run) >= FOLD_MIN]
     folded = 0
     for run, packed in made:
         try:

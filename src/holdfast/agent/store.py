@@ -363,8 +363,7 @@ class Store:
 
         Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied.
         """
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
         check_name(new, "an agent")
         self.flush()
         source = self._agent_row(name)
@@ -405,8 +404,7 @@ class Store:
         """
         from holdfast.agent import removal
 
-        if self._readonly and not dry_run:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable(dry_run=dry_run)
         with self._lock:
             agent = self._agent_row(name, arriving=True)
             return removal.remove(self, agent, dry_run=dry_run, with_copies=with_copies)
@@ -439,9 +437,7 @@ class Store:
         """
         from holdfast.agent import retention
 
-        self._check_open()
-        if self._readonly and not dry_run:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable(dry_run=dry_run)
         rows = self._agents() if agents is None else [self._agent_row(name) for name in dict.fromkeys(agents)]
         chosen = [(row, found) for row in rows if (found := policy or self._policies.of(row)) is not None]
         return retention.preview(self, chosen) if dry_run else retention.retain(self, chosen)
@@ -451,8 +447,7 @@ class Store:
 
         From then on every program that writes such an agent applies it by itself, in the background.
         """
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
         row = self._agent_row(agent) if agent is not None else None
         self._check_open()
         self._policies.set(row, policy)
@@ -476,9 +471,7 @@ class Store:
         """
         from holdfast.agent import tiering
 
-        self._check_open()
-        if self._readonly and not dry_run:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable(dry_run=dry_run)
         say = progress or quietly
         if to is None:
             return tiering.bring_back(self, say, dry_run=dry_run)
@@ -594,8 +587,7 @@ class Store:
             raise BadName(f"{name!r} is already a branch or tag of this agent", hint="Choose another name.")
 
     def _target(self, name: str, at: str | Checkpoint | None, branch: str) -> tuple[AgentRow, Point]:
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
         row = self._agent_row(name)
         branch_row = self._db.view.branch(row.a, branch)
         if branch_row is None:
@@ -731,9 +723,7 @@ class Store:
         """
         from holdfast.agent.bundle import read_bundle
 
-        self._check_open()
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
         return read_bundle(self, Path(path), agents, key=key, beside=beside, new_name=new_name, progress=progress)
 
     def drill(
@@ -825,6 +815,11 @@ class Store:
     def _check_open(self) -> None:
         self._db.check_usable()
 
+    def _check_writable(self, *, dry_run: bool = False) -> None:
+        self._check_open()
+        if self._readonly and not dry_run:
+            raise ReadOnly("this store was opened read-only")
+
     def __enter__(self) -> Self:
         return self
 
@@ -867,3 +862,9 @@ class Store:
 
     def _empty(self) -> Document:
         return history.load(self._db.now, None, self._registry, inert=self._inert)
+
+
+def open_unseen(path: Path, secret: keys.Secret | None, *, create: bool = False) -> Store:
+    """A store that nobody else is to know yet: it is not remembered, and its values stay as they are stored."""
+    db = open_database(path, create=create, secret=secret, remember=False)
+    return Store(str(path), db, (False, "commit", False, True))

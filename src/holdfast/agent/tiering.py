@@ -8,7 +8,7 @@ at any point, nothing is lost and the next call goes on.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from holdfast.agent.history import children, chunks_in, state_of
-from holdfast.codec.blocks import roots_in
+from holdfast.agent.collection import Reached
+from holdfast.agent.history import state_of
 from holdfast.errors import BadOption, Damaged
-from holdfast.store.catalog import Point, Progress, View
+from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change
 from holdfast.store.database import COLD, Contents
 from holdfast.store.files import in_store
@@ -145,25 +145,9 @@ def _sorted(contents: Contents, age_s: float) -> tuple[dict[bytes, int], int, in
 
 def _needed_now(contents: Contents) -> set[bytes]:
     """The chunks of all states at which branches stand."""
-    view = contents.view
-    heads = {branch.head for branch in view.branches() if branch.head}
-    return {chunk for n in heads for chunk in chunks_of_state(contents, view.point(n))}
-
-
-def chunks_of_state(contents: Contents, point: Point) -> set[bytes]:
-    """The chunks that a state names."""
-    state = state_of(contents, point)
-    fresh = state.unstored()
-    found: set[bytes] = set()
-    seen: set[bytes] = set()
-    waiting: Sequence[bytes] = [root for _, root in point.manifest.sections]
-    while waiting:
-        some = [name for name in dict.fromkeys(waiting) if name not in seen]
-        seen.update(some)
-        raws = [*contents.view.nodes([name for name in some if name not in fresh]).values()]
-        raws += [fresh[name] for name in some if name in fresh]
-        waiting = [name for raw in raws for name in (children(raw) if raw[1] else roots_in(raw))]
-        for raw in raws:
-            if not raw[1]:
-                found |= chunks_in(raw)
-    return found
+    view, reached = contents.view, Reached()
+    for n in {branch.head for branch in view.branches() if branch.head}:
+        point = view.point(n)
+        roots = [root for _, root in point.manifest.sections]
+        reached.add(view, roots, more=state_of(contents, point).unstored())
+    return reached.chunks

@@ -13,11 +13,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import history, metadata
+from holdfast.agent.graph import left_by
 from holdfast.codec.state import State
 from holdfast.errors import Damaged, ForkedHandle, InputError, StoreClosed, Unavailable
 from holdfast.store import keys, witness
@@ -67,7 +68,7 @@ class Problem:
     affected: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        return {"what": self.what, "detail": self.detail, "agent": self.agent, "affected": self.affected}
+        return asdict(self)
 
 
 @dataclass(slots=True)
@@ -259,7 +260,7 @@ class Found:
     def reached(self, refs: Refs) -> set[int]:
         """What an agent's branches, tags and log lead to."""
         starts = [branch.head for branch in refs.branches] + [tag.n for tag in refs.tags]
-        return self.above(starts + [self.find(id) for entry in refs.log for id in left_by(entry)])
+        return self.above(starts + [self.find(id) for entry in refs.log for id in left_by(entry.body)])
 
     def astray(self, refs: Refs) -> list[bytes]:
         """Where the log says that branches stood, and that is gone although nothing was forgotten since."""
@@ -269,7 +270,7 @@ class Found:
                 found.clear()
             elif entry.body.get("what") == "moved":  # it was elsewhere before it came
                 continue
-            found += [id for id in left_by(entry) if not self.find(id)]
+            found += [id for id in left_by(entry.body) if not self.find(id)]
         return found
 
     def tip(self, b: int, epoch: int, depth: Callable[[int], int]) -> int:
@@ -277,13 +278,17 @@ class Found:
         here = self.stretches.get((b, epoch), set())
         return max(here - {self.rows[n].parent for n in here}, key=depth, default=0)
 
-
-def left_by(entry: Entry) -> list[bytes]:
-    """The checkpoints that an entry says a branch has left."""
-    more = entry.body.get("left", ())
-    return [
-        id for id in (entry.body.get("from"), *(more if isinstance(more, list) else ())) if type(id) is bytes and id
-    ]
+    def before(
+        self, told: Told, b: int, epoch: int, below: int, depth: Callable[[int], int], at: Callable[[bytes], int]
+    ) -> int:
+        """What was made last on a branch, up to an epoch, and is not as deep as that. ``at`` finds where one began."""
+        epochs = {one for other, one in (*self.stretches, *told.begun) if other == b and one <= epoch}
+        for one in sorted(epochs, reverse=True):
+            here = [n for n in self.stretches.get((b, one), ()) if 0 < depth(n) < below]
+            n = max(here, key=depth, default=0) or at(told.begun.get((b, one), b""))
+            if n and depth(n) < below:
+                return n
+        return 0
 
 
 class Made(NamedTuple):

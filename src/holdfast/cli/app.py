@@ -30,7 +30,7 @@ _HINTS = {
     " (`holdfast runs cancel NAME ID`), work on a branch (`holdfast branch`), or roll back to before it began.",
     "run-ended": "Use another --id, or begin it anew on purpose, with --again.",
     "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
-    " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME, --keep-effects).",
+    " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME).",
     "not-a-store": "Name the store with --store PLACE or $HOLDFAST_STORE, or go to where .holdfast is.",
 }
 
@@ -44,7 +44,7 @@ _MORE = Group("More", sort_key=6)
 # it is asked for.
 _VERBS = {
     _LOOK: ("agents", "log", "show", "diff", "leaks", "dump"),
-    _RUN: ("run", "runs", "signal", "effects"),
+    _RUN: ("run", "runs", "signal", "signals", "effects", "events"),
     _CHANGE: ("branch", "tag", "rollback", "undo", "redo", "clone", "remove"),
     _CARE: ("init", "verify", "repair", "accept", "retain", "tier", "doctor", "demo", "key"),
     _MOVE: ("push", "move", "export", "drill", "import_"),

@@ -24,6 +24,7 @@ RESOLVE_SCHEMA = "holdfast.effects.resolve/1"
 ACCEPT_SCHEMA = "holdfast.effects.accept/1"
 _CALL_CHARACTERS = 100
 _RESULT_CHARACTERS = 80
+_ALL = 2**62
 _STYLES = {
     "done": "green", "in doubt": "bold red", "open": "yellow", "failed": "red", "lost": "red", "not done": "dim",
     "undone": "magenta",
@@ -39,6 +40,7 @@ def list_(
     *,
     run: Annotated[str | None, Parameter(metavar="ID", show_default=False)] = None,
     number: Number = None,
+    full: Flag = False,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -54,6 +56,8 @@ def list_(
         Only calls of this run.
     number
         Show at most this many, the newest; 0 shows all. [default: 50; all with --json]
+    full
+        Show arguments and results whole, also the parts of the state that a read was given.
     json
         Print JSON (schema holdfast.effects/1).
     """
@@ -65,10 +69,14 @@ def list_(
         limit = number if number is not None else (0 if json else SHOWN)
         shown = found[-limit:] if limit > 0 else found
         if json:
-            data = {"agent": handle.name, "branch": handle.branch_name, "effects": [effect_json(one) for one in shown]}
+            data = {
+                "agent": handle.name,
+                "branch": handle.branch_name,
+                "effects": [effect_json(one, full=full) for one in shown],
+            }
             session.out.json({"schema": SCHEMA, **data, "more": len(found) - len(shown)})
         else:
-            _print(session.out, handle, shown, len(found) - len(shown))
+            _print(session.out, handle, shown, len(found) - len(shown), full=full)
     return 0
 
 
@@ -170,20 +178,36 @@ def _looking(store: Store, text: str) -> tuple[Agent, str]:
     return (reader(store, name, rev), "") if rev in agent.branches() else (agent, rev)
 
 
-def _print(out: Output, agent: Agent, shown: list[Effect], more: int) -> None:
+def _print(out: Output, agent: Agent, shown: list[Effect], more: int, *, full: bool) -> None:
     if not shown:
         out.say(f"{clean(agent.name)} has done nothing outside that is recorded.")
         return
     if more:
         out.say(Text(f"{count(more, 'older call')}; -n 0 shows all.", style="dim"))
-    out.columns(("effect", "when", "condition", "kind", "call", "result"), [_row(one) for one in shown])
-    doubtful = [one for one in shown if one.condition == "in doubt"]
-    if doubtful:
-        head = Text(f"{count(len(doubtful), 'effect is', 'effects are')} in doubt. ", style="bold red")
-        out.say(head, "Running it again asks its probe; if that cannot tell, find out and say so:", wrap=True)
-        where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
-        command = shlex.join(("holdfast", "effects", "resolve", where, doubtful[0].id))
-        out.say(f"  {clean(command)} --done JSON --why TEXT   (or --not-done)")
+    if full:
+        for one in shown:
+            out.say(*_separated(_row(one)[:4]))
+            out.say(f"  {call_of(one, full=True)}")
+            out.say("  ", _outcome(one, _ALL))
+    else:
+        out.columns(("effect", "when", "condition", "kind", "call", "result"), [_row(one) for one in shown])
+    where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
+
+    def advise(condition: str, what: str, advice: str, ways: str) -> None:
+        found = [one for one in shown if one.condition == condition and one.key]
+        if found:
+            out.say(
+                Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True
+            )
+            command = shlex.join(("holdfast", "effects", "resolve", where, found[0].id))
+            out.say(f"  {clean(command)} --done JSON --why TEXT{ways}")
+
+    advice = "Running it again asks its probe; if that cannot tell, find out and say so:"
+    advise("in doubt", "in doubt", advice, "   (or --not-done)")
+    advice = (
+        "Running it again with the classes of their results registered brings these back; or say what was returned:"
+    )
+    advise("lost", "done, with a result that could not be saved", advice, "")
 
 
 def _row(effect: Effect) -> list[Text | str]:
@@ -197,20 +221,27 @@ def _row(effect: Effect) -> list[Text | str]:
     ]
 
 
-def call_of(effect: Effect) -> str:
+def _separated(parts: list[Text | str]) -> list[Text | str]:
+    return [piece for part in parts for piece in (part, "  ")][:-1]
+
+
+def call_of(effect: Effect, *, full: bool = False) -> str:
     """``book(flight='LH1')``."""
-    arguments = ", ".join(f"{name}={text_of(value, _CALL_CHARACTERS)}" for name, value in effect.args.items())
-    return f"{clean(effect.tool)}({clean(shorten(arguments, _CALL_CHARACTERS))})"
+    given, limit = (effect.whole(), _ALL) if full else (effect.args, _CALL_CHARACTERS)
+    arguments = ", ".join(f"{name}={text_of(value, limit)}" for name, value in given.items())
+    return f"{clean(effect.tool)}({clean(shorten(arguments, limit))})"
 
 
-def _outcome(effect: Effect) -> Text | str:
+def _outcome(effect: Effect, limit: int = _RESULT_CHARACTERS) -> Text | str:
     if effect.condition == "done":
-        return text_of(effect.result, _RESULT_CHARACTERS)
+        return text_of(effect.result, limit)
     said = effect.error or effect.why
-    return Text(clean(shorten(said, _RESULT_CHARACTERS)), style="dim")
+    if effect.condition == "lost" and effect.result is not None:
+        return text_of(effect.result, limit)
+    return Text(clean(shorten(said, limit)), style="dim")
 
 
-def effect_json(effect: Effect) -> dict[str, Any]:
+def effect_json(effect: Effect, *, full: bool = False) -> dict[str, Any]:
     """One effect in JSON. ``key`` and ``id`` are "" for reads; ``result`` is null unless it is known."""
     return {
         "id": effect.id,
@@ -223,7 +254,7 @@ def effect_json(effect: Effect) -> dict[str, Any]:
         "number": effect.number,
         "attempt": effect.attempt,
         "at": effect.at.isoformat(),
-        "args": as_json(effect.args),
+        "args": as_json(effect.whole() if full else effect.args),
         "result": as_json(effect.result),
         "error": effect.error,
         "why": effect.why,

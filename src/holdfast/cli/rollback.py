@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -27,7 +27,7 @@ from holdfast.errors import BadOption, RollbackBlocked
 SCHEMA = "holdfast.rollback/1"
 _WAY_OUT = (
     "Load the program that can undo it (--load), decide what is in doubt (holdfast effects resolve), or leave it"
-    " standing (--accept NAME, --keep-effects)."
+    " standing (--accept NAME)."
 )
 # What a person reads before answering.
 _SHOWN = 12
@@ -41,7 +41,6 @@ def rollback(
     dry_run: Flag = False,
     yes: Flag = False,
     accept: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", show_default=False)] = (),
-    keep_effects: Flag = False,
     bookkeeping: Flag = False,
     load: Load = (),
     wait: Wait = 0.0,
@@ -66,8 +65,6 @@ def rollback(
         Do not ask.
     accept
         Leave these effects standing though they cannot be undone: a tool's name, or an effect's id.
-    keep_effects
-        Move the state only; leave everything outside as it is.
     bookkeeping
         Show also what integrations such as LangGraph's keep for themselves: sections named __like_this__.
     load
@@ -83,9 +80,7 @@ def rollback(
         raise BadOption(
             "rollback was not confirmed", hint="There is nobody to ask here: add --yes, or --dry-run to look first."
         )
-    if keep_effects and accept:
-        raise BadOption("--keep-effects leaves all effects standing", hint="Leave --accept away.")
-    wanted = _Wanted(to, accept, "keep" if keep_effects else "undo", bookkeeping)
+    wanted = _Wanted(to, accept, bookkeeping)
     if dry_run:
         return _preview(session, agent, wanted, load, json=json)
     with _writing(session, load) as store:
@@ -113,11 +108,10 @@ def rollback(
 class _Wanted:
     to: str
     accept: Sequence[str]
-    effects: Literal["undo", "keep"]
     bookkeeping: bool
 
     def plan(self, handle: Agent) -> RollbackPlan:
-        return handle.plan_rollback(self.to, accept=self.accept, effects=self.effects)
+        return handle.plan_rollback(self.to, accept=self.accept)
 
     def changes(self, plan: RollbackPlan) -> list[Change]:
         found: Diff = plan.diff
@@ -235,5 +229,5 @@ def _as_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], *, do
         "target": plan.target.to_json(),
         "abandons": [checkpoint.to_json() for checkpoint in plan.abandons],
         "changes": [change_json(change) for change in changes],
-        **{key: planned[key] for key in ("effects", "undo", "blocked", "accepted", "undone", "harmless", "children")},
+        **{key: planned[key] for key in ("undo", "blocked", "accepted", "undone", "harmless", "children")},
     }

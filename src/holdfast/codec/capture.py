@@ -391,9 +391,13 @@ class Capture:
         if isinstance(value, Node):
             if value._told is not None or id(value) in self.planned:
                 return Fragment(self._named(value))
-            value._marks = None
+            marks, value._marks = value._marks, None
             if isinstance(value, TrackedSet):
                 return Ext(wire.SET, array_of(sorted([self._flat(item) for item in set.__iter__(value)])))
+            if marks is not None:
+                for at, child in list(value._pairs()):
+                    if isinstance(child, Node) and child._up is not value:
+                        self._astray(value, at, child)
             return value._peek()
         known = self.doc.bulk.get(value)
         if known is not None:

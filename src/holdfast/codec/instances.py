@@ -15,13 +15,25 @@ import msgspec
 from ormsgpack import Ext, packb
 
 from holdfast.codec import refusals, wire
-from holdfast.codec.classes import ENUM, FIELDS, PYDANTIC, TUPLE, VALUE, NoField, Record
+from holdfast.codec.classes import (
+    ENUM,
+    FIELDS,
+    OPAQUE,
+    PYDANTIC,
+    TUPLE,
+    VALUE,
+    NoField,
+    Record,
+    is_data_class,
+    shape_of,
+)
+from holdfast.codec.types import Registration, default_name
 from holdfast.codec.wire import MAX_DEPTH, SCALARS, SIZED_EXTENSIONS, TEXT, check_plain_depth, corrupt, is_ours, pack
 from holdfast.errors import SchemaMismatch, Unencodable, UnknownType
 
 if TYPE_CHECKING:
     from holdfast.codec.classes import Shape
-    from holdfast.codec.types import Registration, Registry
+    from holdfast.codec.types import Registry
     from holdfast.codec.values import Reading, Writing
 
 
@@ -98,6 +110,27 @@ def _saved(writing: Writing, registration: Registration, value: Any) -> Any:
     # Instances are told apart by id, so what save() made must live as long as the writing.
     writing.keep.append(saved)
     return saved
+
+
+def write_outline(writing: Writing, value: Any, depth: int, names: list[str]) -> Ext:
+    """An instance of a class that nobody registered, as it would be written if somebody had."""
+    kind = type(value)
+    shape = shape_of(kind)
+    made = Registration(kind, default_name(kind), 1, {}, None, None, shape)
+    outer, known = writing.numbers, len(names)
+    numbers, unmade = None if outer is None else dict(outer), set(writing.unmade)
+    if shape.form != OPAQUE and (is_data_class(kind) or shape.take(value)):
+        names.append(made.name)
+        try:
+            return (write_enum if shape.form == ENUM else write_instance)(writing, value, depth, made)
+        except Unencodable:
+            writing.numbers, writing.unmade = numbers, unmade
+            del names[known:]
+    reference = _number(writing, value)
+    if outer is None:
+        writing.numbers = None
+    names.append(f"{made.name} (not saved)")
+    return reference or Ext(wire.INSTANCE, pack([names[-1], 1, FIELDS, {}]))
 
 
 def write_enum(writing: Writing, value: Any, depth: int, registration: Registration) -> Ext:

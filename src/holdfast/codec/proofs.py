@@ -11,7 +11,6 @@ something mutable alone; no code of the values' classes runs.
 from __future__ import annotations
 
 import sys
-import sysconfig
 from collections.abc import Sequence
 from gc import get_referents
 from itertools import chain
@@ -254,7 +253,7 @@ def _plan(kind: type, registry: Registry) -> Any:
     return plan
 
 
-COUNTS = sys.implementation.name == "cpython" and not sysconfig.get_config_var("Py_GIL_DISABLED")
+COUNTS = sys.implementation.name == "cpython" and "t" not in sys.abiflags
 """Whether reference counts say who holds an object. Where they do not, nothing is ever believed to be unheld."""
 
 

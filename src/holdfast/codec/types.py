@@ -7,6 +7,7 @@ Holds always: one name means one class (the newest definition of it); one class 
 
 from __future__ import annotations
 
+import inspect
 import sys
 import typing
 from contextlib import suppress
@@ -93,6 +94,11 @@ class Registry:
         if found is None and self._register_fields():
             found = self._names.get(name)
         return found
+
+    def takes(self, cls: type) -> bool:
+        """Whether an instance of this class, or of one derived from it, can perhaps be saved."""
+        derived: list[type] = type.__subclasses__(cls)
+        return self.by_type(cls) is not None or any(map(self.takes, derived))
 
     def __contains__(self, cls: type) -> bool:
         return self.by_type(cls) is not None
@@ -285,6 +291,35 @@ def _field_types(cls: type) -> Iterator[type | None]:
             yield from _classes_in(hint, set())
         except (NameError, AttributeError, TypeError, ValueError, LookupError, SyntaxError):
             yield None
+
+
+def declared_classes(function: Callable[..., Any]) -> list[type]:
+    """The classes that a function is declared to return whose instances are saved only where they are registered.
+
+    What cannot be found out is not among them; nor are classes of which there are no instances themselves.
+    """
+    plain = inspect.unwrap(function)
+    if "return" not in getattr(plain, "__annotations__", {}):
+        return []
+    stand_in = SimpleNamespace(__annotations__={"return": plain.__annotations__["return"]})
+    try:
+        hint = typing.get_type_hints(stand_in, plain.__globals__, inspect.getclosurevars(plain).nonlocals)["return"]
+        found = list(_classes_in(hint, set()))
+    except Exception:  # noqa: BLE001 - it is the program's own text, and only a hint
+        return []
+    return [
+        kind
+        for kind in found
+        if kind.__flags__ & _HEAP
+        and not inspect.isabstract(kind)
+        and not getattr(kind, "_is_protocol", False)
+        and shape_of(kind).form != OPAQUE
+        and kind.__module__ not in _HINTS
+    ]
+
+
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code has made
+_HINTS = frozenset({"typing", "typing_extensions", "collections.abc", "types", "abc"})
 
 
 def _annotations(cls: type) -> Mapping[str, Any]:

@@ -25,7 +25,7 @@ from holdfast.codec.types import FACTORIES, REGISTRY, Registry
 from holdfast.codec.wire import MAX_DEPTH, OPTION, SCALARS, SURE_KEYS, TEXT, NotPlain, corrupt, is_ours, is_utf8, pack
 from holdfast.errors import Attribute, SchemaMismatch, Unencodable, UnknownType
 
-__all__ = ["OPTION", "UNWRAP", "Writing", "decode", "decode_items", "encode", "is_immutable", "is_key"]
+__all__ = ["OPTION", "UNWRAP", "Writing", "decode", "decode_items", "encode", "is_immutable", "is_key", "outline"]
 
 _BATCH_ITEMS = 100
 """So many encodings are put together and decoded at a time: fresh memory for all at once would cost more than that."""
@@ -72,6 +72,17 @@ def encode(value: Any, registry: Registry = REGISTRY, *, depth: int = 0) -> byte
     return data
 
 
+def outline(value: Any, registry: Registry) -> tuple[bytes, list[str]]:
+    """What can be saved of a value that cannot be saved as a whole, and the names of the classes that are in the way.
+
+    Their instances are written as if they were registered under their default names; what has no fields to write stands
+    there with its name alone, which is then one that no class has.
+    """
+    writing = Writing(registry, plain=SCALARS - {str, int})
+    writing.outline = []
+    return pack(writing.lower(value, 0)), writing.outline
+
+
 def _is_flat(value: dict[Any, Any]) -> bool:
     """Whether it is a message and the like: texts to scalars. Saves the walk, which is half the cost of so little."""
     for key, item in value.items():
@@ -104,7 +115,7 @@ class Writing:
     when packing has failed; ``plain`` is then without their types.
     """
 
-    __slots__ = ("keep", "numbers", "plain", "registry", "unmade")
+    __slots__ = ("keep", "numbers", "outline", "plain", "registry", "unmade")
 
     def __init__(self, registry: Registry, *, plain: frozenset[type] = SCALARS) -> None:
         self.registry = registry
@@ -113,6 +124,7 @@ class Writing:
         self.numbers: dict[int, int] | None = None
         self.unmade: set[int] = set()
         self.keep: list[Any] = []
+        self.outline: list[str] | None = None  # names of classes that nobody registered, where these are let through
 
     def lower(self, value: Any, depth: int) -> Any:
         """The value itself when MessagePack can carry it, or a copy with extensions in it, or an extension."""
@@ -285,6 +297,8 @@ def _write_other(writing: Writing, value: Any, depth: int) -> Any:
         return arrays.write(value)
     registration = writing.registry.by_type(kind)
     if registration is None:
+        if writing.outline is not None:
+            return instances.write_outline(writing, value, depth, writing.outline)
         raise refusals.unknown(value, writing.registry.option)
     if registration.save is None and registration.shape.form == ENUM:
         return instances.write_enum(writing, value, depth, registration)

@@ -7,6 +7,7 @@ parts of the state; a value comes back from its record as the codec would give i
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
@@ -23,9 +24,12 @@ from holdfast.run.records import Value
 
 # A part of the state that is shorter is written down with a read's arguments: a digest would be hardly shorter, and
 # less use to people.
-NAMED_FROM_BYTES = 256
+NAMED_FROM_BYTES = 1_024
 # More parts of the state in one call are not listed one by one: the fingerprint covers them all the same.
 HOLES_MAX = 16
+WORDS_MAX = 60
+"""Characters of its first text that are kept of such a part."""
+_LOOKED_AT = 20
 _SECTION = "value"
 _HOLDERS = (dict, list, tuple, TrackedSet)
 _VARIADIC = {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
@@ -48,7 +52,7 @@ class Stowed(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """The arguments of one call. ``holes`` are parts of the state that are named by digest: path, digest, size."""
+    """The arguments of one call. ``holes`` are parts of the state that are named by digest (see ``_hole``)."""
 
     stowed: Stowed
     holes: list[list[Any]] | None
@@ -56,7 +60,11 @@ class Packed(NamedTuple):
 
 def stow(value: Any, registry: Registry) -> Stowed:
     """A value for a record: inline, or cut into the same nodes as a section of the state."""
-    data = encode(value, registry)
+    return stow_encoded(encode(value, registry))
+
+
+def stow_encoded(data: bytes) -> Stowed:
+    """As stow(), of a value's encoding."""
     if len(data) <= INLINE_MAX_BYTES:
         return Stowed(data, {}, {})
     state = State()
@@ -232,7 +240,7 @@ def _pierced(value: Any, path: tuple[Any, ...], holes: list[list[Any]]) -> Any:
             data = value._doc.encoding(value)
         if len(data) < NAMED_FROM_BYTES and not data.startswith(BIG_HEAD):
             return value
-        holes.append([list(path), digest_of("holdfast.value", data), len(value)])  # type: ignore[arg-type]
+        holes.append(_hole(value, path, data))
         return None
     kind = type(value)
     if kind is dict:
@@ -241,3 +249,125 @@ def _pierced(value: Any, path: tuple[Any, ...], holes: list[list[Any]]) -> Any:
         items = [_pierced(item, (*path, at), holes) if _may_hold(item) else item for at, item in enumerate(value)]
         return kind(items)
     return value
+
+
+# -- parts of the state that a read was given -----------------------------------------------------------------
+
+
+def _hole(node: Any, path: tuple[Any, ...], data: bytes) -> list[Any]:
+    """What is kept of it: its path in the arguments, its digest, its size, its first words, its place in the state."""
+    place = node._path() if node._doc.is_attached(node) else ()
+    known = list(place) if all(type(part) in {str, int} for part in place) else []
+    return [list(path), digest_of("holdfast.value", data), len(node), first_words(node), known]
+
+
+def first_words(value: Any) -> str:
+    """The beginning of the first text in a value that has more than one word, or else of the first one."""
+    waiting, shown = [value], ""
+    for _ in range(_LOOKED_AT):
+        if not waiting:
+            break
+        item = waiting.pop(0)
+        item = item._peek() if isinstance(item, Node) else item
+        if isinstance(item, str) and item:
+            shown = shown or item
+            if " " in item:
+                shown = item
+                break
+        elif isinstance(item, dict):
+            waiting[:0] = list(item.values())[:_LOOKED_AT]
+        elif isinstance(item, list | tuple):
+            waiting[:0] = list(item[:_LOOKED_AT])
+    return shown[:WORDS_MAX]
+
+
+class Passed:
+    """A part of the state that a read was given: its size, its first words. ``Effect.whole()`` looks for the rest."""
+
+    def __init__(self, size: int, words: str, digest: bytes, place: list[Any]) -> None:
+        self.size, self.words, self.digest, self.place = size, words, digest, place
+
+    def __repr__(self) -> str:
+        items = f"{self.size:,} item{'' if self.size == 1 else 's'}"
+        return f"<{items}: {self.words!r}…>" if self.words else f"<{items}>"
+
+    def found_in(self, state: Any) -> Any:
+        """The whole of it, as this state has it, or had it before items were appended; None where it has not."""
+        try:
+            value: Any = state
+            for part in self.place:
+                value = value[part]
+            data = state.encoding(value)
+        except (LookupError, TypeError, AttributeError):
+            return None
+        if self.place and digest_of("holdfast.value", data) == self.digest:
+            return state.plain(value)
+        if not self.place or not isinstance(value, list) or len(value) < self.size:
+            return None
+        begun = state.plain(value)[: self.size]
+        data = State().fold(encode(begun, state.registry), [], {})
+        return begun if digest_of("holdfast.value", data) == self.digest else None
+
+
+def fill(arguments: Any, holes: list[list[Any]] | None, make: Callable[[Passed], Any] = lambda hole: hole) -> Any:
+    """Recorded arguments with what stands for the parts that are not written out."""
+    if not holes:
+        return arguments
+    arguments = copy.copy(arguments)
+    for path, digest, size, *more in holes:
+        words, place = more if len(more) == 2 else ("", [])
+        _put(arguments, path, make(Passed(size, words, digest, place)))
+    return arguments
+
+
+def _put(holder: Any, path: list[Any], value: Any) -> Any:
+    """Put a value where a path leads, in copies of what is on the way; returns what stands for the holder."""
+    if not path:
+        return value
+    first, rest = path[0], path[1:]
+    if isinstance(holder, tuple):
+        return (*holder[:first], _put(holder[first], rest, value), *holder[first + 1 :])
+    holder[first] = _put(holder[first], rest, value)
+    return holder
+
+
+# -- what differs ---------------------------------------------------------------------------------------------
+
+_DIFFERENCES_MAX = 3
+_SHOWN_MAX = 60
+_NONE: Any = object()
+
+
+def differences(old: Any, new: Any, where: str = "") -> list[str]:
+    """The first few places at which two values differ, as ``offer.price: 1.2 -> 1.3``."""
+    found: list[str] = []
+    _differ(old, new, where, found)
+    more = len(found) - _DIFFERENCES_MAX
+    return [*found[:_DIFFERENCES_MAX], f"and {more} more"] if more > 0 else found
+
+
+def _differ(old: Any, new: Any, where: str, found: list[str]) -> None:
+    if isinstance(old, Passed):
+        if not isinstance(new, Node):
+            found.append(f"{where}: {old!r} -> {_brief(new)}")
+        elif digest_of("holdfast.value", new._doc.encoding(new)) != old.digest:
+            found.append(f"{where}: {old!r} -> {len(new):,} items")  # type: ignore[arg-type] # containers have one
+        return
+    old, new = (one._doc.plain(one) if isinstance(one, Node) else one for one in (old, new))
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*old, *(key for key in new if key not in old)]:
+            name = str(key) if isinstance(key, str) and key.isidentifier() else f"[{key!r:.40}]"
+            joined = f"{where}{'.' if where and not name.startswith('[') else ''}{name}"
+            _differ(old.get(key, _NONE), new.get(key, _NONE), joined, found)
+    elif isinstance(old, list | tuple) and type(old) is type(new) and len(old) == len(new):
+        for at, pair in enumerate(zip(old, new, strict=True)):
+            _differ(*pair, f"{where}[{at}]", found)
+    elif type(old) is not type(new) or old != new:
+        found.append(f"{where}: {_brief(old)} -> {_brief(new)}")
+
+
+def _brief(value: Any) -> str:
+    if value is _NONE:
+        return "(not there)"
+    text = repr(value)
+    return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 1]}…"

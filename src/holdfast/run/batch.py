@@ -1,8 +1,9 @@
-"""Batches: one function for each of many items, each item on its own.
+"""Batches: one function for each of many items, as one run of an agent.
 
-Owns which items are left, how many are under way at once, and what becomes of one that fails. What always holds: an
-item that has finished is not executed again; what an item has done outside is not repeated; one that fails or is in
-doubt does not stop the others. Items have no state to share: a batch's function cannot change the agent's.
+Owns which items are left, how many are under way at once, and what becomes of one that fails. What always holds: the
+batch is one run, and what resumes is the batch; an item has a position in it, which its key gives, and records there,
+but no state and no checkpoints; one that has finished is not executed again, what it has done outside is not repeated,
+and one that fails or is in doubt does not stop the others.
 """
 
 from __future__ import annotations
@@ -12,35 +13,46 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
-from holdfast.errors import BadName, BadOption
+from holdfast.errors import BadName, BadOption, InDoubt
 from holdfast.run import records as rec
 from holdfast.run import secrets, waiting
-from holdfast.run.arguments import fetch, fingerprint, stow
+from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.choosing import unfinished
 from holdfast.run.context import active
 from holdfast.run.doubt import settle_all
 from holdfast.run.durables import Options, known, options_of
+from holdfast.run.faults import said
 from holdfast.run.host import AgentHost
+from holdfast.run.outcomes import MESSAGE_MAX
 from holdfast.run.past import Past, RunPast
-from holdfast.run.positions import Lane, number_tasks
+from holdfast.run.positions import Lane, number_tasks, safe
 from holdfast.run.rollback import resuming
-from holdfast.run.runs import Run, stopped
+from holdfast.run.runs import Run, apart
 from holdfast.run.scope import in_doubt, now_us
+from holdfast.run.standing import ITEM
 from holdfast.run.steps import Request, Steps, Work, drive, drive_later
 from holdfast.run.tools import TOOLS
 
 KEY_MAX = 150
-"""Characters of an item's key: it is part of the run's id."""
+"""Characters of an item's key: it is part of every position in it."""
 
 WORKERS_MAX = 1_000
 """Each is a thread, or a task."""
+
+RUN = "map"
+"""The id of the run that a batch is. An agent has one batch: called again it goes on, with more items if there are."""
 
 OnError = Literal["collect", "raise"]
 
 
 class Item(Run):
-    """The execution of one item: a run on the batch's line, with no state of its own."""
+    """The execution of one item: a part of the batch's run, with no state of its own."""
 
     owns_state = False
+
+    def __init__(self, host: AgentHost, past: Past, this: RunPast, path: str, *, strict: bool) -> None:
+        super().__init__(host, past, this, strict=strict)
+        self.lane = Lane(self, f"{path}/", label=f"{this.begin.function} {path}")
 
     def _checkpoint(self, lane: Lane, label: str) -> Any:  # noqa: ARG002 - as it is for runs
         raise BadOption(
@@ -60,6 +72,9 @@ class _Body(Request):
             return self.function(self.item)
 
     async def later(self) -> Any:
+        return await apart(self.run, self._body)
+
+    async def _body(self) -> Any:
         with active(self.run.lane):
             result = self.function(self.item)
             return await result if inspect.isawaitable(result) else result
@@ -90,8 +105,12 @@ class Batch:
         self.keys = keys_of(self.items, key)
         self.results: list[Any] = [None] * len(self.items)
         self.failed: BaseException | None = None  # what ends the batch
+        self._first: Exception | None = None  # that an item raised; one in doubt before all others
         self._marks: list[bytes] = []
         self._past = Past()
+        self._begin = rec.Begin(0, RUN, self.made.name, None, b"", kind="map")
+        self._number = 0  # of the record with which the batch began
+        self._parts: dict[str, RunPast] = {}  # what is recorded of each item, by its position
         self._left: Iterator[int] = iter(())
         self._lock = threading.Lock()
 
@@ -162,14 +181,29 @@ class Batch:
 
     def _fail(self, at: int, error: Exception) -> None:
         self.results[at] = error
+        if self._first is None or (isinstance(error, InDoubt) and not isinstance(self._first, InDoubt)):
+            self._first = error
         if self.on_error == "raise":
             self.failed = self.failed or error
 
     def _finished(self) -> list[Any]:
-        self.host.ledger.flush()
+        """The batch has ended: one that was interrupted has not."""
+        if self.failed is None or isinstance(self.failed, Exception):
+            end = rec.End(now_us(), RUN, "finished")
+            if self._first is not None:
+                end.how, end.fault = (
+                    "attention" if isinstance(self._first, InDoubt) else "failed",
+                    self._fault(self._first),
+                )
+            self.host.ledger.append(end, flush=True)
+            self.host.whole = end.how != "attention"
         if self.failed is not None:
             raise self.failed
         return self.results
+
+    def _fault(self, error: Exception) -> rec.Fault:
+        message = secrets.scrub(self.host, said(error)[:MESSAGE_MAX], f"an error of {self.made.name}")
+        return "", type(error).__qualname__, message, None
 
     # -- what is left -----------------------------------------------------------------------------------------
 
@@ -181,38 +215,52 @@ class Batch:
             secrets.refuse(host, f"an item of {name}", {"item": item})
             self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
         yield from resuming(host)
-        yield Work(host.check_free)
         past = self._past = yield Work(lambda: Past(host.ledger.records()))
+        owner = past.owner(host.origin)
+        if owner is not None and owner.id != RUN:
+            raise unfinished(host, owner)
+        this = past.runs.get(RUN)
+        self._parts = this.parts() if this is not None else {}
         for key, mark in zip(self.keys, self._marks, strict=True):
-            run = past.runs.get(run_id(key))
-            if run is not None and run.begin.fingerprint != mark:
+            done = self._done(place(key))
+            if (this is not None and (this.begin.kind, this.begin.function) != ("map", name)) or (
+                done is not None and done.fingerprint != mark
+            ):
                 raise BadOption(
-                    f"{host.name} has an item {key!r} already, with other content or another function"
-                    f" ({run.begin.function}); nothing was done",
+                    f"{host.name} has an item {key!r}, with other content or another function; nothing was done",
                     hint="Use another name= for another batch, or key= to say what identifies an item.",
                 )
         host.loop.read(past)
         yield from host.loop.settling()
         host.loop.check_settled()
-        if host.handle.head is None:
-            yield Work(lambda: host.handle.checkpoint(f"map {name}"))  # there is something to roll back to
+        host.whole = False
+        if this is None:
+            self._begin.at, self._begin.generation = now_us(), host.generation
+            yield Work(host.begin(self._begin, Stowed(None, {}, {})))
+            self._number = host.ledger.count
+        else:
+            self._begin, self._number = this.begin, this.number
+            host.ledger.append(this.resumed(now_us()))
         self._left = iter(range(len(self.items)))
 
+    def _done(self, path: str) -> rec.Done | None:
+        """The outcome of an item that has finished."""
+        part = self._parts.get(path)
+        done = part.calls[path].done if part is not None and path in part.calls else None
+        return done if done is not None and done.how == "value" else None
+
     def _steps(self, at: int) -> Steps:
-        host, item = self.host, self.items[at]
-        ledger, registry = host.ledger, host.registry
-        id = run_id(self.keys[at])
-        this = self._past.runs.get(id)
-        if this is not None and this.end is not None and this.end.how == "finished":
-            return fetch(this.end.value, ledger, registry)
-        if this is None:
-            stowed = stow({"item": item}, registry)
-            begin = rec.Begin(now_us(), id, self.made.name, stowed.value, self._marks[at], kind="map")
-            begin.generation = host.generation
-            this = RunPast(ledger.append(begin, nodes=stowed.nodes, chunks=stowed.chunks), begin)
-        else:
-            ledger.append(this.resumed(now_us()))
-        run = Item(host, self._past, this, strict=self._strict)
+        host, item, path = self.host, self.items[at], place(self.keys[at])
+        registry, started = host.registry, now_us()
+        found = self._done(path)
+        if found is not None:
+            return fetch(found.value, host.ledger, registry)
+        this = self._parts.get(path) or RunPast(self._number, self._begin)
+        this.forget_failure(path)
+        run = Item(host, self._past, this, path, strict=self._strict)
+        given = stow({"item": item}, registry)
+        done = rec.Done(0, RUN, path, "value", tool=ITEM, kind="read", fingerprint=self._marks[at], started=started)
+        done.args = given.value
         try:
             left = yield from settle_all(run, this.open_calls(), TOOLS.find)
             if left:
@@ -222,18 +270,22 @@ class Batch:
             run.check_settled()
             run.check_reached()
             kept = stow(secrets.scrub(host, result, f"the result of {self.made.name}"), registry)
-            run.write(rec.End(now_us(), id, "finished", kept.value), kept)
-            return fetch(kept.value, ledger, registry)
-        except BaseException as error:
-            stopped(run, error)
+            done.at, done.value = now_us(), kept.value
+            run.write(done, Stowed(None, {**given.nodes, **kept.nodes}, {**given.chunks, **kept.chunks}))
+            return fetch(kept.value, host.ledger, registry)
+        except InDoubt:
+            raise
+        except Exception as error:
+            done.at, done.how, done.fault = now_us(), "error", self._fault(error)
+            run.write(done, given)
             raise
         finally:
             run.ended = True
 
 
-def run_id(key: str) -> str:
-    """The id of an item's run."""
-    return f"map {key}"
+def place(key: str) -> str:
+    """The position of an item in its batch."""
+    return f"{safe(key)}:0"
 
 
 def keys_of(items: list[Any], key: Callable[[Any], str] | None) -> list[str]:

@@ -9,6 +9,10 @@ its children have; rolling back the parent brings them back, too (``planning``).
     await aspawn(...) -> Child                                   an async one, as a task of this loop; a plain one, too
     Child: .name .run .agent .running; .join() / await .ajoin(), .cancel() / await .acancel()
     stopping(agent)                                              steps: cancel it, should it run here as a child
+    leaving(run)                                                 steps: join the children that nobody has joined
+
+What a parent is told of a child is recorded on its line, in its place among the completions, and told again when the
+parent is executed again. What is not known yet, because the child waits or is in doubt, is not recorded.
 """
 
 from __future__ import annotations
@@ -17,44 +21,43 @@ import atexit
 import contextvars
 import copy
 import functools
+import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.names import check_name
-from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, ToolFailed
+from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, ToolFailed, Unencodable, Waiting
 from holdfast.run import records as rec
-from holdfast.run import waiting
-from holdfast.run.arguments import fetch, fingerprint
+from holdfast.run import secrets, waiting
+from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
 from holdfast.run.calls import perform
 from holdfast.run.context import EFFECT, effect, place
 from holdfast.run.durables import Durable, Options, configured, known, options_of
-from holdfast.run.endings import CANCELLING, JOINING, Over, ending
+from holdfast.run.faults import said
+from holdfast.run.outcomes import MESSAGE_MAX, Local, give, lost
 from holdfast.run.past import Past
 from holdfast.run.positions import HERE, Lane, here
 from holdfast.run.runs import Run, RunHost
 from holdfast.run.scope import Scope, Suspended, now_us
 from holdfast.run.standing import CANCEL, ENDS, JOIN, SPAWN
-from holdfast.run.steps import Steps, drive, drive_later, is_cancelled
+from holdfast.run.steps import (
+    Request,
+    Steps,
+    Turn,
+    Write,
+    cancelled,
+    cancelled_again,
+    drive,
+    drive_later,
+    is_cancelled,
+)
 from holdfast.run.tools import Tool, tool
 
-
-class ParentHost(RunHost, Protocol):
-    """What children ask of an agent besides."""
-
-    @property
-    def branch_name(self) -> str: ...
-
-    def own_child(self, name: str, branch: str) -> ParentHost:
-        """The agent of that name, made if need be, to be written."""
-
-    def child(self, name: str, branch: str, *, write: bool) -> ParentHost | None:
-        """The agent of that name; None when there is none."""
-
-    def release(self) -> None:
-        """Close the handle, if it was opened for this."""
+if TYPE_CHECKING:
+    from holdfast.run.host import AgentHost
 
 
 @tool(name=SPAWN, effect="idempotent")
@@ -67,6 +70,21 @@ async def _spawn_later(*args: Any) -> dict[str, Any]:
     return _spawn.direct(*args)
 
 
+@tool(name=JOIN, effect="read")
+def _join(child: str, run: str) -> None:
+    """How the end of a child is recorded."""
+
+
+@tool(name=CANCEL, effect="read")
+def _cancel(child: str, run: str) -> None:
+    """How it is recorded that a child was cancelled."""
+
+
+JOINING: Tool = _join.tool
+CANCELLING: Tool = _cancel.tool
+_CANCELLED = "holdfast.Cancelled"
+"""Stands where the name of a declared exception does: the child did not fail, it was cancelled."""
+
 _SPAWN: Tool = _spawn.tool
 _SPAWN_LATER = copy.copy(_SPAWN)  # the same tool, for async code
 _SPAWN_LATER.function, _SPAWN_LATER.waits = _spawn_later, True
@@ -78,7 +96,7 @@ EXIT_S = 10.0
 """How long a process that ends waits for a call which a child is in the middle of."""
 
 
-def spawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
+def spawn(agent: AgentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
     """Begin a child: ``function(child, ...)`` as a run of the agent ``parent/name``, in a thread of its own."""
     if known(function).waits:
         raise BadOption(f"{known(function).name} is async", hint="Use `await agent.aspawn(...)`.")
@@ -87,7 +105,7 @@ def spawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kw
     return child
 
 
-async def aspawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
+async def aspawn(agent: AgentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
     """As spawn(). An async function becomes a task of this loop."""
     import asyncio
 
@@ -97,7 +115,7 @@ async def aspawn(agent: ParentHost, function: Any, name: str, args: tuple[Any, .
 
 
 def _spawning(
-    agent: ParentHost, what: Tool, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    agent: AgentHost, what: Tool, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Steps:
     check_name(name, "a child")
     if "/" in name:
@@ -136,7 +154,7 @@ class Child:
 
     def __init__(
         self,
-        parent: ParentHost,
+        parent: AgentHost,
         scope: Scope,
         made: Durable,
         begun: dict[str, Any],
@@ -149,13 +167,13 @@ class Child:
         self._branch: str = begun["branch"]
         self._parent, self._scope, self._made, self._args, self._kwargs = parent, scope, made, args, kwargs
         self._options = options
-        self._host: ParentHost | None = None
+        self._host: AgentHost | None = None
         self._own: Scope | None = None  # its run
         self._task: Any = None
         self._loop: Any = None
         self._stop = False
         self._left = False  # joined or cancelled
-        self._settled = False  # the parent's record says what came of it
+        self._told: rec.Done | rec.Decision | None = None  # what the parent's record says of it
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
         self._waiting: list[Callable[[], Any]] = []
@@ -199,8 +217,9 @@ class Child:
 
     def _start(self, loop: Any) -> None:
         """Begin it, or go on with it, unless the parent's record says what came of it."""
-        if self._is_settled():
-            self._left = self._settled = True
+        self._told = self._found()
+        if self._told is not None:
+            self._left = True
             self._over.set()
             return
         with _lock:
@@ -229,15 +248,14 @@ class Child:
             self._end(None, error)
             raise
 
-    def _is_settled(self) -> bool:
+    def _found(self) -> rec.Done | rec.Decision | None:
+        """What the parent's record says came of it, wherever it was asked for."""
         scope = self._scope
         if not isinstance(scope, Run):
-            return False
+            return None
         mark = fingerprint(self._arguments(), scope.registry)
-        return any(
-            call.fingerprint == mark and call.tool in ENDS and call.outcome is not None
-            for call in scope.past.calls.values()
-        )
+        ends = (call for call in scope.past.calls.values() if call.fingerprint == mark and call.tool in ENDS)
+        return next((call.outcome for call in ends if call.outcome is not None), None)
 
     def _arguments(self) -> dict[str, Any]:
         return {"child": self.name, "run": self.run}
@@ -270,16 +288,11 @@ class Child:
         function = self._made.function
 
         @functools.wraps(function)
-        def plain(*args: Any, **kwargs: Any) -> Any:
+        def begun(*args: Any, **kwargs: Any) -> Any:
             self._enter()
             return function(*args, **kwargs)
 
-        @functools.wraps(function)
-        async def later(*args: Any, **kwargs: Any) -> Any:
-            self._enter()
-            return await function(*args, **kwargs)
-
-        wrapped = Durable(later if self._made.waits else plain, self._made.name, strict=self._made.strict)
+        wrapped = Durable(begun, self._made.name, strict=self._made.strict)
         return configured(wrapped, self._options, id=self.run, wait=self._scope.waits, again=True)
 
     def _enter(self) -> None:
@@ -312,18 +325,6 @@ class Child:
             own.reason = Suspended("the process ends")
             own.stopped = own.stopped or isinstance(self._scope, Run)
 
-    def _recall(self) -> None:
-        """Find out from its own line what came of a child that nobody has to execute again."""
-        host = self._parent.child(self.name, self._branch, write=False)
-        run = Past(host.ledger.records()).runs.get(self.run) if host is not None else None
-        end = run.end if run is not None else None
-        if host is None or end is None or end.how not in {"finished", "failed"}:
-            self._stop, self._error = True, self._cancelled()
-        elif end.fault is not None:
-            self._error = ToolFailed(end.fault[2], tool=self.name, error_type=end.fault[1])
-        else:
-            self._result = fetch(end.value, host.ledger, host.registry)
-
     def _end(self, result: Any, error: BaseException | None) -> None:
         host, self._host = self._host, None
         try:
@@ -342,7 +343,7 @@ class Child:
             with suppress(RuntimeError):  # of a loop that is closed by now
                 call()
 
-    def _record_cancelled(self, host: ParentHost, error: BaseException) -> BaseException:
+    def _record_cancelled(self, host: AgentHost, error: BaseException) -> BaseException:
         """A task that is cancelled while it awaits something else than a call has not said how it ended."""
         run = Past(host.ledger.records()).runs.get(self.run)
         if run is None:  # it was cancelled before its run had begun, or could not begin it
@@ -402,3 +403,127 @@ def _stop_all() -> None:
             if child._thread is not None:  # those of a process that this one was forked from have ended
                 limited = isinstance(child._scope, Run)
                 child._thread.join(max(0.0, until - time.monotonic()) if limited else None)
+
+
+# -- what came of it, on the parent's line ---------------------------------------------------------------------
+
+
+class Over(Request):
+    """Wait until a child has ended, after asking it to stop if need be."""
+
+    def __init__(self, child: Child, *, stop: bool = False) -> None:
+        self.child, self.stop = child._same, stop
+
+    def now(self) -> None:
+        child = self.child
+        if child._loop is not None and not child._over.is_set():
+            asyncio = sys.modules["asyncio"]
+            if asyncio._get_running_loop() is child._loop:
+                raise BadOption(f"{child.name} is a task of this loop", hint="Use `await child.ajoin()` or acancel().")
+        if self.stop:
+            child._halt()
+            if child._task is not None:
+                child._loop.call_soon_threadsafe(child._task.cancel)
+        child._over.wait()
+
+    async def later(self) -> None:
+        child = self.child
+        if self.stop:
+            child._halt()
+            if child._task is not None:
+                child._task.cancel()
+        loop = sys.modules["asyncio"].get_running_loop()
+        over = loop.create_future()
+        child._when_over(lambda: loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None)))
+        await over
+
+
+def ending(lane: Lane, child: Child, what: Tool) -> Steps:
+    """Join a child, or cancel it; answered from the record where it was done before."""
+    scope: Scope = lane.scope
+    arguments = child._arguments()
+    mark = fingerprint(arguments, scope.registry)
+    path = lane.take(what.name, mark)
+    child._left = True
+    call = scope.recorded(path, what, mark, arguments)
+    if call is not None and call.outcome is not None:
+        yield Turn(scope, path)
+        return _given(scope, child, path, call.outcome, None)
+    if call is not None and call.cancelled:
+        yield from cancelled_again(scope, call)
+    scope.check_settled(what)
+    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
+    done.args = stow(arguments, scope.registry).value
+    with scope.lock:
+        scope.live += 1
+    try:
+        yield Over(child, stop=what is CANCELLING)
+    except BaseException as error:
+        if scope.run_id and is_cancelled(error):
+            yield from cancelled(scope, done)
+        raise
+    finally:
+        with scope.lock:
+            scope.live -= 1
+    stowed = yield from _outcome(scope, child._same, path, what, done)
+    done.at = now_us()
+    scope.complete(done, stowed)
+    yield Turn(scope, path)
+    return _given(scope, child, path, done, stowed)
+
+
+def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
+    """Put into the record what came of the child. What is not known yet is raised instead."""
+    error = child._error
+    if isinstance(error, InDoubt | Suspended):  # the latter: the process ends, and the child goes on next time
+        raise error
+    if what is CANCELLING:
+        return None
+    if isinstance(child._told, rec.Done):
+        done.how, done.value, done.fault = child._told.how, child._told.value, child._told.fault
+        if child._told.tool == CANCEL:
+            done.how, done.fault = "error", (_CANCELLED, "Cancelled", child._cancelled().message, None)
+        return None
+    if isinstance(error, Waiting):
+        if scope.run_id:
+            yield Write(scope, rec.Wait(now_us(), scope.run_id, path, "child", child.name, error.until))
+            scope.stopped = True
+            raise Suspended
+        raise error
+    if error is not None:
+        kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
+        message = secrets.scrub(scope.agent, said(error)[:MESSAGE_MAX], f"an error of {child.name}")
+        # One that fails because a child of its own was cancelled has failed.
+        declared = _CANCELLED if isinstance(error, Cancelled) and child._stop else ""
+        done.how, done.fault = "error", (declared, kind, message, None)
+        return None
+    try:
+        stowed = stow(child._result, scope.registry)
+    except Unencodable as failed:  # it was encoded once, with the child's types
+        done.how, done.fault = "lost", ("", type(failed).__name__, str(failed)[:MESSAGE_MAX], None)
+        return None
+    done.value = stowed.value
+    return stowed
+
+
+def _given(scope: Scope, child: Child, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None) -> Any:
+    if isinstance(outcome, rec.Done) and outcome.fault is not None:
+        declared, kind, message, _ = outcome.fault
+        if declared == _CANCELLED:
+            raise Cancelled(message)
+        if outcome.how == "lost":
+            raise lost(child.name, path, message)
+        raise ToolFailed(f"child {child.name} failed: {kind}: {message}", tool=child.name, error_type=kind, path=path)
+    if stowed is not None:
+        return fetch(outcome.value, Local(stowed), scope.registry)
+    return give(scope, JOINING, path, outcome) if outcome.value is not None else None
+
+
+def leaving(run: Run) -> Steps:
+    """A run ends when its children have: join those that nobody joined, in the order in which they were begun."""
+    try:
+        for child in run.children:
+            if not child._left:
+                yield from ending(run.lane, child, JOINING)
+    except Suspended:
+        raise (run.reason or waiting.put_off(run)) from None

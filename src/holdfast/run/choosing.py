@@ -94,6 +94,13 @@ def unfinished(agent: Host, run: RunPast, *, executing: bool = False) -> RunUnfi
             run=run.id,
             hint="It is finished by `with agent:`, agent.run(...) or agent.rollback(...).",
         )
+    if run.begin.kind == "map":
+        return RunUnfinished(
+            f"a batch of {run.begin.function} has not ended ({words.get(run.condition, run.condition)})",
+            run=run.id,
+            hint=f"Resume it by calling store.map once more, cancel it with agent.cancel({run.id!r}) or `holdfast runs"
+            f" cancel {whose(agent)} {run.id}`, or roll back to before it began.",
+        )
     return RunUnfinished(
         f"run {run.id} of {run.begin.function} has not ended ({words.get(run.condition, run.condition)})",
         run=run.id,

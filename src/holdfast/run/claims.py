@@ -80,7 +80,7 @@ class TaskLane(Lane):
         part = f":{self.part}" if self.part else ""
         return f"{self.prefix}{what}.{fingerprint.hex()[:_MARK_DIGITS]}.{n}{part}"
 
-    def task(self, *, ordered: bool = True) -> Lane:  # noqa: ARG002 - as the lanes of runs have it
+    def task(self, among: tuple[Any, int] | None = None) -> Lane:  # noqa: ARG002 - as the lanes of runs have it
         return self
 
     def mine(self) -> Lane:
@@ -118,7 +118,6 @@ class Loop(Scope):
         self._since = since
         self.since = since  # where the program last took a checkpoint itself: what steps.Keep goes by
         self._checkpoint = checkpoint
-        self._jobs = 0
         self._known = False
         self._open: list[Call] = []
         self._left: list[Call] = []  # not claimed yet, and all that tasks do here
@@ -293,6 +292,12 @@ class Loop(Scope):
                 if _never_happened(found):
                     self._left.remove(found)
 
+    def keep_lost(self, call: Call) -> None:
+        with self.lock:
+            self.read()
+            if all(one.number != call.number for one in self._left):
+                self._left.append(call)
+
     # -- what is in doubt -----------------------------------------------------------------------------------
 
     def settling(self) -> Steps:
@@ -318,12 +323,11 @@ class Loop(Scope):
         task = task_of(lane)
         if not self.agent.whole:
             yield Work(self.agent.check_free)
-        if tool.kind not in GUARDED and task is None:
+        if task is None and tool.name.startswith(OWN) and tool.kind == "read":
             return path, None
         if not self._known:
             yield Work(self.read)
-        if tool.kind in GUARDED:
-            yield from self.settling()
+        yield from self.settling()
         if task is None:
             return path, self.recorded(path, tool, mark, arguments)
         while (other := self._begin(path, tool, task)) is not None:
@@ -336,12 +340,12 @@ class Loop(Scope):
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:  # noqa: ARG002 - the fingerprint says it all
         self.agent.check_free()
-        if tool.kind not in GUARDED:
+        if tool.name.startswith(OWN) and tool.kind == "read":
             return None
         with self.lock:
             self.read()
             mine = [call for call in self._left if call.tool in {tool.name, LOST} and key_in(call) not in self._owner]
-            return self._claim(tool, mark, mine, arguments)
+            return self._claim(tool, mark, mine, arguments) if tool.kind in GUARDED else None
 
     def _begin(self, path: str, tool: Tool, task: Task) -> Future[None] | None:
         """A call that is waited for; None: from now on this one is under way.
@@ -444,14 +448,9 @@ class Loop(Scope):
             raise self._maybe_repeated(tool, known, arguments)
         return None
 
-    def check_settled(self, kind: str = "write") -> None:
-        if kind in GUARDED:
+    def check_settled(self, tool: Tool | None = None) -> None:
+        if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for
             super().check_settled()
-
-    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:  # noqa: ARG002 - any number that is not taken will do
-        with self.lock:
-            self._jobs += 1
-            return self._jobs - 1
 
     settling_words = "agent.accept(effect)"
     """How a program says that it knows what is left."""

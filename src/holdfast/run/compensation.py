@@ -8,10 +8,8 @@ it.
 
 from __future__ import annotations
 
-import contextvars
 import inspect
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, cast
@@ -30,7 +28,7 @@ from holdfast.run.planning import Planned
 from holdfast.run.positions import Lane
 from holdfast.run.runs import Run
 from holdfast.run.scope import now_us
-from holdfast.run.steps import Pause, Request, Steps, Write
+from holdfast.run.steps import Aside, Pause, Request, Steps, Write, awaited
 from holdfast.run.tools import Tool
 
 TRIES = 5
@@ -114,29 +112,13 @@ class Compensate(Request):
                 EFFECT.reset(token)
 
     def now(self) -> None:
-        asyncio = sys.modules.get("asyncio")
-        on_loop = asyncio is not None and asyncio._get_running_loop() is not None
-        if self.tool.timeout_s is None and not on_loop:
+        if self.tool.timeout_s is None:
             self._call()
-            return
-        # In a thread of its own: nothing stops a blocking call, and a loop cannot be run inside another.
-        outcome: list[BaseException | None] = []
+        else:  # in a thread of its own: nothing stops a blocking call
+            Aside(self._call, self.own.tool).wait(self.tool.timeout_s)
 
-        def work() -> None:
-            try:
-                self._call()
-                outcome.append(None)
-            except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
-                outcome.append(error)
-
-        context = contextvars.copy_context()
-        thread = threading.Thread(target=context.run, args=(work,), name=self.own.tool, daemon=True)
-        thread.start()
-        thread.join(self.tool.timeout_s)
-        if not outcome:
-            raise TimeoutError(f"{self.own.tool} took longer than {self.tool.timeout_s:g} s")
-        if outcome[0] is not None:
-            raise outcome[0]
+    def elsewhere(self) -> Any:
+        return Aside(self.now, self.own.tool).begin()
 
     async def later(self) -> None:
         if not inspect.iscoroutinefunction(self.function):
@@ -150,9 +132,4 @@ class Compensate(Request):
         with self.inside():
             answer = self.function(self.effect)
             if inspect.isawaitable(answer):
-                import asyncio
-
-                async def wait() -> None:
-                    await answer
-
-                asyncio.run(wait())
+                awaited(answer)

@@ -8,8 +8,8 @@ absent is believed only when nobody can still be doing it.
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Generator
+from contextlib import suppress
 from typing import Any
 
 from holdfast.errors import BadOption, Unencodable
@@ -18,8 +18,10 @@ from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, stow
 from holdfast.run.effects import Absent, Effect, Found, Unknown
 from holdfast.run.faults import told
+from holdfast.run.outcomes import give, is_healed, lost
 from holdfast.run.past import LOST, Call
-from holdfast.run.scope import Scope, now_us
+from holdfast.run.scope import Scope, now_us, whose
+from holdfast.run.steps import Aside, Write, awaited
 from holdfast.run.tools import Tool
 
 REPEATABLE = frozenset({"read", "idempotent"})
@@ -35,20 +37,14 @@ class Ask:
         try:
             answer = self.probe(self.effect)
             if inspect.isawaitable(answer):
-                import asyncio
-
-                async def wait() -> Any:
-                    return await answer
-
-                return self._checked(asyncio.run(wait()))
+                answer = awaited(answer)
         except Exception as error:  # noqa: BLE001 - a probe that fails has not found out
             return Unknown(f"the probe failed: {told(error)}")
         return self._checked(answer)
 
     async def later(self) -> Any:
         if not inspect.iscoroutinefunction(self.probe):
-            asyncio = sys.modules["asyncio"]
-            return await asyncio.get_running_loop().run_in_executor(None, self.now)
+            return await Aside(self.now, "probe").begin()
         try:
             answer = await self.probe(self.effect)
         except Exception as error:  # noqa: BLE001 - as above
@@ -88,6 +84,28 @@ def settle(
     return None, None
 
 
+def recall(scope: Scope, tool: Tool, call: Call) -> Generator[Any, Any, Any]:
+    """What a call returned whose result could not be saved: its classes are known by now, or its probe tells."""
+    done = call.done
+    decision, stowed = None, None
+    if done is not None and is_healed(done, scope.ledger, scope.registry):
+        decision = _decision(scope, call, "done", "its class is registered now", done.value)
+        decision.by = "holdfast"
+    elif tool.probe is not None:
+        answer = yield Ask(tool.probe, scope.effect_of(call))
+        if isinstance(answer, Found):
+            with suppress(Unencodable):
+                stowed = stow(secrets.scrub(scope.agent, answer.result, f"the result of {call.tool}"), scope.registry)
+                decision = _decision(scope, call, "found", "the probe found it", stowed.value)
+    if decision is None:
+        scope.keep_lost(call)
+        why = done.fault[2] if done is not None and done.fault is not None else ""
+        raise lost(tool.name, call.path, why, f"{whose(scope.agent)} {call.intent.key[:12]}" if call.intent else "")
+    yield Write(scope, decision, stowed)
+    call.decision = decision
+    return give(scope, tool, call.path, decision, stowed)
+
+
 def settle_all(scope: Scope, calls: list[Call], find: Callable[[str], Tool | None]) -> Generator[Any, Any, list[Call]]:
     """The pass before anything new starts. Returns the calls that stay in doubt, each with its reason."""
     left: list[Call] = []
@@ -117,7 +135,9 @@ def decide(scope: Scope, call: Call, how: str, *, by: str, why: str, result: Any
     """Record what a person found out: ``done`` (with what the call returned) or ``not-done``."""
     if how not in {"done", "not-done"}:
         raise BadOption(f"a decision is done or not-done, not {how!r}")
-    if not call.open:
+    if call.lost and how != "done":
+        raise BadOption(f"{call.tool} at {call.path} was called and returned; only what it returned is not known")
+    if not call.open and not call.lost:
         raise BadOption(f"{call.tool} at {call.path} is not in doubt: it is {call.condition}")
     stowed = stow(result, scope.registry) if how == "done" else None
     decision = _decision(scope, call, how, why, stowed.value if stowed is not None else None)

@@ -69,6 +69,7 @@ class Effect:
         self._result = result
         self._last_progress = last_progress
         self._report = report
+        self._whole: Callable[[], dict[str, Any]] | None = None
 
     @property
     def id(self) -> str:
@@ -84,6 +85,13 @@ class Effect:
     def args(self) -> dict[str, Any]:
         """The arguments, by parameter name."""
         return self._args()
+
+    def whole(self) -> dict[str, Any]:
+        """As ``args``, with the whole of what stands there by its size and first words, where a checkpoint has it.
+
+        A read is recorded without the parts of the state that it was given.
+        """
+        return self._whole() if self._whole is not None else self._args()
 
     @property
     def result(self) -> Any:

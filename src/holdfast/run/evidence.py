@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import unquote
 
+from holdfast.run.arguments import Passed
 from holdfast.run.listing import View, effects_of, runs_of, stack_of
 
 _EFFECTS = 50
@@ -23,7 +24,7 @@ def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
     doubtful = [effect for effect in effects if effect.condition == "in doubt"][-_IN_DOUBT:]
     recent = effects[-_EFFECTS:]
     shown = [*(effect for effect in doubtful if all(effect is not other for other in recent)), *recent]
-    runs = [info for info in runs_of(view) if info.condition != "finished"][-_RUNS:]
+    runs = [info for info in runs_of(view) if info.condition not in {"finished", "rolled back"}][-_RUNS:]
     newest = runs[-1] if runs else None
     last = next((effect.path for effect in reversed(effects) if newest is not None and effect.run == newest.id), "")
     stack = stack_of(view, checkpoint) if checkpoint else []
@@ -38,7 +39,7 @@ def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
                 "path": effect.path,
                 "run": effect.run,
                 "attempt": effect.attempt,
-                "args": effect.args,
+                "args": _shown(effect.args),
                 "result": effect.result,
                 "error": effect.error,
                 "why": effect.why,
@@ -55,6 +56,15 @@ def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
         "path": last,
         "stack": max(_stack(newest.function, last) if newest is not None else [], stack, key=len),
     }
+
+
+def _shown(value: Any) -> Any:
+    """Arguments, with a text for what is not written out."""
+    if isinstance(value, Passed):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: _shown(item) for key, item in value.items()}
+    return type(value)(map(_shown, value)) if type(value) in {list, tuple} else value
 
 
 def _stack(function: str, path: str) -> list[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextvars
 import logging
-import os
 import warnings
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
@@ -30,7 +29,7 @@ from holdfast.run.durables import Options, configured, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
-from holdfast.run.positions import HERE, Lane, here, number_tasks, numbered_context
+from holdfast.run.positions import HERE, Lane, here, number_tasks
 from holdfast.run.records import Record, Saved
 from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
@@ -38,6 +37,7 @@ from holdfast.run.scope import now_us
 from holdfast.run.steps import Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
 from holdfast.store.catalog import Point
+from holdfast.store.changes import who
 
 log = logging.getLogger("holdfast.run")
 R = TypeVar("R")
@@ -63,14 +63,9 @@ class Agent(Surroundings, below.Agent):
         result is returned. How it is executed is said with the function: ``travel.options(id="7", wait=False)``.
         """
         options = options_of(function)
-        lane = self._inside(options)
-        if lane is None:
-            found: R = self._execute(function, args, kwargs, options)
-            return found
-        from holdfast.run import nested
-
-        result: R = nested.now(lane, self._host, function, args, kwargs, options)
-        return result
+        self._check_outside(options)
+        found: R = self._execute(function, args, kwargs, options)
+        return found
 
     def _execute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
         with self._host.executing():
@@ -82,12 +77,20 @@ class Agent(Surroundings, below.Agent):
             drive(resuming(self._host))
             return runs.run_now(self._host, function, args, kwargs, options)
 
-    def _inside(self, options: Options) -> Lane | None:
-        """Where in another agent's run the caller is; None where it is in none, or says itself which run it means."""
+    def _check_outside(self, options: Options) -> None:
+        """Refuse a run inside another agent's run, unless the caller says which run it means.
+
+        When the outer run is executed again nobody would know which one it was.
+        """
         lane = here() if options.id is None else None
         if lane is None or not isinstance(lane.scope, Run) or lane.scope.ended or lane.scope.agent is self._host:
-            return None
-        return lane
+            return
+        outer = lane.scope.agent.name
+        raise BadOption(
+            f"a run of {self.name} inside a run of {outer} would be done twice when that is executed again;"
+            " it was not begun",
+            hint="Begin a child: agent.spawn(function, name, ...).join(). Or give the run an id of its own.",
+        )
 
     @overload
     async def arun(self, function: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: Any) -> R: ...
@@ -96,12 +99,8 @@ class Agent(Surroundings, below.Agent):
     async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """As run(), for async functions."""
         options = options_of(function)
-        lane = self._inside(options)
-        if lane is None:
-            return await self._aexecute(function, args, kwargs, options)
-        from holdfast.run import nested
-
-        return await nested.later(lane, self._host, function, args, kwargs, options)
+        self._check_outside(options)
+        return await self._aexecute(function, args, kwargs, options)
 
     async def _aexecute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
         import asyncio
@@ -181,8 +180,8 @@ class Agent(Surroundings, below.Agent):
         return listing.stack_of(self._view(), self._find(revision).id)
 
     def context(self) -> contextvars.Context:
-        """A context for a job in another thread: ``pool.submit(agent.context().run, job)``."""
-        return numbered_context()
+        """A context for a job in another thread, outside of runs: ``pool.submit(agent.context().run, job)``."""
+        return contextvars.copy_context()
 
     def _lane(self) -> Lane | None:
         lane = here()
@@ -195,6 +194,18 @@ class Agent(Surroundings, below.Agent):
         after = position_of(self.at(since)) if since is not None else 0
         return listing.effects_of(self._view(), after, run)
 
+    def events(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """What was moved, decided or sent, newest first, and by whom (``by``), on all branches.
+
+        ``what`` is branch, tag, untag, rollback, rolled back, validity, decision, cancelled, signal, open ...
+        """
+        views = [listing.View(self._store, self._row, branch) for branch in self._store._db.view.branches(self._row.a)]
+        found = super().events()
+        for view in views:
+            found += listing.decided(view)
+            found += [{"when": one.sent, "what": "signal", **one.to_json()} for one in listing.signals_of(view)]
+        return sorted(found, key=lambda one: one["when"], reverse=True)[:limit]
+
     def resolve(
         self, effect: Effect | str, decision: Literal["done", "not-done"], *, result: Any = None, why: str = ""
     ) -> Effect:
@@ -204,7 +215,7 @@ class Agent(Surroundings, below.Agent):
             raise BadOption("a run of this agent is being executed", hint="Let it end, resolve, then run it again.")
         call = listing.find_call(self._view(), effect)
         loop = self._host.loop
-        decide(loop, call, decision, by=_user(), why=why, result=result)
+        decide(loop, call, decision, by=who(), why=why, result=result)
         loop.decided(call)
         return loop.effect_of(call)
 
@@ -278,32 +289,25 @@ class Agent(Surroundings, below.Agent):
 
         return self._host.capture(label, note, kind=kind, target=target)
 
-    def plan_rollback(
-        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
-    ) -> RollbackPlan:
+    def plan_rollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> RollbackPlan:
         """What going back to a checkpoint would do, to the state and outside; ``.apply()`` does it.
 
-        ``accept`` names effects that may be left standing: tools, or ids of single effects. ``effects="keep"`` leaves
-        all of them standing and moves the state only.
+        ``accept`` names effects that may be left standing: tools, or ids of single effects.
         """
-        return plan_rollback(self._host, below.required(revision), accept=accept, effects=effects)
+        return plan_rollback(self._host, below.required(revision), accept=accept)
 
-    def rollback(
-        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
-    ) -> Checkpoint:
+    def rollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> Checkpoint:
         """Go back to a checkpoint: undo what was done outside since, newest first, then move the state.
 
         What came after it stays in the history, and unsaved changes are saved first. Raises ``RollbackBlocked`` when
         something cannot be undone. Inside a run it ends the execution. Arguments as for ``plan_rollback``.
         """
-        made: Checkpoint = self.plan_rollback(revision, accept=accept, effects=effects).apply()
+        made: Checkpoint = self.plan_rollback(revision, accept=accept).apply()
         return made
 
-    async def arollback(
-        self, revision: str | Checkpoint, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
-    ) -> Checkpoint:
+    async def arollback(self, revision: str | Checkpoint, *, accept: Collection[str] = ()) -> Checkpoint:
         """As rollback()."""
-        made: Checkpoint = await self.plan_rollback(revision, accept=accept, effects=effects).aapply()
+        made: Checkpoint = await self.plan_rollback(revision, accept=accept).aapply()
         return made
 
     # -- children -------------------------------------------------------------------------------------------
@@ -468,13 +472,3 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, trace)
-
-
-def _user() -> str:
-    """Who decides."""
-    import getpass
-
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a container without a name for its user
-        return f"uid {os.getuid()}"

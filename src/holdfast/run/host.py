@@ -22,14 +22,16 @@ from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
 from holdfast.run import records as rec
+from holdfast.run import signals
 from holdfast.run.arguments import Stowed
 from holdfast.run.claims import Loop
 from holdfast.run.companions import Companion
 from holdfast.run.ledger import Ledger
-from holdfast.run.listing import origin_of, signals_to
+from holdfast.run.listing import origin_of
+from holdfast.run.past import RunPast
 from holdfast.run.returning import Returning
+from holdfast.run.signals import Signal
 from holdfast.run.stored import StoredLedger, StoredLine, entries
-from holdfast.run.waiting import Signal
 from holdfast.store.catalog import Point
 from holdfast.store.changes import NewRecord
 
@@ -50,6 +52,10 @@ class AgentHost(Returning):
         self.base: Point | None = None  # what the live state stands on while that is not the writer's head
         self.companions: dict[type[Companion], Companion] = {}
         self._loop: Loop | None = None
+        self._signals: tuple[tuple[int, int], list[Signal]] = (
+            (-1, 0),
+            [],
+        )  # of which run, how many entries; what was read
         self._rows: dict[bytes, Point] = {}
         self._remains = b""  # the digest of what a run left behind that stopped
         self._executing = threading.Lock()
@@ -79,9 +85,13 @@ class AgentHost(Returning):
         config = writer.config if writer is not None else None
         return digest_of("holdfast.config", encode(config, self.registry)).hex()[:16] if config is not None else ""
 
-    def signals(self) -> list[Signal]:
-        """Signals to this agent, or to this branch of it, that are younger than the branch; oldest first."""
-        return signals_to(self.handle._store._db.view, self.handle._row, self.handle._branch)
+    def signals(self, run: RunPast | None) -> list[Signal]:
+        """The signals that a run may take, or, without one, a plain loop; oldest first. Read when some have come."""
+        view, agent = self.handle._store._db.view, self.handle._row
+        stamp = run.number if run is not None else 0, signals.stamp(view, agent, run)
+        if self._signals[0] != stamp:
+            self._signals = stamp, signals.visible(view, agent, self.handle._branch, run)
+        return self._signals[1]
 
     @cached_property
     def origin(self) -> int:
@@ -207,6 +217,9 @@ class AgentHost(Returning):
             replaying = row.row.b != agent._branch.b and row.id != self._origin
             for one in self.companions.values():
                 one.restore(replaying=replaying)
+
+    def difference(self, id: bytes) -> list[str]:
+        return self.handle.diff(self.handle._seen(self._row(id))).brief()
 
     def saved(self, id: bytes) -> Checkpoint:
         row = self._row(id)

@@ -9,21 +9,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadOption, UnknownTool
-from holdfast.run.arguments import fetch
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.codec.document import Document
+from holdfast.codec.values import decode
+from holdfast.errors import BadOption, RunEnded, UnknownTool
+from holdfast.run import signals
+from holdfast.run.arguments import Passed, fetch, fill
 from holdfast.run.choosing import arguments_of, call_of
 from holdfast.run.durables import DURABLES
 from holdfast.run.effects import Effect
-from holdfast.run.past import Call, Past, RunPast
-from holdfast.run.records import Saved, Value
+from holdfast.run.past import OPEN, ROLLED_BACK, Call, Past, RunPast
+from holdfast.run.records import Decision, End, RolledBack, Saved, Value
 from holdfast.run.scope import effect_of, now_us
-from holdfast.run.standing import NESTED, SPAWN, Standing, nested_id
+from holdfast.run.signals import Signal
+from holdfast.run.standing import SPAWN, Standing
 from holdfast.run.stored import StoredLine
-from holdfast.run.waiting import Signal, due, open_waits, read_signal, signal_key
+from holdfast.run.waiting import due, open_waits
 from holdfast.store import catalog
-from holdfast.store.catalog import Branch
+from holdfast.store.catalog import Agent, Branch
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -32,7 +38,10 @@ CONDITIONS = (
     "running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled", "rolled back",
 )  # fmt: skip
 _WORDS = {"attention": "needs attention"}
-_OVER = frozenset({"finished", "failed", "cancelled"})
+_OVER = frozenset({"finished", "failed", "cancelled", ROLLED_BACK})
+REFUSING = frozenset({"finished", "cancelled", ROLLED_BACK})
+"""Runs that take no signal any more. One that failed can be executed again, and may."""
+SIGNAL_STATUSES = ("pending", "taken", "dropped", "ended")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +90,49 @@ class RunInfo:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class SignalInfo:
+    """A signal. ``status`` is one of ``SIGNAL_STATUSES``; ``run`` is empty where any run of the branch may take it.
+
+    ``waits_for``: the names of the signals that are waited for now by the run, or by those that may take it.
+    ``repeated``: it was sent before with the same id, so that nothing was sent now.
+    """
+
+    agent: str
+    branch: str
+    run: str
+    name: str
+    id: str
+    status: str
+    sent: datetime
+    by: str
+    waits_for: tuple[str, ...]
+    _value: Callable[[], Any] = field(repr=False, compare=False)
+    repeated: bool = False
+
+    @property
+    def value(self) -> Any:
+        """What the run gets."""
+        return self._value()
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "agent": self.agent, "branch": self.branch, "run": self.run, "name": self.name, "id": self.id,
+            "status": self.status, "sent": self.sent.isoformat(), "by": self.by, "waits_for": list(self.waits_for),
+            "repeated": self.repeated,
+        }  # fmt: skip
+
+
 class View:
     """A branch's line, as far as lists need it. The state is not touched, so damage there does not hide runs."""
 
-    def __init__(self, store: Store, agent: catalog.Agent, branch: Branch) -> None:
+    def __init__(self, store: Store, agent: Agent, branch: Branch) -> None:
         self.name = agent.name
         self.branch_name = branch.name
         self.line = StoredLine(store._db, branch.b)
         self.registry, self.inert = store._registry, store._inert
         self._store, self._agent, self._branch = store, agent, branch
+        self._points: list[Checkpoint] | None = None  # newest first
 
     def read(self, value: Value) -> Any:
         return fetch(value, self.line, self.registry, inert=self.inert)
@@ -118,13 +161,23 @@ class View:
             return bool(mine._host.busy)  # type: ignore[attr-defined] # the handles of this room's store
         return self._store._db.leases.alive(self._branch.uuid, self._branch.generation)
 
-    def signals(self) -> list[Signal]:
-        return signals_to(self._store._db.view, self._agent, self._branch)
+    def signals(self, run: RunPast | None) -> list[Signal]:
+        return signals.visible(self._store._db.view, self._agent, self._branch, run)
 
     @property
     def identity(self) -> tuple[bytes, bytes]:
         """The uuids of the agent and of the branch."""
         return self._agent.uuid, self._branch.uuid
+
+    def around(self, number: int) -> list[Document]:
+        """The states of the nearest checkpoints after and before a record."""
+        if self._points is None:
+            view = self._store._db.view
+            points = view.walk(view.branch_at(self._branch.b).head)
+            self._points = [Checkpoint.of(self._store, self._agent, point) for point in points]
+        after = [one for one in self._points if one._manifest.effects[0] >= number][-1:]
+        before = [one for one in self._points if one._manifest.effects[0] < number][:1]
+        return [one.state for one in (*after, *before)]
 
     def other(self, name: str, branch: str) -> View | None:
         """The line of another agent."""
@@ -146,20 +199,15 @@ def origin_of(view: catalog.View, branch: Branch) -> int:
     return point.manifest.effects[0] if point is not None else int(branch.body.get("start", 0))
 
 
-def signals_to(view: catalog.View, agent: catalog.Agent, branch: Branch) -> list[Signal]:
-    """Signals to an agent, or to this branch of it, that are younger than the branch; oldest first."""
-    born = branch.body["created"]
-    entries = view.log_under([signal_key(agent.uuid)])
-    found = [read_signal(entry.at, entry.body) for entry in entries if entry.a == agent.a and entry.at >= born]
-    return [signal for signal in found if signal.branch in {None, branch.uuid}]
-
-
 def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
-    """The runs of a branch, oldest first; with ``only_due`` those that waited for what has come."""
+    """The runs of a branch, oldest first, those that were rolled back included.
+
+    With ``only_due`` those that waited for what has come.
+    """
     if only_due and view.at_it():
         return []  # whoever is at it goes on by itself
     past = view.past()
-    found = _due(view, past) if only_due else past.runs.values()
+    found = _due(view, past) if only_due else past.every_run
     first = view.own_from
     # What ended before the branch began belongs to the one that it comes from. What is unfinished there can be resumed
     # here as well, until something else is saved.
@@ -171,36 +219,22 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
 
 
 def _due(view: View, past: Past) -> list[RunPast]:
-    return due(past, view.signals(), now_us(), lambda run, name: _child_moves(view, run, name))
+    return due(past, view.signals, now_us(), lambda run, name: _child_moves(view, run, name))
 
 
 def _child_moves(view: View, run: RunPast, name: str) -> bool:
     """Whether what a run would learn of its child has changed since it was put off: it has ended, or can go on."""
-    branch, begun = _begun(view, run, name)
-    child = view.other(name, branch)
+    child = view.other(name, view.branch_name)
     if child is None:
         return True  # removed: the run has to be told
     if child.at_it():
         return False
     past = child.past()
+    begun = {call.intent.key for call in run.calls.values() if call.intent is not None and call.tool == SPAWN}
     its = [one for one in past.runs.values() if one.id in begun]
     if not its or its[-1].condition not in {"", "waiting"} or not open_waits(its[-1]):
         return True  # it has ended, or was interrupted; an agent executes one run at a time, so the newest is meant
     return any(one is its[-1] for one in _due(child, past))
-
-
-def _begun(view: View, run: RunPast, name: str) -> tuple[str, set[str]]:
-    """What a run has begun with another agent: the branch, and the ids of its runs there."""
-    branch, begun = view.branch_name, set()
-    for call in run.calls.values():
-        if call.intent is not None and call.tool == SPAWN:
-            begun.add(call.intent.key)
-        elif call.open and call.tool == NESTED:
-            given = fetch(call.args, view.line, view.registry, inert=True)
-            if given["agent"] == name:
-                branch = given["branch"]
-                begun.add(nested_id(*view.identity, run.id, call.path, call.fingerprint))
-    return branch, begun
 
 
 def _info(view: View, run: RunPast) -> RunInfo:
@@ -228,6 +262,77 @@ def _info(view: View, run: RunPast) -> RunInfo:
     )
 
 
+def signals_of(view: View, past: Past | None = None) -> list[SignalInfo]:
+    """The signals to a branch and its runs, oldest first."""
+    sent, dropped = signals.all_of(view._store._db.view, view._agent)
+    mine = [one for one in sent if one.branch in {None, view.identity[1]}]
+    if not mine:
+        return []
+    past = past if past is not None else view.past()
+    open_names = {run.id: waited_for(run) for run in open_runs(past)}
+    everybody = sorted({name for names in open_names.values() for name in names})
+    return [
+        SignalInfo(
+            agent=view.name,
+            branch=view.branch_name,
+            run=one.run,
+            name=one.name,
+            id=one.text,
+            status=_status(one, past, dropped),
+            sent=_date(one.at),
+            by=one.by,
+            waits_for=tuple(open_names.get(one.run, ()) if one.run else everybody),
+            _value=partial(decode, one.value, view.registry, inert=view.inert),
+        )
+        for one in mine
+    ]
+
+
+def _status(signal: Signal, past: Past, dropped: set[bytes]) -> str:
+    if signal.id in past.taken:
+        return "taken"
+    if signal.id in dropped:
+        return "dropped"
+    run = past.runs.get(signal.run)
+    over = signal.run and (run is None or run.number != signal.begun or run.condition in REFUSING)
+    return "ended" if over else "pending"
+
+
+def open_runs(past: Past) -> list[RunPast]:
+    """The runs that have not ended."""
+    return [run for run in past.runs.values() if run.begin.kind != "rollback" and run.condition in OPEN]
+
+
+def waited_for(run: RunPast) -> list[str]:
+    """The names of the signals that a run waits for."""
+    return sorted({wait.name for wait in open_waits(run) if wait.what == "signal"})
+
+
+def addressee(view: View, past: Past, id: str | None) -> RunPast:
+    """The run that a signal is for: the one that is named, or the one that has not ended."""
+    whose = f"{view.name}@{view.branch_name}"
+    if id is not None:
+        run = past.runs.get(id)
+        if run is None and all(one.id != id for one in past.former):
+            raise BadOption(f"{id!r} is no run of {whose}", hint="See store.runs(), or `holdfast runs`.")
+        if run is None or run.condition in REFUSING:
+            how = run.condition if run is not None else ROLLED_BACK
+            raise RunEnded(f"run {id} of {whose} has ended ({how}): it takes no signal", run=id, status=how)
+        return run
+    found = open_runs(past)
+    if len(found) > 1:
+        raise BadOption(
+            f"{len(found)} runs of {whose} have not ended: {', '.join(run.id for run in found)}",
+            hint="Say which of them the signal is for: run=ID (--run ID).",
+        )
+    if not found:
+        raise RunEnded(
+            f"no run of {whose} is open: nobody would take the signal",
+            hint="Begin the run first. To keep it for whichever run asks next, say so: any_run=True (--any-run).",
+        )
+    return found[0]
+
+
 def find_run(view: View, id: str, agent: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What is to be executed to go on with a run: the durable function of this program, and the arguments."""
     run = view.past().runs.get(id)
@@ -246,26 +351,42 @@ def find_run(view: View, id: str, agent: Any) -> tuple[Any, tuple[Any, ...], dic
 def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effect]:
     """Recorded calls with numbers above ``after``, in the order in which they were intended.
 
-    What a rollback left behind is among them: it has happened, and is undone, or stands.
+    What a rollback left behind is among them, and so is what undid it: it has happened.
     """
-    calls, undone = _calls(view)
+    calls, undone, left = _calls(view)
     found = []
     for call in calls:
         if call.number > after and (run is None or call.run == run):
             effect = effect_of(call, view.line, view.registry, inert=view.inert)
             if call.intent is not None and call.intent.key in undone:
                 effect.condition = "undone"
+            elif call.number in left and call.read:
+                effect.condition = ROLLED_BACK
+            if call.holes:
+                effect._whole = partial(whole_args, view, call, effect)
             found.append(effect)
     return found
 
 
+def whole_args(view: View, call: Call, effect: Effect) -> dict[str, Any]:
+    """The arguments of a read, with the parts of the state that it was given as the checkpoints around it have them."""
+    states = view.around(call.number)
+
+    def find(hole: Passed) -> Any:
+        return next((found for state in states if (found := hole.found_in(state)) is not None), hole)
+
+    return {**effect.args, **fill(view.read(call.args) or {}, call.holes, find)}
+
+
 def find_call(view: View, effect: Effect | str) -> Call:
     """The call that an effect, or the beginning of its key, names."""
-    calls, _ = _calls(view)
+    calls, _, _ = _calls(view)
     if isinstance(effect, Effect):
         found = [call for call in calls if call.number == effect.number]
     else:
-        found = [call for call in calls if effect and call.intent and call.intent.key.startswith(effect)]
+        # One that has answered a call since is written down there once more: that is the newest of its key.
+        newest = {call.intent.key: call for call in calls if effect and call.intent is not None}
+        found = [call for key, call in newest.items() if key.startswith(effect)]
     if len(found) != 1:
         named = effect.id if isinstance(effect, Effect) else effect
         what = "names no effect" if not found else f"fits {len(found)} effects"
@@ -273,14 +394,32 @@ def find_call(view: View, effect: Effect | str) -> Call:
     return found[0]
 
 
-def _calls(view: View) -> tuple[list[Call], set[str]]:
-    """Every call of a line, oldest first, and the keys of those that were undone."""
+def _calls(view: View) -> tuple[list[Call], set[str], set[int]]:
+    """Every call of a line, oldest first, the keys of those that were undone, the numbers of those left behind."""
     standing = Standing(view.line.records())
     past = Past(standing.records)
     calls = [*past.calls(), *past.kept]
     known = {call.intent.key for call in calls if call.intent is not None}
     calls += [one.call for one in standing.effects if one.key not in known]
-    return sorted(calls, key=lambda call: call.number), {one.key for one in standing.effects if one.undone}
+    known |= {one.key for one in standing.effects}
+    calls += [call for call in past.voided if call.intent is None or call.intent.key not in known]
+    undone = {one.key for one in standing.effects if one.undone}
+    return sorted(calls, key=lambda call: call.number), undone, {call.number for call in past.voided}
+
+
+def decided(view: View) -> list[dict[str, Any]]:
+    """What was decided about the runs and effects of a branch: what was in doubt, and what was cancelled."""
+    found: list[dict[str, Any]] = []
+    for number, record in view.line.marked(view.own_from - 1):
+        about = {"when": _date(record.at), "branch": view.branch_name, "run": record.run}
+        if isinstance(record, Decision):
+            found.append({**about, "what": "decision", "effect": record.of, "how": record.how, "why": record.why,
+                          "by": record.by})  # fmt: skip
+        elif isinstance(record, RolledBack):
+            found.append({**about, "what": "rolled back", "to": record.id.hex(), "records": number - 1 - record.to})
+        elif isinstance(record, End) and record.how == "cancelled":
+            found.append({**about, "what": "cancelled", "why": record.fault[2] if record.fault is not None else ""})
+    return found
 
 
 def stack_of(view: View, checkpoint: bytes) -> list[str]:

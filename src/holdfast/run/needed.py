@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.codec.types import Registry
 from holdfast.run.arguments import fetch
-from holdfast.run.past import Past, RunPast
+from holdfast.run.past import ROLLED_BACK, Past, RunPast
 from holdfast.run.stored import StoredLine
 
 _OVER = frozenset({"finished", "cancelled"})
@@ -25,8 +25,8 @@ def needed(line: StoredLine, places: Sequence[Place]) -> Iterator[tuple[bytes, s
     """Ids and reasons. ``places`` are the agent's checkpoints, sorted."""
     past = Past(line.records())
     for run in past.runs.values():
-        # One that failed can be resumed as long as nothing else has been begun since.
-        if run.condition in _OVER or (run.condition == "failed" and run is not past.last):
+        # One that failed or was rolled back can be executed again as long as nothing else has been begun since.
+        if run.condition in _OVER or (run.condition in {"failed", ROLLED_BACK} and run is not past.last):
             continue
         yield from _of_run(line, run)
     for call in past.calls():

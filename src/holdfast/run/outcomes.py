@@ -7,15 +7,19 @@ is made of the same parts as when the run is executed again.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
-from holdfast.codec.values import encode
+from holdfast.codec.types import Registry, default_name
+from holdfast.codec.values import encode, outline
 from holdfast.errors import BreakerOpen, Diverged, HoldfastError, ResultLost, ToolFailed, Unencodable
 from holdfast.run import faults, secrets
 from holdfast.run import records as rec
-from holdfast.run.arguments import Stowed, fetch, stow
-from holdfast.run.scope import Scope
+from holdfast.run.arguments import Blocks, Stowed, fetch, stow, stow_encoded
 from holdfast.run.tools import Tool
+
+if TYPE_CHECKING:
+    from holdfast.run.scope import Scope
 
 MESSAGE_MAX = 10_000
 """Characters of an exception's message that are kept."""
@@ -39,11 +43,8 @@ class Local:
 def give(scope: Scope, tool: Tool, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None = None) -> Any:
     """What the record says: a value, or an exception."""
     blocks: Any = Local(stowed) if stowed is not None else scope.ledger
-    if isinstance(outcome, rec.Done):
-        if outcome.how == "error" and outcome.fault is not None:
-            raise failure(tool, path, outcome.fault, fetch(outcome.fault[3], blocks, scope.registry))
-        if outcome.how == "lost":
-            raise lost(tool.name, path, outcome.fault[2] if outcome.fault is not None else "")
+    if isinstance(outcome, rec.Done) and outcome.how == "error" and outcome.fault is not None:
+        raise failure(tool, path, outcome.fault, fetch(outcome.fault[3], blocks, scope.registry))
     return fetch(outcome.value, blocks, scope.registry)
 
 
@@ -114,20 +115,65 @@ def _failed(tool: Tool, path: str, kind: str, message: str) -> ToolFailed:
     )
 
 
-def lost(tool: str, path: str, why: str) -> ResultLost:
+# -- results that cannot be saved -----------------------------------------------------------------------------
+
+
+def unsaved(value: Any, error: Unencodable, scope: Scope, what: str) -> tuple[rec.Value, rec.Fault, Stowed | None]:
+    """What is kept of a result that cannot be saved: its outline, why, and the classes that are in the way."""
+    why = str(error)[:MESSAGE_MAX]
+    try:
+        data, names = outline(secrets.scrub(scope.agent, value, what), scope.registry)
+        if secrets.leaked(scope.agent, data):
+            raise Unencodable("a secret is in it")
+        kept, named = stow_encoded(data), stow(sorted(set(names)), scope.registry)
+    except (Unencodable, RecursionError):
+        return None, ("", type(error).__name__, why, None), None
+    return kept.value, ("", type(error).__name__, why, named.value), together(kept, named)
+
+
+def is_healed(done: rec.Done, blocks: Blocks, registry: Registry) -> bool:
+    """Whether all classes that were in the way are registered by now, such that their fields are what was kept."""
+    if done.value is None or done.fault is None:
+        return False
+    found = [registry.by_name(name) for name in fetch(done.fault[3], blocks, registry) or ["?"]]
+    return all(
+        one is not None and one.save is None and one.version == 1 and one.name == default_name(one.cls) for one in found
+    )
+
+
+def result_of(outcome: rec.Done | rec.Decision, blocks: Blocks, registry: Registry, *, inert: bool = False) -> Any:
+    """What a call returned, as far as that is known. Of what could not be saved, what was kept, as inert data."""
+    if isinstance(outcome, rec.Done) and outcome.how == "lost" and not is_healed(outcome, blocks, registry):
+        registry, inert = Registry(), True
+    return fetch(outcome.value, blocks, registry, inert=inert)
+
+
+def lost(tool: str, path: str, why: str, effect: str = "") -> ResultLost:
+    """``effect`` is the agent's name and the id by which a person can settle it."""
+    hint = "The call is not repeated. Register the class that is named, and run it again"
+    if effect:
+        hint += f"; or say what it returned: holdfast effects resolve {effect} --done JSON --why TEXT"
     return ResultLost(
         f"{tool} was called and is done, but its result cannot be saved: {why}",
         tool=tool,
         path=path,
-        hint="The call is not repeated. Return something that can be saved from now on.",
+        hint=f"{hint}.",
     )
 
 
-def diverged(path: str, expected: str, actual: str) -> Diverged:
-    return Diverged(
-        f"the program does not do what is recorded at {path}\n  expected: {expected}\n  actual:   {actual}",
-        path=path,
-        expected=expected,
-        actual=actual,
-        hint="Run the code that made the record, or mark an intended change with agent.version(name).",
-    )
+def together(*parts: Stowed | None) -> Stowed:
+    """What goes to disk with several values."""
+    there = [part for part in parts if part is not None]
+    nodes = {digest: node for part in there for digest, node in part.nodes.items()}
+    chunks = {digest: chunk for part in there for digest, chunk in part.chunks.items()}
+    return Stowed(None, nodes, chunks)
+
+
+def diverged(path: str, expected: str, actual: str, differs: Sequence[str] = ()) -> Diverged:
+    """``differs`` are the places at which what was expected and what was found are not the same."""
+    text = f"the program does not do what is recorded at {path}\n  expected: {expected}\n  actual:   {actual}"
+    hint = "Run the code that made the record, or mark an intended change with agent.version(name)."
+    if differs:
+        text += f"\n  differs:  {'; '.join(differs)}"
+        hint = f"Time or random between calls? Use agent.now(), agent.random() or agent.uuid(). Otherwise: {hint}"
+    return Diverged(text, path=path, expected=expected, actual=actual, hint=hint)

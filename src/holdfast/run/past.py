@@ -2,13 +2,14 @@
 
 Owns every conclusion that is drawn from records: which runs there are and how they ended, what was called where with
 what outcome, in which order calls completed, what is in doubt. Writes nothing and asks nobody. What always holds: the
-same records give the same conclusions; what a rollback undid is not in them, what it kept can be claimed; a record that
-is lost may have said that something happened.
+same records give the same conclusions; what a rollback left behind is kept apart, for lists; a record that is lost may
+have said that something happened.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from msgspec import Struct
 
@@ -21,15 +22,14 @@ from holdfast.run.records import Record, Value
 SETTLED = frozenset({"value", "error", "lost", "fallback"})
 """Outcomes that were given to the program."""
 
-CANCELLED = frozenset({"cancelled", "interrupted"})
-"""The program gave up the call. Interrupted: while somebody gave up the run itself, perhaps from outside."""
-
 GUARDED = frozenset({"write", "idempotent"})
 """Kinds of calls that are not simply made again."""
 
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
 _OF_CALLS = (rec.Intent, *AFTER_INTENTS)
 
+ROLLED_BACK = "rolled back"
+"""How a run has ended that a rollback has taken back, from its beginning, or from its end to somewhere in it."""
 OPEN = frozenset({"", "waiting", "attention"})
 """Conditions of runs that have not ended."""
 ENDED = frozenset({"failed", "cancelled"})
@@ -65,7 +65,7 @@ class Call(Struct, eq=False):
     decision: rec.Decision | None = None
     progress: Value = None
     read: bool = False
-    kept: bool = False  # a rollback left it standing
+    kept: bool = False  # it stands outside, though the state does not know it
 
     @property
     def tool(self) -> str:
@@ -80,35 +80,44 @@ class Call(Struct, eq=False):
         return (self.intent or self.done or _NOTHING).args
 
     @property
+    def holes(self) -> list[list[Any]] | None:
+        """Parts of the arguments that are not written out (``arguments.fill``)."""
+        return self.done.holes if self.intent is None and self.done is not None else None
+
+    @property
     def fingerprint(self) -> bytes:
         return (self.intent or self.done or _NOTHING).fingerprint
 
     @property
     def outcome(self) -> rec.Done | rec.Decision | None:
         """What the program was given, or is to be given; None when the call has to be made, or made again."""
-        if self.done is not None and self.done.how in SETTLED:
-            return self.done
+        done = self.done
+        if done is not None and done.how in SETTLED and (self.decision is None or done.how != "lost"):
+            return done
         if self.decision is not None and self.decision.how in {"found", "done"}:
             return self.decision
         return None
 
     @property
+    def lost(self) -> bool:
+        """Whether it returned something that could not be saved, and nobody has said since what it was."""
+        return isinstance(self.outcome, rec.Done) and self.outcome.how == "lost"
+
+    @property
     def cancelled(self) -> bool:
         """Whether the program did not wait for an outcome."""
-        return self.done is not None and self.done.how in CANCELLED
+        return self.done is not None and self.done.how == "cancelled"
 
     @property
     def open(self) -> bool:
         """Whether it was intended and its outcome is not known. A repeatable call is open, too, but not in doubt."""
-        if self.intent is None or self.done is not None:
-            return False
-        return self.decision is None or self.decision.how == "attention"
+        return self.intent is not None and self.done is None and self.decision is None
 
     @property
     def condition(self) -> str:
         """In a word, for people."""
-        if self.done is not None:
-            names = {"value": "done", "error": "failed", "before": "failed", "interrupted": "cancelled"}
+        if self.done is not None and (self.decision is None or self.done.how != "lost"):
+            names = {"value": "done", "error": "failed", "before": "failed"}
             return names.get(self.done.how, self.done.how)
         if self.decision is not None:
             return {"found": "done", "done": "done"}.get(self.decision.how, "not done")
@@ -134,9 +143,7 @@ class RunPast:
         self.saved: dict[str, rec.Saved] = {}
         self.waits: dict[str, rec.Wait] = {}
         self.notes: dict[str, rec.Note] = {}  # by path
-        self.free: set[str] = set()  # paths of calls whose order of completion does not count
-        self._order: dict[str, int] = {}  # the others', each with the number of the record that completed it
-        self._saved: dict[str, int] = {}  # path -> number
+        self._order: dict[str, None] = {}  # paths in the order in which they completed
 
     @property
     def id(self) -> str:
@@ -146,7 +153,7 @@ class RunPast:
     def condition(self) -> str:
         """finished, failed, attention, waiting, cancelled, rolled back; empty while it has not ended."""
         if self.back:
-            return "rolled back"
+            return ROLLED_BACK
         return self.end.how if self.end is not None else ""
 
     @property
@@ -181,16 +188,14 @@ class RunPast:
         if isinstance(record, _OF_CALLS):
             self._call(number, record)
         elif isinstance(record, rec.Saved):
-            self.saved[record.path], self._saved[record.path] = record, number
+            self.saved[record.path] = record
             self.checkpoints.add(record.id)
         elif isinstance(record, rec.Wait):
             self.waits[record.path] = record
             self.end = None
         elif isinstance(record, rec.Note):
             if record.what == "resume":
-                self._resume()
-            elif record.what == "interrupted":
-                self._forget_since(int(record.name))
+                self.end, self.back = None, False
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -208,29 +213,49 @@ class RunPast:
             call = self.calls[record.path] = Call(record.run, record.path)
         if call.cancelled or isinstance(record, rec.Intent):  # of an earlier execution; now it is made again
             self._order.pop(record.path, None)
-            self.free.discard(record.path)
         add_to(call, number, record)
         if call.outcome is not None or call.cancelled:
-            self._order.setdefault(record.path, number)
+            self._order.setdefault(record.path)
 
     def _finish(self, record: rec.End) -> None:
         self.end = record
         if record.how == "failed":
             # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done anew.
             # What was cancelled then will not be, should this one go well.
-            for path in self._forget_last(CANCELLED | {"error"}):
-                self.waits.pop(path, None)  # one that timed out is begun anew
+            self.forget_failure()
+
+    def parts(self) -> dict[str, RunPast]:
+        """What is recorded, apart for each part of the first step of its positions: the items of a batch."""
+        found: dict[str, RunPast] = {}
+
+        def part(path: str) -> RunPast:
+            name = path.partition("/")[0]
+            if name not in found:
+                found[name] = RunPast(self.number, self.begin)
+            return found[name]
+
+        for path, call in self.calls.items():
+            part(path).calls[path] = call
+        for path, number in self._order.items():
+            part(path)._order[path] = number
+        for path, wait in self.waits.items():
+            part(path).waits[path] = wait
+        for path, note in self.notes.items():
+            part(path).notes[path] = note
+        return found
+
+    def forget_failure(self, told: str = "") -> None:
+        """What made it fail is done anew. ``told`` is where it says that it failed."""
+        self.calls.pop(told, None)
+        self._order.pop(told, None)
+        for path in self._forget_last({"cancelled", "error"}):
+            self.waits.pop(path, None)  # one that timed out is begun anew
 
     def resumed(self, at: int) -> rec.Note:
         """The run is resumed: what is to be recorded about that. From then on it owns its branch."""
         before = self.condition
-        self._resume()
-        return rec.Note(at, self.id, "resume", before)
-
-    def _resume(self) -> None:
-        """Nobody will give up the run again at the same point. Calls that came to nothing by that are made again."""
         self.end, self.back = None, False
-        self._forget_last(frozenset({"interrupted"}))
+        return rec.Note(at, self.id, "resume", before)
 
     def left(self) -> list[Call]:
         """What it has done, or may have done, to the world outside. What is inside of such a call is part of it."""
@@ -249,21 +274,6 @@ class RunPast:
         for path in gone:
             del self.calls[path], self._order[path]
         return gone
-
-    def _forget_since(self, number: int) -> None:
-        """The run was given up at this point, and went on for a moment to clean up.
-
-        It will come by here again, without that. What it changed outside remains done; the order of that is no longer
-        the one in which the program will ask for it.
-        """
-        for path in [path for path, at in self._order.items() if at > number]:
-            if self.calls[path].cancelled or self.calls[path].read:
-                del self.calls[path]
-            else:
-                self.free.add(path)
-            del self._order[path]
-        for path in [path for path, at in self._saved.items() if at > number]:
-            del self.saved[path], self._saved[path]
 
 
 def _around(path: str) -> Iterator[str]:
@@ -309,11 +319,8 @@ def _lasts(record: Record, back: rec.RolledBack) -> bool:
     """Whether a rollback leaves it alone, though it came after the target.
 
     What an agent knows about the world outside is not part of its state; nor is the outcome of a call that was under
-    way when the target was made. And that the target was made at its position is part of the target. What is lost may
-    be something that a rollback has left standing.
+    way when the target was made. And that the target was made at its position is part of the target.
     """
-    if isinstance(record, rec.Intent) and record.tool == LOST:
-        return back.keep and not record.run
     if isinstance(record, rec.Note):
         return not record.run
     if isinstance(record, AFTER_INTENTS):
@@ -348,7 +355,9 @@ class Past:
         self.begun: set[str] = set()  # the ids of all runs, also of those that were rolled back
         self.incarnation = 1
         self.loose: list[Call] = []  # calls outside of runs, in order
-        self.kept: list[Call] = []  # calls that a rollback left standing, to be claimed
+        self.kept: list[Call] = []  # calls that stand outside and can be claimed
+        self.former: list[RunPast] = []  # runs that were rolled back to before their beginning
+        self.voided: list[Call] = []  # calls that a rollback has left behind
         self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
         self.taken: set[bytes | int] = set()  # signals that were received: no rollback gives one back
         self._entries: list[tuple[int, Record]] = []
@@ -396,20 +405,23 @@ class Past:
             return
         self.incarnation += 1
         self._back = entry[0]
-        stays = [entry for entry in self._entries if entry[0] <= record.to or _lasts(entry[1], record)]
-        self.kept = [call for call in self.kept if call.number <= record.to or record.keep]
-        if record.keep:
-            self._keep(Past(entry for entry in self._entries if entry[0] > record.to and not _lasts(entry[1], record)))
+        stays: list[tuple[int, Record]] = []
+        left: list[tuple[int, Record]] = []
+        for one in self._entries:
+            (stays if one[0] <= record.to or _lasts(one[1], record) else left).append(one)
+        self.kept = [call for call in self.kept if call.number <= record.to]
         self._entries = stays
+        gone = Past(left)
+        self.voided += [*gone.voided, *gone.calls()]
+        for run in (*gone._replaced, *gone.runs.values()):
+            if run.begin.kind != "rollback":  # of these the log tells
+                run.end = rec.End(record.at, run.id, ROLLED_BACK)
+                self.former.append(run)
 
-    def _keep(self, left: Past) -> None:
-        """A rollback has left effects standing, except those that one before it had undone and did not get further."""
-        settled = [call for call in left.calls() if call.intent is not None and call.outcome is not None]
-        undone = {call.intent.undoes for call in settled if call.intent is not None and call.condition == "done"}
-        for call in settled:
-            if call.intent is not None and not call.intent.undoes and call.number not in undone:
-                call.kept = True
-                self.kept.append(call)
+    @property
+    def every_run(self) -> list[RunPast]:
+        """All runs, oldest first: those that were rolled back, or begun once more under the same id, too."""
+        return sorted([*self.former, *self._replaced, *self.runs.values()], key=lambda run: run.number)
 
     def _fold(self, number: int, record: Record) -> None:
         if isinstance(record, rec.Note):
@@ -453,16 +465,12 @@ class Past:
         yield from self.loose
 
     def owner(self, origin: int = 0) -> RunPast | None:
-        """The run, or the rollback, that has not ended: nothing else is begun, done or saved on its branch.
+        """The run, the batch or the rollback that has not ended: nothing else is begun, done or saved on its branch.
 
         One that the branch was begun in the middle of (after so many records), or that a rollback has brought it into,
-        owns it when it is resumed there. Items of a batch own nothing: they have no state.
+        owns it when it is resumed there.
         """
-        left = [
-            run
-            for run in self.runs.values()
-            if run.condition in OPEN and run.begin.kind != "map" and run.newest > origin
-        ]
+        left = [run for run in self.runs.values() if run.condition in OPEN and run.newest > origin]
         return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)
 
     @property

@@ -137,25 +137,23 @@ def pending(past: Past) -> RunPast | None:
     return run if run is not None and run.begin.kind == "rollback" else None
 
 
-def plan_part(
-    host: RollbackHost, target: Target, accept: Collection[str], *, keep: bool, write: bool, depth: int = 0
-) -> Part:
+def plan_part(host: RollbackHost, target: Target, accept: Collection[str], *, write: bool, depth: int = 0) -> Part:
     """What it takes to bring one agent back, and its children."""
     standing = Standing(host.ledger.records())
     part = Part(host, target, standing, Past(standing.records))
     users = _Users(host)
-    _Sorter(part, accept, users, keep=keep).sort()
+    _Sorter(part, accept, users).sort()
     part.harmless = [
         effect_of(call, host.ledger, host.registry)
         for call in part.past.calls()
         if call.read and call.number > target.position and not call.tool.startswith(OWN)
     ][::-1]
-    if not keep and depth < DEPTH_MAX:
+    if depth < DEPTH_MAX:
         for name, branch, goal in _children(part):
             child = host.child(name, branch, write=write)
             found = goal(child) if child is not None else None
             if child is not None and found is not None:
-                below = plan_part(child, found, accept, keep=False, write=write, depth=depth + 1)
+                below = plan_part(child, found, accept, write=write, depth=depth + 1)
                 if below.needed:
                     part.children.append(below)
     return part
@@ -177,8 +175,8 @@ class _Users:
 class _Sorter:
     """Puts each effect of a line into its list."""
 
-    def __init__(self, part: Part, accept: Collection[str], users: _Users, *, keep: bool) -> None:
-        self.part, self.accept, self.users, self.keep = part, frozenset(accept), users, keep
+    def __init__(self, part: Part, accept: Collection[str], users: _Users) -> None:
+        self.part, self.accept, self.users = part, frozenset(accept), users
         self.inherited = part.host.inherited
 
     def sort(self) -> None:
@@ -206,13 +204,8 @@ class _Sorter:
             part.undone.append(self._planned(one))
         elif one.happened != "no":
             planned = self._planned(one)
-            if planned.effect.id in self.accept or (self.keep and one.happened == "yes"):
+            if planned.effect.id in self.accept:
                 part.accepted.append(planned)
-            elif self.keep and planned.tool is not None and planned.tool.probe is not None:
-                planned.why = "in doubt: its probe is asked first"
-                part.ask.append(planned)
-            elif self.keep:
-                self._block(planned, "it is in doubt, and nobody can tell whether it happened")
             else:
                 self._weigh(planned, one)
 

@@ -1,10 +1,10 @@
 """Positions: where in a run something happens, as a path that is the same when the run is executed again.
 
 Owns lanes and their numbers, and the task factory that numbers tasks when they are created. Must not know what is
-recorded. What always holds: a lane is used by one flow of control; two flows never take the same path.
+recorded. What always holds: a lane is used by one flow of control; two flows never take the same path. A run has one
+thread; a flow of it that nobody could number again has no position, and takes none.
 
-A path reads ``plan:0/~3/2``: step "plan" for the first time, in it the fourth task, in that the third call. ``^1`` is
-the second job of a thread in a copied context.
+A path reads ``plan:0/~3/2``: step "plan" for the first time, in it the fourth task, in that the third call.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from types import FrameType
 from typing import Any, Protocol
 from zlib import crc32
 
-from holdfast.errors import BadName
+from holdfast.errors import BadName, BadOption, NoAgent
+from holdfast.run.order import watch
 
 STEP_NAME_MAX = 200
 """Characters of a step's name: it is part of every path below it."""
@@ -29,28 +30,22 @@ STEP_NAME_MAX = 200
 class Scope(Protocol):
     """What lanes belong to: a run, or the plain use of an agent."""
 
+    run_id: str
+    lock: Any
+
     def several(self) -> None:
         """Called when a second lane comes into being."""
 
-    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:
-        """The number of a lane that was not numbered when it was made, given the first thing it does."""
+
+def safe(name: str) -> str:
+    """A name as it stands in a path."""
+    return name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
 
 
 class Lane:
     """One flow of control: a prefix of paths, and the number of the next call."""
 
-    __slots__ = (
-        "__weakref__",
-        "_next",
-        "_owner",
-        "_steps",
-        "_tasks",
-        "_unnumbered",
-        "above",
-        "label",
-        "prefix",
-        "scope",
-    )
+    __slots__ = ("_lists", "_next", "_owner", "_steps", "_stray", "_tasks", "above", "label", "prefix", "scope")
 
     def __init__(self, scope: Any, prefix: str = "", above: Lane | None = None, label: str = "") -> None:
         self.scope = scope
@@ -61,17 +56,18 @@ class Lane:
         self._tasks = 0
         self._steps: dict[str, int] = {}
         self._owner: Any = None
-        self._unnumbered = False
+        self._stray = False  # a flow of a run that has no position
+        self._lists: tuple[Any, int] = (None, 0)  # what asyncio.as_completed was given last, and its first number
 
     @property
     def path(self) -> str:
         """Where the next call would be."""
         return f"{self.prefix}{self._next}"
 
-    def take(self, what: str = "", fingerprint: bytes = b"") -> str:
+    def take(self, what: str = "", fingerprint: bytes = b"") -> str:  # noqa: ARG002 - some lanes have no order
         """The path of the next call, which is ``what`` with these arguments."""
-        if self._unnumbered:
-            self._number((what, fingerprint))
+        if self._stray:
+            raise self._refusal(what)
         path = f"{self.prefix}{self._next}"
         self._next += 1
         return path
@@ -80,58 +76,85 @@ class Lane:
         """The lane of a step that begins here."""
         if not name or len(name) > STEP_NAME_MAX:
             raise BadName(f"a step's name has 1 to {STEP_NAME_MAX} characters, not {len(name)}")
-        if self._unnumbered:
-            self._number((f"{name}:", b""))
-        safe = name.replace("%", "%25").replace("/", "%2F").replace(":", "%3A")
-        occurrence = self._steps.get(safe, 0)
-        self._steps[safe] = occurrence + 1
-        lane = Lane(self.scope, f"{self.prefix}{safe}:{occurrence}/", self, name)
-        lane._owner = self._owner
+        shown = safe(name)
+        occurrence = self._steps.get(shown, 0)
+        self._steps[shown] = occurrence + 1
+        lane = Lane(self.scope, f"{self.prefix}{shown}:{occurrence}/", self, name)
+        lane._owner, lane._stray = self._owner, self._stray
         return lane
 
-    def task(self, *, ordered: bool = True) -> Lane:
-        """The lane of a task that is created here. Without an order among such, what it does first gives its number.
-
-        So it is, too, where nobody knows which flow this is: in a callback of the loop, before any call.
-        """
-        self.scope.several()
-        if self._unnumbered or not ordered:
-            lane = Lane(self.scope, self.prefix, self.above if self._unnumbered else self)
-            lane._unnumbered = True
-            return lane
-        lane = Lane(self.scope, f"{self.prefix}~{self._tasks}/", self, f"task {self._tasks}")
-        self._tasks += 1
+    def task(self, among: tuple[Any, int] | None = None) -> Lane:
+        """The lane of a task that is created here, ``among`` others that come in any order: their list, its place."""
+        with self.scope.lock:  # in plain use, threads have lanes, too
+            self.scope.several()
+            number = self._tasks
+            if among is not None:
+                tasks, place = among
+                if self._lists[0] is not tasks:
+                    self._lists = tasks, number
+                    self._tasks += len(tasks)
+                number = self._lists[1] + place
+            else:
+                self._tasks += 1
+        lane = Lane(self.scope, f"{self.prefix}~{number}/", self, f"task {number}")
+        lane._stray = self._stray
         return lane
 
-    def body(self, path: str, label: str) -> Lane:
-        """The lane inside the tool that is called at ``path``."""
+    def body(self, path: str, label: str, owner: Any = None) -> Lane:
+        """The lane inside the tool that is called at ``path``. ``owner`` is who executes it, if not the caller."""
         lane = Lane(self.scope, f"{path}/", self, label)
-        lane._owner = self._owner
+        lane._owner = owner if owner is not None else self._owner
         return lane
 
     def mine(self) -> Lane:
-        """This lane if it is the caller's own, otherwise a new one below it, to be numbered by what it does first."""
+        """This lane if it is the caller's own, otherwise a new one below it. In a run that one has no position."""
         me = flow()
         owner = self._owner
         if owner is None:
-            self._owner = me
+            self._belongs(me)
         elif owner != me:
-            lane = Lane(self.scope, self.prefix, self)
-            lane._owner, lane._unnumbered = me, True
-            self.scope.several()
+            # Frameworks carry a context from one task to another. A task knows its own lane.
+            known = _LANES.get(me()) if isinstance(me, weakref.ref) else None
+            if known is not None and known.scope is self.scope:
+                return known
+            lane = self._begun_here() if self.scope.run_id else self.task()
+            lane._belongs(me)
             return lane
         return self
 
+    def _begun_here(self) -> Lane:
+        """The lane of another flow than the run's own: of the one task of a loop that plain code has just begun."""
+        asyncio = sys.modules.get("asyncio")
+        loop = asyncio._get_running_loop() if asyncio is not None else None
+        begun = loop is not None and self._owner == threading.get_ident() and not self._stray
+        if begun and asyncio is not None and len(asyncio.all_tasks(loop)) == 1:
+            number_tasks(loop)
+            return self.task()
+        lane = Lane(self.scope, self.prefix, self)
+        lane._stray = True
+        return lane
+
     def own(self, task: Any) -> None:
         """Make a task the one whose lane this is."""
-        self._owner = weakref.ref(task)
+        self._belongs(weakref.ref(task))
 
-    def _number(self, first: tuple[str, bytes]) -> None:
-        above = self.above
-        number = self.scope.job(above, first)
-        self.prefix = f"{above.prefix if above is not None else ''}^{number}/"
-        self.label = f"job {number}"
-        self._unnumbered = False
+    def _belongs(self, flow: Any) -> None:
+        self._owner = flow
+        if isinstance(flow, weakref.ref):
+            _LANES[flow()] = self
+
+    def _refusal(self, what: str) -> NoAgent:
+        on_loop = isinstance(self._owner, weakref.ref)
+        where = "in a task that does not belong to its run" if on_loop else "on another thread than its run's"
+        hint = (
+            "A run's tasks are created in its own tasks, on the loop that it is executed on: make the durable function"
+            " async and use `await agent.arun(...)`, and create tasks in it, not in callbacks or other threads."
+            if on_loop
+            else "Inside a durable function, threads are begun by store.map(...) and agent.spawn(...)."
+        )
+        if not on_loop and what != "checkpoint" and not what.startswith("holdfast."):
+            hint += f" For a plain tool in async code: `await {what}.acall(...)`."
+        return NoAgent(f"{what} was called {where}; it was not called", hint=hint)
 
     def stack(self) -> list[str]:
         """What is going on here, outermost first."""
@@ -143,6 +166,9 @@ class Lane:
             lane = lane.above
         return labels[::-1]
 
+
+_LANES: weakref.WeakKeyDictionary[Any, Lane] = weakref.WeakKeyDictionary()
+"""The lanes of tasks."""
 
 HERE: contextvars.ContextVar[Lane | None] = contextvars.ContextVar("holdfast.lane", default=None)
 """The lane of the current context. In a copied context it is the lane of the one it was copied from."""
@@ -179,17 +205,9 @@ def within(lane: Lane | None) -> Iterator[None]:
         HERE.reset(token)
 
 
-def numbered_context() -> contextvars.Context:
-    """A copy of the context whose lane is numbered now: for a job that another thread will do."""
-    context = contextvars.copy_context()
-    lane = here()
-    if lane is not None:
-        context.run(HERE.set, lane.task())
-    return context
-
-
 def number_tasks(loop: Any) -> None:
     """From now on every task that is created on this loop gets its lane when it is created."""
+    watch(loop)
     before = loop.get_task_factory()
     if not isinstance(before, _Factory):
         loop.set_task_factory(_Factory(before or _numbered_task()))
@@ -224,18 +242,30 @@ def _numbered_task() -> Callable[..., Any]:
     return make
 
 
-_SETS = frozenset({"as_completed", "_AsCompletedIterator.__init__"})
+_SETS = {"as_completed": "fs", "_AsCompletedIterator.__init__": "aws"}
 
 
-def _is_in_a_set(frame: FrameType | None) -> bool:
-    """Whether a task is created by asyncio.as_completed, which goes through a set of coroutines, hence of addresses."""
+def _among(frame: FrameType | None, coro: Any) -> tuple[Any, int] | None:
+    """The list, and the place in it, of a coroutine that asyncio.as_completed makes a task of.
+
+    It goes through a set of them, hence in the order of their addresses.
+    """
     for _ in range(5):
         if frame is None:
-            return False
-        if frame.f_code.co_qualname in _SETS and frame.f_globals.get("__name__") == "asyncio.tasks":
-            return True
+            return None
+        name = _SETS.get(frame.f_code.co_qualname)
+        if name is not None and frame.f_globals.get("__name__") == "asyncio.tasks":
+            given = frame.f_locals[name]
+            if isinstance(given, list | tuple):
+                for place, one in enumerate(given):
+                    if one is coro:
+                        return given, place
+            raise BadOption(
+                "asyncio.as_completed goes through this in an order that differs each time",
+                hint="Give it a list of coroutines or tasks.",
+            )
         frame = frame.f_back
-    return False
+    return None
 
 
 class _Factory:
@@ -246,7 +276,7 @@ class _Factory:
         lane = here()
         if lane is None:
             return self._make(loop, coro, **options)
-        child = lane.task(ordered=not _is_in_a_set(sys._getframe(1)))
+        child = lane.task(_among(sys._getframe(1), coro))
         given = options.get("context")
         context = contextvars.copy_context()
         context.run(HERE.set, child)

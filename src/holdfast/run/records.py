@@ -201,12 +201,12 @@ class End(Record, tag="end"):
 
 
 class RolledBack(Record, tag="rollback"):
-    """The state went back to checkpoint ``id``, whose position is ``to``. ``keep``: effects were left standing."""
+    """The state went back to checkpoint ``id``, whose position is ``to``."""
 
     MARK: ClassVar[int] = 1
     to: int
     id: bytes
-    keep: bool = False
+    keep: bool = False  # nobody writes it any more, and nothing follows from it
 
 
 class Note(Record, tag="note"):

@@ -164,7 +164,7 @@ def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int, 
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
     message = secrets.scrub(agent, said(error)[:MESSAGE_MAX], "the error that ended a run")
     cause = {"run": run.id, "function": name, "kind": kind, "message": message, "attempt": attempt}
-    plan = yield Work(lambda: RollbackPlan(agent, run.begin.start, (), keep=False, cause=cause))
+    plan = yield Work(lambda: RollbackPlan(agent, run.begin.start, (), cause=cause))
     try:
         checkpoint = yield from plan._going()
     except Outcome as blocked:

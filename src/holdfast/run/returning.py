@@ -92,7 +92,7 @@ class Returning:
         return found
 
     def leaving(self, target: Target) -> tuple[list[Any], Any]:
-        shown = self.handle.preview_rollback(target.checkpoint)
+        shown = self.handle._leaving(target.checkpoint)
         return shown.abandons, shown.diff
 
     def secure(self, label: str) -> None:

@@ -5,7 +5,7 @@ state moves. What has to be done is the business of ``planning``. What always ho
 stands in the way that nobody accepted; nothing is skipped; a rollback that has begun is finished before anything else
 begins; the record that voids what came after the target goes to disk with the move of the head.
 
-    plan_rollback(agent, revision, *, accept=(), effects="undo") -> RollbackPlan      reads only
+    plan_rollback(agent, revision, *, accept=()) -> RollbackPlan      reads only
     RollbackPlan.apply() -> Checkpoint          await RollbackPlan.aapply()
     resuming(agent) -> Steps                    finish an interrupted one; answers whether there was one
 """
@@ -17,7 +17,7 @@ import logging
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 from uuid import uuid4
 
 from holdfast.errors import BadOption, RollbackBlocked, RunRolledBack
@@ -42,19 +42,14 @@ FUNCTION = "holdfast.rollback"
 """What a rollback is called in the list of runs."""
 
 
-def plan_rollback(
-    agent: RollbackHost, revision: Any, *, accept: Collection[str] = (), effects: Literal["undo", "keep"] = "undo"
-) -> RollbackPlan:
+def plan_rollback(agent: RollbackHost, revision: Any, *, accept: Collection[str] = ()) -> RollbackPlan:
     """What going back to a checkpoint would do. Changes nothing.
 
-    ``accept`` names effects that may be left standing: tools, or ids of single effects. ``effects="keep"`` leaves all
-    of them standing and moves the state only.
+    ``accept`` names effects that may be left standing: tools, or ids of single effects.
     """
-    if effects not in {"undo", "keep"}:
-        raise BadOption(f"effects={effects!r}", hint='Use "undo" or "keep".')
     if isinstance(accept, str):
         accept = (accept,)
-    plan = RollbackPlan(agent, agent.target(revision).id, tuple(accept), keep=effects == "keep")
+    plan = RollbackPlan(agent, agent.target(revision).id, tuple(accept))
     plan.check_accepted()
     return plan
 
@@ -62,17 +57,15 @@ def plan_rollback(
 class RollbackPlan:
     """What a rollback will do. Lists of effects are in the order of undoing: newest first."""
 
-    def __init__(
-        self, agent: RollbackHost, to: bytes, accept: tuple[str, ...], *, keep: bool, cause: Any = None
-    ) -> None:
-        self._agent, self._to, self._accept, self._keep, self._cause = agent, to, accept, keep, cause
+    def __init__(self, agent: RollbackHost, to: bytes, accept: tuple[str, ...], *, cause: Any = None) -> None:
+        self._agent, self._to, self._accept, self._cause = agent, to, accept, cause
         self._part = self._made(write=False)
         self.abandons, self.diff = agent.leaving(self._part.target)
 
     def _made(self, *, write: bool) -> Part:
         agent = self._agent
         target = agent.target(self._to)
-        part = plan_part(agent, target, self._accept, keep=self._keep, write=write)
+        part = plan_part(agent, target, self._accept, write=write)
         begun = pending(part.past)
         if begun is not None and target.position >= begun.number:
             raise BadOption(
@@ -121,7 +114,6 @@ class RollbackPlan:
     def to_json(self) -> dict[str, Any]:
         return {
             "target": {"id": self._to.hex(), "label": self._part.target.name},
-            "effects": "keep" if self._keep else "undo",
             "undo": [one.to_json() for one in self.undo],
             "blocked": [one.to_json() for one in self.blocked],
             "accepted": [one.to_json() for one in self.accepted],
@@ -211,7 +203,7 @@ class RollbackPlan:
             if part is not self._part:  # which may be a child that rolls itself back
                 yield from children.stopping(part.host)
         with ExitStack() as held:
-            part = self._part = yield Work(lambda: self._made(write=True))
+            part = self._part = yield Work(self._current)
             held.callback(_release, part)
             new = [one for one in (*self.undo, *self.blocked) if (one.agent, one.effect.key) not in shown]
             if new:
@@ -219,9 +211,16 @@ class RollbackPlan:
             for below in part.all():
                 if below is not part:
                     held.enter_context(below.host.executing())
-                yield from _ask(below, keep=self._keep)
+                yield from _ask(below)
             self._check_blocked()
             return (yield from self._moving(part))
+
+    def _current(self) -> Part:
+        """The plan as it was shown, if nothing was recorded since. With children it is made again, to write them."""
+        shown = self._part
+        if not shown.standing.spawned and shown.standing.count == self._agent.ledger.count:
+            return shown
+        return self._made(write=True)
 
     def _check_blocked(self) -> None:
         blocked = self.blocked
@@ -287,7 +286,7 @@ class RollbackPlan:
         target, ledger = part.target, part.host.ledger
         record = None
         if ledger.count > target.position:  # otherwise nothing has happened since that anybody could confuse
-            record = rec.RolledBack(now_us(), run_id, target.position, target.id, self._keep)
+            record = rec.RolledBack(now_us(), run_id, target.position, target.id)
         return part.host.return_to(target, record)
 
     def _stuck(self, active: dict[int, Run], left: list[Planned], error: Exception) -> RollbackBlocked:
@@ -303,7 +302,6 @@ class RollbackPlan:
         else:
             what, first = f"the rollback stopped: {error}", ""
         what += f"; {len(left)} effects remain to be undone" if len(left) != 1 else "; 1 effect remains to be undone"
-        log.warning("%s: %s", self._agent.name, what)
         accept = f" To leave it standing, accept it: accept=[{first!r}]." if first else ""
         return RollbackBlocked(
             what,
@@ -320,14 +318,12 @@ def resuming(agent: RollbackHost) -> Steps:
         return False
     given = fetch(found.begin.args, agent.ledger, agent.registry)
     log.info("%s: going on with the rollback that began %s", agent.name, _when(found.begin.at))
-    plan = yield Work(
-        lambda: RollbackPlan(agent, given["to"], tuple(given["accept"]), keep=False, cause=given["cause"])
-    )
+    plan = yield Work(lambda: RollbackPlan(agent, given["to"], tuple(given["accept"]), cause=given["cause"]))
     yield from plan._going()
     return True
 
 
-def _ask(part: Part, *, keep: bool) -> Steps:
+def _ask(part: Part) -> Steps:
     """Ask the probes of what is in doubt: it is to be undone, or needs not be, or is in the way."""
     asked, part.ask = part.ask, []
     for one in asked:
@@ -342,7 +338,7 @@ def _ask(part: Part, *, keep: bool) -> Steps:
         traced.call.decision, traced.call.done = decision, None
         if traced.happened == "yes":
             one.effect = part.host.loop.effect_of(traced.call)
-            (part.accepted if keep else part.undo).append(one)
+            part.undo.append(one)
     part.undo.sort(key=lambda one: one.traced.number, reverse=True)
 
 

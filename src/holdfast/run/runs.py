@@ -12,8 +12,9 @@ import functools
 import inspect
 import logging
 import sys
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from contextvars import copy_context
 from typing import Any, Protocol
 from uuid import uuid4
 
@@ -30,7 +31,7 @@ from holdfast.errors import (
 )
 from holdfast.run import records as rec
 from holdfast.run import secrets, waiting
-from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
+from holdfast.run.arguments import Stowed, differences, fetch, fill, fingerprint, stow
 from holdfast.run.changes import compare, config_of
 from holdfast.run.choosing import ARGUMENTS, choose, mark_of
 from holdfast.run.claims import Loop
@@ -42,7 +43,7 @@ from holdfast.run.keeping import adopt
 from holdfast.run.order import Order
 from holdfast.run.outcomes import MESSAGE_MAX, diverged
 from holdfast.run.past import ENDED, LOST, Call, Past, RunPast
-from holdfast.run.positions import Lane, flow, number_tasks
+from holdfast.run.positions import HERE, Lane, number_tasks
 from holdfast.run.scope import Host, Scope, in_doubt, now_us
 from holdfast.run.steps import Steps, Turn, Work, cancelled, cancelled_again, drive, drive_later, is_cancelled
 from holdfast.run.tools import TOOLS, Tool, tool
@@ -85,6 +86,9 @@ class RunHost(Host, Protocol):
     def state_digest(self) -> bytes:
         """Of the live state."""
 
+    def difference(self, id: bytes) -> list[str]:
+        """What differs between that checkpoint's state and the live one, for people."""
+
     def saved(self, id: bytes) -> Saves:
         """A checkpoint that was taken before; the changes that led to it are recorded there already."""
 
@@ -99,26 +103,17 @@ class Run(Scope):
     """One execution of a run."""
 
     def __init__(self, agent: RunHost, past: Past, this: RunPast, *, strict: bool) -> None:
-        super().__init__(agent, past.incarnation, Order(this.order, this.free))
-        self._main = flow()
+        super().__init__(agent, past.incarnation, Order(this.order))
         self.host = agent
         self.run_id = this.id
         self.past = this
         self.taken = past.taken
         self.strict = strict
+        self._before = sys.exception()  # what the program deals with by executing this run
         self.lane = Lane(self, label=this.begin.function)
         # Recorded and not reached yet. What is inside a call that has an outcome is not reached again.
         self._waiting = {path: call for path, call in this.calls.items() if not this.is_inside(path)}
         self._saves = {path: saved for path, saved in this.saved.items() if not this.is_inside(path)}
-        self._jobs: dict[str, int] = {}
-        self._recorded_jobs: dict[str, dict[int, tuple[str, bytes]]] | None = None
-
-    @property
-    def is_given_up(self) -> bool:
-        task = self._main() if isinstance(self._main, weakref.ref) else None
-        if task is not None and task.cancelling() > 0:
-            return True
-        return isinstance(sys.exception(), KeyboardInterrupt | SystemExit)
 
     # -- comparing ----------------------------------------------------------------------------------------
 
@@ -128,7 +123,6 @@ class Run(Scope):
         return bool(self._waiting or self._saves)
 
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
-        self.look_up()
         call = self._waiting.pop(path, None)
         if call is None:
             if path in self._saves:
@@ -137,7 +131,8 @@ class Run(Scope):
         if call.tool == tool.name and call.fingerprint == mark:
             return call
         self._waiting[path] = call
-        error = diverged(path, self.describe(call), describe(tool.name, arguments))
+        differs = differences(self.arguments(call), arguments) if call.tool == tool.name else ()
+        error = diverged(path, self.describe(call), describe(tool.name, arguments), differs)
         if call.tool == LOST:
             error.hint = "What was recorded of this call, besides its outcome, is lost. Roll back to before it."
         self._cut(error)
@@ -163,11 +158,15 @@ class Run(Scope):
         self.order.drop(inside for inside in self.past.completed if inside.startswith(f"{path}/"))
 
     def describe(self, call: Call) -> str:
+        return describe(call.tool, self.arguments(call))
+
+    def arguments(self, call: Call) -> dict[str, Any]:
+        """The recorded arguments of a call, to be shown."""
         try:
-            arguments = fetch(call.args, self.ledger, self.registry, inert=True)
+            found = fill(fetch(call.args, self.ledger, self.registry, inert=True), call.holes)
         except Exception as error:  # noqa: BLE001 - it is only to be shown
-            arguments = {"?": type(error).__name__}
-        return describe(call.tool, arguments if isinstance(arguments, dict) else {})
+            found = {"?": type(error).__name__}
+        return found if isinstance(found, dict) else {}
 
     def check_reached(self) -> None:
         """Raise when the function has ended without doing what is recorded."""
@@ -177,22 +176,14 @@ class Run(Scope):
         for path in self._saves:
             raise diverged(path, "checkpoint", "the function ended")
 
-    # -- lanes that are numbered by what they do first ---------------------------------------------------------
-
-    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:
-        with self.lock:
-            if self._recorded_jobs is None:
-                self._recorded_jobs = jobs_of(self.past)
-            jobs = self._recorded_jobs.get(parent.prefix, {})
-            for number in sorted(jobs):
-                if jobs[number] == first:
-                    del jobs[number]
-                    return number
-            free = self._jobs.get(parent.prefix)
-            if free is None:
-                free = max(self._recorded_jobs.get(f"{parent.prefix}#", {-1: first}), default=-1) + 1
-            self._jobs[parent.prefix] = free + 1
-            return free
+    def check_settled(self, tool: Tool | None = None) -> None:
+        """Besides, nothing new starts in a run that somebody ends: it is executed again from its beginning."""
+        ending = sys.exception()
+        if isinstance(ending, KeyboardInterrupt | SystemExit) and ending is not self._before:
+            raise ending
+        if self.given_up:
+            raise sys.modules["asyncio"].CancelledError
+        super().check_settled(tool)
 
     # -- intended changes ------------------------------------------------------------------------------------
 
@@ -223,24 +214,22 @@ class Run(Scope):
         path = lane.take(_WRITTEN.name)
         call = self.recorded(path, _WRITTEN, b"", {})
         if call is not None and call.cancelled:
-            yield from cancelled_again(self, lane, call)
+            yield from cancelled_again(self, call)
         if call is None or call.outcome is None:
             done = rec.Done(now_us(), self.run_id, path, "value", tool=_WRITTEN.name, kind=_WRITTEN.kind)
             try:
                 found = (yield Work(found)) if callable(found) else found
             except BaseException as error:
                 if is_cancelled(error):
-                    yield from cancelled(self, lane, done)
+                    yield from cancelled(self, done)
                 raise
             self.complete(done)
-        yield Turn(self, path, lane)
+        yield Turn(self, path)
         return found
 
     def _checkpoint(self, lane: Lane, label: str) -> Any:
         """The recorded checkpoint, or a function that writes one with the state of this moment."""
-        self.look_up()
         path = lane.take("checkpoint")
-        self.order.called(lane)
         found = self._saves.pop(path, None)
         if found is None:
             if path in self._waiting:
@@ -253,7 +242,8 @@ class Run(Scope):
         actual = self.host.state_digest()
         if actual != found.digest:
             self._saves[path] = found
-            raise diverged(path, f"state {found.digest.hex()[:16]}", f"state {actual.hex()[:16]}")
+            shown = f"state {found.digest.hex()[:16]}", f"state {actual.hex()[:16]}"
+            raise diverged(path, *shown, self.host.difference(found.id))
         return self.host.saved(found.id)
 
 
@@ -263,31 +253,6 @@ def _written() -> None:
 
 
 _WRITTEN: Tool = _written.tool
-
-
-def jobs_of(past: RunPast) -> dict[str, dict[int, tuple[str, bytes]]]:
-    """Recorded lanes without a number of their own, by their parent's prefix: what each did first.
-
-    Under the prefix with ``#`` the same numbers again, for whoever needs to know which are taken.
-    """
-    found: dict[str, dict[int, tuple[str, bytes]]] = {}
-    steps = dict.fromkeys(past.saved, ("checkpoint", b"")) | {
-        path: (call.tool, call.fingerprint) for path, call in past.calls.items()
-    }
-    for path, first in steps.items():
-        at = path.find("^")
-        while at >= 0:
-            number, _, rest = path[at + 1 :].partition("/")
-            prefix = path[:at]
-            taken = found.setdefault(f"{prefix}#", {})
-            taken.setdefault(int(number), first)
-            if rest == "0":
-                found.setdefault(prefix, {})[int(number)] = first
-            elif ":0/" in rest and rest.find(":0/") < (rest + "/").find("/"):
-                name = rest.split(":", 1)[0].replace("%3A", ":").replace("%2F", "/").replace("%25", "%")
-                found.setdefault(prefix, {}).setdefault(int(number), (f"{name}:", b""))
-            at = path.find("^", at + 1)
-    return found
 
 
 def describe(tool: str, arguments: dict[str, Any]) -> str:
@@ -337,9 +302,36 @@ class _Body:
                 raise RuntimeError(f"{self.made.name} raised StopIteration") from error
 
     async def later(self) -> Any:
+        return await apart(self.run, self._body)
+
+    async def _body(self) -> Any:
         with active(self.run.lane):
             result = self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
             return await result if inspect.isawaitable(result) else result
+
+
+async def apart(run: Scope, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    """Execute the body of a run in a task of its own.
+
+    So who cancels the run is told from a limit of the program's own: only that one cancels the task that it is in.
+    """
+    asyncio = sys.modules["asyncio"]
+    context = copy_context()
+    context.run(HERE.set, None)  # the task takes no number of a run that this one is inside of
+    inner = context.run(asyncio.get_running_loop().create_task, body())
+    try:
+        return await asyncio.shield(inner)
+    except asyncio.CancelledError:
+        if inner.done():
+            raise
+        run.give_up()
+        while not inner.done():
+            inner.cancel()
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({inner})
+        if not inner.cancelled():
+            inner.exception()  # it was looked at; what counts is that the run is interrupted
+        raise
 
 
 def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Steps:
@@ -372,7 +364,7 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
             raise in_doubt(run, left)
         result = yield from waiting.body(run, _Body(run, made, args, kwargs))
         if run.children:
-            from holdfast.run.endings import leaving  # which needs runs
+            from holdfast.run.children import leaving  # which needs runs
 
             yield from leaving(run)
         run.check_settled()
@@ -406,7 +398,7 @@ def cancelling(agent: RunHost, id: str) -> Steps:
     """End a run that nobody executes. What it has saved and done stays."""
     past = yield Work(lambda: Past(agent.ledger.records()))
     this = past.runs.get(id)
-    if this is None or this.begin.kind in {"map", "rollback"}:
+    if this is None or this.begin.kind == "rollback":
         what = "was rolled back" if this is None and id in past.begun else f"is no run of {agent.name}"
         raise BadOption(f"{id!r} {what}", hint="See agent.runs() for what there is.")
     if this.condition == "finished":
@@ -417,6 +409,7 @@ def cancelling(agent: RunHost, id: str) -> Steps:
     left = yield from settle_all(agent.loop, this.open_calls(), TOOLS.find)
     if left:
         raise in_doubt(agent.loop, left)
+    agent.loop.note()
     yield Work(lambda: agent.ledger.append(rec.End(now_us(), id, "cancelled"), flush=True))
     agent.abandoned()
     ended(agent)
@@ -469,8 +462,7 @@ def stopped(run: Run, error: BaseException) -> str:
         # Of a child that was cancelled, the same error is a failure.
         how = "cancelled" if isinstance(error, Cancelled) and error is run.reason else "failed"
     else:
-        if run.given_up is not None:
-            run.ledger.append(rec.Note(now_us(), run.run_id, "interrupted", str(run.given_up)), flush=True)
+        run.ledger.flush()
         return ""
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
     message = secrets.scrub(run.agent, said(error)[:MESSAGE_MAX], "the error that ended a run")

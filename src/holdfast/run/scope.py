@@ -16,10 +16,11 @@ from holdfast.codec.types import Registry
 from holdfast.errors import BadName, InDoubt
 from holdfast.run import records as rec
 from holdfast.run import secrets
-from holdfast.run.arguments import Blocks, Stowed, fetch, stow
+from holdfast.run.arguments import Blocks, Stowed, fetch, fill, stow
 from holdfast.run.effects import Effect
 from holdfast.run.ledger import Ledger
 from holdfast.run.order import Order
+from holdfast.run.outcomes import result_of
 from holdfast.run.past import LOST, Call, RunPast
 from holdfast.run.positions import Lane
 from holdfast.run.records import Record, key_of
@@ -91,7 +92,7 @@ class Scope(ABC):
         self.lock = threading.RLock()
         self.unsettled: list[Call] = []
         self.live = 0  # calls that are under way outside
-        self.given_up: int | None = None  # the number of the last record before somebody gave up the run
+        self.given_up = False  # somebody has cancelled the run itself: nothing more is recorded
         self.taken: set[bytes | int] = set()  # signals that this line has received
         self.waits = True  # whether a wait blocks; otherwise the run is put off
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
@@ -123,25 +124,14 @@ class Scope(ABC):
     def several(self) -> None:
         self.order.several()
 
-    @property
-    def is_given_up(self) -> bool:
-        """Whether somebody is ending the whole of it at this moment, from outside or by a limit of its own."""
-        return False
-
-    def look_up(self) -> None:
-        """Remember where it was given up, until the program goes on after all."""
-        if not self.is_given_up:
-            self.given_up = None
-        elif self.given_up is None:
-            self.given_up = self.ledger.count
-
-    @abstractmethod
-    def job(self, parent: Lane, first: tuple[str, bytes]) -> int:
-        """The number of a lane that begins with this call."""
+    def give_up(self) -> None:
+        """Somebody cancels the run itself. It will be executed again, and come by here without that."""
+        self.given_up = True
+        self.order.give_up()
 
     # -- what both do ------------------------------------------------------------------------------------
 
-    def check_settled(self, kind: str = "write") -> None:  # noqa: ARG002 - a plain loop makes a difference
+    def check_settled(self, tool: Tool | None = None) -> None:  # noqa: ARG002 - a plain loop makes a difference
         """Raise while an effect is in doubt, or the run is put off: nothing new starts then."""
         if self.stopped:
             raise Suspended
@@ -171,13 +161,15 @@ class Scope(ABC):
     def complete(self, record: rec.Done | rec.Decision, stowed: Stowed | None = None) -> int:
         """Append an outcome and give it its place in the order of completions."""
         with self.lock:
-            self.look_up()
             number = self.write(record, stowed)
             self.order.enter(record.path)
             return number
 
     def leave(self, path: str) -> None:  # noqa: B027 - outside of runs nothing is done again
         """The call at this position has an outcome by now: what was recorded inside of it is not done again."""
+
+    def keep_lost(self, call: Call) -> None:  # noqa: B027 - in a run it has its position
+        """The program was told that the result of this call is lost: the same call is not made again."""
 
     def effect_of(self, call: Call) -> Effect:
         """A recorded call as user code sees it."""
@@ -216,8 +208,8 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         attempt=call.attempts,
         at_us=(intent or done or _NEVER).at,
         condition=call.condition,
-        args=lambda: TOOLS.as_called(call.tool, read(call.args) or {}),
-        result=(lambda: read(outcome.value)) if outcome is not None else None,
+        args=lambda: TOOLS.as_called(call.tool, fill(read(call.args) or {}, call.holes)),
+        result=(lambda: result_of(outcome, blocks, registry, inert=inert)) if outcome is not None else None,
         error=done.fault[2] if done is not None and done.fault is not None else "",
         why=call.doubt.why if call.doubt is not None else "what was recorded is lost" if call.tool == LOST else "",
         last_progress=lambda: read(call.progress),

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.codec.blocks import digest_of
-from holdfast.codec.values import encode
 from holdfast.run import records as rec
 from holdfast.run.past import AFTER_INTENTS, Call, Past, add_to
 from holdfast.run.records import Record
@@ -24,17 +22,10 @@ OWN = "holdfast."
 """How the names of this room's own tools begin: spawning, joining, recorded times. None of them is undone by itself."""
 
 SPAWN, JOIN, CANCEL = "holdfast.spawn", "holdfast.join", "holdfast.cancel"
-NESTED = "holdfast.run"
+ITEM = "holdfast.item"
+"""What came of an item of a batch."""
 ENDS = frozenset({JOIN, CANCEL})
 """The tools whose records say what came of a child."""
-
-
-def nested_id(agent: bytes, branch: bytes, run: str, path: str, fingerprint: bytes) -> str:
-    """The id of the run that a run of this agent began at this position (``nested``), given the call's fingerprint.
-
-    It does not count rollbacks, as keys do: they do not undo what another agent did, so it must not be done again.
-    """
-    return digest_of("holdfast.run", encode([agent, branch, run, path, fingerprint])).hex()[:32]
 
 
 class Traced:

@@ -12,7 +12,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from typing import Any
 
@@ -27,6 +27,7 @@ from holdfast.run.past import Call
 from holdfast.run.positions import Lane, within
 from holdfast.run.scope import Scope
 from holdfast.run.tools import Tool
+from holdfast.store.apart import off_loop
 
 
 class Request(ABC):
@@ -38,7 +39,7 @@ class Request(ABC):
     async def later(self) -> Any:
         """As now(), on another thread where it blocks. It is finished even when the caller is cancelled meanwhile."""
         asyncio = sys.modules["asyncio"]
-        doing = asyncio.get_running_loop().run_in_executor(None, copy_context().run, self.now)
+        doing = self.elsewhere()
         try:
             return await asyncio.shield(doing)
         except asyncio.CancelledError:
@@ -48,6 +49,72 @@ class Request(ABC):
                 except asyncio.CancelledError:
                     continue
             raise
+
+    def elsewhere(self) -> Any:
+        """Begin it on another thread. What waits for the disk shares a few; code of the user gets one of its own."""
+        return off_loop(self.now)
+
+
+class Aside(threading.Thread):
+    """A thread for one call of user code, which may wait for anything."""
+
+    def __init__(self, function: Callable[[], Any], name: str) -> None:
+        super().__init__(name=name, daemon=True)
+        self._function, self._context = function, copy_context()
+        self._outcome: tuple[Any, BaseException | None] | None = None
+        self._told: Any = None
+
+    def run(self) -> None:
+        try:
+            self._outcome = self._context.run(self._function), None
+        except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
+            self._outcome = None, error
+        if self._told is not None:
+            loop, future = self._told
+            with suppress(RuntimeError):  # the loop is closed by now
+                loop.call_soon_threadsafe(self._tell, future)
+
+    def _tell(self, future: Any) -> None:
+        if future.done():
+            return
+        value, error = self._outcome or (None, None)
+        if isinstance(error, StopIteration):  # which no future can hold
+            error = RuntimeError(f"{self.name} raised StopIteration")
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+    def wait(self, limit_s: float | None = None) -> Any:
+        """Do it, and block until it is done. Raises TimeoutError; the thread goes on then."""
+        self.start()
+        self.join(limit_s)
+        if self._outcome is None:
+            raise TimeoutError(f"{self.name} took longer than {limit_s:g} s")
+        value, error = self._outcome
+        if error is not None:
+            raise error
+        return value
+
+    def begin(self) -> Any:
+        """Do it; returns a future of the running loop."""
+        loop = sys.modules["asyncio"].get_running_loop()
+        future = loop.create_future()
+        self._told = loop, future
+        self.start()
+        return future
+
+
+def awaited(answer: Any) -> Any:
+    """What something awaitable comes to, in plain code: on a loop of its own, and where one runs here on a thread."""
+    import asyncio
+
+    async def wait() -> Any:
+        return await answer
+
+    if asyncio._get_running_loop() is None:
+        return asyncio.run(wait())
+    return Aside(lambda: asyncio.run(wait()), "holdfast-await").wait()
 
 
 class Work(Request):
@@ -88,20 +155,11 @@ class Write(Request):
 class Turn(Request):
     """Wait for one's place among the completions; with ``flush`` also until what was recorded is durable."""
 
-    def __init__(self, scope: Scope, path: str, lane: Lane, *, flush: bool = False) -> None:
-        self.scope, self.order, self.path, self.lane = scope, scope.order, path, lane
+    def __init__(self, scope: Scope, path: str, *, flush: bool = False) -> None:
+        self.scope, self.order, self.path = scope, scope.order, path
         self.flush = flush
 
     def now(self) -> None:
-        asyncio = sys.modules.get("asyncio")
-        if asyncio is not None and asyncio._get_running_loop() is not None:
-            self.at_once()
-        else:
-            self._flush()
-            self.order.wait(self.path, self.lane)
-
-    def at_once(self) -> None:
-        """Do not wait for it: nothing else can happen meanwhile."""
         self._flush()
         self.order.now(self.path)
 
@@ -212,59 +270,61 @@ class Invoke(Request):
         self.given: list[Any] = []  # what a stream has handed out
 
     @contextmanager
-    def inside(self) -> Iterator[None]:
-        """The context of the tool's body."""
+    def inside(self, owner: Any = None) -> Iterator[None]:
+        """The context of the tool's body. ``owner`` is the flow of control that executes it, if not the caller's."""
         token = EFFECT.set(self.effect)
         try:
-            with within(self.lane.body(self.effect.path, self.tool.name)):
+            with within(self.place(owner)):
                 yield
         finally:
             EFFECT.reset(token)
 
+    def place(self, owner: Any) -> Lane:
+        """The lane of what it calls."""
+        return self.lane.body(self.effect.path, self.tool.name, owner)
+
     def now(self) -> Any:
+        if self.tool.timeout_s is not None and not self.tool.stream:
+            # In a thread of its own, because nothing stops a blocking call. One that takes longer goes on.
+            return self._aside().wait(self.tool.timeout_s)
         with self.inside():
-            if self.tool.timeout_s is None or self.tool.stream:
-                return self.tool.function(*self.args, **self.kwargs)
-            return self._within(self.tool.timeout_s)
+            return self.tool.function(*self.args, **self.kwargs)
 
     async def later(self) -> Any:
-        with self.inside():
-            async with sys.modules["asyncio"].timeout(self.tool.timeout_s):
+        async with sys.modules["asyncio"].timeout(self.tool.timeout_s):
+            if not self.tool.waits:  # a plain tool that is not to block the loop
+                return await self._aside().begin()
+            with self.inside():
                 return await self.tool.function(*self.args, **self.kwargs)
 
-    def _within(self, limit_s: float) -> Any:
-        """Call it in a thread of its own, because nothing stops a blocking call. One that takes longer goes on."""
-        outcome: list[Any] = []
+    def deadline(self) -> float | None:
+        """When a stream is to have ended, by the loop's clock."""
+        limit_s = self.tool.timeout_s
+        return None if limit_s is None else sys.modules["asyncio"].get_running_loop().time() + limit_s
 
-        def work() -> None:
-            try:
-                outcome.append((True, self.tool.function(*self.args, **self.kwargs)))
-            except BaseException as error:  # noqa: BLE001 - it is raised where the call was made
-                outcome.append((False, error))
+    async def item(self, source: Any, end: float | None, none: Any) -> Any:
+        """The next item of a stream. That of a plain tool is there at once."""
+        with self.inside():
+            if not self.tool.waits:
+                return next(source, none)
+            async with sys.modules["asyncio"].timeout_at(end):
+                return await anext(source, none)
 
-        thread = threading.Thread(target=copy_context().run, args=(work,), name=f"tool {self.tool.name}", daemon=True)
-        thread.start()
-        thread.join(limit_s)
-        if not outcome:
-            self.effect.still = thread.is_alive
-            raise TimeoutError(f"{self.tool.name} took longer than {limit_s:g} s")
-        (fine, value), *_ = outcome
-        if fine:
-            return value
-        raise value
+    def _aside(self) -> Aside:
+        def call() -> Any:
+            with self.inside(threading.get_ident()):
+                return self.tool.function(*self.args, **self.kwargs)
+
+        thread = Aside(call, self.tool.name)
+        self.effect.still = thread.is_alive
+        return thread
 
 
 class Instead(Invoke):
     """Call the tool's fallback, in a lane of its own below the call."""
 
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        token = EFFECT.set(self.effect)
-        try:
-            with within(self.lane.body(self.effect.path, self.tool.name).step("fallback")):
-                yield
-        finally:
-            EFFECT.reset(token)
+    def place(self, owner: Any) -> Lane:
+        return super().place(owner).step("fallback")
 
     def now(self) -> Any:
         with self.inside():
@@ -289,31 +349,31 @@ def is_cancelled(error: BaseException) -> bool:
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
-def cancelled(scope: Scope, lane: Lane, done: rec.Done, stowed: Stowed | None = None) -> Steps:
-    """The caller of what ``done`` stands for was cancelled: record that, and let it be told when it is its turn."""
-    if scope.ended:  # what is left over when a run has ended is no part of it
+def cancelled(scope: Scope, done: rec.Done, stowed: Stowed | None = None) -> Steps:
+    """The program gave up what ``done`` stands for: record that, and let its caller be told when it is its turn."""
+    if scope.ended or scope.given_up:  # what is left over when a run has ended, or is cancelled, is no part of it
         return
     asyncio = sys.modules["asyncio"]
     task = asyncio.current_task() if asyncio._get_running_loop() is not None else None
     if task is None or not task.cancelling():  # nobody cancelled the caller: the tool raised it by itself
         done.fault = ("", "CancelledError", "", None)
-    done.how = "interrupted" if scope.is_given_up else "cancelled"
+    done.how = "cancelled"
     done.at = clock_of(scope.agent).wall_us()
     scope.complete(done, stowed)
-    yield Turn(scope, done.path, lane)
+    yield Turn(scope, done.path)
 
 
-def cancelled_again(scope: Scope, lane: Lane, call: Call) -> Steps:
+def cancelled_again(scope: Scope, call: Call) -> Steps:
     """A call that was cancelled when it was recorded ends so again. In plain code it returns, and the call is made."""
     done = call.done
     if done is None or done.fault is not None:
-        yield Turn(scope, call.path, lane)
+        yield Turn(scope, call.path)
         raise sys.modules["asyncio"].CancelledError
     try:
         yield Park(scope, call.path, max(0, done.at - done.started) / 1e6 if done.started else 0.0)
     except BaseException as error:
         if is_cancelled(error):
-            yield Turn(scope, call.path, lane)
+            yield Turn(scope, call.path)
         raise
 
 

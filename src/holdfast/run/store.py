@@ -9,18 +9,19 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
+from uuid import uuid4
 
 import holdfast.agent.store as below
-from holdfast.errors import BadOption, ReadOnly, UnknownRevision
-from holdfast.run import secrets
+from holdfast.errors import BadOption, Damaged, UnknownRevision
+from holdfast.run import secrets, signals
 from holdfast.run.handle import Agent
-from holdfast.run.listing import CONDITIONS, RunInfo, View, runs_of
+from holdfast.run.listing import CONDITIONS, RunInfo, SignalInfo, View, addressee, runs_of, signals_of
 from holdfast.run.needed import needed
 from holdfast.run.stored import StoredLine
-from holdfast.run.waiting import signal_body, signal_key
 from holdfast.store.catalog import Branch, Point
-from holdfast.store.changes import Said
+from holdfast.store.changes import Change, Said, who
 from holdfast.store.keys import Key
 
 if TYPE_CHECKING:
@@ -59,23 +60,88 @@ class Store(below.Store):
         )
         return cast("Agent", made)  # _handle says what is made
 
-    def signal(self, agent: str, name: str, value: Any = None, *, branch: str | None = None) -> None:
-        """Send a signal to an agent, whoever writes it now or later: ``agent.wait_for(name)`` gets the value.
+    def signal(
+        self,
+        agent: str,
+        name: str,
+        value: Any = None,
+        *,
+        run: str | None = None,
+        any_run: bool = False,
+        branch: str = below.MAIN,
+        id: str | None = None,
+    ) -> SignalInfo:
+        """Send a signal to a run, whoever executes it now or later: ``agent.wait_for(name)`` gets the value.
 
-        Each branch receives it once; with ``branch`` only that one does.
+        ``run`` is the run's id; without it, the run of this branch that has not ended. It is taken once, and ends with
+        its run: no later run gets it. ``any_run`` sends it to the agent on purpose: the next run that waits for the
+        name takes it, also one that begins later, or a plain loop. With an ``id`` of yours, sending it again sends
+        nothing. The answer says which names are waited for: the signal may be early, or its name misspelt.
         """
-        if self._readonly:
-            raise ReadOnly("this store was opened read-only")
+        self._check_writable()
+        if any_run and run is not None:
+            raise BadOption("a signal is for one run, or for any", hint="Give either run= or any_run=True.")
+        signals.check_name(name)
         secrets.refuse(self, f"the signal {name}", value)
+        view = self._view(agent, branch)
+        row, given = view._agent, signals.check_id(id) if id is not None else b""
+        past = view.past()
+        body: dict[str, Any] = {}
+        if not (given and signals.sent_before(self._db.view, row, given)):
+            to = None if any_run else addressee(view, past, run)
+            body = signals.body_of(
+                given or uuid4().hex[:16].encode(), name, value, self._registry,
+                branch=view.identity[1], run=to, by=who(),
+            )  # fmt: skip
+
+        def say(change: Change) -> bool:
+            if not body or (given and signals.sent_before(change, row, given)):
+                return False
+            for one, key in signals.entries_of(row.uuid, body):
+                change.say(row.a, Said(one, key))
+            return True
+
+        new = bool(body) and self._db.change(say)
+        wanted = (given or body["id"]).decode()
+        for other in [view, *(one for one in self._views(empty=True) if one.name == agent)]:
+            for one in signals_of(other):
+                if one.id == wanted:
+                    return replace(one, repeated=not new)
+        raise Damaged(f"the signal {wanted!r} of {agent} was sent before, and is not in the store any more")
+
+    def signals(self, agent: str | None = None, *, branch: str | None = None) -> list[SignalInfo]:
+        """The signals that were sent, oldest first: to all agents, to one, or to one branch of it (``SignalInfo``)."""
+        if agent is not None and branch is not None:
+            return signals_of(self._view(agent, branch))
+        if agent is not None:
+            self._agent_row(agent)
+        return [one for view in self._views(empty=True) if agent in {None, view.name} for one in signals_of(view)]
+
+    def drop_signal(self, agent: str, id: str, *, branch: str = below.MAIN) -> SignalInfo:
+        """Let a signal that nobody has taken count no more. A run that takes it at this very moment may have it."""
+        self._check_writable()
+        view = self._view(agent, branch)
+        found = [one for one in signals.all_of(self._db.view, view._agent)[0] if one.text == id]
+        status = next((one.status for one in signals_of(view) if one.id == id), "")
+        if not status:
+            raise BadOption(
+                f"{id!r} is no signal to {agent}@{branch}", hint="See store.signals(), or `holdfast signals`."
+            )
+        if status != "pending":
+            raise BadOption(f"the signal {id} cannot be dropped: it is {status}")
+        entry, key = signals.drop_of(view._agent.uuid, found[0], who())
+        self._db.change(lambda change: change.say(view._agent.a, Said(entry, key)))
+        return next(one for one in signals_of(view) if one.id == id)
+
+    def _view(self, agent: str, branch: str) -> View:
+        """The line of a branch."""
+        self._check_open()
+        self.flush()
         row = self._agent_row(agent)
-        only = None
-        if branch is not None:
-            found = self._db.view.branch(row.a, branch)
-            if found is None:
-                raise UnknownRevision(f"agent {agent!r} has no branch {branch!r}")
-            only = found.uuid
-        body = signal_body(name, value, self._registry, only)
-        self._db.change(lambda change: change.say(row.a, Said(body, signal_key(row.uuid))))
+        found = self._db.view.branch(row.a, branch)
+        if found is None:
+            raise UnknownRevision(f"agent {agent!r} has no branch {branch!r}")
+        return View(self, row, found)
 
     def runs(self, condition: str | None = None) -> list[RunInfo]:
         """The runs of all agents and branches; with ``condition`` those that are so. See ``RunInfo``."""
@@ -144,12 +210,13 @@ class Store(below.Store):
         for branch in busy:
             yield from needed(StoredLine(self._db, branch.b), places)
 
-    def _views(self) -> Iterator[View]:
+    def _views(self, *, empty: bool = False) -> Iterator[View]:
+        """The lines of all branches; with ``empty``, those without a record, too."""
         self._check_open()
         self.flush()
         for agent in self._db.view.agents():
             for branch in self._db.view.branches(agent.a):
-                if branch.records:
+                if branch.records or empty:
                     yield View(self, agent, branch)
 
 

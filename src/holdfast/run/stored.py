@@ -34,11 +34,6 @@ class StoredLine:
         self._settle()
         return self._db.view.branch_at(self._b).records
 
-    @property
-    def chain(self) -> bytes:
-        self._settle()
-        return self._db.view.branch_at(self._b).chain
-
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
         """Records with their numbers, in order, inherited ones first. Raises at the end if they are not proven."""
         return self._decoded(after, marked=False)

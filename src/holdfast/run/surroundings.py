@@ -6,13 +6,16 @@ run, what would differ the next time is recorded.
 
 from __future__ import annotations
 
+import copy
 import uuid
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.run import companions, modes, secrets, waiting
-from holdfast.run.tools import tool
+from holdfast.run import calls, companions, modes, secrets, waiting
+from holdfast.run.clock import clock_of
+from holdfast.run.tools import Tool, tool
 
 if TYPE_CHECKING:
     from holdfast.agent.branch import BranchWriter
@@ -38,7 +41,14 @@ class Surroundings:
 
     def now(self) -> datetime:
         """The time (UTC). In a run it is the recorded one when that is executed again."""
-        return _now()
+        moment: datetime = calls.now(self._now, (), {})
+        return moment
+
+    @cached_property
+    def _now(self) -> Tool:
+        what = copy.copy(_NOW)
+        what.function = lambda: datetime.fromtimestamp(clock_of(self._host).wall_us() / 1e6, UTC)
+        return what
 
     def random(self) -> float:
         """A random number from 0 to 1, recorded in a run."""
@@ -119,8 +129,11 @@ class Surroundings:
 
 
 @tool(name="holdfast.now", effect="read")
-def _now() -> datetime:
-    return datetime.now(UTC)
+def _now() -> datetime:  # type: ignore[empty-body] # each agent has a clock of its own
+    """How the time is recorded."""
+
+
+_NOW: Tool = _now.tool
 
 
 @tool(name="holdfast.random", effect="read")

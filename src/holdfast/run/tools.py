@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import inspect
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from types import CodeType
 from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, overload
 
-from holdfast.errors import BadName, BadOption, FailedBeforeEffect, UnknownTool
+from holdfast.codec.types import Registry, declared_classes, default_name
+from holdfast.errors import BadName, BadOption, FailedBeforeEffect, Unencodable, UnknownTool
 from holdfast.run import faults
 from holdfast.run.arguments import Binder
 from holdfast.run.resilience import Breaker
@@ -51,6 +52,7 @@ class Tool:
         self.waits = inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
         # The same for two loads of one definition, as by `python x.py` and by importing x.
         self.origin = (code.co_filename, function.__qualname__)
+        self._returns: list[type] | None = None  # the classes that its result is declared with
         self._check()
 
     def _check_given(self, options: dict[str, Any]) -> None:
@@ -119,6 +121,20 @@ class Tool:
         if self.fallback is not None and inspect.iscoroutinefunction(self.fallback) and not self.waits:
             raise BadOption(f"{self.name}: the fallback of a plain tool cannot be async")
 
+    def check_result(self, registry: Registry) -> None:
+        """Raise where it is declared to return what could not be saved: before the call, not after it."""
+        if self._returns is None:
+            self._returns = declared_classes(self.function)
+        for kind in self._returns:
+            if registry.takes(kind):
+                continue
+            error = Unencodable(
+                f"it is declared to be a {default_name(kind)}, which nobody registered; it was not called",
+                hint=f"Decorate the class with @holdfast.register, or pass {registry.option}.",
+            )
+            error.root = f"the result of {self.name}"
+            raise error
+
     def is_answer(self, error: BaseException) -> bool:
         """Whether an exception is what the outside answered, not a failure to answer."""
         return bool(self.declared(error)) and type(error) is not FailedBeforeEffect
@@ -158,6 +174,8 @@ class Recorded(Protocol[P, R]):
     tool: Tool
     direct: Callable[P, R]
     """The function itself: what it does is not recorded."""
+    acall: Callable[P, Awaitable[R]]
+    """For a plain function in async code: the same call, on another thread than the event loop's."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
 
@@ -309,10 +327,16 @@ def _wrapper(made: Tool) -> Callable[..., Any]:
         async def later(*args: Any, **kwargs: Any) -> Any:
             return await calls.later(made, args, kwargs)
 
+        later.acall = later  # type: ignore[attr-defined] # functions may have attributes
         return later
 
     @functools.wraps(function)
     def now(*args: Any, **kwargs: Any) -> Any:
         return calls.now(made, args, kwargs)
 
+    @functools.wraps(function)
+    async def aside(*args: Any, **kwargs: Any) -> Any:
+        return await calls.aside(made, args, kwargs)
+
+    now.acall = aside  # type: ignore[attr-defined] # as above
     return now

@@ -1,38 +1,29 @@
 """Waiting: sleeping, and signals from elsewhere, both as long as it takes and through any number of restarts.
 
 Owns how long a run waits, what ends a wait, and putting a run off when it is not to block. Must not know where signals
-are kept: the agent lists them. What always holds: a wait that was begun ends when it would have ended, whoever goes on
-with it; a signal ends one wait on a line, once, and a rollback does not give it back; a run is put off only when no
-call of it is under way.
+are kept: the agent lists them. What always holds: a wait that was begun ends when it would have ended, whoever resumes
+it; a signal ends one wait on a line, once, and a rollback does not give it back; a run is put off only when no call of
+it is under way.
 
     sleep(agent, seconds)                asleep(agent, seconds)                 both return None
     wait_for(agent, name, timeout_s)     await_for(agent, name, timeout_s)      the signal's value, or TimeoutError
-    signal_key(agent_uuid)               the key of the events that are signals to this agent
-    signal_body(name, value, registry, branch=None)    the body of such an event; ``branch`` is a branch's uuid
-    read_signal(at, body)                a ``Signal`` from an event
-    due(past, signals, at_us)            the runs of a line that can go on now; ``open_waits(run)`` what they wait for
+    due(past, signals, at_us)            the runs of a line that can resume now; ``open_waits(run)`` what they wait for
     body(run, request)                   a run's body, put off where ``run.waits`` is false: raises ``Waiting``
 
-Asked of an agent: ``signals() -> Sequence[Signal]``, those to it or its branch that are younger than the branch, oldest
-first; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``live``, ``taken``, ``stopped``.
+Asked of an agent: ``signals(run) -> Sequence[Signal]``, those that this run may take, oldest first, or a plain loop
+where it is None; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``live``, ``taken``, ``stopped``.
 """
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from math import isfinite
 from typing import Any
 
-from msgspec import Struct
-
-from holdfast.codec.blocks import digest_of
-from holdfast.codec.types import Registry
-from holdfast.codec.values import decode, encode
-from holdfast.errors import BadName, BadOption, CorruptValue, NoAgent, Waiting
+from holdfast.codec.values import decode
+from holdfast.errors import BadOption, NoAgent, Waiting
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, fingerprint, stow
 from holdfast.run.clock import clock_of
@@ -41,6 +32,7 @@ from holdfast.run.outcomes import Local, failure, fault_of, give
 from holdfast.run.past import Past, RunPast
 from holdfast.run.positions import Lane
 from holdfast.run.scope import Scope, Suspended, in_doubt
+from holdfast.run.signals import Signal, check_name
 from holdfast.run.steps import (
     Request,
     Steps,
@@ -53,14 +45,10 @@ from holdfast.run.steps import (
     is_cancelled,
 )
 from holdfast.run.tools import Tool, tool
+from holdfast.store.apart import off_loop
 
 WAIT_MAX_S = 100 * 366 * 86_400.0
 """Longer than anybody waits, and far from the end of dates."""
-
-SIGNAL_NAME_MAX = 200
-SIGNAL_ID_BYTES = 16
-SIGNAL_MAX_BYTES = 1 << 20
-"""A signal is a message, not a way to move data: it is read again at each look until it is received."""
 
 LOOK_S = 0.05
 LOOK_MAX_S = 1.0
@@ -75,49 +63,6 @@ ENDING: set[int] = set()
 
 QUIET_S = 0.2
 """A run with several flows of control is put off when nothing was recorded in it for so long."""
-
-
-# -- signals ------------------------------------------------------------------------------------------------
-
-
-class Signal(Struct, frozen=True):
-    """A message to an agent: its id, its time, its name, its encoded value, the branch it is for.
-
-    The id is its own, not its event's number: a record that says it was received means the same in every store.
-    """
-
-    id: bytes
-    at: int
-    name: str
-    value: bytes
-    branch: bytes | None = None
-
-
-def signal_key(agent: bytes) -> bytes:
-    """The key of the events that are signals to the agent with this uuid."""
-    return digest_of("holdfast.signal", agent)[:16]
-
-
-def signal_body(name: str, value: Any, registry: Registry, branch: bytes | None = None) -> dict[str, Any]:
-    """The body of the entry that is a signal."""
-    check_name(name)
-    data = encode(value, registry)
-    if len(data) > SIGNAL_MAX_BYTES:
-        raise BadOption(f"a signal's value takes {len(data)} bytes, more than {SIGNAL_MAX_BYTES}")
-    return {"what": "signal", "name": name, "value": data, "branch": branch, "id": os.urandom(SIGNAL_ID_BYTES)}
-
-
-def read_signal(at: int, parts: Mapping[str, Any]) -> Signal:
-    """A signal from its entry."""
-    try:
-        return Signal(parts["id"], at, parts["name"], parts["value"], parts["branch"])
-    except (KeyError, TypeError) as error:
-        raise CorruptValue("an entry that should be a signal does not follow the format") from error
-
-
-def check_name(name: str) -> None:
-    if not 0 < len(name) <= SIGNAL_NAME_MAX:
-        raise BadName(f"a signal's name has 1 to {SIGNAL_NAME_MAX} characters")
 
 
 # -- what user code calls -------------------------------------------------------------------------------------
@@ -158,7 +103,7 @@ async def asleep(agent: Any, seconds: float) -> None:
 
 
 def wait_for(agent: Any, name: str, timeout_s: float | None = None) -> Any:
-    """Wait for a signal; returns its value. One that was sent earlier and that nobody has received counts."""
+    """Wait for a signal; returns its value. One that was sent to this run earlier, and not taken yet, counts."""
     return drive(_receive(agent, name, timeout_s))
 
 
@@ -207,15 +152,14 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
     scope: Scope = lane.scope
     mark = fingerprint(arguments, scope.registry)
     path = lane.take(what.name, mark)
-    scope.order.called(lane)
     call = scope.recorded(path, what, mark, arguments)
     if call is not None:
         if call.outcome is not None:
-            yield Turn(scope, path, lane)
+            yield Turn(scope, path)
             return give(scope, what, path, call.outcome)
         if call.cancelled:
-            yield from cancelled_again(scope, lane, call)
-    scope.check_settled("read")
+            yield from cancelled_again(scope, call)
+    scope.check_settled(what)
     if not scope.run_id:
         scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
     known = _recorded(scope, path, kind, name, limit_s)
@@ -242,12 +186,12 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
             break
     except BaseException as error:
         if scope.run_id and is_cancelled(error):
-            yield from cancelled(scope, lane, done)
+            yield from cancelled(scope, done)
         raise
     done.at = clock_of(scope.agent).wall_us()
     if scope.run_id or done.event:
         scope.complete(done, stowed)
-        yield Turn(scope, path, lane, flush=True)
+        yield Turn(scope, path, flush=True)
     if done.fault is not None:
         raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
     return fetch(done.value, Local(stowed), scope.registry)
@@ -306,11 +250,10 @@ class Until(Request):
         return not self.found
 
     async def later(self) -> bool:
-        loop = sys.modules["asyncio"].get_running_loop()
         while True:
             # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
             on_disk = self.began.what == "signal"
-            pause_s = await loop.run_in_executor(None, self._look) if on_disk else self._look()
+            pause_s = await off_loop(self._look) if on_disk else self._look()
             if pause_s is None:
                 return not self.found
             await self.clock.asleep(pause_s)
@@ -321,9 +264,8 @@ class Until(Request):
         if scope.reason is not None or threading.get_ident() in ENDING:
             raise Suspended
         if self.began.what == "signal":
-            self.found = [
-                one for one in self.agent.signals() if one.name == self.began.name and one.id not in scope.taken
-            ]
+            sent = self.agent.signals(scope.past if scope.run_id else None)  # type: ignore[attr-defined] # as above
+            self.found = [one for one in sent if one.name == self.began.name and one.id not in scope.taken]
             if self.found:
                 return None
         left = SLICE_S if self._end_s is None else self._end_s - self.clock.elapsed_s()
@@ -407,20 +349,21 @@ def open_waits(run: RunPast) -> list[rec.Wait]:
 
 def due(
     past: Past,
-    signals: Iterable[Signal],
+    signals: Callable[[RunPast], Iterable[Signal]],
     at_us: int,
     child: Callable[[RunPast, str], bool] = lambda _run, _name: False,
 ) -> list[RunPast]:
-    """The runs of a line that wait for something that has come: a time, or one of these signals.
+    """The runs of a line that wait for something that has come: a time, or one of the signals that they may take.
 
-    ``child(run, name)`` says whether a run can go on that waits for its child of that name.
+    ``child(run, name)`` says whether a run can resume that waits for its child of that name.
     """
-    sent = {signal.name for signal in signals if signal.id not in past.taken}
 
     def has_come(run: RunPast, wait: rec.Wait) -> bool:
         if wait.until and wait.until <= at_us:
             return True
-        return child(run, wait.name) if wait.what == "child" else wait.what == "signal" and wait.name in sent
+        if wait.what == "child":
+            return child(run, wait.name)
+        return wait.what == "signal" and any(one.name == wait.name and one.id not in past.taken for one in signals(run))
 
     return [
         run

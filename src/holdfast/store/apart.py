@@ -1,18 +1,39 @@
-"""Work that no signal handler can cut in two.
+"""Work in other threads: what no signal handler may cut in two, and what no event loop may wait for.
 
-Owns the thread in which it is done: Python runs signal handlers, and lets them raise, in the main thread only. What
+Owns these threads. Python runs signal handlers, and lets them raise, in the main thread only. An event loop has threads
+of its own (``asyncio.to_thread``), but all of them may be taken by those who wait for what is to be done here. What
 always holds: when ``apart`` raises what a handler raised, the work has ended, one way or the other, or has not begun;
 a second interrupt does not wait for its end, and whoever comes next waits for the locks that it has.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from contextvars import copy_context
-from typing import TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from asyncio import Future
+    from concurrent.futures import ThreadPoolExecutor
 
 T = TypeVar("T")
+WORKERS = 32
+"""Threads in which the disk is read and written for event loops. More would only wait for each other."""
+
+_pools: list[ThreadPoolExecutor] = []
+os.register_at_fork(after_in_child=_pools.clear)  # its threads are the parent's
+
+
+def off_loop(work: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Do ``work``, which waits for nothing but the disk, in a thread; it can be awaited on the running loop."""
+    if not _pools:
+        from concurrent.futures import ThreadPoolExecutor  # asyncio has loaded it; programs without it never need it
+
+        _pools.append(ThreadPoolExecutor(WORKERS, "holdfast-disk"))
+    return sys.modules["asyncio"].get_running_loop().run_in_executor(_pools[0], copy_context().run, work, *args)  # type: ignore[no-any-return] # a module found by its name has no types
 
 
 def apart(work: Callable[[], T]) -> T:

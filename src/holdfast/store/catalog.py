@@ -78,7 +78,7 @@ _FIELDS: dict[str, tuple[set[str], dict[str, Callable[[Any], bool]]]] = {
     ),
     "branch": (
         {"created", "from"},
-        {"created": _is_time, "from": _is(bytes), "start": _is_number, "origins": _are(int)},
+        {"created": _is_time, "from": _is(bytes), "start": _is_number, "origins": _are(int), "dump": _is(str)},
     ),
     "validity": ({"validity"}, {"validity": _is(str), "reason": _is(str), "at": _is(int)}),
     "log": (
@@ -174,8 +174,12 @@ class Branch(NamedTuple):
     def end(self) -> End:
         return End(self.line, self.back, self.records, self.chain)
 
+    def standing(self, head: int, id: bytes, depth: int, epoch: int) -> Branch:
+        """The branch as it is with another checkpoint at its head."""
+        return Branch(*self[:5], head, id, depth, epoch, *self[9:])
+
     def at_end(self, end: End) -> Branch:
-        return self._replace(line=end.line, back=end.back, records=end.records, chain=end.chain)
+        return Branch(*self[:9], *end, self.generation)
 
 
 class Tag(NamedTuple):
@@ -417,6 +421,12 @@ class View:
             found += [_entry(row) for row in self.rows("log", where, part)]
         return sorted(found)
 
+    def count_under(self, keys: Sequence[bytes]) -> int:
+        """How many entries are kept under keys."""
+        names = [self.cipher.name("log", key) for key in keys]
+        sql = f"SELECT count(*) FROM log WHERE length(key) > 0 AND key IN {listed(len(names))}"
+        return int(self.reader.run(sql, names)[0][0])
+
     # -- checkpoints ----------------------------------------------------------------------------------------
 
     def checkpoints(self, where: str = "", args: Args = (), folded: Args | None = None) -> list[Row]:
@@ -504,6 +514,11 @@ class View:
                     self.row(n)  # raises if it is not there; it may have come out of a segment between the two
             n = found[-1].parent if found else n
         return found
+
+    def loose(self, n: int, limit: int) -> list[Row]:
+        """A checkpoint and its ancestors, newest first, as far as they lie in no segment."""
+        rows = self.reader.run(_UP["loose", False], (n, limit))
+        return [_row("loose", self.cipher.loaded("loose", row)) for row in rows]
 
     def walk(self, n: int, *, over: bool = False) -> Iterator[Point]:
         """A checkpoint and its ancestors, newest first, each proven to be the one that its child names.

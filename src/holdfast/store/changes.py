@@ -8,8 +8,10 @@ or comes with it, or ``Refused`` is raised; a branch's row is never deleted, so 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.errors import BadOption, Forgotten, UnknownAgent
@@ -43,6 +45,17 @@ Work = Callable[["Change"], T]
 def now_us() -> int:
     """Microseconds since 1970, UTC."""
     return time.time_ns() // 1000
+
+
+@cache
+def who() -> str:
+    """Who changes something: the name of this process's user."""
+    import getpass
+
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container without a name for its user
+        return f"uid {os.getuid()}"
 
 
 class NewRecord(NamedTuple):
@@ -123,33 +136,39 @@ class CannotCollect(Exception):
     """A change needs an answer of the store, so that it cannot be run as one call."""
 
 
-def _unused(table: str) -> str:
-    """Refuse the transaction if a handle above ?1 was given already, whatever has become of its row."""
+_UNLESS_THERE = " ON CONFLICT DO NOTHING"
+
+
+def _checked(table: str) -> str:
+    """An INSERT that is refused if its handle, or a higher one, was given already, whatever became of its row."""
     sequence = CHECKPOINTS if table in CHECKPOINTS else (table,)
-    rows = [f"EXISTS (SELECT 1 FROM {one} WHERE {HANDLES[table]} > ?1)" for one in sequence]
-    rows.append(f"EXISTS (SELECT 1 FROM floor WHERE name = '{table}' AND number > ?1)")
-    return f"UPDATE branch SET generation = CASE WHEN NOT ({' OR '.join(rows)}) THEN generation END WHERE b = ?2"
+    taken = [f"EXISTS (SELECT 1 FROM {one} WHERE {HANDLES[table]} >= ?1)" for one in sequence]
+    taken.append(f"EXISTS (SELECT 1 FROM floor WHERE name = '{table}' AND number >= ?1)")
+    # The second column does not take NULL. For the first one SQLite would choose a number.
+    return TABLES[table].insert.replace("?, ?", f"?, CASE WHEN NOT ({' OR '.join(taken)}) THEN ? END", 1)
 
 
-_UNUSED = {table: _unused(table) for table in HANDLES}
+_CHECKED = {TABLES[table].insert + more: _checked(table) + more for table in HANDLES for more in ("", _UNLESS_THERE)}
 
 
 class Collected:
-    """A transaction on paper: statements and arguments. Its handles are ``own``, or else a guess that is checked."""
+    """A transaction on paper: statements and arguments. Its handles are ``own``, or else a guess that is checked.
 
-    def __init__(self, numbers: dict[str, int], b: int, own: Callable[[], int] | None = None) -> None:
+    A handle that somebody else was given might not be in the way: its row may be gone or in a segment, and where a row
+    that is there already counts as written, it would be taken for that one.
+    """
+
+    def __init__(self, numbers: dict[str, int], own: Callable[[], int] | None = None) -> None:
         self.statements: list[str] = []
         self.args: list[Args] = []
-        self._numbers = dict(numbers)
-        self._b = b
+        self._numbers = numbers.copy()
         self._own = own
-        self._sure: set[str] = set()
 
     def run(self, sql: str, args: Args = ()) -> list[Stored]:  # noqa: ARG002 - whatever it asks
         raise CannotCollect
 
     def do(self, sql: str, args: Args = ()) -> None:
-        self.statements.append(sql)
+        self.statements.append(sql if self._own is not None else _CHECKED.get(sql, sql))
         self.args.append(args)
 
     def many(self, sql: str, args: Sequence[Args]) -> None:
@@ -163,11 +182,6 @@ class Collected:
         known = self._numbers.get(table)
         if known is None:
             raise CannotCollect
-        if table not in self._sure:
-            # A handle that somebody else was given might not be in the way: its row may be gone or in a segment, and
-            # where a row that is there already counts as written, it would be taken for that one.
-            self._sure.add(table)
-            self.do(_UNUSED[table], (known, self._b))
         self._numbers[table] = known + 1
         return known + 1
 
@@ -180,22 +194,21 @@ class Collected:
 
 
 _MOVE = (
-    "UPDATE branch SET head = CASE WHEN generation = ? AND head = ? AND line = ? THEN CAST(? AS bigint) END,"
-    " body = ?, id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, sum = ?"
-    " WHERE b = ?"
+    "UPDATE branch SET body = ?, head = CASE WHEN generation = ? AND head = ? AND line = ? THEN CAST(? AS bigint) END,"
+    " id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, sum = ? WHERE b = ?"
 )
 _GUARD = "UPDATE branch SET generation = CASE WHEN generation = ? THEN generation END WHERE b = ?"
 
 
 class Change(View):
-    """A view inside a transaction, and every way to change what it shows."""
+    """A view inside a transaction, and every way to change what it shows. A group of changes shares one."""
 
     def __init__(self, tx: Tx, cipher: Cipher) -> None:
         super().__init__(tx, cipher)
         self.tx = tx
         self.newest: dict[str, int] = {}  # the handles that it gave, for the witness
         self.mark = 0  # of the newest checkpoint
-        self.moved: tuple[int, int, int] | None = None  # a branch, its generation and its head
+        self.moved: dict[int, tuple[int, int]] = {}  # branches, each with its generation and its head
 
     def _number(self, *tables: str) -> int:
         made = self.newest[tables[0]] = self.tx.number(*tables)
@@ -203,7 +216,7 @@ class Change(View):
 
     def put(self, table: str, *values: Any, unless_there: bool = False) -> None:
         """Write a row; one that is there already is an error, or stays as it is."""
-        more = " ON CONFLICT DO NOTHING" if unless_there else ""
+        more = _UNLESS_THERE if unless_there else ""
         self.tx.do(TABLES[table].insert + more, self.cipher.stored(table, *values))
 
     def set_fact(self, name: str, value: bytes | None) -> None:
@@ -212,9 +225,10 @@ class Change(View):
             self.put("store", name, value)
 
     def say(self, a: int, said: Said | Body) -> None:
-        """One more entry of the log."""
+        """One more entry of the log. One about refs says who moved them, if it does not say so already."""
         said = said if isinstance(said, Said) else Said(said)
-        self.put("log", self._number("log"), a, said.key, said.at or now_us(), body_bytes(said.body))
+        body = said.body if said.key else {"by": who(), **said.body}
+        self.put("log", self._number("log"), a, said.key, said.at or now_us(), body_bytes(body))
 
     # -- refs -----------------------------------------------------------------------------------------------
 
@@ -253,11 +267,8 @@ class Change(View):
     def move(self, old: Branch, new: Branch) -> None:
         """Let a branch that is ``old`` be ``new``. If generation, head or line differ the transaction is refused."""
         row = self.cipher.stored("branch", *branch_columns(new))
-        _, _, _, _, body, head, id, depth, epoch, line, back, count, chain, generation, total = row
-        compared = (old.generation, old.head, old.line)
-        rest = (head, body, id, depth, epoch, line, back, count, chain, generation, total, new.b)
-        self.tx.do(_MOVE, compared + rest)
-        self.moved = new.b, new.generation, new.head
+        self.tx.do(_MOVE, (row[4], old.generation, old.head, old.line, *row[5:], new.b))
+        self.moved[new.b] = new.generation, new.head
 
     def guard(self, b: int, generation: int) -> None:
         """Refuse the transaction unless a branch still has that generation: its lease covers what is written."""
@@ -300,7 +311,7 @@ class Change(View):
         if objects.nodes:
             # In one order for all, so that two who bring the same nodes do not wait for each other.
             rows = [self.cipher.stored("node", self._number("node"), *one) for one in sorted(objects.nodes.items())]
-            self.tx.many(TABLES["node"].insert + " ON CONFLICT DO NOTHING", rows)
+            self.tx.many(TABLES["node"].insert + _UNLESS_THERE, rows)
         brought = {digest for digest, *_ in objects.pack.chunks} if objects.pack is not None else set()
         nodes = objects.needs_nodes - objects.nodes.keys()
         chunks = objects.needs_chunks - brought
@@ -341,7 +352,7 @@ class Change(View):
     def commit(self, old: Branch, new: NewCheckpoint, records: Sequence[NewRecord] = ()) -> Branch:
         """A checkpoint onto the head of a branch, and records with it; returns the branch as it is then."""
         n = self.put_checkpoint(new, old.head, old.line, old.b, old.epoch)
-        moved = old._replace(head=n, id=new.id, depth=old.depth + 1)
+        moved = old.standing(n, new.id, old.depth + 1, old.epoch)
         if records:
             moved = moved.at_end(self.put_records(old.b, old.end, records))
         self.move(old, moved)
@@ -356,7 +367,7 @@ class Change(View):
         above, depth = (point.n, point.manifest.depth) if point is not None else (0, 0)
         epoch = old.epoch + 1
         n = self.put_checkpoint(new, above, old.line, old.b, epoch)
-        moved = old._replace(head=n, id=new.id, depth=depth + 1, epoch=epoch)
+        moved = old.standing(n, new.id, depth + 1, epoch)
         if records:
             moved = moved.at_end(self.put_records(old.b, old.end, records))
         self.move(old, moved)
@@ -366,7 +377,7 @@ class Change(View):
     def move_to(self, old: Branch, point: Point, records: Sequence[NewRecord] = ()) -> Branch:
         """Let a branch stand at another checkpoint. Its line stays as long as it is."""
         self.hold(point.n)
-        moved = old._replace(head=point.n, id=point.id, depth=point.manifest.depth, epoch=old.epoch + 1)
+        moved = old.standing(point.n, point.id, point.manifest.depth, old.epoch + 1)
         if records:
             moved = moved.at_end(self.put_records(old.b, old.end, records))
         self.move(old, moved)

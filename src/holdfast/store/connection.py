@@ -229,12 +229,14 @@ class Link:
                     raise Said("", "the connection is closed")
                 rows = self._due.popleft()
                 if rows is None:
-                    if result.status != pq.ExecStatus.PIPELINE_SYNC:
+                    if result.status == pq.ExecStatus.PIPELINE_SYNC:
+                        continue
+                    if result.status != pq.ExecStatus.FATAL_ERROR:
                         raise Said("", "an answer is out of place")
-                    continue
+                    self._due.appendleft(None)  # the round is one transaction, whose commit failed: its end follows
                 if result.status not in {pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK}:
                     failed = failed or Said.in_result(result)
-                elif rows is not _IGNORED:
+                elif rows is not None and rows is not _IGNORED:
                     rows.extend(_decoded(result))
                 self.done = result.command_status or b""
                 self._result()  # the end of this answer
@@ -290,8 +292,9 @@ class Link:
         if not self.clean or self._pg.transaction_status != pq.TransactionStatus.IDLE:
             return False
         try:
-            if self._readable.poll(0):  # a notice, or the end
-                self._pg.consume_input()
+            if not self._readable.poll(0):
+                return True
+            self._pg.consume_input()  # a notice, or the end
             return not self._readable.poll(0)
         except psycopg.Error:
             return False

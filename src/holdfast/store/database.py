@@ -40,7 +40,7 @@ from holdfast.store import files, forks, keys, sqlite
 from holdfast.store.catalog import View
 from holdfast.store.changes import CannotCollect, Change, Collected, Work, now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
-from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Tx
+from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Tx, check_poison
 from holdfast.store.files import Layout
 from holdfast.store.keys import Secret
 from holdfast.store.leases import FileLeases
@@ -139,13 +139,14 @@ class Database:
 
     def check_usable(self) -> None:
         """Raise unless this process may use the store."""
+        if self._refusal is None:
+            return
         if self._refusal is ForkedHandle:
             raise ForkedHandle(
                 "this store was opened before fork() and is used in the child",
                 hint="Open the store again in the child: holdfast.open(...).",
             )
-        if self._refusal is not None:
-            raise StoreClosed(f"the store at {self.place} was closed", hint="Open it again with holdfast.open().")
+        raise StoreClosed(f"the store at {self.place} was closed", hint="Open it again with holdfast.open().")
 
     def check_secret(self, secret: Secret) -> None:
         """Raise unless this opens the store: somebody else in this process wants to use the handle."""
@@ -181,17 +182,17 @@ class Database:
 
     def hand(self, job: Job[T], b: int = 0) -> Job[T]:
         """Hand a change over, to be made after those that were handed over before."""
-        if (poison := self.engine.poison) is not None and not job.handed:
-            raise type(poison)(poison.message, hint=poison.hint)
+        if not job.handed:
+            check_poison(self.engine)
         return self.writers.hand(job, b)
 
-    def directly(self, work: Work[T], b: int) -> tuple[T] | None:
+    def directly(self, work: Work[T]) -> tuple[T] | None:
         """Make a change in one call from this thread, if nobody else is writing; None: not made, hand it over.
 
         What comes out of it other than that says nothing about whether it was made: ask the store.
         """
         self.check_usable()
-        collected = Collected(self._numbers, b, self.engine.handles())
+        collected = Collected(self._numbers, self.engine.handles())
         change = Change(collected, self.cipher)
         try:
             result = work(change)
@@ -199,21 +200,17 @@ class Database:
             return None
         if not self.engine.direct(collected.statements, collected.args):
             return None
-        self._committed([change])
+        self._committed(change)
         return (result,)
 
-    def _committed(self, changes: list[Change]) -> None:
+    def _committed(self, change: Change) -> None:
         """After the flush, before anybody is told."""
-        newest: dict[str, int] = {}
-        mark = 0
-        for change in changes:
-            newest.update(change.newest)
-            mark = change.mark or mark
-            if change.moved is not None:
-                self.engine.acknowledge(*change.moved)
+        for b, (generation, head) in change.moved.items():
+            self.engine.acknowledge(b, generation, head)
+        newest = change.newest
         self._numbers.update(newest)
         if self.witness is not None and newest:
-            self.witness.record(newest.get("loose", 0), newest.get("log", 0), newest.get("record", 0), mark)
+            self.witness.record(newest.get("loose", 0), newest.get("log", 0), newest.get("record", 0), change.mark)
 
     def flush(self, wait_s: float | None = None) -> None:
         """Return when everything that was handed over is durable; raises if nothing can be any more."""

@@ -102,6 +102,12 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+def check_poison(engine: Engine) -> None:
+    """Raise if nothing is written any more. A new error each time: one that is kept would collect tracebacks."""
+    if (poison := engine.poison) is not None:
+        raise StorePoisoned(poison.message, hint=poison.hint)
+
+
 class Lease(Protocol):
     """The right to write one branch, until it is released, its process ends, or somebody takes it over."""
 

@@ -159,30 +159,30 @@ While it does there is a log, and afterwards a page that makes sense."""
 
 def _check_first_page(layout: Layout) -> None:
     """Look at the database file without locks, without its log and without changing anything beside it."""
-    refuse_former(layout)
     damaged = Damaged(
         f"{layout.catalog}: not a readable database",
         what=("store.db",),
         hint="Put it back from a backup, or let `holdfast repair` look for what is intact in it.",
     )
     is_ours = witness.witness_report(layout.path).newest is not None
-    # A process that was killed while it folded its log leaves a database that makes sense only together with the log.
-    # Opening it with the log will tell; whether it is ours, the witness has said.
-    application_id = 0
     for attempt in range(_LOOKS):
-        if is_ours and _size(layout.wal):
-            return
+        logged = is_ours and bool(_size(layout.wal))
         try:
-            application_id = _application_id(layout)
-            break
-        except (apsw.NotADBError, apsw.CorruptError) as error:
+            found = _application_id(layout)
+        except apsw.Error as error:
+            # A process that was killed while it folded its log leaves a database that makes sense only together with
+            # the log. Opening it with the log will tell; whether it is ours, the witness has said.
+            if logged:
+                return
+            if not isinstance(error, (apsw.NotADBError, apsw.CorruptError)):
+                raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
             if not is_ours:
                 raise NotAStore(f"{layout.catalog} is not a database, so {layout.path} is not a store") from error
             if attempt == _LOOKS - 1:
                 raise damaged from error
-        except apsw.Error as error:
-            raise StoreFailed(f"{layout.catalog}: cannot be read ({error})") from error
-    if application_id != APPLICATION_ID:
+            continue
+        if found == APPLICATION_ID or logged:
+            return
         if is_ours:
             raise damaged
         raise NotAStore(f"{layout.catalog} is a database of another program, so {layout.path} is not a store")
@@ -191,20 +191,23 @@ def _check_first_page(layout: Layout) -> None:
 def refuse_former(layout: Layout) -> None:
     """Raise for a store of the layout before this one, whatever state it is in."""
     with contextlib.suppress(apsw.Error):
-        if _application_id(layout) == FORMER_APPLICATION_ID:
-            raise Incompatible(
-                f"{layout.path} is a store of the layout before this one, which was never released",
-                hint="Read it with the Holdfast that wrote it. Nothing was changed.",
-            )
+        _application_id(layout)
 
 
 def _application_id(layout: Layout) -> int:
+    """Whose database it is. Read by SQLite: closing a descriptor of our own would drop its locks in this process."""
     uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
     connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
-        return int(connection.execute("PRAGMA application_id").get)
+        found = int(connection.execute("PRAGMA application_id").get)
     finally:
         connection.close()
+    if found == FORMER_APPLICATION_ID:
+        raise Incompatible(
+            f"{layout.path} is a store of the layout before this one, which was never released",
+            hint="Read it with the Holdfast that wrote it. Nothing was changed.",
+        )
+    return found
 
 
 def _size(path: Path) -> int:

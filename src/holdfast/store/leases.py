@@ -192,6 +192,26 @@ def describe_self() -> dict[str, object]:
     return {"pid": os.getpid(), "host": os.uname().nodename, "program": program, "since": since}
 
 
+def had(attempt: Callable[[], bool], wait_s: float, most_s: float = POLL_S) -> bool:
+    """Attempt to become a branch's writer until that succeeds; False: others were always faster by a moment.
+
+    While somebody has it the attempt raises ``AgentBusy``, and so does this when the time is over. ``most_s``: how long
+    it waits after a while before it looks again.
+    """
+    deadline, pause, faster = time.monotonic() + wait_s, POLL_S, 0
+    while faster < TRIES:
+        try:
+            if attempt():
+                return True
+            faster += 1
+        except AgentBusy:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(pause)
+            pause = min(2 * pause, most_s)
+    return False
+
+
 class FileLeases:
     """The branches of the store whose ``locks/`` is ``folder``."""
 
@@ -211,24 +231,13 @@ class FileLeases:
         wait_s: float,
         takeover: bool,
     ) -> FileLease:
-        deadline = time.monotonic() + wait_s
         about = {**describe_self(), **who}
         attempt = _begin()
         try:
-            tries = 0
-            while tries < TRIES:
-                try:
-                    if self._try(attempt, branch, read, rise, about, b=b, takeover=takeover):
-                        # One step. Before it the lock is the attempt's; after it nobody but the caller has the lease,
-                        # so that it is dropped if an interrupt comes before the caller has it.
-                        return attempt.locks.pop()
-                    tries += 1
-                except AgentBusy:
-                    if time.monotonic() >= deadline:
-                        raise
-                    attempt.drop()
-                    time.sleep(POLL_S)
-                attempt.drop()
+            if had(lambda: self._try(attempt, branch, read, rise, about, b=b, takeover=takeover), wait_s):
+                # One step. Before it the lock is the attempt's; after it nobody but the caller has the lease, so that
+                # it is dropped if an interrupt comes before the caller has it.
+                return attempt.locks.pop()
             raise StoreFailed(f"locks/{branch.hex()}-*: something else than a lock file is there", hint="Remove it.")
         finally:
             attempt.drop()
@@ -245,6 +254,7 @@ class FileLeases:
         takeover: bool,
     ) -> bool:
         """Whether the last lock of the attempt is the lease; False: somebody else was faster, so look again."""
+        attempt.drop()
         generation = read()
         if generation and not takeover:
             # Whoever has released the branch, and takes it up again at this moment, must not be passed over.
@@ -319,6 +329,7 @@ class FileLeases:
         self._all.add(weakref.ref(lock, self._all.discard))
         attempt.locks.append(lock)
         if not lock.lock() and not (_clean_up() and lock.lock()):
+            attempt.drop()  # whoever waits now has nothing
             raise busy(_holder(path, self._cipher))
         return lock
 

@@ -23,7 +23,6 @@ from functools import lru_cache
 from typing import TypeVar
 
 from holdfast.errors import (
-    AgentBusy,
     BadOption,
     Damaged,
     DiskFull,
@@ -42,7 +41,7 @@ from holdfast.store.apart import apart
 from holdfast.store.cipher import HINT, PLAIN, Cipher, digest
 from holdfast.store.connection import Address, Link, Said, Seat, Statement, free_seat
 from holdfast.store.engine import Args, Reader, Refused, Row, Tx, Unsure
-from holdfast.store.leases import busy, describe_self
+from holdfast.store.leases import busy, describe_self, had
 from holdfast.store.tables import FORMAT_VERSION, OWNER, TABLES, Dialect, check_version, columns_of, ddl
 
 WRITERS, READERS, SPARE = 4, 8, 2
@@ -58,11 +57,8 @@ TRIES, APART_S = 5, 0.02
 CLOSE_S = 5.0
 """How long closing waits for somebody who is reading."""
 
-POLL_S, POLL_MAX_S = 0.02, 0.25
-"""How soon a waiting opener looks again whether a branch is free: at first, and after a while."""
-
-OTHERS_FASTER = 100
-"""How often others may become a branch's writer by a moment before us."""
+POLL_MAX_S = 0.25
+"""How often a waiting opener asks the server whether a branch is free, after a while."""
 
 UNSAFE = "HOLDFAST_ALLOW_UNSAFE_POSTGRES"
 
@@ -338,11 +334,12 @@ class Postgres:
         with seat.lock, self.explained("writing"):
             # An interrupt leaves a connection on which something is under way: it is not used again.
             link = seat.ready(self.connect)
-            self._begin(link)
+            link.send(*self._local)  # without BEGIN: what is sent in one round is one transaction
             for sql, values in zip(statements, args, strict=True):
                 link.send(self.translated(sql), values)
             try:
-                more = self._commit(link)
+                more = self._more_handles(link)
+                link.receive()
             except Said as said:
                 link.roll_back()
                 if not said.state:
@@ -369,7 +366,8 @@ class Postgres:
     def _transact(self, link: Link, work: Callable[[Tx], T]) -> T:
         committing = False
         try:
-            self._begin(link)
+            link.send(_BEGIN)
+            link.send(*self._local)
             tx = _Tx(self, link)
             result = work(tx)
             if tx.deletes and self._sweeper is not None:  # with its connection, the right to sweep may have been lost
@@ -386,13 +384,13 @@ class Postgres:
         self._keep(more)
         return result
 
-    def _begin(self, link: Link) -> None:
-        link.send(_BEGIN)
-        link.send(*self._local)
+    def _more_handles(self, link: Link) -> list[Row]:
+        """Ask for more handles, if it is time for them."""
+        return link.send(self._next_handles, wanted=True) if len(self._handles) < HANDLES // 4 else []
 
     def _commit(self, link: Link) -> list[Row]:
         """The one wait of a transaction. Returns more handles, if it was time for them."""
-        more = link.send(self._next_handles, wanted=True) if len(self._handles) < HANDLES // 4 else []
+        more = self._more_handles(link)
         link.send("COMMIT")
         link.receive()
         if link.done != b"COMMIT":
@@ -636,11 +634,10 @@ class AdvisoryLeases:
         wait_s: float,
         takeover: bool,
     ) -> AdvisoryLease:
-        deadline = time.monotonic() + wait_s
         about = {**describe_self(), **who}
         got: list[AdvisoryLease] = []
 
-        def attempt() -> None:
+        def attempt() -> bool:
             generation = read()
             with ExitStack() as undo:
                 if generation and not takeover:
@@ -650,20 +647,11 @@ class AdvisoryLeases:
                 undo.callback(lambda: None if got else lease.release())
                 if rise(generation):
                     got.append(lease)
+            return bool(got)
 
-        pause, faster = POLL_S, 0
         try:
-            while faster < OTHERS_FASTER:
-                try:
-                    apart(attempt)
-                    if got:
-                        return got.pop()
-                    faster += 1
-                except AgentBusy:
-                    if time.monotonic() >= deadline:
-                        raise
-                    time.sleep(pause)
-                    pause = min(2 * pause, POLL_MAX_S)
+            if had(lambda: apart(attempt), wait_s, POLL_MAX_S):
+                return got.pop()
             raise StoreBusy("others were always faster in becoming the branch's writer", hint="Try again.")
         finally:
             while got:

@@ -37,7 +37,7 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store.cipher import HINT
-from holdfast.store.engine import Args, Refused, Row, Tx
+from holdfast.store.engine import Args, Refused, Row, Tx, check_poison
 from holdfast.store.files import Layout, close_quietly, unavailable
 from holdfast.store.tables import HANDLES, NUMBER_MAX, Dialect, check_version, columns_of
 
@@ -355,7 +355,6 @@ class Sqlite:
     def direct(self, statements: Sequence[str], args: Sequence[Args]) -> bool:
         if self.busy or self._directing.locked() or time.monotonic() < self._not_before:
             return False
-        self._check_poison()
         if fcntl.fcntl(self._queue_fd, fcntl.F_OFD_GETLK, _ASK)[:2] != _FREE:
             return False
         with self._directing:  # entering it is one step, which nothing can cut
@@ -378,7 +377,7 @@ class Sqlite:
         return True
 
     def transaction(self, work: Callable[[Tx], T], begun: Callable[[], None] | None = None) -> T:
-        self._check_poison()
+        check_poison(self)
         connection = self._writer
         _queue(self._queue_fd, fcntl.F_WRLCK)
         try:
@@ -408,23 +407,16 @@ class Sqlite:
         """Nothing is written any more."""
         self.poison = error
 
-    def _check_poison(self) -> None:
-        if self.poison is not None:
-            raise StorePoisoned(self.poison.message, hint=self.poison.hint)
-
     def check_place(self) -> None:
         """Before a commit: what is written now can be found at the path again.
 
         A file takes commits as long as it is open, also one that was deleted or moved away.
         """
-        self._check_poison()
-        for path, known in ((self._catalog_path, self._catalog), (self._log_path, self._log)):
-            found = _look(path)
-            if known is not None and found != known:
-                what = "is another file than the one that was opened" if found else "is not there any more"
-                raise StoreFailed(
-                    f"{path} {what}: the store was deleted, moved or replaced; nothing was written", hint=_GONE
-                )
+        check_poison(self)
+        if _look(self._catalog_path) != self._catalog:
+            raise _gone(self._catalog_path)
+        if self._log is not None and _look(self._log_path) != self._log:
+            raise _gone(self._log_path)
 
     def _check_log(self) -> None:
         """After a commit: the log that was just flushed is the one that the path names."""
@@ -626,6 +618,11 @@ def _look(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _gone(path: str) -> StoreFailed:
+    what = "is another file than the one that was opened" if _look(path) else "is not there any more"
+    return StoreFailed(f"{path} {what}: the store was deleted, moved or replaced; nothing was written", hint=_GONE)
 
 
 class _Presence(FileIO):

@@ -140,10 +140,10 @@ class _Cells:
         return merged
 
     def put(self, noted: Noted, at: int) -> bytes:
-        cell = _packed(noted, self.owner)
-        done = 0
+        cell, place = _packed(noted, self.owner), self.start + at * CELL_BYTES
+        done = os.pwrite(self.fd, cell, place)
         while done < CELL_BYTES:  # half a cell says nothing
-            written = os.pwrite(self.fd, cell[done:], self.start + at * CELL_BYTES + done)
+            written = os.pwrite(self.fd, cell[done:], place + done)
             if not written:
                 raise OSError(errno.EIO, "only a part was written")
             done += written

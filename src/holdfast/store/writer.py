@@ -9,12 +9,14 @@ alone; the queue is bounded in bytes and in time.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any, Generic, TypeVar
+from itertools import count
+from typing import Any, ClassVar, Generic, TypeVar
 
 from holdfast.errors import DiskFull, StoreBusy, StoreClosed, Unavailable
 from holdfast.store.changes import Change, Work
@@ -41,25 +43,16 @@ BUSY_WAIT_S = 30.0
 PASSING = (DiskFull, StoreBusy)
 """Reasons that go away by themselves."""
 
-Committed = Callable[[list[Change]], None]
+Committed = Callable[[Change], None]
 
 
 class Job(Generic[T]):
     """A change that is handed over. ``lazy``: nobody waits for it, so it may share a flush with others."""
 
-    __slots__ = (
-        "_claims",
-        "_done",
-        "at",
-        "bare",
-        "error",
-        "finished",
-        "handed",
-        "lazy",
-        "result",
-        "size_bytes",
-        "work",
-    )
+    failures: ClassVar[int] = 0  # another number after each job, of any store, that was not made
+    _failures: ClassVar[Iterator[int]] = count(1)
+
+    __slots__ = ("_done", "_error", "_over", "_taken", "at", "bare", "handed", "lazy", "result", "size_bytes", "work")
 
     def __init__(
         self, work: Work[T] | Callable[[], T], *, lazy: bool = False, size_bytes: int = 0, bare: bool = False
@@ -70,41 +63,66 @@ class Job(Generic[T]):
         self.size_bytes = size_bytes
         self.at = 0.0
         self.handed = False  # handing it a second time, after an interrupt, does nothing
-        self.finished = False
         self.result: T | None = None
-        self.error: BaseException | None = None
-        self._claims = [None]  # taken by whoever begins it, or withdraws it: one step, which nothing can cut
+        self._over = False
+        self._error: BaseException | None = None
+        self._taken: dict[str, object] = {}  # by whoever begins it, or why it was withdrawn: whichever comes first
         self._done = threading.Lock()
         self._done.acquire()
 
+    # Both are one step, which nothing can cut.
     def claim(self) -> bool:
-        try:
-            self._claims.pop()
-        except IndexError:
+        """Begin it, unless somebody has, or it was withdrawn."""
+        mine = object()
+        return self._taken.setdefault("by", mine) is mine
+
+    def withdraw(self, error: BaseException) -> bool:
+        """Let it not be made any more, unless it was begun. Whoever asks is told why."""
+        if self._taken.setdefault("by", error) is not error:
             return False
+        self.finish(error)
         return True
 
     def unclaim(self) -> None:
-        self._claims = [None]
+        self._taken = {}
+
+    @property
+    def finished(self) -> bool:
+        return self._over or self.error is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        taken = self._taken.get("by")
+        return taken if isinstance(taken, BaseException) else self._error
 
     def finish(self, error: BaseException | None = None) -> None:
-        self.error = error
-        self.finished = True
-        self._done.release()
+        self._error = error
+        self._over = True
+        if error is not None:
+            Job.failures = next(Job._failures)
+        self._wake()
 
-    def join(self, wait_s: float = -1) -> bool:
-        """Wait until it is finished; False when that takes longer."""
-        if not self.finished:
-            if not self._done.acquire(timeout=wait_s):
-                return False
+    def _wake(self) -> None:
+        with suppress(RuntimeError):  # it was finished twice: who did it first was cut short, or is not through yet
             self._done.release()
+
+    def join(self, wait_s: float = math.inf) -> bool:
+        """Wait until it is finished; False when that takes longer."""
+        deadline = time.monotonic() + wait_s
+        while not self.finished:
+            # Again and again: whoever withdraws it may be cut short before it says so.
+            left_s = min(1.0, deadline - time.monotonic())
+            if left_s <= 0:
+                return False
+            if self._done.acquire(timeout=left_s):
+                self._wake()
         return True
 
     def wait(self, wait_s: float | None = None) -> T:
         """Its result, or what became of it raised. One that has not begun in time is withdrawn."""
         wait_s = BUSY_WAIT_S if wait_s is None else wait_s
-        if not self.join(wait_s) and self.claim():
-            self.finish(
+        if not self.join(wait_s):
+            self.withdraw(
                 StoreBusy(
                     f"other writers kept the store for {wait_s:.3g} s; nothing was written",
                     hint="Look for a stopped or hanging process that has this store open, then try again.",
@@ -198,11 +216,12 @@ class _Writer:
         """Write what is queued. Returns how long to wait before looking again, when something is left."""
         queue = self._queue
         while queue:
-            if not self._stop and all(job.lazy for job in tuple(queue)):
-                left = queue[0].at + GATHER_S - time.monotonic()
-                if left > 0:
-                    self._gathers = True
-                    return left
+            left = queue[0].at + GATHER_S - time.monotonic()
+            # A full group waits for no company. One that is tried again, later, waits in any case.
+            early = left > GATHER_S or (left > 0 and len(queue) < GROUP_MAX)
+            if early and not self._stop and all(job.lazy for job in tuple(queue)):
+                self._gathers = True
+                return left
             group = [queue.popleft()]
             while queue and len(group) < GROUP_MAX and not (group[0].bare or queue[0].bare):
                 group.append(queue.popleft())
@@ -213,6 +232,7 @@ class _Writer:
             queue.extendleft(reversed(left_over))
             self._writing = []
             self._queued_bytes = self._bytes()
+            self._room.ring()
             if left_over and self._stop:
                 return 0.0
         self._engine.busy = False
@@ -241,17 +261,16 @@ class _Writer:
 
     def _together(self, group: list[Job[Any]]) -> BaseException | None:
         begun: list[Job[Any]] = []
-        changes: list[Change] = []
+        made: list[Change] = []
 
         def claim() -> None:
             begun[:] = [job for job in group if not job.finished and job.claim()]
 
         def work(tx: Tx) -> None:
-            changes.clear()
+            change = Change(tx, self._cipher())
             for job in begun:
-                change = Change(tx, self._cipher())
                 job.result = job.work(change)
-                changes.append(change)
+            made[:] = [change]
 
         try:
             self._engine.transaction(work, claim)
@@ -259,7 +278,7 @@ class _Writer:
             for job in begun:
                 job.unclaim()
             return error
-        self._committed(changes)
+        self._committed(made[0])
         for job in begun:
             self._done(job)
         return None
@@ -273,13 +292,13 @@ class _Writer:
         except BaseException as failed:  # noqa: BLE001 - whoever waits for it gets it
             error = failed
         job.finish(error)
-        self._room.ring()
 
     def _done(self, job: Job[Any], error: BaseException | None = None) -> None:
         """Made; or not, and then it may have been withdrawn meanwhile: only one of the two says what became of it."""
-        if error is None or job.claim():
-            job.finish(error)
-        self._room.ring()
+        if error is None:
+            job.finish()
+        else:
+            job.withdraw(error)
 
 
 class Writers:

@@ -481,7 +481,7 @@ class Thread:
             for one in said:
                 change.say(a, one)
 
-        if self.store._db.directly(say, b) is None:
+        if self.store._db.directly(say) is None:
             self.store._db.change(say, b)
 
     # -- writes -----------------------------------------------------------------------------------------

@@ -245,6 +245,10 @@ class ThreadLoop(Loop):
             self._stored = {place: (of, at) for place, (of, at) in self._stored.items() if of is not run}
             self._inputs = {place: at for place, at in self._inputs.items() if place[0] != id(run)}
 
+    def check_settled(self, tool: Tool | None = None) -> None:
+        if tool is None or tool.kind != "read":
+            super().check_settled(tool)
+
     # -- what is finished ---------------------------------------------------------------------------------------
 
     def is_left(self, call: Call, task: Task, path: str) -> bool:

@@ -1,0 +1,175 @@
+"""Event loops: nothing here depends on their threads, and what is asked on one is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+
+import pytest
+
+import holdfast
+from holdfast import errors
+from holdfast.run.clock import Clock
+from holdfast.run.order import watch
+
+
+@holdfast.tool(effect="idempotent", name="loops.put")
+async def put(number):
+    return number
+
+
+async def beside_a_full_executor(use):
+    """Somebody waits, in the only thread of the loop, for what comes after ``use``."""
+    after = threading.Event()
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    waiting = asyncio.create_task(asyncio.to_thread(after.wait, 60))
+    await asyncio.sleep(0)
+    found = await use()
+    after.set()
+    assert await waiting  # before it gave up
+    return found
+
+
+def test_a_call_does_not_wait_for_the_threads_of_the_loop(opened):
+    agent = opened()
+
+    async def work(agent):
+        found = await beside_a_full_executor(lambda: put(1))
+        await agent.acheckpoint("put")
+        return found
+
+    assert asyncio.run(agent.arun(work)) == 1
+
+
+def test_nor_does_a_checkpoint(opened):
+    agent = opened()
+    agent.state["n"] = 1
+    asyncio.run(beside_a_full_executor(lambda: agent.acheckpoint("saved")))
+    assert agent.head.label == "saved"
+
+
+def test_nor_does_a_wait_for_a_signal(reopened):
+    store = reopened()
+    agent = store.agent("trip-7")
+    store.signal("trip-7", "go", 7, any_run=True)
+
+    async def work(agent):
+        return await beside_a_full_executor(lambda: agent.await_for("go"))
+
+    assert asyncio.run(agent.arun(work)) == 7
+
+
+def test_a_plain_probe_on_a_loop_does_not_wait_for_its_threads_either(opened):
+    @holdfast.tool(probe=lambda effect: holdfast.Found("booked"))
+    async def book():
+        raise ConnectionError("gone")
+
+    async def work(agent):
+        return await beside_a_full_executor(book)
+
+    assert asyncio.run(opened().arun(work)) == "booked"
+
+
+def test_an_async_probe_of_a_plain_tool_is_asked_on_a_running_loop(opened):
+    async def find(effect):
+        await asyncio.sleep(0)
+        return holdfast.Found(f"booked {effect.args['flight']}")
+
+    @holdfast.tool(probe=find)
+    def book(flight):
+        raise ConnectionError("gone")
+
+    async def work(agent):
+        return book("TP1")
+
+    assert asyncio.run(opened().arun(work)) == "booked TP1"
+
+
+def test_the_time_that_an_agent_is_told_is_its_clocks(opened):
+    agent = opened()
+    agent._host.clock = Noon()
+
+    def work(agent):
+        return agent.now(), agent.now()
+
+    assert {*agent.run(work), agent.now()} == {datetime(2030, 1, 1, 12, tzinfo=UTC)}
+
+
+class Noon(Clock):
+    def wall_us(self):
+        return round(datetime(2030, 1, 1, 12, tzinfo=UTC).timestamp() * 1e6)
+
+
+# -- other loops ------------------------------------------------------------------------------------------------
+
+
+@holdfast.tool(effect="read", name="loops.look")
+async def look(group, number):
+    made.append((group, number))
+    await asyncio.sleep(random.random() * 0.003)
+    return group * 100 + number
+
+
+made = []
+
+
+def fanned_out(end):
+    @holdfast.durable
+    async def fan_out(agent):
+        agent.state["log"] = []
+
+        async def leaf(group, number):
+            try:
+                agent.state["log"].append(await look(group, number))
+                if number == 2:
+                    raise LookupError(group)
+                agent.state["log"].append(await look(group, number + 10))
+            except asyncio.CancelledError:
+                agent.state["log"].append(("cancelled", group, number))
+                raise
+
+        async def group(number):
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for leaf_number in range(5):
+                        tasks.create_task(leaf(number, leaf_number))
+            except* LookupError:
+                agent.state["log"].append(("failed", number))
+
+        await asyncio.gather(*(group(number) for number in range(5)))
+        log = list(agent.state["log"])
+        if end:
+            end.append(log)
+            raise KeyboardInterrupt
+        return log
+
+    return fan_out
+
+
+@pytest.mark.parametrize("first", ["asyncio", "uvloop"])
+@pytest.mark.parametrize("second", ["asyncio", "uvloop"])
+def test_an_async_run_replays_the_same_on_either_loop(opened, first, second):
+    makers = {"asyncio": asyncio.new_event_loop, "uvloop": pytest.importorskip("uvloop").new_event_loop}
+
+    def execute(maker, work):
+        with asyncio.Runner(loop_factory=makers[maker]) as runner:
+            return runner.run(opened().arun(work.options(id="r")))
+
+    end = ["at the end"]
+    with pytest.raises(KeyboardInterrupt):
+        execute(first, fanned_out(end))
+    made.clear()
+    assert execute(second, fanned_out([])) == end[1]
+    assert not made
+
+
+def test_a_loop_that_does_not_show_when_it_rests_is_refused(opened):
+    class Closed:
+        __slots__ = ()
+        call_soon = None
+
+    with pytest.raises(errors.BadOption, match="asyncio and uvloop"):
+        watch(Closed())
