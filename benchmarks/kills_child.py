@@ -98,7 +98,7 @@ def holdfast_work(kind: str, folder: Path) -> Do:
         with holdfast.open(folder / "store") as store:
             agent = store.agent(trip.name)
             for effect in agent.effects():
-                if effect.condition == "in doubt" and trip.ref(effect.args["what"]) in trip.told:
+                if effect.status == "in doubt" and trip.ref(effect.args["what"]) in trip.told:
                     agent.resolve(effect, trip.told[trip.ref(effect.args["what"])], result=0, why="looked")  # type: ignore[arg-type]
             try:
                 agent.run(travel.options(id="one"))

@@ -524,7 +524,7 @@ class Damaged(HoldfastError):
 class StoreWentBack(Damaged):
     """The store is older than this user has seen it: somebody put an old copy back, on purpose or not.
 
-    ``lost`` says in words what is missing. ``accept_older=True`` goes on with what is there.
+    ``lost`` says in words what is missing. ``trust_older=True`` goes on with what is there.
     """
 
     kind = "went-back"

@@ -465,7 +465,7 @@ def test_an_older_copy_is_called_one(tmp_path, monkeypatch):
     assert "checkpoints 2 to 2" in report.older
     with pytest.raises(StoreWentBack):
         holdfast.open(path)  # looking did not accept it
-    holdfast.open(path, accept_older=True).close()
+    holdfast.open(path, trust_older=True).close()
     assert repair(path).whole
 
 

@@ -212,7 +212,7 @@ def test_the_checkpoint_before_an_effect_in_doubt_stays(store):
         "more 4": ("head of main", "last 1"),
         "m4": ("before retention.act, which is in doubt",),
     }
-    assert agent.effects()[-1].condition == "in doubt"
+    assert agent.effects()[-1].status == "in doubt"
     sound(store)
 
 

@@ -27,7 +27,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = [
     *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "signals", "effects", "events"),
     *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "retain", "tier", "verify", "doctor", "demo"),
-    *("init", "repair", "accept", "push", "pull", "backup", "move", "export", "drill"),
+    *("init", "repair", "trust", "push", "pull", "backup", "move", "export", "drill"),
 ]
 GROUPS = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6, "Outcome": 1}
 ATTENTION = ("InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "RunEnded", "ResultLost")
@@ -258,7 +258,7 @@ OF_RUNNING = ("run", "run.due", "runs", "runs.cancel", "signal", "effects", "eff
 OF_KEYS = ("init", "keys", "key")
 OF_TRANSFER = ("push", "export", "drill")
 # This needs a store that went back: test_care.py.
-OF_CARE = ("accept",)
+OF_CARE = ("trust",)
 OF_DUMPS = ("dump.list", "dump.show", "dump.diff", "dump.rehydrate", "dump.take", "leaks")
 
 

@@ -142,14 +142,14 @@ def test_packages_are_found_without_importing_them():
     assert machine.packages(("apsw", "no-such-package"))["no-such-package"] is None
 
 
-def test_accept_takes_an_older_store_as_it_is(filled, program, tmp_path):
+def test_trust_takes_an_older_store_as_it_is(filled, program, tmp_path):
     # Nothing is remembered of stores among the temporary files.
     environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path / "temporary")}
 
     def hold(*words):
         return program("--store", str(filled), *words, env=environment)
 
-    assert "nothing to accept" in hold("accept").out
+    assert "nothing to decide" in hold("trust").out
     shutil.copytree(filled, tmp_path / "old")
     assert hold("tag", "trip-7", "here").code == 0
     shutil.rmtree(filled)
@@ -157,14 +157,14 @@ def test_accept_takes_an_older_store_as_it_is(filled, program, tmp_path):
     for verb in ("agents", "verify", "repair"):
         ended = hold(verb)
         assert ended.code == 5
-        assert "holdfast accept" in ended.out + ended.err
+        assert "holdfast trust" in ended.out + ended.err
         assert "Nothing is lost" not in ended.out
     (trouble,) = hold("doctor", "--json").json["troubles"]
     assert " are missing. If a backup " in trouble["text"]
-    accepted = hold("accept", "--json").json
-    assert (accepted["schema"], accepted["accepted"]) == ("holdfast.accept/1", True)
-    assert accepted["missing"].startswith("events ")
-    assert hold("accept", "--json").json["accepted"] is False
+    trusted = hold("trust", "--json").json
+    assert (trusted["schema"], trusted["trusted"]) == ("holdfast.trust/1", True)
+    assert trusted["missing"].startswith("events ")
+    assert hold("trust", "--json").json["trusted"] is False
     assert hold("verify").code == 0
 
 

@@ -145,7 +145,7 @@ def world(room):
 
 
 def doubtful(hold, name):
-    return next(e for e in hold("effects", name, "--json").json["effects"] if e["condition"] == "in doubt")
+    return next(e for e in hold("effects", name, "--json").json["effects"] if e["status"] == "in doubt")
 
 
 # -- scripts ------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_a_function_is_run_for_an_agent_and_its_result_printed(hold, place):
     ended = hold("run", f"{place}:travel", "--agent", "a", "--args", '{"city": "rome"}', "--json")
     assert ended.code == 0
     run = ended.json["run"]
-    assert (run["agent"], run["condition"], run["args"]) == ("a", "finished", {"city": "rome"})
+    assert (run["agent"], run["status"], run["args"]) == ("a", "finished", {"city": "rome"})
     assert run["result"] == hold("show", "a", "--path", "booking", "--json").json["value"]
     assert ended.err.splitlines()[-1] == "travelling"  # what it prints does not spoil the JSON
 
@@ -247,7 +247,7 @@ def test_a_function_killed_before_and_after_its_booking_books_once(hold, world):
     words = ("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]')
     for moment in ("before", "after"):
         assert hold(*words, DIE=moment).code == -signal.SIGKILL
-        assert [run["condition"] for run in hold("runs", "--json").json["runs"]] == ["interrupted"]
+        assert [run["status"] for run in hold("runs", "--json").json["runs"]] == ["interrupted"]
         assert doubtful(hold, "a")["tool"] == "book"
     assert hold(*words).code == 0
     assert world() == ["booked"]
@@ -273,7 +273,7 @@ def test_a_failed_function_ends_with_one_and_shows_where(hold, harmless):
     ended = hold("run", "trip_app:fails", "--agent", "a")
     assert ended.code == 1
     assert re.search(r'Traceback.*\n +File ".*trip_app\.py"', ended.err)
-    listed = hold("runs", "--condition", "failed")
+    listed = hold("runs", "--status", "failed")
     assert "ValueError: no such" in listed.out
     harmless(listed.out)
 
@@ -307,13 +307,13 @@ def test_a_run_that_nobody_executes_is_cancelled(hold):
     assert "holdfast runs cancel" in other.err
     ended = hold("runs", "cancel", "a")
     assert ended.out == "Cancelled: wait for it of a (run one)\n"
-    assert hold("runs", "cancel", "a", "one", "--json").json["run"]["condition"] == "cancelled"
+    assert hold("runs", "cancel", "a", "one", "--json").json["run"]["status"] == "cancelled"
     assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]').code == 0
     refused = hold(*words, "--id", "one")
     assert refused.code == 7
     assert "--again" in refused.err
     assert hold(*words, "--id", "one", "--again").code == 8
-    finished = hold("runs", "--condition", "finished", "--json").json["runs"][0]["id"]
+    finished = hold("runs", "--status", "finished", "--json").json["runs"][0]["id"]
     assert hold("runs", "cancel", "a", finished).code == 7
     assert hold("runs", "cancel", "a", "nothing").code == 2
 
@@ -411,8 +411,8 @@ def test_events_show_what_was_moved_and_by_whom(hold, world):
     events = hold("events", "a", "--json").json["events"]
     assert [one["what"] for one in events if one.get("by")] == ["rollback", "tag", "branch", "agent"]
     assert re.search(r"rollback +\w", hold("events", "a").out)
-    assert [one["condition"] for one in hold("runs", "--json").json["runs"]] == ["rolled back"]
-    assert [one["condition"] for one in hold("effects", "a", "--json").json["effects"]][-2:] == ["undone", "done"]
+    assert [one["status"] for one in hold("runs", "--json").json["runs"]] == ["rolled back"]
+    assert [one["status"] for one in hold("effects", "a", "--json").json["effects"]][-2:] == ["undone", "done"]
 
 
 # -- in doubt -----------------------------------------------------------------------------------------------
@@ -427,11 +427,11 @@ def test_what_nobody_can_know_needs_attention_until_somebody_decides(hold, world
         assert "it is not known whether this happened: mail" in ended.err
     effect = doubtful(hold, "a")["id"]
     assert f"holdfast effects resolve a {effect} --done JSON --why TEXT" in hold("effects", "a").out
-    assert [run["condition"] for run in hold("runs", "--condition", "needs-attention", "--json").json["runs"]] == [
+    assert [run["status"] for run in hold("runs", "--status", "needs-attention", "--json").json["runs"]] == [
         "needs attention"
     ]
     decided = hold("effects", "resolve", "a", effect, "--done", "null", "--why", "saw it", "--json").json
-    assert (decided["in_doubt"], decided["effect"]["condition"]) == (0, "done")
+    assert (decided["in_doubt"], decided["effect"]["status"]) == (0, "done")
     assert hold(*words).code == 0
     assert world() == ["booked", "mailed"]
 
@@ -443,7 +443,7 @@ def test_an_effect_that_did_not_happen_is_done_again_with_its_key(hold, world):
     assert hold("effects", "resolve", "a", before["id"][:6], "--not-done", "--why", "the server says so").code == 0
     assert hold(*words).code == 0
     after = hold("effects", "a", "--json").json["effects"][-1]
-    assert (after["key"], after["condition"]) == (before["key"], "done")
+    assert (after["key"], after["status"]) == (before["key"], "done")
     assert world() == ["booked", "mailed", "mailed"]
 
 
@@ -523,9 +523,7 @@ def test_undoing_that_fails_needs_attention_and_goes_on_later(hold, world):
     stuck = hold(*back, STUCK="1")
     assert stuck.code == 7
     assert stuck.err.count("the airline is closed") == 1
-    assert [run["kind"] for run in hold("runs", "--condition", "needs-attention", "--json").json["runs"]] == [
-        "rollback"
-    ]
+    assert [run["kind"] for run in hold("runs", "--status", "needs-attention", "--json").json["runs"]] == ["rollback"]
     assert hold(*back).code == 0
     assert world() == ["booked", "cancelled"]
 

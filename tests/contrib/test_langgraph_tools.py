@@ -99,7 +99,7 @@ def thread(name="t"):
 def listed(saver, name="t"):
     with closing(saver.store.agent(name, readonly=True)) as agent:
         calls = [one for one in agent.effects() if "city" in one.args]  # compensations are listed, too
-        return [(one.tool, one.args["city"], one.condition) for one in calls]
+        return [(one.tool, one.args["city"], one.status) for one in calls]
 
 
 def failing():
@@ -555,7 +555,7 @@ def test_a_run_from_an_older_checkpoint_acts_anew_and_says_so(ours, caplog):
         graph.invoke(None, older)
     assert WORLD == ["Lisbon", "Lisbon"]
     assert "acts anew" in caplog.text
-    assert [condition for *_, condition in listed(ours)] == ["done", "done"]
+    assert [status for *_, status in listed(ours)] == ["done", "done"]
 
 
 # -- in doubt -----------------------------------------------------------------------------------------------------
@@ -576,7 +576,7 @@ def test_an_effect_in_doubt_stops_every_later_write_of_the_thread(ours):
     graph.compile(checkpointer=ours).invoke({"messages": []}, thread())
     assert WORLD == ["A"]
     with closing(ours.store.agent("t")) as agent:
-        (effect,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        (effect,) = [one for one in agent.effects() if one.status == "in doubt"]
         agent.resolve(effect, "not-done", why="looked")
     one_node(lambda state: {"x": [book("B")]}, ours).invoke({"x": []}, thread("t"))
     assert WORLD == ["A", "B"]

@@ -181,7 +181,7 @@ def check(saver: HoldfastSaver, thread: str, done: list[str]) -> None:
     if not done:
         return
     with closing(saver.store.agent(thread, readonly=True)) as agent:
-        known = Counter(one.args["what"] for one in agent.effects() if one.kind == "write" and one.condition == "done")
+        known = Counter(one.args["what"] for one in agent.effects() if one.kind == "write" and one.status == "done")
     if known - there or Counter(done) - known:
         raise ValueError(f"{thread}: recorded and not done {known - there}, not recorded {Counter(done) - known}")
 

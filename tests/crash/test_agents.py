@@ -79,11 +79,11 @@ def test_an_agent_that_the_exception_has_closed_is_in_the_dump(program, store_pa
     assert data["state"]["password"] == "[redacted by name]"
     assert data["dirty"]
     assert data["changed"] == ["city"]
-    assert [(one["tool"], one["condition"], one["args"], one["result"]) for one in data["effects"]] == [
+    assert [(one["tool"], one["status"], one["args"], one["result"]) for one in data["effects"]] == [
         ("book", "done", {"flight": "TP1"}, "ok TP1")
     ]
     assert data["stack"] == ["travel", "plan"]
-    assert (data["function"], data["runs"][0]["condition"]) == ("travel", "failed")
+    assert (data["function"], data["runs"][0]["status"]) == ("travel", "failed")
     assert (event["what"], event["dump"], event["error"], event["message"]) == (
         "crash", path.name, "ValueError", "no hotel"
     )  # fmt: skip
@@ -122,7 +122,7 @@ def test_effects_in_doubt_are_named(program, store_path):
     (path,) = (store_path / "dumps").glob("*.hfdump")
     with open_dump(path) as dump:
         data = dump.extras(kinds.AGENT)["trip@main"]
-    assert [one["condition"] for one in data["effects"]] == ["in doubt"]
+    assert [one["status"] for one in data["effects"]] == ["in doubt"]
     assert data["in_doubt"] == [data["effects"][0]["id"]]
 
 

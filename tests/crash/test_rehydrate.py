@@ -57,7 +57,7 @@ def test_it_goes_on_from_the_named_checkpoint_on_a_new_branch_and_books_once(sto
     assert dict(other.state) == {"flight": "TP1"}
     assert other.run(travel, "TP1") == "ref-TP1"
     assert booked == ["TP1"], "what was done before the crash is not done again"
-    assert [run.condition for run in other.runs()] == ["finished"]
+    assert [run.status for run in other.runs()] == ["finished"]
     main = store.agent("trip-7")
     assert main.head.label == "chosen", "the branch that crashed is as it was"
     assert store.verify().ok

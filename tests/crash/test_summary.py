@@ -87,10 +87,10 @@ def test_the_last_log_records_memory_and_descriptors_are_there(path):
 
 
 def test_the_agent_its_checkpoint_its_effects_and_what_is_in_doubt(crafted):
-    effect = {"id": "e1", "tool": "book", "condition": "in doubt", "args": {"flight": "TP1"}, "error": "timed out"}
+    effect = {"id": "e1", "tool": "book", "status": "in doubt", "args": {"flight": "TP1"}, "error": "timed out"}
     data = {"agent": "trip-7", "branch": "try-b", "checkpoint": "ab" * 32, "label": "asked", "depth": 4, "dirty": True,
             "effects": [effect], "in_doubt": ["e1"], "run": "r1", "function": "travel",
-            "stack": ["travel", "booking"], "runs": [{"id": "r1", "condition": "running"}]}  # fmt: skip
+            "stack": ["travel", "booking"], "runs": [{"id": "r1", "status": "running"}]}  # fmt: skip
     lines = shown(crafted(agnt={"name": "trip-7@try-b", "data": data}))
     assert "Agent trip-7@try-b" in lines
     assert "  last checkpoint abababababab #4 asked, and changes that were not saved" in lines

@@ -227,7 +227,7 @@ def work_on(store: holdfast.Store, chance: random.Random) -> None:
     for info in store.agents()[:2] or [None]:
         agent = store.agent(info.name if info else "new")
         for run in agent.runs():  # nothing is saved beside one
-            if run.condition == "interrupted":
+            if run.status == "interrupted":
                 agent.cancel(run.id)
         agent.state["more"] = {"n": chance.random(), "text": "x" * chance.randrange(200)}
         agent.checkpoint("more")

@@ -228,7 +228,7 @@ def anew(agent: holdfast.Agent, name: str) -> str:
     """A run fails, something is saved, another is begun in its place; one is put off and cancelled."""
 
     def status(id: str) -> str:
-        return next((info.condition for info in agent.runs() if info.id == id), "")
+        return next((info.status for info in agent.runs() if info.id == id), "")
 
     if status("one") in {"", "interrupted"}:
         with suppress(RuntimeError):
@@ -282,7 +282,7 @@ def life(path: str, job: dict[str, Any]) -> None:
             result = asyncio.run(agent.arun(many.options(id="one"), name))
         elif scene == "bare":
             for effect in agent.effects():
-                if effect.condition == "in doubt" and effect.args["ref"] in job["told"]:
+                if effect.status == "in doubt" and effect.args["ref"] in job["told"]:
                     known = job["told"][effect.args["ref"]]
                     agent.resolve(effect, known, result={"ref": effect.args["ref"]}, why="looked at the books")
             result = agent.run(bare.options(id="one"), name)

@@ -393,7 +393,7 @@ def taken_up_again(store: holdfast.Store, other: holdfast.Store) -> None:
 
 def check_moved(folder: Path, ledger: Ledger) -> None:
     """Whoever accepts it gets all of it."""
-    holdfast.open(folder / "store", accept_older=True).close()
+    holdfast.open(folder / "store", trust_older=True).close()
     check(folder, ledger)
 
 
@@ -404,7 +404,7 @@ def moved(folder: Path, _ledger: Ledger) -> None:
     for options in ({"readonly": True}, {}):
         with suppress(StoreWentBack):
             holdfast.open(folder / "store", **options).close()
-        holdfast.open(folder / "store", accept_older=True, **options).close()
+        holdfast.open(folder / "store", trust_older=True, **options).close()
     odd = folder / "odd" / "holdfast" / "seen"
     odd.parent.mkdir(parents=True)
     os.mkfifo(odd)

@@ -155,7 +155,7 @@ class Ledger:
             if owner == name and branch not in agent.branches():
                 raise Broken(f"{name}: branch {branch} is gone")
         if name in self.effects:
-            done = sum(effect.condition == "done" for effect in agent.effects())
+            done = sum(effect.status == "done" for effect in agent.effects())
             if done < self.effects[name]:
                 raise Broken(f"{name}: {done} effects of {self.effects[name]} are there")
 

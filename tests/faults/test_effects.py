@@ -422,14 +422,14 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
                 # It may yet happen: that a probe finds nothing is not believed of somebody who lives.
                 with pytest.raises(holdfast.InDoubt):
                     agent.run(getattr(child, scene).options(id="one"), "zombie")
-                assert [run.condition for run in agent.runs()] == ["needs attention"]
+                assert [run.status for run in agent.runs()] == ["needs attention"]
             os.kill(pid, signal.SIGCONT)
             life = troupe.ended(said)
             assert "Fenced" in life.error, life.__dict__
             assert world.done(ref) == (0 if point == child.BEFORE_INTENT and not known else 1)
             if not known:
                 if kind == "bare":
-                    (doubtful,) = [effect for effect in agent.effects() if effect.condition == "in doubt"]
+                    (doubtful,) = [effect for effect in agent.effects() if effect.status == "in doubt"]
                     agent.resolve(doubtful, "done", result={"ref": ref}, why="looked at the books")
                 assert agent.run(getattr(child, scene).options(id="one"), "zombie") == "zombie done"
             assert world.done(ref) == 1

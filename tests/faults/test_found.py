@@ -231,9 +231,9 @@ def test_an_older_store_that_cannot_be_remembered_as_accepted_is_an_error_of_our
     (tmp_path / "old").rename(store_path)
     disk.fail("sync", "witness.py")
     with pytest.raises(StoreFailed):
-        holdfast.open(store_path, readonly=True, accept_older=True)
+        holdfast.open(store_path, readonly=True, trust_older=True)
     disk.before = None
-    holdfast.open(store_path, readonly=True, accept_older=True).close()
+    holdfast.open(store_path, readonly=True, trust_older=True).close()
 
 
 def test_a_removal_that_was_interrupted_leaves_no_line_that_rests_on_nothing(store_path, disk):
@@ -369,7 +369,7 @@ def test_a_value_of_a_record_that_is_lost_is_said_and_what_happened_is_kept(stor
     assert report.agents[0].lost == ["a value in record 2 of what happened outside is lost; that it happened is kept"]
     with holdfast.open(tmp_path / "new") as store:
         assert store.verify().ok
-        assert [effect.condition for effect in store.agent("a").effects()] == ["done"]
+        assert [effect.status for effect in store.agent("a").effects()] == ["done"]
         assert store.agent("a").state["seen"] == 20_000
 
 

@@ -94,8 +94,8 @@ def test_one_in_doubt_or_failing_does_not_stop_the_rest_and_goes_on_when_decided
     assert isinstance(found[3], errors.InDoubt)
     assert isinstance(found[5], errors.ToolFailed)
     assert [one for one in found if isinstance(one, int)] == [0, 11, 22, 44, 66, 77]
-    assert [(run.id, run.kind, run.condition) for run in opened().runs()] == [("map", "map", "needs attention")]
-    items = {effect.args["item"]: effect.condition for effect in effects(opened()) if effect.tool == "holdfast.item"}
+    assert [(run.id, run.kind, run.status) for run in opened().runs()] == [("map", "map", "needs attention")]
+    items = {effect.args["item"]: effect.status for effect in effects(opened()) if effect.tool == "holdfast.item"}
     assert items == {n: "failed" if n == 5 else "done" for n in range(8) if n != 3}
     # Again: the failed one is tried anew, the one in doubt stays so and is not repeated.
     found = opened().map(work, range(8), name="batch")
@@ -110,7 +110,7 @@ def test_one_in_doubt_or_failing_does_not_stop_the_rest_and_goes_on_when_decided
     assert agent.run(lambda agent: "other work") == "other work"
     assert opened().map(work, range(8), name="batch") == [11 * n for n in range(8)]
     assert outside.calls.count(("pay", 3)) == 1
-    assert [run.condition for run in opened().runs()] == ["finished", "finished"]
+    assert [run.status for run in opened().runs()] == ["finished", "finished"]
     assert opened().agent("batch").run(lambda agent: "other work") == "other work"
     assert opened().map(work, range(9), name="batch")[-1] == 88
 

@@ -206,7 +206,7 @@ def test_a_write_that_was_interrupted_stops_the_run_until_somebody_decides():
     assert caught.value.effects[0].args == {"amount": 5}
     assert calls == [5]
     run = next(iter(Past(again.ledger.records()).runs.values()))
-    assert run.condition == "attention"
+    assert run.status == "attention"
 
 
 @pytest.mark.parametrize(

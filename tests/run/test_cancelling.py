@@ -355,7 +355,7 @@ def test_a_run_that_is_cancelled_from_outside_goes_on_with_the_calls_that_were_u
     interrupt(bench, work, world.begun("a", "b"))
     assert hows(bench) == ["value"]  # what was given up with the run is not recorded
     (run,) = Past(bench.ledger.records()).runs.values()
-    assert run.condition == ""
+    assert run.status == ""
     stuck[0] = False
     again_with = bench.crashed()
     assert asyncio.run(again_with.arun(work)) == ["first", "a", "b"]
@@ -499,7 +499,7 @@ def test_a_limit_and_a_fallback_stay_what_they_were_and_a_write_is_in_doubt(open
     with pytest.raises(errors.InDoubt):
         asyncio.run(agent.arun(work))
     assert world.calls == ["large", "small", "pay"]
-    assert [(one.tool, one.condition) for one in agent.effects()] == [
+    assert [(one.tool, one.status) for one in agent.effects()] == [
         ("cancelling.model", "cancelled"),
         ("cancelling.model", "done"),
         ("cancelling.pay", "in doubt"),

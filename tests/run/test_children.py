@@ -70,7 +70,7 @@ def test_children_run_with_a_state_and_a_line_of_their_own_and_give_their_result
     assert agent.state == {"got": [{"packed": "bags"}, {"packed": "box"}]}
     store = agent._store
     assert store.agent("trip-7/bags").state == {"what": "bags"}
-    assert [run.condition for run in store.agent("trip-7/box").runs()] == ["finished"]
+    assert [run.status for run in store.agent("trip-7/box").runs()] == ["finished"]
     assert sorted(world.stands) == ["bags", "box"]
     assert store.verify().ok
 
@@ -128,7 +128,7 @@ def test_a_child_that_fails_fails_its_parent_and_is_tried_again_with_it(opened, 
     with pytest.raises(errors.ToolFailed, match="child trip-7/bags failed: ValueError: no room") as caught:
         agent.run(work)
     assert caught.value.error_type == "ValueError"
-    assert [run.condition for run in agent._store.agent("trip-7/bags").runs()] == ["failed"]
+    assert [run.status for run in agent._store.agent("trip-7/bags").runs()] == ["failed"]
     fails[0] = False
     assert opened().run(work) == "fine"
 
@@ -171,7 +171,7 @@ def test_a_child_in_doubt_stops_its_parent_until_somebody_decides(opened):
     agent = opened()
     with pytest.raises(errors.InDoubt):
         agent.run(work)
-    assert [run.condition for run in agent.runs()] == ["needs attention"]
+    assert [run.status for run in agent.runs()] == ["needs attention"]
     child = agent._store.agent("trip-7/bags")
     child.resolve(child.effects()[0], "done", result="paid", why="asked them")
     assert opened().run(work) == "paid"
@@ -221,7 +221,7 @@ def test_a_cancelled_child_starts_nothing_new_and_says_so(opened, world, book):
     agent = opened()
     with pytest.raises(Crash):
         agent.run(work)
-    assert [run.condition for run in agent._store.agent("trip-7/bags").runs()] == ["cancelled"]
+    assert [run.status for run in agent._store.agent("trip-7/bags").runs()] == ["cancelled"]
     assert opened().run(work) == "cancelled"
     assert world.calls == [("book", "first")]
 
@@ -275,7 +275,7 @@ def test_a_parent_whose_child_was_cancelled_has_failed_and_goes_on_next_time(ope
     agent = opened()
     with pytest.raises(errors.Cancelled):
         agent.run(work)
-    assert [(run.condition, run.error.partition(":")[0]) for run in agent.runs()] == [("failed", "Cancelled")]
+    assert [(run.status, run.error.partition(":")[0]) for run in agent.runs()] == [("failed", "Cancelled")]
     with pytest.raises(errors.Cancelled):
         opened().run(work)
     assert world.calls == [("book", "flight")]
@@ -352,7 +352,7 @@ def test_an_async_child_is_cancelled_where_it_waits(opened):
 
         agent = opened()
         assert await agent.arun(work) is False
-        return [run.condition for run in agent._store.agent("trip-7/bags").runs()]
+        return [run.status for run in agent._store.agent("trip-7/bags").runs()]
 
     assert asyncio.run(go()) == ["cancelled"]
 
@@ -417,7 +417,7 @@ def test_a_parent_that_does_not_block_waits_when_its_child_does(opened, monkeypa
     with pytest.raises(errors.Waiting, match="waits for trip-7/bags or until"):
         agent.run(work.options(wait=False))
     (info,) = agent.runs()
-    assert info.condition == "waiting"
+    assert info.status == "waiting"
     assert info.until is not None
     assert info.waits_for == ("trip-7/bags",)
     later_us = time.time_ns() // 1000 + 601_000_000
@@ -507,7 +507,7 @@ def test_children_go_back_with_their_parent_all_effects_newest_first(opened, wor
     ]
     child = opened("trip-7/bags")
     assert child.state == {}
-    assert [run.condition for run in child.runs()] == ["rolled back"]
+    assert [run.status for run in child.runs()] == ["rolled back"]
     opened().run(family(book))
     assert world.stands == ["flight", "bags", "hotel"]
     assert opened("trip-7/bags").state == {"what": "bags"}

@@ -301,7 +301,7 @@ def test_inside_the_block_the_agent_is_current_and_afterwards_it_is_not(desk):
     with pytest.raises(errors.NoAgent):
         late.run(desk.pay, 5)
     assert desk.pay(5) == 1
-    assert holdfast.effect().condition == "unrecorded"
+    assert holdfast.effect().status == "unrecorded"
 
 
 def test_a_handle_that_only_reads_records_nothing(desk):

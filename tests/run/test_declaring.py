@@ -257,9 +257,9 @@ with holdfast.open(sys.argv[1]) as store:
     except RecursionError:
         pass
     (run,) = agent.runs()
-    assert (run.condition, run.error.partition(":")[0]) == ("failed", "RecursionError"), run
+    assert (run.status, run.error.partition(":")[0]) == ("failed", "RecursionError"), run
     effects = agent.effects() if sys.argv[2] != "read" else []
-    assert all(effect.condition == "done" for effect in effects), effects
+    assert all(effect.status == "done" for effect in effects), effects
     assert len(effects) == len(done) or sys.argv[2] == "read"
     other.state["x"] = 1
     other.checkpoint("goes on")

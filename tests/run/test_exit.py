@@ -114,7 +114,7 @@ def test_a_child_that_waits_does_not_keep_a_process_from_ending(tmp_path, starte
     assert ("RuntimeError: out of paper" in errors) == (mode == "fails")
     assert "Suspended" not in errors
     with holdfast.open(tmp_path / "store") as store:
-        found = {run.agent: run.condition for run in store.runs()}
+        found = {run.agent: run.status for run in store.runs()}
         assert found.pop("main") == ("failed" if mode == "fails" else "interrupted")
         assert len(found) == (2 if mode == "grandchild" else 1)
         assert set(found.values()) <= {"interrupted", "waiting"}
@@ -142,8 +142,8 @@ def test_a_call_that_is_under_way_ends_and_is_recorded_and_no_other_begins(tmp_p
     assert noted(tmp_path) == ["first"]
     with holdfast.open(tmp_path / "store") as store:
         child = store.agent("main/kid")
-        assert [effect.condition for effect in child.effects()] == ["done"]
-        assert [run.condition for run in child.runs()] == ["interrupted"]
+        assert [effect.status for effect in child.effects()] == ["done"]
+        assert [run.status for run in child.runs()] == ["interrupted"]
 
 
 def test_a_child_in_plain_use_does_what_it_has_begun(tmp_path, started):
@@ -151,5 +151,5 @@ def test_a_child_in_plain_use_does_what_it_has_begun(tmp_path, started):
     _, errors = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, errors
     with holdfast.open(tmp_path / "store") as store:
-        assert [run.condition for run in store.agent("main/kid").runs()] == ["finished"]
+        assert [run.status for run in store.agent("main/kid").runs()] == ["finished"]
     assert noted(tmp_path) == ["first", "second"]

@@ -284,7 +284,7 @@ def test_a_run_that_ends_by_a_declared_exception_has_failed(tmp_path):
             assert (caught.value.flight, caught.value.left) == ("TP1", 0)
             assert caught.value.message == "TP1 is sold out, 0 left"
             (run,) = agent.runs()
-            assert (run.condition, run.error) == ("failed", "Sold: TP1 is sold out, 0 left")
+            assert (run.status, run.error) == ("failed", "Sold: TP1 is sold out, 0 left")
 
 
 class Speechless(Exception):
@@ -311,7 +311,7 @@ def test_an_exception_without_words_ends_a_run_as_any_other(tmp_path, kind, rais
         with pytest.raises(expected):
             agent.run(work)
         (run,) = agent.runs()
-        assert run.condition == ("needs attention" if kind == "write" else "failed")
+        assert run.status == ("needs attention" if kind == "write" else "failed")
         assert "<exception str() failed>" in run.error
 
 

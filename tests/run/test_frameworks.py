@@ -177,7 +177,7 @@ def test_calls_inside_the_block_are_recorded_and_not_made_twice_after_a_restore(
         with holdfast.open(store_path) as store:
             async with store.agent("trip-7") as agent:
                 assert await turn(TOOLS) == "all booked"
-                return [(effect.tool, effect.args, effect.condition) for effect in agent.effects()]
+                return [(effect.tool, effect.args, effect.status) for effect in agent.effects()]
 
     first = asyncio.run(session())
     assert sorted(DONE, key=len) == [("Lisbon", 3), ("TP1", 2, ["window"])]
@@ -205,7 +205,7 @@ def test_inside_a_run_the_whole_turn_is_answered_from_the_record(store_path, sch
                 assert asyncio.run(agent.arun(travel)) == "all booked"
             except KeyboardInterrupt:
                 continue
-            assert [run.condition for run in agent.runs()] == ["finished"]
+            assert [run.status for run in agent.runs()] == ["finished"]
     assert len(DONE) == 2
 
 

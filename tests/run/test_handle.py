@@ -72,7 +72,7 @@ def test_an_interrupted_run_goes_on_and_repeats_nothing(opened, world, place):
     with pytest.raises(Crash):
         opened().run(travel, "Lisbon")
     agent = opened()
-    assert [run.condition for run in agent.runs()] == ["interrupted"]
+    assert [run.status for run in agent.runs()] == ["interrupted"]
     assert agent.run(travel, "Lisbon") == ("booked", 7)
     assert world.calls == [("search", "Lisbon"), ("book", 7)]
     agent = opened()
@@ -98,7 +98,7 @@ def test_a_finished_run_is_never_ahead_of_its_state(opened, world, monkeypatch):
             agent.run(travel, "Lisbon")
     agent = opened()
     (run,) = agent.runs()
-    assert run.condition == "failed"
+    assert run.status == "failed"
     assert "done" not in agent.state
     assert agent.run(travel, "Lisbon") == ("booked", 7)
     assert opened().state["done"] == ("booked", 7)
@@ -144,7 +144,7 @@ def test_a_failed_run_tried_again_in_the_same_process_leaves_no_litter(opened):
             agent.run(work)
     assert agent.run(work) == 1
     assert [found.label for found in agent.log(all=True)] == ["run work finished", "run work"]
-    assert [run.condition for run in agent.runs()] == ["finished"]
+    assert [run.status for run in agent.runs()] == ["finished"]
 
 
 def test_a_run_that_diverges_leaves_the_state_of_the_head(opened, world):
@@ -287,12 +287,12 @@ def test_effects_and_runs_are_listed_by_reading_handles_too(opened, world):
     agent.run(travel.options(id="second"), "Porto")
     reading = agent._store.agent("trip-7", readonly=True)
     for handle in (agent, reading):
-        assert [(effect.tool, effect.condition) for effect in handle.effects()] == [
+        assert [(effect.tool, effect.status) for effect in handle.effects()] == [
             ("search", "done"), ("book", "done"), ("search", "done"), ("book", "done"),
         ]  # fmt: skip
         assert [effect.args for effect in handle.effects(since=asked)] == [{"city": "Porto"}, {"offer": 7}]
         assert [effect.run for effect in handle.effects(run="second")] == ["second"] * 2
-        assert [(run.id == "second", run.condition, run.args) for run in handle.runs()] == [
+        assert [(run.id == "second", run.status, run.args) for run in handle.runs()] == [
             (False, "finished", {"city": "Lisbon"}), (True, "finished", {"city": "Porto"}),
         ]  # fmt: skip
     with pytest.raises(errors.ReadOnly):
@@ -322,12 +322,12 @@ def test_a_person_decides_and_the_run_goes_on(opened, world, decision):
     with pytest.raises(errors.InDoubt) as caught:
         agent.run(work)
     (effect,) = caught.value.effects
-    assert [run.condition for run in agent.runs()] == ["needs attention"]
+    assert [run.status for run in agent.runs()] == ["needs attention"]
     with pytest.raises(errors.RunUnfinished):
         agent.run(world.tools()[2], "Lisbon")
     agent = opened()
     decided = agent.resolve(effect.id, decision, result="by a person", why="asked the bank")
-    assert decided.condition in {"done", "not done"}
+    assert decided.status in {"done", "not done"}
     with pytest.raises(errors.BadOption, match="not in doubt"):
         agent.resolve(effect.id, decision)
     with pytest.raises(errors.BadOption, match="names no effect"):
@@ -402,7 +402,7 @@ def test_what_a_rollback_undid_or_left_standing_is_still_listed(opened):
     agent.run(work)
     agent.rollback("asked", accept=["mail"])
     assert undone == [7]
-    listed = {effect.tool: effect.condition for effect in opened().effects()}
+    listed = {effect.tool: effect.status for effect in opened().effects()}
     assert (listed["book"], listed["mail"]) == ("undone", "done")
 
 
@@ -622,7 +622,7 @@ def test_a_run_that_waits_for_a_signal_is_put_off_and_due_when_it_comes(opened):
     with pytest.raises(holdfast.Waiting):
         agent.run(work.options(wait=False))
     store = agent._store
-    assert [(run.condition, run.signal) for run in store.runs("waiting")] == [("waiting", "approval")]
+    assert [(run.status, run.signal) for run in store.runs("waiting")] == [("waiting", "approval")]
     assert store.due() == []
     store.signal("trip-7", "approval", {"by": "Ada"})
     store.signal("trip-7", "approval", "second")

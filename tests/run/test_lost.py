@@ -92,19 +92,19 @@ def test_a_call_of_which_all_is_lost_is_in_doubt_until_somebody_decides(store_pa
         with pytest.raises(InDoubt, match=r"records 3 to 4 \(what was recorded is lost\)") as raised:
             run(agent, program)
         (effect,) = raised.value.effects
-        assert [one.condition for one in agent.effects()] == ["done", "in doubt", "done"]
+        assert [one.status for one in agent.effects()] == ["done", "in doubt", "done"]
         assert agent.effects()[1].why == effect.why == "what was recorded is lost"
         agent.resolve(effect.id, "not-done", why="looked at the account")
         run(agent, program)
         assert program.paid == [1, 2, 1]
-        assert not [one for one in agent.effects() if one.condition == "in doubt"]
+        assert not [one for one in agent.effects() if one.status == "in doubt"]
 
 
 def test_what_is_known_to_have_been_done_is_not_repeated_before_it_is_accepted(store_path, program):
     lose(store_path, 3, 4)
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
-        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        (lost,) = [one for one in agent.effects() if one.status == "in doubt"]
         agent.resolve(lost, "done", why="looked at the account")
         with pytest.raises(MaybeRepeated, match="pay may be that; it was not called") as raised:
             run(agent, program)
@@ -119,7 +119,7 @@ def test_a_decision_does_not_cover_what_is_lost_later(store_path, program, later
     lose(store_path, 3, 4)
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
-        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        (lost,) = [one for one in agent.effects() if one.status == "in doubt"]
         agent.resolve(lost, "not-done", why="looked at the account")
     lose(store_path, later)
     with holdfast.open(store_path) as store, pytest.raises(InDoubt, match="records"):
@@ -131,8 +131,8 @@ def test_a_run_whose_beginning_is_lost_is_rolled_back_and_not_begun_again(store_
     lose(store_path, 1)
     with holdfast.open(store_path) as store:
         agent = store.agent("a")
-        assert [(one.function, one.condition) for one in agent.runs()] == [("?", "interrupted")]
-        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        assert [(one.function, one.status) for one in agent.runs()] == [("?", "interrupted")]
+        (lost,) = [one for one in agent.effects() if one.status == "in doubt"]
         with pytest.raises(RollbackBlocked) as blocked:
             agent.rollback("before")
         assert len(blocked.value.blocked) == 3
@@ -183,7 +183,7 @@ def test_a_branch_that_goes_on_without_damaged_records_repeats_nothing(store_pat
     assert program.paid == [1, 2]
     with holdfast.open(store_path) as store:
         agent = store.agent("a", recover=True)
-        (lost,) = [one for one in agent.effects() if one.condition == "in doubt"]
+        (lost,) = [one for one in agent.effects() if one.status == "in doubt"]
         agent.resolve(lost, "not-done", why="looked at the account")
         run(agent, program)
     assert program.paid == [1, 2, 2]

@@ -120,7 +120,7 @@ def test_unsaved_changes_stop_the_resumption_and_stay(opened, outside, stop):
         assert agent.state["mine"] == "not saved yet"
     del agent.state["mine"]
     assert agent.resume(run.id) in {"yes", "a"}
-    assert [info.condition for info in agent.runs()] == ["finished"]
+    assert [info.status for info in agent.runs()] == ["finished"]
     assert outside.done in ([], ["a"])
 
 
@@ -200,7 +200,7 @@ def test_a_branch_resumes_what_it_inherits_while_nothing_else_was_saved_there(op
         name = f"side-{at}"
         side = opened().branch(name, at=at)
         assert side.run(work) == "end"
-        assert [info.condition for info in side.runs()] == ["finished"]
+        assert [info.status for info in side.runs()] == ["finished"]
     assert outside.done.count("one") == 1
     side = opened().branch("owned", at="one")
     outside.trouble = Crash()
@@ -233,7 +233,7 @@ def test_a_copy_of_an_agent_with_an_unfinished_run_is_free(opened, outside):
     store.signal("copy", "approval", "yes", any_run=True)
     assert copy.run(outside.ask) == "yes"
     assert store.agent("plain").state == {"x": 1}
-    assert [info.condition for info in store.agent("trip-7").runs()] == ["waiting"]
+    assert [info.status for info in store.agent("trip-7").runs()] == ["waiting"]
 
 
 # -- a failed run has ended ---------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_a_failed_run_is_resumed_while_nothing_else_was_begun_or_saved(opened, o
     assert agent.run(outside.trip, "a") == "a"
     assert outside.done == ["a"]
     assert agent.state == {"done": ["a"]}
-    assert [info.condition for info in agent.runs()] == ["finished"]
+    assert [info.status for info in agent.runs()] == ["finished"]
 
 
 def test_a_retry_of_a_failed_run_takes_nothing_back_that_came_after(opened, outside):
@@ -283,7 +283,7 @@ def test_a_retry_of_a_failed_run_takes_nothing_back_that_came_after(opened, outs
     agent = opened()
     assert agent.state == {"done": ["b", "c", "a"], "hand": 1}
     assert outside.done == ["b", "c", "a"]
-    assert [info.condition for info in agent.runs()] == ["failed", "finished", "finished", "finished"]
+    assert [info.status for info in agent.runs()] == ["failed", "finished", "finished", "finished"]
 
 
 @pytest.mark.parametrize("anew", [False, True], ids=["same process", "new process"])
@@ -372,7 +372,7 @@ def test_an_id_that_failed_is_not_begun_anew_by_itself(opened, outside):
     assert agent.run(named.options(again=True), "a") == "a"
     assert outside.done == ["a"]
     assert agent.run(named, "a") == "a"
-    assert [(info.id, info.condition) for info in agent.runs()] == [("7", "failed"), ("7", "finished")]
+    assert [(info.id, info.status) for info in agent.runs()] == [("7", "failed"), ("7", "finished")]
 
 
 def test_a_finished_id_with_other_arguments_says_so(opened, outside):
@@ -403,7 +403,7 @@ def test_a_cancelled_run_has_ended_and_its_branch_is_free(opened, outside, stop,
     agent.checkpoint("after")
     agent = opened()
     (run,) = agent.runs()
-    assert run.condition == "cancelled"
+    assert run.status == "cancelled"
     assert not agent._store.due()
     with pytest.raises(errors.RunEnded, match="cancelled"):
         agent.resume(run.id)
@@ -461,11 +461,11 @@ def test_a_run_with_an_effect_in_doubt_is_not_cancelled(opened, outside):
     (run,) = agent.runs()
     with pytest.raises(errors.InDoubt, match="pay"):
         agent.cancel(run.id)
-    assert agent.runs()[0].condition == "needs attention"
+    assert agent.runs()[0].status == "needs attention"
     agent.resolve(agent.effects()[0], "not-done")
     agent.cancel(run.id)
     agent.checkpoint("free")
-    assert opened().runs()[0].condition == "cancelled"
+    assert opened().runs()[0].status == "cancelled"
 
 
 def test_what_cannot_be_cancelled_says_why(opened, outside):
@@ -501,7 +501,7 @@ def test_a_run_that_was_rolled_back_into_is_resumed_or_left_and_never_takes_back
     agent = opened()
     assert agent.run(work) == "end"
     agent.rollback("one")
-    assert [info.condition for info in agent.runs()] == ["rolled back"]
+    assert [info.status for info in agent.runs()] == ["rolled back"]
     assert agent.run(work) == "end"
     assert outside.done == ["one"]
     agent.rollback("one")
@@ -558,7 +558,7 @@ def test_a_branch_that_went_its_own_way_is_not_due_for_what_it_inherited(opened,
     with pytest.raises(errors.Waiting):
         agent.run(work.options(wait=False))
     side = agent.branch("side")
-    assert [info.condition for info in side.runs()] == ["interrupted"]
+    assert [info.status for info in side.runs()] == ["interrupted"]
     side.state["x"] = 1
     side.checkpoint("x")
     side = opened(branch="side")

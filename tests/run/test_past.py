@@ -30,7 +30,7 @@ def test_an_intent_without_an_outcome_is_open_and_one_with_a_decision_is_not():
     past = line(begin(), intent("0"), intent("1"), done("1", 3), intent("2"), rec.Doubt(1, "r", "2", 5, "why"))
     run = past.runs["r"]
     assert [call.path for call in run.open_calls()] == ["0", "2"]
-    assert [call.condition for call in run.calls.values()] == ["in doubt", "done", "in doubt"]
+    assert [call.status for call in run.calls.values()] == ["in doubt", "done", "in doubt"]
     assert run.order == ["1"]
     past = line(begin(), intent("0"), rec.Decision(1, "r", "0", 2, "done", "ann", "saw it", b"\x05"))
     assert not past.runs["r"].open_calls()
@@ -54,7 +54,7 @@ def test_signals_modes_and_breakers_survive_a_rollback():
     assert past.taken == {9}
     assert past.notes["breaker", "pay"].value == b"\x01"
     assert not past.runs
-    assert [(run.id, run.condition) for run in past.every_run] == [("r", "rolled back")]
+    assert [(run.id, run.status) for run in past.every_run] == [("r", "rolled back")]
 
 
 def test_calls_inside_a_completed_tool_are_not_in_the_order():

@@ -199,7 +199,7 @@ def test_a_result_that_cannot_be_saved_is_done_and_lost_after_a_restart_too(open
     again = True
     assert execute() == "on"
     assert calls == ["mail"]
-    assert [effect.condition for effect in opened().effects()] == ["lost"]
+    assert [effect.status for effect in opened().effects()] == ["lost"]
 
 
 def test_a_result_that_a_probe_found_and_that_cannot_be_saved_leaves_the_call_in_doubt(opened):
@@ -249,7 +249,7 @@ def test_a_write_that_fails_because_another_agent_is_in_doubt_is_in_doubt_itself
     with pytest.raises(errors.InDoubt, match="delegate"):
         agent.run(work)
     assert calls == ["delegate", "pay"]
-    assert [run.condition for run in agent.runs()] == ["needs attention"]
+    assert [run.status for run in agent.runs()] == ["needs attention"]
 
 
 # -- a changed program ----------------------------------------------------------------------------------------------

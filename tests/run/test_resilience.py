@@ -382,7 +382,7 @@ def test_a_fallback_answers_for_a_tool_that_failed_and_the_replay_says_the_same(
     assert used == [(7, "FailedBeforeEffect: down")]
     assert service.calls == 2
     (call,) = [call for call in line(bench).calls() if call.tool == "pay"]
-    assert call.condition == "fallback"
+    assert call.status == "fallback"
 
 
 def test_a_fallback_is_used_while_the_breaker_is_open(bench):

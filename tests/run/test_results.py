@@ -123,7 +123,7 @@ def lose(path, result, **options):
     with pytest.raises(errors.ResultLost, match="was called and is done") as caught:
         agent.run(work)
     (effect,) = agent.effects()
-    assert effect.condition == "lost"
+    assert effect.status == "lost"
     assert f"effects resolve trip-7 {effect.id} --done" in caught.value.hint
     agent._store.close()
     return work, effect.id, book
@@ -141,7 +141,7 @@ def test_a_lost_result_is_kept_as_data_and_comes_back_when_its_class_is_register
     agent = agent_of(store_path, Ticket)
     # It is nobody's guess: the record says which class, and what was in it.
     assert agent.run(work) == {"tickets": [Ticket(7, "2B")]}
-    assert [one.condition for one in agent.effects()] == ["done"]
+    assert [one.status for one in agent.effects()] == ["done"]
     assert DONE == ["TP1"]
 
 
@@ -206,7 +206,7 @@ def test_a_person_says_what_a_lost_call_returned(store_path):
     agent = agent_of(store_path)
     with pytest.raises(errors.BadOption, match="was called and returned"):
         agent.resolve(id, "not-done")
-    assert agent.resolve(id, "done", result={"number": 7}).condition == "done"
+    assert agent.resolve(id, "done", result={"number": 7}).status == "done"
     assert agent.run(work) == {"number": 7}
     assert DONE == ["TP1"]
     with pytest.raises(errors.BadOption, match="not in doubt"):

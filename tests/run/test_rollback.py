@@ -137,7 +137,7 @@ def test_a_run_that_began_before_the_target_goes_on_from_there_with_new_keys(ope
     function = trip(book)
     agent.run(function)
     agent.rollback("flight")
-    assert [run.condition for run in agent.runs()] == ["rolled back"]
+    assert [run.status for run in agent.runs()] == ["rolled back"]
     opened().run(function)
     assert world.standing() == ["flight", "hotel", "car"]
     assert world.calls.count(("book", "flight")) == 1
@@ -152,15 +152,15 @@ def test_a_run_that_began_after_the_target_is_rolled_back_and_stays_listed(opene
     agent.checkpoint("before")
     agent.run(trip(book).options(id="r"))
     agent.rollback("before")
-    assert [(run.id, run.condition, run.ended is None) for run in agent.runs()] == [("r", "rolled back", False)]
+    assert [(run.id, run.status, run.ended is None) for run in agent.runs()] == [("r", "rolled back", False)]
     assert agent.state == {"x": 1}
     assert world.standing() == []
     store = agent._store
     assert store.due() == []
-    assert [run for run in store.runs() if run.condition in {"running", "interrupted", "waiting"}] == []
+    assert [run for run in store.runs() if run.status in {"running", "interrupted", "waiting"}] == []
     agent.run(trip(book))
     assert world.standing() == ["flight", "hotel", "car"]
-    assert [run.condition for run in agent.runs()] == ["rolled back", "finished"]
+    assert [run.status for run in agent.runs()] == ["rolled back", "finished"]
 
 
 def test_what_a_rollback_undid_stays_listed_with_what_undid_it(opened, world, book):
@@ -177,11 +177,11 @@ def test_what_a_rollback_undid_stays_listed_with_what_undid_it(opened, world, bo
     agent.run(work)
     before = [(effect.tool, effect.args) for effect in agent.effects()]
     agent.rollback("start")
-    listed = [(effect.tool, effect.condition) for effect in agent.effects()]
+    listed = [(effect.tool, effect.status) for effect in agent.effects()]
     assert listed == [("look", "rolled back"), ("book", "undone"), ("undo book", "done")]
     assert [(effect.tool, effect.args) for effect in agent.effects()][:2] == before
     opened().run(work)
-    listed = [(effect.tool, effect.condition) for effect in opened().effects()]
+    listed = [(effect.tool, effect.status) for effect in opened().effects()]
     assert listed[:3] == [("look", "rolled back"), ("book", "undone"), ("undo book", "done")]
     assert listed[3:] == [("look", "done"), ("book", "done")]
 
@@ -206,12 +206,12 @@ def test_a_run_that_had_not_finished_is_rolled_back_too_and_resumes_from_there_w
     with pytest.raises(ValueError if how == "failed" else errors.Waiting):
         agent.run(work.options(wait=False))
     agent.rollback("start")
-    assert [run.condition for run in agent.runs()] == ["rolled back"]
+    assert [run.status for run in agent.runs()] == ["rolled back"]
     assert agent._store.due() == []
     with pytest.raises(errors.Waiting):
         agent.run(work.options(wait=False))
     assert world.standing() == ["hotel"]
-    assert [run.condition for run in agent.runs()] == ["waiting"]
+    assert [run.status for run in agent.runs()] == ["waiting"]
 
 
 def test_events_say_what_was_moved_and_decided_and_by_whom(opened, world, book):
@@ -438,7 +438,7 @@ def test_what_is_in_doubt_is_asked_about_first(opened, answer, result):
     if result == "blocked":
         with pytest.raises(errors.RollbackBlocked, match="in doubt"):
             agent.rollback("start")
-        assert [effect.condition for effect in agent.effects()] == ["in doubt"]
+        assert [effect.status for effect in agent.effects()] == ["in doubt"]
         agent.resolve(agent.effects()[0], "not-done", why="asked them")
     assert agent.rollback("start").label == "start"
     assert [effect.result for effect in undone] == (["it"] if result == "undone" else [])
@@ -540,7 +540,7 @@ def test_when_it_fails_for_good_a_person_is_needed_and_nothing_is_skipped(opened
     assert world.standing() == ["flight", "hotel", "car"]
     assert agent.head.id == head
     (info,) = [run for run in agent.runs() if run.kind == "rollback"]
-    assert info.condition == "needs attention"
+    assert info.status == "needs attention"
     world.undoing_fails = 5
     again = opened()
     with pytest.raises(errors.RollbackBlocked):  # nothing else begins
@@ -637,7 +637,7 @@ def test_a_rollback_inside_a_run_ends_that_execution(opened, world, book):
     assert tries == [1]
     assert [effect.tool for effect in caught.value.undone] == ["book"]
     assert world.standing() == []
-    assert [run.condition for run in agent.runs()] == ["rolled back"]
+    assert [run.status for run in agent.runs()] == ["rolled back"]
     assert agent.run(work) == 2
     assert world.standing() == ["flight"]
     assert agent._store.verify().ok
@@ -772,7 +772,7 @@ def test_what_the_hook_chose_is_gone_on_with_by_the_call_that_it_was_chosen_for(
 
     with pytest.raises(Crash):
         called()
-    assert [run.condition for run in opened().runs()] == ["rolled back", "interrupted"]
+    assert [run.status for run in opened().runs()] == ["rolled back", "interrupted"]
     with pytest.raises(errors.RunUnfinished, match="resume" if id is None else None):
         called("Faro")
     if plan == "third":
@@ -816,8 +816,8 @@ def test_a_run_for_which_nothing_else_was_chosen_has_failed_and_is_tried_again(o
         with pytest.raises(raised):
             agent.run(work.options(replan=replan), "Faro")
         *rolled_back, info = agent.runs()
-        assert {run.condition for run in rolled_back} == {"rolled back"}
-        assert (info.condition, info.error, info.args) == ("failed", "LookupError: no room", {"city": "Faro"})
+        assert {run.status for run in rolled_back} == {"rolled back"}
+        assert (info.status, info.error, info.args) == ("failed", "LookupError: no room", {"city": "Faro"})
         ids.add(info.id)
         agent = opened()
     assert tries == [None, 1, 2]

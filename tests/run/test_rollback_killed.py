@@ -48,7 +48,7 @@ def test_a_killed_rollback_is_finished_by_the_next_process_and_undoes_everything
                 assert lines(there) == done
                 agent.rollback("start")
             assert agent.state == {}
-            assert {run.condition for run in store.agent("trip-7/helper").runs()} == {"rolled back"}
+            assert {run.status for run in store.agent("trip-7/helper").runs()} == {"rolled back"}
             assert store.verify().ok
         undone = [line for line in lines(there) if line[0] == "cancel"]
         # A compensation that was cut off is called again, with the same key: what honours keys sees it once.

@@ -171,7 +171,7 @@ def test_a_run_that_is_not_to_wait_ends_as_waiting_and_is_due_when_its_time_has_
     assert caught.value.until == clock.date_us + 600 * 10**6
     assert seen == []
     (run,) = line(bench).runs.values()
-    assert run.condition == "waiting"
+    assert run.status == "waiting"
     assert waiting.due(line(bench), nothing, clock.date_us) == []
     clock.date_us += 600 * 10**6
     again = timed(clock, bench.crashed())

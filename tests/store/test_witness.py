@@ -200,7 +200,7 @@ def test_an_older_copy_put_back_is_noticed_and_can_be_accepted(store_path, old, 
     for _ in range(2):  # a refusal changes nothing
         with pytest.raises(StoreWentBack, match="checkpoints 2 to 2"):
             open_database(store_path, readonly=readonly)
-    assert opens(store_path, readonly=readonly, accept_older=True) == 1
+    assert opens(store_path, readonly=readonly, trust_older=True) == 1
     assert opens(store_path) == 1
     grow(store_path, "another two")
     assert opens(store_path) == 2
@@ -221,8 +221,8 @@ def test_whoever_uses_it_is_told_what_happened_and_damage_is_told_first(store_pa
     copied(old, store_path)
     with pytest.raises(StoreWentBack, match="is older than it was when it was last used here: events") as caught:
         holdfast.open(store_path)
-    assert "accept_older=True" in caught.value.hint
-    with holdfast.open(store_path, accept_older=True) as store:
+    assert "trust_older=True" in caught.value.hint
+    with holdfast.open(store_path, trust_older=True) as store:
         assert [info.name for info in store.agents()] == ["a"]
     holdfast.open(store_path).close()
 
@@ -250,7 +250,7 @@ def test_a_store_that_was_moved_takes_its_record_along(store_path, old, tmp_path
 
 def test_a_kill_after_the_acknowledgement_is_enough(store_path, old):
     copied(old, store_path)
-    opens(store_path, accept_older=True)
+    opens(store_path, trust_older=True)
     program = (
         "import os, sys\nfrom tests.store.test_witness import commit, open_database\n"
         "commit(open_database(sys.argv[1]), 'two')\nos.kill(os.getpid(), 9)\n"

@@ -41,7 +41,7 @@ def book(flight: str, seats: int = 1) -> dict[str, str]:
 
 
 def found(effect: holdfast.Effect) -> holdfast.Found | holdfast.Absent | holdfast.Unknown:
-    return holdfast.Found(effect.key) if effect.condition == "in doubt" else holdfast.Absent()
+    return holdfast.Found(effect.key) if effect.status == "in doubt" else holdfast.Absent()
 
 
 @holdfast.tool(effect="idempotent", probe=found, volatile=("request",), breaker=holdfast.Breaker(failures=3))

@@ -114,7 +114,7 @@ def open_as(
     types: Sequence[Any] = (),
     paranoid: bool = False,
     recover: bool = False,
-    accept_older: bool = False,
+    trust_older: bool = False,
     inert: bool = False,
     key: Key = None,
     objects: str | None = None,
@@ -147,7 +147,7 @@ def open_as(
                 create=create and not readonly,
                 readonly=readonly,
                 accept_loss=recover,
-                accept_older=accept_older,
+                trust_older=trust_older,
                 objects=objects,
             )
             try:

@@ -46,7 +46,7 @@ _VERBS = {
     _LOOK: ("agents", "log", "show", "diff", "leaks", "dump"),
     _RUN: ("run", "runs", "signal", "signals", "effects", "events"),
     _CHANGE: ("branch", "tag", "rollback", "undo", "redo", "clone", "remove"),
-    _CARE: ("init", "verify", "repair", "accept", "retain", "tier", "doctor", "demo", "key"),
+    _CARE: ("init", "verify", "repair", "trust", "retain", "tier", "doctor", "demo", "key"),
     _MOVE: ("push", "move", "export", "drill", "import_"),
 }
 _PULL = (

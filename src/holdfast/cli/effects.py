@@ -122,7 +122,7 @@ def resolve(
         # Not as the current agent: nothing is to be done for it now but this.
         with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
             decided = handle.resolve(effect, "not-done" if not_done else "done", result=result, why=why)
-            left = [one for one in handle.effects() if one.condition == "in doubt"]
+            left = [one for one in handle.effects() if one.status == "in doubt"]
             if json:
                 data = {"agent": name, "branch": branch, "effect": effect_json(decided), "in_doubt": len(left)}
                 session.out.json({"schema": RESOLVE_SCHEMA, **data})
@@ -161,7 +161,7 @@ def accept(agent: Name, /, *, wait: Wait = 0.0, json: Json = False, session: Giv
                 session.out.json({"schema": ACCEPT_SCHEMA, **data})
             elif known:
                 session.out.columns(
-                    ("effect", "when", "condition", "kind", "call", "result"), [_row(one) for one in known]
+                    ("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in known]
                 )
                 session.out.say(Text(f"{count(len(known), 'effect')} accepted.", style="bold green"))
             else:
@@ -190,11 +190,11 @@ def _print(out: Output, agent: Agent, shown: list[Effect], more: int, *, full: b
             out.say(f"  {call_of(one, full=True)}")
             out.say("  ", _outcome(one, _ALL))
     else:
-        out.columns(("effect", "when", "condition", "kind", "call", "result"), [_row(one) for one in shown])
+        out.columns(("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in shown])
     where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
 
-    def advise(condition: str, what: str, advice: str, ways: str) -> None:
-        found = [one for one in shown if one.condition == condition and one.key]
+    def advise(status: str, what: str, advice: str, ways: str) -> None:
+        found = [one for one in shown if one.status == status and one.key]
         if found:
             out.say(
                 Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True
@@ -214,7 +214,7 @@ def _row(effect: Effect) -> list[Text | str]:
     return [
         Text(effect.id, style="yellow"),
         ago(effect.at, now()),
-        Text(effect.condition, style=_STYLES.get(effect.condition, "")),
+        Text(effect.status, style=_STYLES.get(effect.status, "")),
         effect.kind,
         call_of(effect),
         _outcome(effect),
@@ -233,10 +233,10 @@ def call_of(effect: Effect, *, full: bool = False) -> str:
 
 
 def _outcome(effect: Effect, limit: int = _RESULT_CHARACTERS) -> Text | str:
-    if effect.condition == "done":
+    if effect.status == "done":
         return text_of(effect.result, limit)
     said = effect.error or effect.why
-    if effect.condition == "lost" and effect.result is not None:
+    if effect.status == "lost" and effect.result is not None:
         return text_of(effect.result, limit)
     return Text(clean(shorten(said, limit)), style="dim")
 
@@ -248,7 +248,7 @@ def effect_json(effect: Effect, *, full: bool = False) -> dict[str, Any]:
         "key": effect.key,
         "tool": effect.tool,
         "kind": effect.kind,
-        "condition": effect.condition,
+        "status": effect.status,
         "run": effect.run,
         "path": effect.path,
         "number": effect.number,

@@ -58,7 +58,7 @@ def _print(out: Output, report: holdfast.RepairReport) -> None:
             Text("This is an older copy of the store than the one that was last used here. ", style="bold red"),
             f"Not in it: {clean(report.older)}.",
         )
-        out.say("If there is a newer one, save that. If this was put back on purpose, say so: `holdfast accept`.")
+        out.say("If there is a newer one, save that. If this was put back on purpose, say so: `holdfast trust`.")
     if report.whole:
         out.say(Text("Nothing is lost.", style="bold green"))
     if report.to is None:

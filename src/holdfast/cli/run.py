@@ -308,7 +308,7 @@ def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, jso
         load(programs)
         with _store(session, types) as store:
             for info in store.due():
-                if info.condition == "running":  # the process that executes it goes on by itself
+                if info.status == "running":  # the process that executes it goes on by itself
                     continue
                 became, about, its_code = _go_on(store, info)
                 told.append((info, became, about))

@@ -43,12 +43,12 @@ runs = App(name="runs", help="List runs of durable functions, or cancel one.")
 def list_(
     *,
     agent: Annotated[str | None, Parameter(completer=agents, metavar="NAME", show_default=False)] = None,
-    condition: Annotated[str | None, Parameter(metavar="CONDITION", show_default=False)] = None,
+    status: Annotated[str | None, Parameter(metavar="STATUS", show_default=False)] = None,
     number: Number = None,
     json: Json = False,
     session: Given,
 ) -> int:
-    """List runs of durable functions and their condition, the newest first; `runs cancel` ends one.
+    """List runs of durable functions and their status, the newest first; `runs cancel` ends one.
 
     Conditions: running, interrupted (its process is gone; run it again), waiting, needs attention, failed, finished,
     cancelled, rolled back.
@@ -57,15 +57,15 @@ def list_(
     ----------
     agent
         Only runs of this agent, NAME or NAME@BRANCH. [default: all agents and branches]
-    condition
-        Only runs in this condition.
+    status
+        Only runs in this status.
     number
         Show at most this many; 0 shows all. [default: 50; all with --json]
     json
         Print JSON (schema holdfast.runs/1).
     """
     with session.reading() as store:
-        found = _found(store, agent, condition)
+        found = _found(store, agent, status)
         limit = number if number is not None else (0 if json else SHOWN)
         shown = found[:limit] if limit > 0 else found
         if json:
@@ -73,9 +73,9 @@ def list_(
             session.out.json({"schema": SCHEMA, "store": store.place, "runs": entries, "more": len(found) - len(shown)})
             return 0
         if not found:
-            session.out.say("No runs." if condition is None else f"No runs are {clean(condition)}.")
+            session.out.say("No runs." if status is None else f"No runs are {clean(status)}.")
             return 0
-        session.out.columns(("agent", "run", "function", "condition", "began", "about"), [_row(info) for info in shown])
+        session.out.columns(("agent", "run", "function", "status", "began", "about"), [_row(info) for info in shown])
         if len(found) > len(shown):
             more = count(len(found) - len(shown), "older run")
             session.out.say(Text(f"{more}; -n 0 shows all.", style="dim"))
@@ -104,7 +104,7 @@ def cancel(agent: Name, id: str | None = None, /, *, wait: Wait = 0.0, json: Jso
         name, branch = on_branch(store, agent)
         with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
             if id is None:
-                left = [info.id for info in handle.runs() if info.condition in _OPEN and info.kind != "map"]
+                left = [info.id for info in handle.runs() if info.status in _OPEN and info.kind != "map"]
                 if len(left) != 1:
                     raise BadOption(
                         f"{'no run' if not left else f'{len(left)} runs'} of {agent} can be cancelled without its id",
@@ -123,8 +123,8 @@ def cancel(agent: Name, id: str | None = None, /, *, wait: Wait = 0.0, json: Jso
     return 0
 
 
-def _found(store: Store, agent: str | None, condition: str | None) -> list[RunInfo]:
-    found = store.runs(condition.replace("-", " ") if condition is not None else None)
+def _found(store: Store, agent: str | None, status: str | None) -> list[RunInfo]:
+    found = store.runs(status.replace("-", " ") if status is not None else None)
     if agent is not None:
         only = on_branch(store, agent)
         found = [info for info in found if (info.agent, info.branch) == only]
@@ -136,7 +136,7 @@ def _row(info: RunInfo) -> list[Text | str]:
         Text(whose(info), style="bold cyan"),
         Text(clean(shorten(info.id, 16)), style="yellow"),
         clean(info.function),
-        Text(info.condition, style=style_of(info.condition)),
+        Text(info.status, style=style_of(info.status)),
         ago(info.began, now()),
         about(info),
     ]
@@ -147,16 +147,16 @@ def whose(info: RunInfo) -> str:
     return clean(info.agent if info.branch == "main" else f"{info.agent}@{info.branch}")
 
 
-def style_of(condition: str) -> str:
-    return _STYLES.get(condition, "")
+def style_of(status: str) -> str:
+    return _STYLES.get(status, "")
 
 
 def about(info: RunInfo) -> str:
     """What it waits for, or what went wrong."""
-    if info.condition in {"running", "waiting"}:
+    if info.status in {"running", "waiting"}:
         others = [f"for {clean(name)}" for name in info.waits_for]
         waits = [f"for the signal {clean(info.signal)}" if info.signal else "", *others, _until(info.until)]
-        return ("waits " if info.condition == "running" and any(waits) else "") + " or ".join(filter(None, waits))
+        return ("waits " if info.status == "running" and any(waits) else "") + " or ".join(filter(None, waits))
     return clean(shorten(info.error.partition("\n")[0], _ERROR_CHARACTERS))
 
 

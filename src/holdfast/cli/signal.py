@@ -52,7 +52,7 @@ def signal(
     with session.writing() as store:
         name, branch = on_branch(store, agent)
         info = store.signal(name, signal, sent, run=run, any_run=any_run, branch=branch, id=id)
-        put_off = [one for one in store.due() if one.condition != "running"]  # a process that waits gets it itself
+        put_off = [one for one in store.due() if one.status != "running"]  # a process that waits gets it itself
         due = [one.id for one in put_off if (one.agent, one.branch) == (name, branch)]
         if json:
             session.out.json({"schema": SCHEMA, **info.to_json(), "value": sent, "due": due})

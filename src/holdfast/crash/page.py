@@ -130,11 +130,11 @@ def _agents(agents: list[dict[str, Any]]) -> _Raw:
                 agent["stack"] if agent["stack"][:1] == [agent["function"]] else [agent["function"], *agent["stack"]]
             )
             inside = " > ".join(filter(None, steps))
-            yield "text", f"  {agent['condition'] or 'in'}: {inside} (run {agent['run']})"
+            yield "text", f"  {agent['status'] or 'in'}: {inside} (run {agent['run']})"
         for effect in agent["effects"]:
             outcome = f" -> {effect['outcome']}" if effect["outcome"] else ""
-            style = "bad" if effect["condition"] == "in doubt" else "text"
-            yield style, f"  {effect['condition']}: {effect['tool']}({effect['args']}){outcome}"
+            style = "bad" if effect["status"] == "in doubt" else "text"
+            yield style, f"  {effect['status']}: {effect['tool']}({effect['args']}){outcome}"
         if agent["in_doubt"]:
             yield "bad", f"  {agent['in_doubt']} in doubt: nobody knows whether they happened"
         if agent["problem"]:

@@ -255,7 +255,7 @@ def _agent(name: str, data: Any) -> dict[str, Any]:
         "dirty": data.get("dirty") is True,
         "run": short(as_text(data.get("run")), _NAME),
         "function": short(as_text(data.get("function")), _NAME),
-        "condition": _condition(data),
+        "status": _status(data),
         "stack": [short(as_text(step), _NAME) for step in _list(data.get("stack"))[:_LISTED]],
         "effects": [_effect(one) for one in effects[-_EFFECTS:]],
         "effects_total": len(effects),
@@ -273,10 +273,10 @@ def _place(found: Any) -> str:
     return short(" ".join(filter(None, words)), _NAME)
 
 
-def _condition(data: dict[str, Any]) -> str:
+def _status(data: dict[str, Any]) -> str:
     """What had become of the run that is named."""
     runs = [one for one in _list(data.get("runs"))[-_LISTED:] if isinstance(one, dict)]
-    return next((short(as_text(one.get("condition")), _NAME) for one in runs if one.get("id") == data.get("run")), "")
+    return next((short(as_text(one.get("status")), _NAME) for one in runs if one.get("id") == data.get("run")), "")
 
 
 def _effect(one: dict[str, Any]) -> dict[str, Any]:
@@ -285,7 +285,7 @@ def _effect(one: dict[str, Any]) -> dict[str, Any]:
         "id": short(as_text(one.get("id")), _NAME),
         "tool": short(as_text(one.get("tool")), _NAME),
         "args": flat(one.get("args")),
-        "condition": short(as_text(one.get("condition")), _NAME),
+        "status": short(as_text(one.get("status")), _NAME),
         "at": moment(as_float(one.get("at"))),
         "outcome": flat(told),
     }

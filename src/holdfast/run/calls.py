@@ -504,7 +504,7 @@ class Live:
         call, scope = self.call, self.scope
         call.doubt = rec.Doubt(now_us(), scope.run_id, self.path, call.number, why)
         yield Write(scope, call.doubt)
-        self.effect.condition, self.effect.why = "in doubt", why
+        self.effect.status, self.effect.why = "in doubt", why
         yield from self._count(error)
         decision, stowed = yield from settle(scope, call, self.tool, self.effect, live=True)
         if decision is None:
@@ -515,7 +515,7 @@ class Live:
         call.decision = decision
         if decision.how == "absent":
             yield Write(scope, decision)
-            self.effect.condition = "running"
+            self.effect.status = "running"
             return None
         scope.complete(decision, stowed)
         yield Turn(scope, self.path, flush=True)

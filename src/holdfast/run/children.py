@@ -231,7 +231,7 @@ class Child:
         try:
             self._host = self._parent.own_child(self.name, self._branch)
             ended = Past(self._host.ledger.records()).runs.get(self.run)
-            if ended is not None and ended.condition == "cancelled":
+            if ended is not None and ended.status == "cancelled":
                 self._stop = True
                 self._end(None, self._cancelled())
             elif loop is not None:
@@ -348,7 +348,7 @@ class Child:
         run = Past(host.ledger.records()).runs.get(self.run)
         if run is None:  # it was cancelled before its run had begun, or could not begin it
             return self._cancelled() if is_cancelled(error) else error
-        if run.condition or isinstance(error, InDoubt):
+        if run.status or isinstance(error, InDoubt):
             return error
         doubtful = any(call.open and call.kind == "write" for call in run.calls.values())
         how = "attention" if doubtful else "cancelled"

@@ -24,7 +24,7 @@ def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | 
     id, change = options.id, options.change
     owner = past.owner(agent.origin)
     for run in past.runs.values():
-        if run.begin.function == LOST and run.condition not in {"finished", "cancelled"}:
+        if run.begin.function == LOST and run.status not in {"finished", "cancelled"}:
             raise RunUnfinished(
                 f"run {run.id} has not ended, and what was recorded of its beginning is lost",
                 run=run.id,
@@ -39,14 +39,14 @@ def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | 
             return owner
         raise unfinished(agent, owner)
     last = past.last
-    if id is not None or last is None or last.condition in {"finished", "cancelled"}:
+    if id is not None or last is None or last.status in {"finished", "cancelled"}:
         return None
     if not change and mark_of(agent, last) != mark:
         return None
     if agent.stands_in(last):
         return last
-    if last.condition == "rolled back" and not options.again:  # what it had done before that stands
-        raise _ended(last.id, last.condition, "something was saved since")
+    if last.status == "rolled back" and not options.again:  # what it had done before that stands
+        raise _ended(last.id, last.status, "something was saved since")
     return None
 
 
@@ -60,7 +60,7 @@ def _named(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | 
         if id in past.begun and not options.again:
             raise _ended(id, "rolled back")
         return None
-    status = run.condition
+    status = run.status
     if status == "cancelled" or not (
         status == "finished" or run is past.owner(agent.origin) or (run is past.last and agent.stands_in(run))
     ):
@@ -96,13 +96,13 @@ def unfinished(agent: Host, run: RunPast, *, executing: bool = False) -> RunUnfi
         )
     if run.begin.kind == "map":
         return RunUnfinished(
-            f"a batch of {run.begin.function} has not ended ({words.get(run.condition, run.condition)})",
+            f"a batch of {run.begin.function} has not ended ({words.get(run.status, run.status)})",
             run=run.id,
             hint=f"Resume it by calling store.map once more, cancel it with agent.cancel({run.id!r}) or `holdfast runs"
             f" cancel {whose(agent)} {run.id}`, or roll back to before it began.",
         )
     return RunUnfinished(
-        f"run {run.id} of {run.begin.function} has not ended ({words.get(run.condition, run.condition)})",
+        f"run {run.id} of {run.begin.function} has not ended ({words.get(run.status, run.status)})",
         run=run.id,
         hint=f"Resume it with agent.resume({run.id!r}) or by running it again, with its own arguments or with others"
         f" and .options(change=True); cancel it with agent.cancel({run.id!r}) or `holdfast runs cancel {whose(agent)}"

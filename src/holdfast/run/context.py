@@ -109,6 +109,6 @@ def effect() -> Effect:
     """
     found = EFFECT.get()
     if found is None:
-        unrecorded: dict[str, Any] = {"tool": "", "kind": "", "path": "", "run": "", "condition": "unrecorded"}
+        unrecorded: dict[str, Any] = {"tool": "", "kind": "", "path": "", "run": "", "status": "unrecorded"}
         found = Effect(key=uuid4().hex, args=dict, report=lambda _value: None, **unrecorded)
     return found

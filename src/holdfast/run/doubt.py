@@ -138,7 +138,7 @@ def decide(scope: Scope, call: Call, how: str, *, by: str, why: str, result: Any
     if call.lost and how != "done":
         raise BadOption(f"{call.tool} at {call.path} was called and returned; only what it returned is not known")
     if not call.open and not call.lost:
-        raise BadOption(f"{call.tool} at {call.path} is not in doubt: it is {call.condition}")
+        raise BadOption(f"{call.tool} at {call.path} is not in doubt: it is {call.status}")
     stowed = stow(result, scope.registry) if how == "done" else None
     decision = _decision(scope, call, how, why, stowed.value if stowed is not None else None)
     decision.by = by

@@ -1,6 +1,6 @@
 """An effect as user code sees it: inside a tool, in a probe, in a compensation, in a list.
 
-Owns the answers of a probe and the words for an effect's condition. Must not write anything itself: progress goes
+Owns the answers of a probe and the words for an effect's status. Must not write anything itself: progress goes
 through a function that it was given. What always holds: an effect says what its records say, no more.
 """
 
@@ -43,7 +43,7 @@ class Effect:
         path: str,
         run: str,
         args: Callable[[], dict[str, Any]],
-        condition: str = "running",
+        status: str = "running",
         number: int = 0,
         attempt: int = 1,
         at_us: int = 0,
@@ -60,7 +60,7 @@ class Effect:
         self.run = run
         self.number = number
         self.attempt = attempt
-        self.condition = condition
+        self.status = status
         self.error = error
         self.why = why
         self.still: Callable[[], bool] = lambda: False  # whether a call that was given up is still going on
@@ -111,4 +111,4 @@ class Effect:
         self._last_progress = lambda: value
 
     def __repr__(self) -> str:
-        return f"<Effect {self.id} {self.tool} at {self.path or '(loop)'}: {self.condition}>"
+        return f"<Effect {self.id} {self.tool} at {self.path or '(loop)'}: {self.status}>"

@@ -21,10 +21,10 @@ def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
     """Recent effects (newest last), the ids of those in doubt, unfinished runs, and where the last checkpoint was."""
     view.inert = True
     effects = effects_of(view)
-    doubtful = [effect for effect in effects if effect.condition == "in doubt"][-_IN_DOUBT:]
+    doubtful = [effect for effect in effects if effect.status == "in doubt"][-_IN_DOUBT:]
     recent = effects[-_EFFECTS:]
     shown = [*(effect for effect in doubtful if all(effect is not other for other in recent)), *recent]
-    runs = [info for info in runs_of(view) if info.condition not in {"finished", "rolled back"}][-_RUNS:]
+    runs = [info for info in runs_of(view) if info.status not in {"finished", "rolled back"}][-_RUNS:]
     newest = runs[-1] if runs else None
     last = next((effect.path for effect in reversed(effects) if newest is not None and effect.run == newest.id), "")
     stack = stack_of(view, checkpoint) if checkpoint else []
@@ -34,7 +34,7 @@ def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
                 "id": effect.id,
                 "tool": effect.tool,
                 "kind": effect.kind,
-                "condition": effect.condition,
+                "status": effect.status,
                 "at": effect.at.timestamp(),
                 "path": effect.path,
                 "run": effect.run,
@@ -48,8 +48,7 @@ def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
         ],
         "in_doubt": [effect.id for effect in doubtful],
         "runs": [
-            {"id": info.id, "function": info.function, "condition": info.condition, "error": info.error}
-            for info in runs
+            {"id": info.id, "function": info.function, "status": info.status, "error": info.error} for info in runs
         ],
         "run": newest.id if newest is not None else "",
         "function": newest.function if newest is not None else "",

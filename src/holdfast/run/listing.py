@@ -34,7 +34,7 @@ from holdfast.store.catalog import Agent, Branch
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
-CONDITIONS = (
+STATUSES = (
     "running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled", "rolled back",
 )  # fmt: skip
 _WORDS = {"attention": "needs attention"}
@@ -46,14 +46,14 @@ SIGNAL_STATUSES = ("pending", "taken", "dropped", "ended")
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One line of the list of runs. ``condition`` is one of ``CONDITIONS``; ``waits_for`` names other agents."""
+    """One line of the list of runs. ``status`` is one of ``STATUSES``; ``waits_for`` names other agents."""
 
     agent: str
     branch: str
     id: str
     function: str
     kind: str
-    condition: str
+    status: str
     began: datetime
     ended: datetime | None
     until: datetime | None
@@ -80,7 +80,7 @@ class RunInfo:
             "id": self.id,
             "function": self.function,
             "kind": self.kind,
-            "condition": self.condition,
+            "status": self.status,
             "began": self.began.isoformat(),
             "ended": self.ended.isoformat() if self.ended is not None else None,
             "until": self.until.isoformat() if self.until is not None else None,
@@ -214,7 +214,7 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     return [
         _info(view, run)
         for run in found
-        if run.newest >= first or (run.condition not in _OVER and (run.newest > view.origin or view.is_new))
+        if run.newest >= first or (run.status not in _OVER and (run.newest > view.origin or view.is_new))
     ]
 
 
@@ -232,7 +232,7 @@ def _child_moves(view: View, run: RunPast, name: str) -> bool:
     past = child.past()
     begun = {call.intent.key for call in run.calls.values() if call.intent is not None and call.tool == SPAWN}
     its = [one for one in past.runs.values() if one.id in begun]
-    if not its or its[-1].condition not in {"", "waiting"} or not open_waits(its[-1]):
+    if not its or its[-1].status not in {"", "waiting"} or not open_waits(its[-1]):
         return True  # it has ended, or was interrupted; an agent executes one run at a time, so the newest is meant
     return any(one is its[-1] for one in _due(child, past))
 
@@ -241,16 +241,16 @@ def _info(view: View, run: RunPast) -> RunInfo:
     end, begin = run.end, run.begin
     waits = open_waits(run)
     until = min((wait.until for wait in waits if wait.until), default=0)
-    condition = _WORDS.get(run.condition, run.condition)
-    if not condition:
-        condition = "running" if view.at_it() else "waiting" if waits else "interrupted"
+    status = _WORDS.get(run.status, run.status)
+    if not status:
+        status = "running" if view.at_it() else "waiting" if waits else "interrupted"
     return RunInfo(
         agent=view.name,
         branch=view.branch_name,
         id=run.id,
         function=begin.function,
         kind=begin.kind,
-        condition=condition,
+        status=status,
         began=_date(begin.at),
         ended=_date(end.at) if end is not None else None,
         until=_date(until) if until else None,
@@ -294,13 +294,13 @@ def _status(signal: Signal, past: Past, dropped: set[bytes]) -> str:
     if signal.id in dropped:
         return "dropped"
     run = past.runs.get(signal.run)
-    over = signal.run and (run is None or run.number != signal.begun or run.condition in REFUSING)
+    over = signal.run and (run is None or run.number != signal.begun or run.status in REFUSING)
     return "ended" if over else "pending"
 
 
 def open_runs(past: Past) -> list[RunPast]:
     """The runs that have not ended."""
-    return [run for run in past.runs.values() if run.begin.kind != "rollback" and run.condition in OPEN]
+    return [run for run in past.runs.values() if run.begin.kind != "rollback" and run.status in OPEN]
 
 
 def waited_for(run: RunPast) -> list[str]:
@@ -315,8 +315,8 @@ def addressee(view: View, past: Past, id: str | None) -> RunPast:
         run = past.runs.get(id)
         if run is None and all(one.id != id for one in past.former):
             raise BadOption(f"{id!r} is no run of {whose}", hint="See store.runs(), or `holdfast runs`.")
-        if run is None or run.condition in REFUSING:
-            how = run.condition if run is not None else ROLLED_BACK
+        if run is None or run.status in REFUSING:
+            how = run.status if run is not None else ROLLED_BACK
             raise RunEnded(f"run {id} of {whose} has ended ({how}): it takes no signal", run=id, status=how)
         return run
     found = open_runs(past)
@@ -359,9 +359,9 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
         if call.number > after and (run is None or call.run == run):
             effect = effect_of(call, view.line, view.registry, inert=view.inert)
             if call.intent is not None and call.intent.key in undone:
-                effect.condition = "undone"
+                effect.status = "undone"
             elif call.number in left and call.read:
-                effect.condition = ROLLED_BACK
+                effect.status = ROLLED_BACK
             if call.holes:
                 effect._whole = partial(whole_args, view, call, effect)
             found.append(effect)

@@ -26,7 +26,7 @@ def needed(line: StoredLine, places: Sequence[Place]) -> Iterator[tuple[bytes, s
     past = Past(line.records())
     for run in past.runs.values():
         # One that failed or was rolled back can be executed again as long as nothing else has been begun since.
-        if run.condition in _OVER or (run.condition in {"failed", ROLLED_BACK} and run is not past.last):
+        if run.status in _OVER or (run.status in {"failed", ROLLED_BACK} and run is not past.last):
             continue
         yield from _of_run(line, run)
     for call in past.calls():

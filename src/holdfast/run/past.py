@@ -114,7 +114,7 @@ class Call(Struct, eq=False):
         return self.intent is not None and self.done is None and self.decision is None
 
     @property
-    def condition(self) -> str:
+    def status(self) -> str:
         """In a word, for people."""
         if self.done is not None and (self.decision is None or self.done.how != "lost"):
             names = {"value": "done", "error": "failed", "before": "failed"}
@@ -150,7 +150,7 @@ class RunPast:
         return self.begin.run
 
     @property
-    def condition(self) -> str:
+    def status(self) -> str:
         """finished, failed, attention, waiting, cancelled, rolled back; empty while it has not ended."""
         if self.back:
             return ROLLED_BACK
@@ -253,7 +253,7 @@ class RunPast:
 
     def resumed(self, at: int) -> rec.Note:
         """The run is resumed: what is to be recorded about that. From then on it owns its branch."""
-        before = self.condition
+        before = self.status
         self.end, self.back = None, False
         return rec.Note(at, self.id, "resume", before)
 
@@ -371,7 +371,7 @@ class Past:
             for number, record in self._entries:
                 self._fold(number, record)
         for run in self.runs.values():
-            run.back = run.newest < self._back and run.condition in OPEN and run.begin.kind != "rollback"
+            run.back = run.newest < self._back and run.status in OPEN and run.begin.kind != "rollback"
         if self.kept:  # one that answered a call since has been written down there, with its key
             claimed = {call.intent.key for call in self.calls() if call.intent is not None}
             self.kept = [call for call in self.kept if call.intent is not None and call.intent.key not in claimed]
@@ -470,7 +470,7 @@ class Past:
         One that the branch was begun in the middle of (after so many records), or that a rollback has brought it into,
         owns it when it is resumed there.
         """
-        left = [run for run in self.runs.values() if run.condition in OPEN and run.newest > origin]
+        left = [run for run in self.runs.values() if run.status in OPEN and run.newest > origin]
         return next((run for run in reversed(left) if run.begin.kind == "rollback"), left[-1] if left else None)
 
     @property
@@ -488,7 +488,7 @@ class Past:
             if call.intent is not None and call.number >= newest.get(call.intent.key, call).number:
                 newest[call.intent.key] = call
         for run in (*self._replaced, *self.runs.values()):
-            if run.condition in ENDED and run.ended > origin and run.begin.kind not in {"map", "rollback"}:
+            if run.status in ENDED and run.ended > origin and run.begin.kind not in {"map", "rollback"}:
                 for call in run.left():
                     if call.intent is not None and newest[call.intent.key] is call:
                         yield call, run.ended

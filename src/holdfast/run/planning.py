@@ -91,7 +91,7 @@ class Planned(Struct):
         effect = self.effect
         data = {
             "id": effect.id, "agent": self.agent, "tool": effect.tool, "kind": effect.kind, "path": effect.path,
-            "run": effect.run, "at": effect.at.isoformat(), "condition": effect.condition,
+            "run": effect.run, "at": effect.at.isoformat(), "status": effect.status,
         }  # fmt: skip
         return (
             data | ({"why": self.why} if self.why else {}) | ({"used_by": list(self.used_by)} if self.used_by else {})

@@ -159,7 +159,7 @@ def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int, 
     """Roll a failed run back to where it began. ``before``: how many records there were when it was to be executed."""
     past = yield Work(lambda: Past(agent.ledger.records()))
     run = past.last
-    if run is None or run.condition != "failed" or run.newest <= before:
+    if run is None or run.status != "failed" or run.newest <= before:
         raise error  # it did not get so far as to begin
     kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
     message = secrets.scrub(agent, said(error)[:MESSAGE_MAX], "the error that ended a run")
@@ -240,7 +240,7 @@ class _Plans:
         run = past.runs.get(id) if id is not None else past.last
         if run is None or mark_of(self.agent, run) == mark:
             return None
-        if id is None and run.condition in {"finished", "cancelled"}:
+        if id is None and run.status in {"finished", "cancelled"}:
             return None
         first = self.first.get(run.id)
         return run if first is not None and first is not run.begin and first.fingerprint == mark else None

@@ -124,7 +124,7 @@ class Returning:
             return True
         # A branch does not inherit the record of the checkpoint that it begins at.
         origin = bytes(self.handle._branch.body["from"])
-        began = run.condition in OPEN and run.newest <= self.handle._host.origin
+        began = run.status in OPEN and run.newest <= self.handle._host.origin
         return began and head._id == origin and bytes.fromhex(head.parent_id) in run.checkpoints
 
     # -- other agents ---------------------------------------------------------------------------------------

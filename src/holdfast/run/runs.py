@@ -338,7 +338,7 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
     past = yield Work(lambda: Past(agent.ledger.records()))
     given, mark = called_with(agent, made, args, kwargs)
     this = choose(agent, past, mark, options)
-    if this is not None and this.condition == "finished" and this.end is not None:
+    if this is not None and this.status == "finished" and this.end is not None:
         return fetch(this.end.value, agent.ledger, agent.registry)
     agent.loop.read(past)
     yield from agent.loop.settling()
@@ -401,9 +401,9 @@ def cancelling(agent: RunHost, id: str) -> Steps:
     if this is None or this.begin.kind == "rollback":
         what = "was rolled back" if this is None and id in past.begun else f"is no run of {agent.name}"
         raise BadOption(f"{id!r} {what}", hint="See agent.runs() for what there is.")
-    if this.condition == "finished":
+    if this.status == "finished":
         raise RunEnded(f"run {id!r} has finished", run=id, status="finished", hint="Roll back to undo what it did.")
-    if this.condition == "cancelled":
+    if this.status == "cancelled":
         return
     agent.loop.read(past)
     left = yield from settle_all(agent.loop, this.open_calls(), TOOLS.find)

@@ -207,7 +207,7 @@ def effect_of(call: Call, blocks: Blocks, registry: Registry, *, inert: bool = F
         number=call.number,
         attempt=call.attempts,
         at_us=(intent or done or _NEVER).at,
-        condition=call.condition,
+        status=call.status,
         args=lambda: TOOLS.as_called(call.tool, fill(read(call.args) or {}, call.holes)),
         result=(lambda: result_of(outcome, blocks, registry, inert=inert)) if outcome is not None else None,
         error=done.fault[2] if done is not None and done.fault is not None else "",

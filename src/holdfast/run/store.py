@@ -17,7 +17,7 @@ import holdfast.agent.store as below
 from holdfast.errors import BadOption, Damaged, UnknownRevision
 from holdfast.run import secrets, signals
 from holdfast.run.handle import Agent
-from holdfast.run.listing import CONDITIONS, RunInfo, SignalInfo, View, addressee, runs_of, signals_of
+from holdfast.run.listing import STATUSES, RunInfo, SignalInfo, View, addressee, runs_of, signals_of
 from holdfast.run.needed import needed
 from holdfast.run.stored import StoredLine
 from holdfast.store.catalog import Branch, Point
@@ -143,12 +143,12 @@ class Store(below.Store):
             raise UnknownRevision(f"agent {agent!r} has no branch {branch!r}")
         return View(self, row, found)
 
-    def runs(self, condition: str | None = None) -> list[RunInfo]:
-        """The runs of all agents and branches; with ``condition`` those that are so. See ``RunInfo``."""
-        if condition is not None and condition not in CONDITIONS:
-            raise BadOption(f"condition {condition!r}", hint=f"Use one of {', '.join(CONDITIONS)}.")
+    def runs(self, status: str | None = None) -> list[RunInfo]:
+        """The runs of all agents and branches; with ``status`` those that are so. See ``RunInfo``."""
+        if status is not None and status not in STATUSES:
+            raise BadOption(f"status {status!r}", hint=f"Use one of {', '.join(STATUSES)}.")
         found = [info for view in self._views() for info in runs_of(view)]
-        return [info for info in found if condition in {None, info.condition}]
+        return [info for info in found if status in {None, info.status}]
 
     def due(self) -> list[RunInfo]:
         """Runs that were put off and can go on now: their time, or their signal, has come."""
@@ -229,7 +229,7 @@ def open_store(
     types: Sequence[Any] = (),
     paranoid: bool = False,
     recover: bool = False,
-    accept_older: bool = False,
+    trust_older: bool = False,
     inert: bool = False,
     key: Key = None,
     objects: str | None = None,
@@ -237,7 +237,7 @@ def open_store(
     """Open a store, making it first if there is none.
 
     ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover`` accepts
-    that acknowledged commits are missing from a damaged catalog, and goes on with what is there; ``accept_older`` that
+    that acknowledged commits are missing from a damaged catalog, and goes on with what is there; ``trust_older`` that
     the whole store is older than it was when it was last used here (``StoreWentBack``): a backup was put back.
     ``key`` opens an encrypted store, and makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32 bytes.
     Without it, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with ``False`` none of them.
@@ -251,7 +251,7 @@ def open_store(
         types=types,
         paranoid=paranoid,
         recover=recover,
-        accept_older=accept_older,
+        trust_older=trust_older,
         inert=inert,
         key=key,
         objects=objects,

@@ -368,5 +368,5 @@ def due(
     return [
         run
         for run in past.runs.values()
-        if run.condition in {"", "waiting"} and any(has_come(run, wait) for wait in open_waits(run))
+        if run.status in {"", "waiting"} and any(has_come(run, wait) for wait in open_waits(run))
     ]

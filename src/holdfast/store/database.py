@@ -290,7 +290,7 @@ def open_database(
     create: bool = True,
     readonly: bool = False,
     accept_loss: bool = False,
-    accept_older: bool = False,
+    trust_older: bool = False,
     secret: Secret | None = None,
     objects: str | None = None,
     remember: bool = True,
@@ -299,7 +299,7 @@ def open_database(
     """Open the store in a directory, or at a ``postgresql://`` URL, making it first if there is none.
 
     ``accept_loss`` opens a store that is behind its witness, and makes the witness agree with what is left.
-    ``accept_older`` opens one that is older than what this user has seen of it, and takes it as it is from now on.
+    ``trust_older`` opens one that is older than what this user has seen of it, and takes it as it is from now on.
     ``secret`` is the key of an encrypted store; a new store is encrypted if one is given. ``objects`` is where packs
     lie, if not in the store's directory. ``remember=False`` leaves no record of it in the user's state directory: for a
     store that is thrown away. ``vfs`` replaces SQLite's system calls: for tests of failing disks.
@@ -334,7 +334,7 @@ def open_database(
         witness = Witness(layout, facts.uuid, readonly=refusal is not None, remember=remember)
         engine.check_schema()
         view = View(engine, facts.cipher)
-        _check_loss(view, witness, layout, accept_loss=accept_loss, accept_older=accept_older)
+        _check_loss(view, witness, layout, accept_loss=accept_loss, trust_older=trust_older)
         here = _objects(facts, objects, engine.place) or Folder(layout.packs, poisoned=engine.poisoned)
         cold_now = partial(_cold_place, engine, facts)
         leases = FileLeases(layout.locks, facts.cipher)
@@ -531,7 +531,7 @@ def _cold_place(engine: Engine, facts: Facts) -> Objects | None:
     return open_objects(place, facts.uuid.hex()) if place else None
 
 
-def _check_loss(view: View, witness: Witness, layout: Layout, *, accept_loss: bool, accept_older: bool) -> None:
+def _check_loss(view: View, witness: Witness, layout: Layout, *, accept_loss: bool, trust_older: bool) -> None:
     lost, older = witness.compare(view)
     if lost and not accept_loss:
         raise Damaged(
@@ -541,11 +541,11 @@ def _check_loss(view: View, witness: Witness, layout: Layout, *, accept_loss: bo
             hint="Put the store back from a backup. To go on with what is left, open it with recover=True, "
             "or make a new store of that: `holdfast repair --to DIR`.",
         )
-    if older and not (accept_older or lost):
+    if older and not (trust_older or lost):
         raise StoreWentBack(
             f"{layout.path} is older than it was when it was last used here: {', '.join(older)} are missing",
             lost=", ".join(older),
-            hint="If a backup was put back on purpose, say so: `holdfast accept`, or accept_older=True.",
+            hint="If a backup was put back on purpose, say so: `holdfast trust`, or trust_older=True.",
         )
     if lost or older:
         witness.accept(view)
