@@ -172,7 +172,7 @@ def _arriving(branch: Branch) -> bool:
 def _still_arriving(what: str) -> StillArriving:
     return StillArriving(
         f"{what} is still arriving from elsewhere: not all of it has come",
-        hint="Run the push, pull or import again: it goes on where it was. Or remove the agent.",
+        hint="Run the push, pull or import again: it resumes where it stopped. Or remove the agent.",
     )
 
 
@@ -647,7 +647,7 @@ class Store:
     ) -> TransferReport:
         """Bring what another store lacks of some agents, or of all, there; everything is proven on arrival.
 
-        Only what is missing moves. After an interruption the next call goes on. Raises ``HistoriesDiverged`` where
+        Only what is missing moves. After an interruption the next call resumes. Raises ``HistoriesDiverged`` where
         both stores have gone on with a branch (``beside`` lets it arrive under a name of its own), and ``AgentBusy``
         while somebody writes the agent in the other store. ``new_name`` is what one agent is to be called there.
         """

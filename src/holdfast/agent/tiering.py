@@ -2,7 +2,7 @@
 
 Owns the choice of packs: old ones that no branch needs where it stands; and which place it is, which the store keeps.
 How a pack gets there is the store's business. What always holds: what moves can be read as before, only slower; stopped
-at any point, nothing is lost and the next call goes on.
+at any point, nothing is lost and the next call resumes.
 """
 
 from __future__ import annotations

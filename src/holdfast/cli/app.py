@@ -65,7 +65,7 @@ def _version() -> str:
 
 app = App(
     name="holdfast",
-    help="Keeps an agent safe: look at its history and at what it did outside, run, go on, roll back, branch, verify.",
+    help="Keeps an agent safe: look at its history and at what it did outside, run, resume, roll back, branch, verify.",
     help_epilogue="A revision is NAME or NAME@REV. REV: branch, tag, label, ~2, BRANCH~2, #17 (depth) or id:3f2a.",
     version=_version,
     help_format="markdown",

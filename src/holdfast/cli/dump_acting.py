@@ -126,7 +126,7 @@ def rehydrate(
             note = "The state had changes that no checkpoint has; they are in the dump: holdfast dump open."
             session.out.say(Text(note, style="dim"), wrap=True)
         where = clean(shlex.quote(f"{made.agent}@{made.branch}"))
-        session.out.say(f"To go on there: holdfast run PROGRAM:FUNCTION --agent {where}")
+        session.out.say(f"To resume there: holdfast run PROGRAM:FUNCTION --agent {where}")
     return 0
 
 

@@ -95,7 +95,7 @@ def resolve(
 ) -> int:
     """Decide what became of an effect that is in doubt, after you have found out.
 
-    The decision is recorded with your name and your reason. Then run the program again: it goes on from there.
+    The decision is recorded with your name and your reason. Then run the program again: it resumes from there.
 
     Parameters
     ----------

@@ -98,7 +98,7 @@ def langgraph(
 ) -> int:
     """Bring LangGraph threads over, with their whole histories, and verify them.
 
-    The source is only read. Run it again after an interruption: it goes on where it was. The store is made if there
+    The source is only read. Run it again after an interruption: it resumes where it stopped. The store is made if there
     is none.
 
     Parameters

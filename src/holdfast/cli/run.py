@@ -54,7 +54,7 @@ def run(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Run a script or a durable function, or go on with the runs whose time has come.
+    """Run a script or a durable function, or resume the runs whose time has come.
 
     * `holdfast run FILE [ARGS]`: as `python FILE ARGS`, with the store and the exit codes of this program.
     * `holdfast run MODULE:FUNCTION --agent NAME [--args JSON]`: from the beginning, or from where it stopped.

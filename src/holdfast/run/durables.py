@@ -112,7 +112,7 @@ def durable(
     *, name: str | None = None, strict: bool = False
 ) -> Callable[[Callable[P, R_co]], DurableFunction[P, R_co]]: ...
 def durable(function: Any = None, /, *, name: str | None = None, strict: bool = False) -> Any:
-    """Let ``agent.run`` execute a function so that it goes on where it stopped. It is called as ``f(agent, ...)``."""
+    """Let ``agent.run`` execute a function so that it resumes where it stopped. It is called as ``f(agent, ...)``."""
 
     def decorate(function: Any) -> Any:
         made = Durable(function, _named(function, name), strict=strict)

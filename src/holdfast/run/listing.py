@@ -339,7 +339,7 @@ def find_run(view: View, id: str, agent: Any) -> tuple[Any, tuple[Any, ...], dic
     if run is None:
         raise BadOption(f"{id!r} is no run of {view.name}", hint="See agent.runs() for what there is.")
     if run.begin.kind not in {"run", "child"}:
-        raise BadOption(f"{id!r} is a {run.begin.kind}", hint="Do it again: it goes on from where it stopped.")
+        raise BadOption(f"{id!r} is a {run.begin.kind}", hint="Do it again: it resumes from where it stopped.")
     made = DURABLES.get(run.begin.function)
     if made is None:
         raise UnknownTool(

@@ -191,7 +191,7 @@ class RollbackPlan:
             f"run {scope.run_id} of {self._agent.name} was rolled back to {self._part.target.name}",
             checkpoint=made,
             undone=undone,
-            hint="Run it again to go on from there.",
+            hint="Run it again to resume from there.",
         )
         scope.stopped = True
         raise Suspended
@@ -306,7 +306,7 @@ class RollbackPlan:
         return RollbackBlocked(
             what,
             remaining=tuple(one.effect for one in left),
-            hint=f"Mend the cause and roll back again: it goes on from there.{accept}",
+            hint=f"Mend the cause and roll back again: it resumes from there.{accept}",
         )
 
 
@@ -317,7 +317,7 @@ def resuming(agent: RollbackHost) -> Steps:
     if found is None:
         return False
     given = fetch(found.begin.args, agent.ledger, agent.registry)
-    log.info("%s: going on with the rollback that began %s", agent.name, _when(found.begin.at))
+    log.info("%s: resuming the rollback that began %s", agent.name, _when(found.begin.at))
     plan = yield Work(lambda: RollbackPlan(agent, given["to"], tuple(given["accept"]), cause=given["cause"]))
     yield from plan._going()
     return True

@@ -150,7 +150,7 @@ class Run(Scope):
             self.order.drop(call.path for call in dropped if call.outcome is not None or call.cancelled)
             self._waiting.clear()
         log.warning(
-            "run %s of %s goes on with changed code: %s recorded %s, now it is %s; %d recorded reads are dropped",
+            "run %s of %s is resumed with changed code: %s recorded %s, now it is %s; %d recorded reads are dropped",
             self.run_id, self.agent.name, error.path, error.expected, error.actual, len(numbers),
         )  # fmt: skip
 
@@ -445,7 +445,7 @@ def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: di
         stowed = stow({"fingerprint": mark, "arguments": given}, agent.registry)
         note = this.notes[ARGUMENTS] = rec.Note(now_us(), this.id, "arguments", made.name, stowed.value, ARGUMENTS)
         agent.ledger.append(note, nodes=stowed.nodes, chunks=stowed.chunks)
-        log.info("run %s of %s goes on with other arguments", this.id, agent.name)
+        log.info("run %s of %s is resumed with other arguments", this.id, agent.name)
     agent.ledger.append(this.resumed(now_us()))
     compare(agent, made, this)
 

@@ -151,7 +151,7 @@ class Store(below.Store):
         return [info for info in found if status in {None, info.status}]
 
     def due(self) -> list[RunInfo]:
-        """Runs that were put off and can go on now: their time, or their signal, has come."""
+        """Runs that were put off and can be resumed now: their time, or their signal, has come."""
         return [info for view in self._views() for info in runs_of(view, only_due=True)]
 
     def map(

@@ -223,7 +223,7 @@ class Folder:
                 raise
             failure = StorePoisoned(
                 f"{self._writing}: a flush failed ({error.strerror or error}); nothing was changed",
-                hint="Everything acknowledged before is safe. Close the store and open it again to go on from there.",
+                hint="Everything acknowledged before is safe. Close the store and open it again to resume from there.",
             )
             if self._poisoned is not None:
                 self._poisoned(failure)

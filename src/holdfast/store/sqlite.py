@@ -145,7 +145,7 @@ def writing_error(error: Exception, connection: apsw.Connection, doing: str) -> 
     if isinstance(error, apsw.IOError):
         return StorePoisoned(
             f"{doing}: the disk failed ({error}); what it holds of the last change is unknown",
-            hint="Everything acknowledged before is safe. Close the store and open it again to go on from there.",
+            hint="Everything acknowledged before is safe. Close the store and open it again to resume from there.",
         )
     return reading_error(error, doing)
 

@@ -210,7 +210,7 @@ class SqliteSource(Source):
     def check_unchanged(self) -> None:
         if self._still is not None and self._still != self._stamp():
             raise SourceUnreadable(
-                f"{self._path} was written while it was read", hint="Run the import again; it goes on where it was."
+                f"{self._path} was written while it was read", hint="Run the import again; it resumes where it stopped."
             )
 
     def _checkpoint(self, thread: str, ns: str, checkpoint_id: str) -> tuple[Any, Any, Any]:

@@ -79,7 +79,7 @@ def check_whole(thread: str, branch: Branch, *, but: str | None = None) -> None:
     if arriving and arriving != but:
         raise StillArriving(
             f"thread {thread!r} is still arriving from elsewhere: not all of it has come",
-            hint="Run the import, push or pull again: it goes on where it was. Or delete the thread.",
+            hint="Run the import, push or pull again: it resumes where it stopped. Or delete the thread.",
         )
 
 
