@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import warnings
 from contextlib import closing, suppress
 from typing import Any
 
@@ -15,7 +16,7 @@ import holdfast.agent.proof  # its limits are changed
 from holdfast.agent import branch, collection, history, sealing
 from holdfast.agent.graph import Graph
 from holdfast.codec.values import encode
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UnsavedChanges
 from holdfast.store.changes import Said
 from holdfast.store.packs import file_name
 
@@ -90,9 +91,9 @@ def look(what: str) -> str:
 
 
 def act(agent: holdfast.Agent, what: str = "seat") -> None:
-    """Two effects on an agent's line, and nothing else. It is closed afterwards."""
+    """Two effects on an agent's line, and nothing else. It is closed afterwards, without what is not saved."""
     agent.accept()
-    with agent:
+    with closing(agent), warnings.catch_warnings(action="ignore", category=UnsavedChanges), agent:
         book(what)
         look("weather")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from contextlib import closing
 from itertools import count
 from pathlib import Path
 
@@ -117,7 +118,7 @@ def test_a_move_that_was_cut_short_can_be_done_again(source, tmp_path):
             move.move(source, dest, cut)
         plain(source, "trip", 1)  # it is still the one
         head = source.agent("trip", readonly=True).head.id
-        with dest.agent("trip"), pytest.raises(AgentBusy):
+        with closing(dest.agent("trip")), pytest.raises(AgentBusy):
             move.move(source, dest)
         move.move(source, dest)
         assert dest.agent("trip", readonly=True).head.id == head

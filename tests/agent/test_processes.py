@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 
 import apsw
 import pytest
@@ -54,8 +54,20 @@ def test_after_kill_opening_works_at_once(store_path, holder):
         agent.checkpoint("mine now")
 
 
+def stop_at_rest(holder, path):
+    """Stop a process while it has no change under way: one that it had would keep everybody waiting."""
+    while True:
+        holder.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED)
+        with closing(apsw.Connection(str(path / "store.db"))) as connection, suppress(apsw.BusyError):
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            return
+        holder.send_signal(signal.SIGCONT)
+
+
 def test_takeover_from_a_stopped_holder_fences_it(store_path, holder):
-    holder.send_signal(signal.SIGSTOP)
+    stop_at_rest(holder, store_path)
     with holdfast.open(store_path) as store:
         with pytest.raises(AgentBusy):
             store.agent("a")

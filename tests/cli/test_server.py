@@ -52,7 +52,7 @@ def test_every_verb_takes_it_and_none_shows_its_password(cli, program, moved, ur
     for words in (
         *(("agents",), ("agents", "--json"), ("runs",), ("effects", "trip-7"), ("log", "trip-7"), ("show", "trip-7")),
         *(("diff", "trip-7@asked", "trip-7"), ("branch", "trip-7", "new"), ("tag", "trip-7", "new-tag")),
-        *(("rollback", "trip-7", "--to", "asked", "--dry-run"), ("signal", "trip-7", "go"), ("trust",)),
+        *(("rollback", "trip-7", "--to", "asked", "--dry-run"), ("signal", "trip-7", "go", "--any-run"), ("trust",)),
         *(("retain", "--last", "1"), ("retain", "trip-7", "--last", "1", "--do"), ("doctor", "--json")),
         *(("export", "trip-7", file), ("import", file), ("verify", "--json"), ("drill", "--json", "--sample", "2")),
         *(("push", moved, back), ("pull", moved, back, "--json"), ("backup", back), ("remove", "trip-7", "--yes")),

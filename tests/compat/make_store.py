@@ -36,7 +36,7 @@ from holdfast.run import records as rec
 from holdfast.run.arguments import stow
 from holdfast.run.stored import StoredLine, entries
 from holdfast.store import witness
-from holdfast.store.catalog import link, node_digest
+from holdfast.store.catalog import Branch, link, node_digest
 from holdfast.store.cipher import PLAIN, Keyed, digest
 from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
 from holdfast.store.segments import pack
@@ -307,7 +307,7 @@ def describe(store: holdfast.Store) -> dict:
             "branches": {row.name: row.id.hex() for row in rows},
             "tags": {name: checkpoint.id for name, checkpoint in agent.tags().items()},
             "events": " ".join(entry.body["what"] for entry in reversed(store._db.view.log(agent._row.a))),
-            "lines": {name: _line(line_of(store, info.name, name)) for name in info.branches},
+            "lines": {row.name: _line(row, line_of(store, info.name, row.name)) for row in rows},
             "checkpoints": {
                 c.id: " ".join([f"#{c.depth}", c.kind, c.validity, c.digest, c.label]) for c in agent.log(all=True)
             },
@@ -315,9 +315,9 @@ def describe(store: holdfast.Store) -> dict:
     return found
 
 
-def _line(line: StoredLine) -> str:
+def _line(row: Branch, line: StoredLine) -> str:
     """The chain digest covers every byte of every record."""
-    return " ".join([line.chain.hex(), *(record.TYPE for _, record in line.records())])
+    return " ".join([row.chain.hex(), *(record.TYPE for _, record in line.records())])
 
 
 def main() -> None:

@@ -542,7 +542,7 @@ def test_a_thread_that_another_process_writes_is_busy_and_the_others_come_over(s
     with sqlite_source.saver() as old:
         chain(old, "a", 1)
         chain(old, "b", 1)
-    with holdfast.open(ours.store.path, durability="batched").agent("a"):
+    with closing(holdfast.open(ours.store.path, durability="batched").agent("a")):
         report = import_threads(sqlite_source.url, ours)
     assert [(one.thread, one.status) for one in report.threads] == [("a", "failed"), ("b", "imported")]
     assert type(report.failed[0].error) is errors.AgentBusy

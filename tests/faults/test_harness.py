@@ -102,7 +102,12 @@ def test_a_try_that_hangs_dies_or_raises_is_told(tmp_path):
 def test_every_line_that_calls_the_disk_is_come_to_by_some_life():
     """Those where only a failure leads excepted: the campaign counts them when it fails what is before them."""
     written = sites.written()
-    reached = {site.where for found in failing.known_sites().values() for site in found}
-    missed = [str(line) for line in sites.missed(written, reached) if not line.after_a_failure]
+    reached: set[str] = set()
+    for _ in range(3):  # what threads in the background come to differs: each life is lived again if need be
+        reached |= {site.where for found in failing.known_sites().values() for site in found}
+        missed = [str(line) for line in sites.missed(written, reached) if not line.after_a_failure]
+        if not missed:
+            break
+        failing._known.clear()
     assert len(written) > 150
     assert not missed, f"extend a life of tests/faults/lives.py: {missed}"

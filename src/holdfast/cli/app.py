@@ -28,7 +28,6 @@ _HINTS = {
     "waiting": "Go on with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
     "run-unfinished": "Resume it (`holdfast run` with its own arguments, or with others and --change), cancel it"
     " (`holdfast runs cancel NAME ID`), work on a branch (`holdfast branch`), or roll back to before it began.",
-    "run-ended": "Use another --id, or begin it anew on purpose, with --again.",
     "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
     " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME).",
     "not-a-store": "Name the store with --store PLACE or $HOLDFAST_STORE, or go to where .holdfast is.",

@@ -81,7 +81,7 @@ def _ended(id: str, status: str, since: str = "") -> RunEnded:
         f"run {id!r} {how}{f', and {since}' if since else ''}: it is not begun anew",
         run=id,
         status=status or "inherited",
-        hint="Begin it anew on purpose, with .options(again=True), or use another id.",
+        hint="Begin it anew on purpose, with .options(again=True) or --again, or use another id.",
     )
 
 

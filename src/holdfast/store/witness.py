@@ -140,8 +140,7 @@ class _Cells:
         return merged
 
     def put(self, noted: Noted, at: int) -> bytes:
-        cell, place = _packed(noted, self.owner), self.start + at * CELL_BYTES
-        done = os.pwrite(self.fd, cell, place)
+        cell, place, done = _packed(noted, self.owner), self.start + at * CELL_BYTES, 0
         while done < CELL_BYTES:  # half a cell says nothing
             written = os.pwrite(self.fd, cell[done:], place + done)
             if not written:
