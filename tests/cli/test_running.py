@@ -91,7 +91,7 @@ def asks(agent, id="x", *questions):
 
 @holdfast.durable
 async def naps(agent, seconds):
-    await agent.asleep(seconds)
+    await agent.sleep(seconds)
     return "rested"
 
 

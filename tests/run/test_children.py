@@ -341,7 +341,7 @@ def test_an_async_child_is_cancelled_where_it_waits(opened):
         @holdfast.durable
         async def job(agent):
             began.set()
-            await agent.asleep(1000)
+            await agent.sleep(1000)
 
         @holdfast.durable
         async def work(agent):
@@ -363,7 +363,7 @@ def test_an_async_child_that_is_cancelled_before_its_first_step_or_in_it_has_bee
 
     @holdfast.durable
     async def job(agent):
-        await agent.asleep(1000)
+        await agent.sleep(1000)
 
     @holdfast.durable
     async def work(agent):

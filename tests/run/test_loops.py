@@ -57,9 +57,31 @@ def test_nor_does_a_wait_for_a_signal(reopened):
     store.signal("trip-7", "go", 7, any_run=True)
 
     async def work(agent):
-        return await beside_a_full_executor(lambda: agent.await_for("go"))
+        return await beside_a_full_executor(lambda: agent.wait_for("go"))
 
     assert asyncio.run(agent.arun(work)) == 7
+
+
+def test_waiting_has_one_name_in_plain_and_in_async_code(reopened):
+    store = reopened()
+    agent = store.agent("trip-7")
+
+    async def later(agent):
+        return [await agent.sleep(0), await agent.wait_for("go")]
+
+    def plain(agent):
+        return [agent.sleep(0), agent.wait_for("go")]
+
+    async def outside_of_runs():
+        async with agent:
+            return [await agent.sleep(0), await agent.wait_for("go")]
+
+    for number in range(4):
+        store.signal("trip-7", "go", number, any_run=True)
+    assert asyncio.run(agent.arun(later)) == [None, 0]
+    assert asyncio.run(agent.arun(plain)) == [None, 1]
+    assert agent.run(plain) == [None, 2]
+    assert asyncio.run(outside_of_runs()) == [None, 3]
 
 
 def test_a_plain_probe_on_a_loop_does_not_wait_for_its_threads_either(opened):

@@ -258,6 +258,7 @@ class Batch:
         this = self._parts.get(path) or RunPast(self._number, self._begin)
         this.forget_failure(path)
         run = Item(host, self._past, this, path, strict=self._strict)
+        run.plain = not self.made.waits
         given = stow({"item": item}, registry)
         done = rec.Done(0, RUN, path, "value", tool=ITEM, kind="read", fingerprint=self._marks[at], started=started)
         done.args = given.value

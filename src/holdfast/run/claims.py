@@ -151,7 +151,7 @@ class Loop(Scope):
             past = past if past is not None else Past(self.ledger.records())
             self.incarnation = past.incarnation - 1  # a task that is executed again after a rollback has other keys
             since = since_of(past, self._checkpoint, self._since)
-            self.taken = past.taken
+            self.taken |= past.taken
             gone = self._settled(past)
             # A run that ended without finishing has left what it did to whoever comes next, until that is claimed:
             # a note that was taken since does not list it any more.

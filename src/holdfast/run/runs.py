@@ -107,7 +107,8 @@ class Run(Scope):
         self.host = agent
         self.run_id = this.id
         self.past = this
-        self.taken = past.taken
+        self.taken = agent.loop.taken  # one for all that the agent does in this process
+        self.taken |= past.taken
         self.strict = strict
         self._before = sys.exception()  # what the program deals with by executing this run
         self.lane = Lane(self, label=this.begin.function)
@@ -356,7 +357,7 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
     else:
         yield Work(functools.partial(_resume, agent, made, this, mark, given))
     run = Run(agent, past, this, strict=made.strict if options.strict is None else options.strict)
-    run.waits = options.wait
+    run.waits, run.plain = options.wait, not made.waits
     try:
         left = yield from settle_all(run, this.open_calls(), TOOLS.find)
         if left:

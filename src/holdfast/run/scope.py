@@ -95,6 +95,7 @@ class Scope(ABC):
         self.given_up = False  # somebody has cancelled the run itself: nothing more is recorded
         self.taken: set[bytes | int] = set()  # signals that this line has received
         self.waits = True  # whether a wait blocks; otherwise the run is put off
+        self.plain = False  # whether its program is plain code, even where an event loop runs
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
         self.reason: BaseException | None = None  # why, where it was not put off
         self.children: list[Any] = []  # what it has spawned

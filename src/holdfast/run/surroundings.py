@@ -58,23 +58,15 @@ class Surroundings:
         """A new UUID, recorded in a run."""
         return _uuid()
 
-    def sleep(self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0) -> None:
-        """Sleep. A run that is interrupted meanwhile sleeps on for what is left."""
-        waiting.sleep(self._host, _seconds(seconds, days, hours, minutes))
-
-    async def asleep(
-        self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0
-    ) -> None:
-        """As sleep()."""
-        await waiting.asleep(self._host, _seconds(seconds, days, hours, minutes))
+    def sleep(self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0) -> Any:
+        """Sleep; in async code, await it. A run that is interrupted meanwhile sleeps on for what is left."""
+        how = waiting.asleep if waiting.on_loop() else waiting.sleep
+        return how(self._host, _seconds(seconds, days, hours, minutes))
 
     def wait_for(self, name: str, timeout_s: float | None = None) -> Any:
-        """Wait for a signal (``store.signal``) and return its value. Raises TimeoutError."""
-        return waiting.wait_for(self._host, name, timeout_s)
-
-    async def await_for(self, name: str, timeout_s: float | None = None) -> Any:
-        """As wait_for()."""
-        return await waiting.await_for(self._host, name, timeout_s)
+        """Wait for a signal (``store.signal``) and give its value; in async code, await it. Raises TimeoutError."""
+        how = waiting.await_for if waiting.on_loop() else waiting.wait_for
+        return how(self._host, name, timeout_s)
 
     # -- what is kept along with the state, or never --------------------------------------------------------------
 

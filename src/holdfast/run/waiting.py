@@ -16,6 +16,7 @@ where it is None; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -30,7 +31,7 @@ from holdfast.run.clock import clock_of
 from holdfast.run.context import EFFECT, place
 from holdfast.run.outcomes import Local, failure, fault_of, give
 from holdfast.run.past import Past, RunPast
-from holdfast.run.positions import Lane
+from holdfast.run.positions import Lane, here
 from holdfast.run.scope import Scope, Suspended, in_doubt
 from holdfast.run.signals import Signal, check_name
 from holdfast.run.steps import (
@@ -61,6 +62,8 @@ asleep, and whether the process is about to end."""
 ENDING: set[int] = set()
 """Threads in which no wait goes on: the process ends. Whoever goes on with their runs goes on waiting."""
 
+_TAKING = threading.Lock()
+
 QUIET_S = 0.2
 """A run with several flows of control is put off when nothing was recorded in it for so long."""
 
@@ -80,6 +83,15 @@ def _wait_for(name: str, timeout_s: float | None = None) -> None:
 
 _SLEEP: Tool = _sleep.tool
 _WAIT_FOR: Tool = _wait_for.tool
+
+
+def on_loop() -> bool:
+    """Whether the caller is async code, which must not block: so it is where an event loop runs, but in plain runs."""
+    lane = here()
+    if lane is not None and lane.scope.plain:
+        return False
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and asyncio._get_running_loop() is not None
 
 
 def sleep(agent: Any, seconds: float) -> None:
@@ -218,8 +230,8 @@ def _us(seconds: float | None) -> int | None:
 
 
 def _claim(scope: Scope, found: Iterable[Signal]) -> Signal | None:
-    """Take the oldest of these signals that nobody has. In this process the line is written only here."""
-    with scope.lock:
+    """Take the oldest of these signals that nobody has: no other flow of the run, no other item of the batch."""
+    with _TAKING:
         for signal in found:
             if signal.id not in scope.taken:
                 scope.taken.add(signal.id)
