@@ -37,7 +37,7 @@ def test_the_demo_kills_and_comes_back_in_a_pipe_and_its_store_can_be_kept(progr
         "(by-train) asked for trains",
         "[abandoned]",
         "the airline has made booking 1 on TP539; its answer is on the way",
-        "in doubt   write  book(flight='TP539')",
+        "in doubt  write  book(flight='TP539')",
         "The airline has booking 1 on TP539: booked once",
         "Everything is as it was written.",
         "What next",

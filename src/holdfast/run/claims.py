@@ -13,9 +13,8 @@ that is stored: by a checkpoint of the agent, or however the framework stores it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import BadName, MaybeRepeated
 from holdfast.run import records as rec
@@ -31,6 +30,9 @@ from holdfast.run.standing import OWN, Standing
 from holdfast.run.steps import Join, Steps, Work
 from holdfast.run.tools import TOOLS, Tool
 
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
 _OTHER = Call("", "", -1)
 NOTE = "unclaimed"
 """The note that lists, by number, what was left when a checkpoint was taken. Its name is its place in the line."""
@@ -40,6 +42,12 @@ NAME_MAX = 200
 """Characters of a task's name: it is part of the path of each of its calls."""
 _MARK_DIGITS = 16
 _KEPT = 1_000
+
+
+def _future() -> Future[None]:
+    from concurrent.futures import Future  # most programs never need it
+
+    return Future()
 
 
 class Task:
@@ -306,7 +314,7 @@ class Loop(Scope):
             self.read()
             other, open_calls = self._settling, self._open
             if other is None and open_calls:
-                self._settling = mine = Future[None]()
+                self._settling = mine = _future()
         if other is not None:
             yield Join(other)
         elif open_calls:
@@ -360,7 +368,7 @@ class Loop(Scope):
                 paths += [call.path for call in left]
             other = next((self._under_way[one] for one in paths if one in self._under_way), None)
             if other is None:
-                self._under_way[path] = Future()
+                self._under_way[path] = _future()
             return other
 
     def leave_call(self, path: str) -> None:

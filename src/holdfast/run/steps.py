@@ -11,10 +11,9 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.codec.values import encode
 from holdfast.run import records as rec
@@ -28,6 +27,9 @@ from holdfast.run.positions import Lane, within
 from holdfast.run.scope import Scope
 from holdfast.run.tools import Tool
 from holdfast.store.apart import off_loop
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
 
 
 class Request(ABC):
