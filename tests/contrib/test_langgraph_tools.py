@@ -773,11 +773,11 @@ def test_a_rollback_leaves_behind_what_a_subgraph_has_stored(ours, kind):
     below = StateGraph(State).add_node("inner", lambda state: {"x": [book("inside")]}).add_edge(START, "inner")
     builder = StateGraph(State).add_node("first", lambda state: {}).add_node("outer", below.compile(checkpointer=kind))
     graph = builder.add_edge(START, "first").add_edge("first", "outer").compile(checkpointer=ours)
-    graph.invoke({"x": []}, thread())
+    graph.invoke({"x": []}, thread(), durability="sync")
     with closing(ours.store.agent("t")) as agent:
         agent.rollback(next(point for point in agent.log() if point.label == "step 1: first"))
     assert graph.get_state(thread()).next == ("outer",)
-    graph.invoke(None, thread())
+    graph.invoke(None, thread(), durability="sync")
     assert WORLD == ["inside", "cancel inside", "inside"]
     assert [message for message in graph.get_state(thread()).values["x"] if message == "inside 1"] == []
 
@@ -804,3 +804,38 @@ def test_the_command_line_lists_and_accepts(store_path, capsys):
     with HoldfastSaver(store_path) as saver:
         one_node(lambda state: {"x": [book("Porto")]}, saver).invoke({"x": []}, thread())
     assert WORLD == ["Lisbon", "Porto"]
+
+
+def test_two_tools_that_ask_first_are_each_done_once(store_path, durability):
+    @holdfast.tool(name="node_transfer")
+    def transfer(city: str) -> str:
+        """Transfer money."""
+        interrupt(f"transfer to {city}?")
+        WORLD.append(city)
+        return "sent"
+
+    def model(_state):
+        calls = [{"name": "transfer", "args": {"city": name}, "id": f"call+{name}"} for name in ("ann", "bob")]
+        return {"messages": [AIMessage("", tool_calls=calls)]}
+
+    with HoldfastSaver(store_path) as saver:
+        builder = StateGraph(MessagesState).add_node("model", model).add_node("tools", ToolNode([transfer]))
+        graph = builder.add_edge(START, "model").add_edge("model", "tools").compile(checkpointer=saver)
+        found = graph.invoke({"messages": []}, thread(), durability=durability)
+        while "__interrupt__" in found:
+            answer = Command(resume={found["__interrupt__"][0].id: "yes"})
+            found = graph.invoke(answer, thread(), durability=durability)
+    assert sorted(WORLD) == ["ann", "bob"]
+
+
+def test_what_a_plain_agent_of_that_name_did_stops_other_arguments_in_words(store_path):
+    with HoldfastSaver(store_path) as saver:
+        graph = one_node(lambda _state: {"x": [book("B")]}, saver)
+        graph.invoke({"x": []}, thread())
+        with closing(saver.store.agent("t")) as agent, agent:
+            book("A")
+        with pytest.raises(MaybeRepeated):
+            graph.invoke({"x": []}, thread())
+        saver.accept("t")
+        graph.invoke({"x": []}, thread())
+    assert WORLD == ["B", "A", "B"]

@@ -53,6 +53,9 @@ class Bench:
     def stopped(self):
         pass
 
+    def abandoned(self):
+        pass
+
     def check_free(self):
         pass
 

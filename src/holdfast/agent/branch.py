@@ -85,6 +85,7 @@ class Pending:
     pack = b""
     named: frozenset[bytes] = frozenset()  # trees, and chunks, that operations name besides
     chunks_named: frozenset[bytes] = frozenset()
+    first: Sequence[NewRecord] = ()
     records: Sequence[NewRecord] = ()
     key = b""
     said: Sequence[Said] = ()
@@ -212,14 +213,15 @@ class BranchWriter:
         *,
         key: bytes = b"",
         said: Sequence[Said] = (),
+        first: Sequence[NewRecord] = (),
         note: Note | None = None,
         nodes: Mapping[bytes, bytes] | None = None,
         chunks: Mapping[bytes, bytes] | None = None,
     ) -> Pending:
         """Fix the content of a checkpoint. ``finish`` writes it, and so does the next call if this one is cut short.
 
-        ``key`` is what it can be looked up by, ``said`` goes into the log with it. ``note`` makes records that go with
-        it, ``nodes`` and ``chunks`` are what these name.
+        ``key`` is what it can be looked up by, ``said`` goes into the log with it. ``first`` are records that go with
+        it and that it knows, ``note`` makes such that come after it; ``nodes`` and ``chunks`` are what these name.
         """
         self._db.check_usable()
         with self.lock, self._undivided(document):
@@ -247,7 +249,7 @@ class BranchWriter:
                 depth + 1,
                 captured.sections,
                 digest(b"operations", made.operations),
-                (tip.records, tip.chain),
+                chained(tip.end, checked(first)),
                 described,
                 label,
                 time_us,
@@ -272,9 +274,9 @@ class BranchWriter:
             made.guard = self._guard() if self._guard is not None else None
             made.lazy = self._store._batched and not made.chunks
             made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
-            if note is not None:
-                made.records = checked(note(made))
-                count, chain = chained(tip.end, made.records)
+            if first or note is not None:
+                made.first, made.records = first, checked(note(made)) if note is not None else ()
+                count, chain = chained(tip.end, [*first, *made.records])
                 made.tip = made.tip._replace(records=count, chain=chain)
             self._now = Now(now.firm, made.tip, (*now.pending, made))
             return made
@@ -357,7 +359,7 @@ class BranchWriter:
                 moved = old.at_end(change.put_records(old.b, old.end, pending.records))
                 change.move(old, moved)
                 return moved
-            new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed)
+            new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed, pending.first)
             if pending.onto is not None:
                 return change.commit_onto(old, pending.onto.point, new, pending.records)
             return change.commit(old, new, pending.records)

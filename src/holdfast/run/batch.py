@@ -68,6 +68,7 @@ class _Body(Request):
         self.run, self.function, self.item = run, function, item
 
     def now(self) -> Any:
+        self.run.plain = True
         with active(self.run.lane):
             return self.function(self.item)
 
@@ -75,9 +76,11 @@ class _Body(Request):
         return await apart(self.run, self._body)
 
     async def _body(self) -> Any:
+        self.run.plain = True
         with active(self.run.lane):
             result = self.function(self.item)
-            return await result if inspect.isawaitable(result) else result
+            self.run.plain = not inspect.isawaitable(result)
+            return result if self.run.plain else await result
 
 
 class Batch:
@@ -258,7 +261,6 @@ class Batch:
         this = self._parts.get(path) or RunPast(self._number, self._begin)
         this.forget_failure(path)
         run = Item(host, self._past, this, path, strict=self._strict)
-        run.plain = not self.made.waits
         given = stow({"item": item}, registry)
         done = rec.Done(0, RUN, path, "value", tool=ITEM, kind="read", fingerprint=self._marks[at], started=started)
         done.args = given.value

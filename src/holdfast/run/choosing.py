@@ -53,8 +53,8 @@ def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | 
 def _named(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
     """The run with this id; None where one is to be begun."""
     id = options.id or ""
-    if not id or len(id) > ID_MAX:
-        raise BadOption(f"a run's id has 1 to {ID_MAX} characters, not {len(id)}")
+    if type(id) is not str or not 0 < len(id) <= ID_MAX:
+        raise BadOption(f"a run's id is a text of 1 to {ID_MAX} characters, not {id!r:.60}")
     run = past.runs.get(id)
     if run is None:
         if id in past.begun and not options.again:

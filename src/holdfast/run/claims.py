@@ -13,10 +13,10 @@ that is stored: by a checkpoint of the agent, or however the framework stores it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadName, MaybeRepeated
+from holdfast.errors import BadName, HoldfastError, MaybeRepeated
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
 from holdfast.run.context import active
@@ -38,6 +38,9 @@ NOTE = "unclaimed"
 """The note that lists, by number, what was left when a checkpoint was taken. Its name is its place in the line."""
 ACCEPTED = "accepted"
 """The note that says which of the writes before it are known, by number; without a value, all. Named as the other."""
+RAISED = "raised"
+"""The note that says, by the name of a task, that an execution of it has raised: what it read until then, by number,
+answers no other."""
 NAME_MAX = 200
 """Characters of a task's name: it is part of the path of each of its calls."""
 _MARK_DIGITS = 16
@@ -97,12 +100,12 @@ class TaskLane(Lane):
     def own(self, task: Any) -> None: ...
 
 
-_PLAIN = str.maketrans("./:", "___")
+_PLAIN = str.maketrans("./:+", "____")
 
 
 def part_in(path: str) -> str:
     """The part of its task that a call was made for, if that is known."""
-    return path.partition(TASK)[2].partition("/")[0].rpartition(".")[2].partition(":")[2]
+    return path.partition(TASK)[2].partition("/")[0].rpartition(".")[2].partition(":")[2].partition(_AGAIN)[0]
 
 
 def task_of(lane: Lane | None) -> Task | None:
@@ -117,6 +120,8 @@ class Loop(Scope):
 
     The line is read when something depends on it: a program that calls no tool does not pay for it.
     """
+
+    forgets_reads = True  # whether what a task read before the loaded checkpoint answers nobody
 
     def __init__(self, agent: Host, since: int, checkpoint: str = "") -> None:
         # Paths name the length of the line, which no two uses that wrote something share; so keys differ without
@@ -137,6 +142,7 @@ class Loop(Scope):
         self._made: dict[str, str] = {}  # the same by the paths at which they are made -> that of the call
         self._settling: Future[None] | None = None
         self.raised: set[str] = set()  # the tasks whose newest execution here has raised
+        self.over: set[str] = set()  # those that have ended since the last checkpoint
 
     def restart(self, since: int, checkpoint: str) -> None:
         """The state is that of another checkpoint now: what it does not know is another matter."""
@@ -175,18 +181,23 @@ class Loop(Scope):
             self._open = [call for call in (*ended, *past.loose) if call.open and call.kind == "write"]
             # What was under way when the checkpoint was taken is not known there, either: its outcome came later, or
             # never.
+            adopted = {call.intent.key for run in past.runs.values() for call in run.calls.values() if call.intent}
+            loose = [call for call in past.loose if call.intent is None or call.intent.key not in adopted]
             left = [
                 call
-                for call in (*past.kept, *past.loose)
+                for call in (*past.kept, *loose)
                 if call.kind in GUARDED
                 and (max(call.number, call.ended) > since or call.open or call.number in noted)
                 and (call.number not in gone or call.open)
             ]
             self._left = [call for call in (*ended, *left) if not _never_happened(call)]
+            notes = {name: note for (what, name), note in past.notes.items() if what == RAISED}
+            raised = {name: fetch(note.value, self.ledger, self.registry) for name, note in notes.items()}
             for call in past.loose:
                 if task_in(call.path):
                     self._paths.add(call.path)
-                    if call.read and call.outcome is not None:
+                    asked_since = max(raised.get(task_in(call.path), 0), since if self.forgets_reads else 0)
+                    if call.read and call.outcome is not None and call.number > asked_since:
                         self._reads[call.path] = call
             self._known = True
             self.loaded()
@@ -225,6 +236,9 @@ class Loop(Scope):
                 return
             self.read()
             self._left = [call for call in self._left if not self.finished(call)]
+            if self.over:
+                self._reads = {path: call for path, call in self._reads.items() if task_in(path) not in self.over}
+                self.over.clear()
             if len(self._owner) + len(self._reads) > _KEPT:
                 self._forget()
             left = sorted(call.number for call in self._left)
@@ -245,11 +259,13 @@ class Loop(Scope):
         owner = self._owner.get(key_in(call))
         return owner is not None and owner.over
 
-    def accept(self, numbers: Collection[int] | None = None) -> list[Call]:
+    def accept(self, keys: Collection[str] | None = None) -> list[Call]:
         """The program knows of these writes, or of all: they answer no call any more. Durable when it returns."""
         with self.lock:
             self.read()
-            given_up = [call for call in self._left if numbers is None or call.number in numbers]
+            # What is in doubt stays so: whether it happened is another question than whether it is known.
+            settled = [call for call in self._left if call.kind != "write" or not call.open]
+            given_up = [call for call in settled if keys is None or (call.intent and call.intent.key in keys)]
             self._left = [call for call in self._left if call not in given_up]
             for call in given_up:
                 # One that is not known to have ended would be offered to whatever state is loaded.
@@ -265,10 +281,11 @@ class Loop(Scope):
         """Somebody has found out about a call: the next one like it gets its result, or is made."""
         with self.lock:
             self.read()
-            mine = not call.run or any(one.number == call.number for one in (*self._open, *self.unsettled))
+            mine = not call.run or any(one.number == call.number for one in (*self._open, *self.unsettled, *self._left))
             for calls in (self._open, self.unsettled, self._left):
                 calls[:] = [one for one in calls if one.number != call.number]
             if mine:
+                call.kept = True
                 self._left.append(call)
 
     def write(self, record: rec.Record, stowed: Any = None, *, flush: bool = False) -> int:
@@ -392,7 +409,7 @@ class Loop(Scope):
             stops = [call for call in same if self.stops(call, task)]
             call = self._claim(tool, mark, same, arguments, stops, keep=True)
             if call is not None and call.kind == "write" and call.open:  # it ended without an outcome
-                self.unsettled += [call] if call not in self.unsettled else []
+                self.unsettled += [call] if all(one.number != call.number for one in self.unsettled) else []
                 self.check_settled()
             if call is None:
                 # A task that is executed again though it has finished acts anew, which is another effect.
@@ -417,7 +434,7 @@ class Loop(Scope):
         return True
 
     def kept(self, tool: Tool, mark: bytes, own: Mapping[str, Call]) -> Call | None:
-        """The same for a call in a run: what a rollback left standing can answer it, or a run that ended before it.
+        """The same for a call in a run: what a plain loop left can answer it, or a run that ended before it.
 
         ``own`` are the recorded calls of the run itself, should it have ended and be resumed.
 
@@ -427,8 +444,9 @@ class Loop(Scope):
             return None
         with self.lock:
             self.read()
-            same = [call for call in self._left if call.kept and call.tool == tool.name]
-            same = [call for call in same if own.get(call.path, _OTHER).number != call.number]  # which have positions
+            same = [call for call in self._left if call.tool == tool.name and (call.kept or _of_loop(call))]
+            # Those of the run itself have positions.
+            same = [call for call in same if not call.run or own.get(call.path, _OTHER).number != call.number]
             return self._claim(tool, mark, [*same, *(call for call in self._left if call.tool == LOST)])
 
     def _claim(
@@ -506,6 +524,11 @@ def key_in(call: Call) -> str:
     return call.intent.key if call.intent is not None else ""
 
 
+def _of_loop(call: Call) -> bool:
+    """Whether it was made in plain use, by no task of a framework."""
+    return not call.run and not task_in(call.path)
+
+
 def _never_happened(call: Call) -> bool:
     """Whether a call can be left alone. One that may be repeated is open again after a failure, with its key."""
     if call.done is None or call.done.how in {"value", "lost", "fallback"}:
@@ -528,8 +551,12 @@ def executing(loop: Loop, name: str) -> Iterator[None]:
             yield
     except Exception:  # what was read may have been the cause: the next execution reads again
         loop.raised.add(name)
+        with suppress(HoldfastError):  # the program has its own error
+            stowed = stow(loop.ledger.count, loop.registry)
+            loop.write(rec.Note(now_us(), "", RAISED, name, stowed.value), stowed)
         raise
     task.over = True
+    loop.over.add(name)
 
 
 @contextmanager

@@ -150,6 +150,8 @@ def known(function: Any) -> Durable:
     """What is declared about a function, or what would be if it were."""
     found = function if isinstance(function, Durable) else getattr(function, "durable", None)
     if isinstance(found, Durable):
+        if inspect.ismethod(function):  # whose self would be lost, here or after a restart
+            raise BadOption(f"{found.name} is a method: a run begins with the agent", hint="Make it a function.")
         return found
     return Durable(function, _named(function), strict=False)
 

@@ -29,7 +29,7 @@ from holdfast.run.durables import Options, configured, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
-from holdfast.run.positions import HERE, Lane, here, number_tasks
+from holdfast.run.positions import HERE, Lane, flow, here, number_tasks
 from holdfast.run.records import Record, Saved
 from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
@@ -51,8 +51,9 @@ class Agent(Surroundings, below.Agent):
         return AgentHost(self)
 
     @cached_property
-    def _entered(self) -> list[AbstractContextManager[None]]:
-        return []
+    def _entered(self) -> dict[object, list[AbstractContextManager[None]]]:
+        """Where it is current now, by the task or the thread."""
+        return {}
 
     # -- runs -------------------------------------------------------------------------------------------
 
@@ -127,10 +128,12 @@ class Agent(Surroundings, below.Agent):
     def cancel(self, run: str) -> None:
         """End a run that nobody executes, by its id. What it has saved and done stays, and its branch is free again.
 
-        Raises ``InDoubt`` while an effect of it is: what became of that has to be found out first.
+        Raises ``InDoubt`` while an effect of it is: what became of that has to be found out first. So do its children
+        have to end: ``RunUnfinished`` names one that has not.
         """
         with self._host.executing():
             drive(resuming(self._host))
+            listing.check_children(self._view(), run)
             drive(runs.cancelling(self._host, run))
 
     def runs(self) -> list[RunInfo]:
@@ -219,14 +222,16 @@ class Agent(Surroundings, below.Agent):
         loop.decided(call)
         return loop.effect_of(call)
 
-    def accept(self, *effects: Effect) -> list[Effect]:
+    def accept(self, *effects: Effect | str) -> list[Effect]:
         """Say that writes are known of which the loaded state knows nothing: they answer no call, and stop none.
 
-        Without arguments, all that are left. Returns them.
+        Without arguments, all that are left; each is an effect, or its id. Returns them.
         """
         self._check_writer()
-        loop = self._host.loop
-        return [loop.effect_of(call) for call in loop.accept({one.number for one in effects} if effects else None)]
+        loop, view = self._host.loop, self._view()
+        named = [listing.find_call(view, one) for one in effects]
+        keys = {call.intent.key for call in named if call.intent is not None} if effects else None
+        return [loop.effect_of(call) for call in loop.accept(keys)]
 
     def _view(self) -> listing.View:
         self._check_open()
@@ -434,12 +439,16 @@ class Agent(Surroundings, below.Agent):
         loop.ended = False
         entered = active(loop.lane)
         entered.__enter__()
-        self._entered.append(entered)
+        self._entered.setdefault(flow(), []).append(entered)
 
     def _leave(self) -> None:
         if not self._entered:
             return
-        entered = self._entered.pop()
+        here = flow()
+        here = here if here in self._entered else next(reversed(self._entered))  # left elsewhere than it was entered
+        entered = self._entered[here].pop()
+        if not self._entered[here]:
+            del self._entered[here]
         if not self._entered:
             self._host.loop.ended = True
         try:

@@ -161,7 +161,7 @@ class AgentHost(Returning):
 
     def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
         if self.handle.dirty or self.behind:
-            return self.capture(label, lambda _made: [record], stowed)
+            return self.capture(label, None, stowed, first=[record])  # so that a branch that begins here knows it
         return lambda: self.ledger.append(record, nodes=stowed.nodes, chunks=stowed.chunks, flush=True)
 
     def capture(
@@ -171,8 +171,12 @@ class AgentHost(Returning):
         stowed: Stowed | None = None,
         kind: str = "checkpoint",
         target: bytes = b"",
+        first: Sequence[rec.Record] = (),
     ) -> Callable[[], Checkpoint]:
-        """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction."""
+        """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
+
+        It knows those in ``first``, and what ``note`` makes comes after it.
+        """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
         for one in self.companions.values():
@@ -189,6 +193,7 @@ class AgentHost(Returning):
             label,
             kind,
             target,
+            first=entries(*first),
             note=noted if note is not None else None,
             nodes=stowed.nodes if stowed is not None else None,
             chunks=stowed.chunks if stowed is not None else None,

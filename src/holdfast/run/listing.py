@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.codec.document import Document
 from holdfast.codec.values import decode
-from holdfast.errors import BadOption, RunEnded, UnknownTool
+from holdfast.errors import BadOption, RunEnded, RunUnfinished, UnknownTool
 from holdfast.run import signals
 from holdfast.run.arguments import Passed, fetch, fill
 from holdfast.run.choosing import arguments_of, call_of
@@ -207,7 +207,7 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     if only_due and view.at_it():
         return []  # whoever is at it goes on by itself
     past = view.past()
-    found = _due(view, past) if only_due else past.every_run
+    found = [run for run in _due(view, past) if run.begin.kind != "map"] if only_due else past.every_run
     first = view.own_from
     # What ended before the branch began belongs to the one that it comes from. What is unfinished there can be resumed
     # here as well, until something else is saved.
@@ -235,6 +235,23 @@ def _child_moves(view: View, run: RunPast, name: str) -> bool:
     if not its or its[-1].status not in {"", "waiting"} or not open_waits(its[-1]):
         return True  # it has ended, or was interrupted; an agent executes one run at a time, so the newest is meant
     return any(one is its[-1] for one in _due(child, past))
+
+
+def check_children(view: View, id: str) -> None:
+    """Raise while a child of a run has not ended: it would go on acting by itself."""
+    run = view.past().runs.get(id)
+    for call in run.calls.values() if run is not None else ():
+        if call.tool == SPAWN and call.intent is not None:
+            name = view.read(call.args)["child"]
+            child = view.other(name, view.branch_name)
+            its = child.past().runs.get(call.intent.key) if child is not None else None
+            if its is not None and its.status in OPEN:
+                raise RunUnfinished(
+                    f"child {name} of run {id} has not ended",
+                    run=its.id,
+                    hint=f"Cancel it first: `holdfast runs cancel {name} {its.id}`, or"
+                    f" store.agent({name!r}).cancel({its.id!r}).",
+                )
 
 
 def _info(view: View, run: RunPast) -> RunInfo:
@@ -381,12 +398,15 @@ def whole_args(view: View, call: Call, effect: Effect) -> dict[str, Any]:
 def find_call(view: View, effect: Effect | str) -> Call:
     """The call that an effect, or the beginning of its key, names."""
     calls, _, _ = _calls(view)
-    if isinstance(effect, Effect):
-        found = [call for call in calls if call.number == effect.number]
+    if isinstance(effect, Effect) and not effect.key:  # a read
+        found = [call for call in calls if (call.number, call.path) == (effect.number, effect.path)]
     else:
+        wanted = effect.key if isinstance(effect, Effect) else effect
+        if not isinstance(wanted, str):
+            raise BadOption(f"{type(effect).__name__} is no effect", hint="Give one of agent.effects(), or its id.")
         # One that has answered a call since is written down there once more: that is the newest of its key.
-        newest = {call.intent.key: call for call in calls if effect and call.intent is not None}
-        found = [call for key, call in newest.items() if key.startswith(effect)]
+        newest = {call.intent.key: call for call in calls if wanted and call.intent is not None}
+        found = [call for key, call in newest.items() if key.startswith(wanted)]
     if len(found) != 1:
         named = effect.id if isinstance(effect, Effect) else effect
         what = "names no effect" if not found else f"fits {len(found)} effects"

@@ -488,6 +488,7 @@ class Past:
             if call.intent is not None and call.number >= newest.get(call.intent.key, call).number:
                 newest[call.intent.key] = call
         for run in (*self._replaced, *self.runs.values()):
+            # A batch does what is left when it is called again.
             if run.status in ENDED and run.ended > origin and run.begin.kind not in {"map", "rollback"}:
                 for call in run.left():
                     if call.intent is not None and newest[call.intent.key] is call:

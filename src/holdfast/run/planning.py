@@ -184,7 +184,9 @@ class _Sorter:
         # A framework may have acted for its next step when it stored the target, which knows nothing of that.
         unknown = set(left_at(part.past, to, part.host)) if any(map(_of_task, part.standing.effects)) else set()
         after = [one for one in part.standing.effects if one.number > to or (_of_task(one) and one.number in unknown)]
-        before = [one for one in part.standing.effects if one not in after and one.undone]
+        # What was undone before the target was taken, the target knows for undone.
+        gone = [one for one in part.standing.effects if one not in after and one.undone]
+        before = [one for one in gone if one.undo is not None and one.undo.ended > to]
         for one in reversed(after):
             self._place(one)
         if before:

@@ -296,6 +296,7 @@ class _Body:
         self.run, self.made, self.args, self.kwargs = run, made, args, kwargs
 
     def now(self) -> Any:
+        self.run.plain = True
         with active(self.run.lane):
             try:
                 return self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
@@ -306,9 +307,11 @@ class _Body:
         return await apart(self.run, self._body)
 
     async def _body(self) -> Any:
+        self.run.plain = True
         with active(self.run.lane):
             result = self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
-            return await result if inspect.isawaitable(result) else result
+            self.run.plain = not inspect.isawaitable(result)
+            return result if self.run.plain else await result
 
 
 async def apart(run: Scope, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
@@ -347,6 +350,7 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
     resumed = this is not None
     agent.whole = False
     if this is None:
+        agent.abandoned()
         stowed = stow(given, agent.registry)
         begin = rec.Begin(now_us(), options.id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
         begin.config = config_of(agent)
@@ -357,7 +361,7 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
     else:
         yield Work(functools.partial(_resume, agent, made, this, mark, given))
     run = Run(agent, past, this, strict=made.strict if options.strict is None else options.strict)
-    run.waits, run.plain = options.wait, not made.waits
+    run.waits = options.wait
     try:
         left = yield from settle_all(run, this.open_calls(), TOOLS.find)
         if left:

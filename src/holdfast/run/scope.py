@@ -225,5 +225,6 @@ def in_doubt(scope: Scope, calls: list[Call]) -> InDoubt:
     return InDoubt(
         f"it is not known whether this happened: {named}",
         effects=effects,
-        hint=f"Find out, then say so: holdfast effects resolve {whose(scope.agent)}{first} --done or --not-done.",
+        hint=f"Find out, then say so: holdfast effects resolve {whose(scope.agent)}{first} --done JSON --why TEXT"
+        " (or --not-done).",
     )

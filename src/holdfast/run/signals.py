@@ -145,6 +145,6 @@ def check_name(name: str) -> None:
 
 def check_id(id: str) -> bytes:
     """An id that a sender gave, as it is kept."""
-    if not 0 < len(id) <= ID_MAX:
-        raise BadName(f"a signal's id has 1 to {ID_MAX} characters")
+    if type(id) is not str or not 0 < len(id) <= ID_MAX:
+        raise BadName(f"a signal's id is a text of 1 to {ID_MAX} characters, not {id!r:.60}")
     return id.encode()

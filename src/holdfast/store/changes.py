@@ -91,13 +91,14 @@ class NewPack(NamedTuple):
 
 
 class NewCheckpoint(NamedTuple):
-    """A checkpoint still to be written."""
+    """A checkpoint still to be written. ``first`` are records that it counts, and that are written with it."""
 
     id: bytes
     manifest: bytes
     operations: bytes
     key: bytes = b""
     sealed: bool = False
+    first: Sequence[NewRecord] = ()
 
 
 class Objects(NamedTuple):
@@ -351,10 +352,11 @@ class Change(View):
 
     def commit(self, old: Branch, new: NewCheckpoint, records: Sequence[NewRecord] = ()) -> Branch:
         """A checkpoint onto the head of a branch, and records with it; returns the branch as it is then."""
-        n = self.put_checkpoint(new, old.head, old.line, old.b, old.epoch)
+        end = self.put_records(old.b, old.end, new.first) if new.first else old.end
+        n = self.put_checkpoint(new, old.head, end.line, old.b, old.epoch)
         moved = old.standing(n, new.id, old.depth + 1, old.epoch)
-        if records:
-            moved = moved.at_end(self.put_records(old.b, old.end, records))
+        if new.first or records:
+            moved = moved.at_end(self.put_records(old.b, end, records))
         self.move(old, moved)
         return moved
 
@@ -366,10 +368,11 @@ class Change(View):
             self.hold(point.n)
         above, depth = (point.n, point.manifest.depth) if point is not None else (0, 0)
         epoch = old.epoch + 1
-        n = self.put_checkpoint(new, above, old.line, old.b, epoch)
+        end = self.put_records(old.b, old.end, new.first) if new.first else old.end
+        n = self.put_checkpoint(new, above, end.line, old.b, epoch)
         moved = old.standing(n, new.id, depth + 1, epoch)
-        if records:
-            moved = moved.at_end(self.put_records(old.b, old.end, records))
+        if new.first or records:
+            moved = moved.at_end(self.put_records(old.b, end, records))
         self.move(old, moved)
         self.say(old.a, moved_body(old, moved, point.id if point is not None else b""))
         return moved

@@ -13,6 +13,7 @@ a graph that has stored nothing is executed again with other ids.
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -52,6 +53,7 @@ _STEP, _NS, _MAP = "graph:step:", "langgraph_checkpoint_ns", "checkpoint_map"
 _SEP = "|"
 # How the name of a task begins that acts anew, before the length of the line at that time and a space.
 _ANEW = "@"
+_ACTS_ANEW = re.compile(rf"\A{_ANEW}\d+ ")
 
 
 class Level(NamedTuple):
@@ -66,7 +68,7 @@ class Level(NamedTuple):
 def levels_of(name: str) -> list[Level]:
     """A task's levels from its name, outermost first."""
     ns, _, checkpoints = name.rpartition("#")[0].rpartition("@")
-    ns = ns.removeprefix(_ANEW).partition(" ")[2] if ns.startswith(_ANEW) else ns
+    ns = _ACTS_ANEW.sub("", ns)
     given = iter(checkpoints.split(","))
     found: list[Level] = []
     above: list[str] = []
@@ -181,6 +183,8 @@ class ThreadHost:
 class ThreadLoop(Loop):
     """What the nodes of a thread do, and what is left of that."""
 
+    forgets_reads = False  # LangGraph may store a checkpoint late
+
     def __init__(self, thread: Thread, space: Namespace) -> None:
         view = thread.store._db.view
         head = view.branch_at(space.branch.b).head
@@ -272,7 +276,8 @@ class ThreadLoop(Loop):
         return not any(self._graph_of(level) in task.graphs and self._is_over(call, level) for level in levels)
 
     def stops(self, call: Call, task: Task) -> bool:
-        return relation(task_in(call.path), task.name) != "perhaps beside"
+        made = task_in(call.path)
+        return not made or relation(made, task.name) != "perhaps beside"
 
     def finished(self, call: Call) -> bool:
         """For a checkpoint of the thread itself: whether its own task is over."""
