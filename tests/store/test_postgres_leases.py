@@ -44,6 +44,7 @@ def interrupts(most_s: float):
         signal.signal(signal.SIGALRM, before)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck in a callback of weakref
 def test_an_interrupted_reader_never_gets_the_answer_to_another_question(url, opened):
     engine = opened(url)
     with interrupts(0.02) as arm:
@@ -58,6 +59,7 @@ def test_an_interrupted_reader_never_gets_the_answer_to_another_question(url, op
         assert alone
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck in a callback of weakref
 def test_an_interrupt_leaves_no_branch_locked(url, opened):
     engine = opened(url)
     branch, leases = add_branch(engine), AdvisoryLeases(engine)
