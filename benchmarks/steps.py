@@ -44,6 +44,8 @@ ROWS = {
     "dbos": ("dbos", "step"),
     "dbos WAL": ("dbos WAL", "step"),
 }
+# The same, each in the transaction of a row of the user's, on PostgreSQL.
+TRANSACTIONS = {"holdfast transaction": ("holdfast", "transaction"), "dbos transaction": ("dbos", "transaction")}
 # Larger is better in all of them: how many times ours is as fast.
 TARGETS = (
     ("read step, p50, against DBOS", "steps", "p50_us", "holdfast read", 4.0),
@@ -59,7 +61,7 @@ MAP_LIMIT, ITEM_LIMIT_US = 1.5, 500.0
 
 def child(folder: Path, row: str, count: int, under: list[str] | None = None, **more: Any) -> Figures | None:
     """One process; its figures, or None when it killed itself, as it was told."""
-    rival, kind = ROWS[row]
+    rival, kind = (ROWS | TRANSACTIONS)[row]
     job = {"rival": rival, "folder": str(folder), "count": count, "bytes": BYTES, "kind": kind, **more}
     began = perf_counter()
     ended = subprocess.run(
@@ -100,6 +102,36 @@ def steps(folder: Path, count: int, repeat: int, say: Callable[[str], None]) -> 
             "bytes_per_step": results[row]["bytes"] / count,
         }
     return results
+
+
+def transactions(folder: Path, count: int, repeat: int, say: Callable[[str], None]) -> Figures:
+    """Steps that write a row of the user's in the transaction of their record, on a server that flushes."""
+    sys.path.insert(0, str(ROOT))
+    from tests import postgres
+
+    waits: dict[str, list[float]] = {row: [] for row in TRANSACTIONS}
+    try:
+        with postgres.server(fsync="on") as running:
+            for turn in range(repeat):
+                for row in TRANSACTIONS:
+                    say(f"{count:,} transactions, {row} ({turn + 1} of {repeat})")
+                    with running.database(f"bench_{turn}_{row.split()[0]}") as url:
+                        _make_table(url)
+                        found = child(folder, row, count, url=url)
+                        waits[row] += found["waits_us"] if found is not None else []
+    except postgres.NoServer as error:
+        return {"not_run": str(error)}
+    return {
+        row: {"p50_us": statistics.median(found), "p99_us": sorted(found)[len(found) * 99 // 100]}
+        for row, found in waits.items()
+    }
+
+
+def _make_table(url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(url) as session:
+        session.execute("CREATE TABLE paid (n int)")
 
 
 def resume(folder: Path, count: int, repeat: int, say: Callable[[str], None]) -> Figures:
@@ -275,6 +307,14 @@ def show(results: Figures, console: Console) -> None:
             times = (f"{found['each_us']:.1f} µs", duration(found["replay_us"]), duration(found["live_us"]))
             sheet.add_row(row, f"{found['steps']:,}", *times)
         console.print(sheet)
+    if "transactions" in results:
+        sheet = Table(title="Steps in the transaction of a row of one's own, on PostgreSQL", title_justify="left")
+        for column in ("", "p50", "p99"):
+            sheet.add_column(column, justify="left" if not column else "right")
+        for row, found in results["transactions"].items():
+            times = [found] if isinstance(found, str) else [duration(found[name]) for name in ("p50_us", "p99_us")]
+            sheet.add_row(row, *times)
+        console.print(sheet)
     if "jobs" in results:
         sheet = Table(title=f"{JOBS} jobs of {JOB_S} s with one call each, {WORKERS} workers", title_justify="left")
         for column in ("", "plain pool", "store.map", "an item of 1,000"):
@@ -316,6 +356,8 @@ def main() -> None:
             results["flushes"] = flushes(folder, say)
         if "steps" in options.only:
             results["steps"] = steps(folder, options.steps, options.repeat, say)
+        if "transactions" in options.only:
+            results["transactions"] = transactions(folder, options.steps, options.repeat, say)
         if "resume" in options.only:
             results["resume"] = resume(folder, options.steps, options.repeat, say)
         if "replay" in options.only:
@@ -333,7 +375,7 @@ def main() -> None:
     console.print(f"Figures: {options.json}")
 
 
-PARTS = ("flushes", "steps", "resume", "replay", "jobs")
+PARTS = ("flushes", "steps", "transactions", "resume", "replay", "jobs")
 
 
 def parse() -> argparse.Namespace:

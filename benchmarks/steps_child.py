@@ -24,7 +24,8 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-LAZY = ("holdfast.run.store", "holdfast.run.companions", "holdfast.run.children")
+LAZY = ("holdfast.run.store", "holdfast.run.resources", "holdfast.run.children")
+INSERT = "INSERT INTO paid (n) VALUES (%(n)s)"
 Job = dict[str, Any]
 Figures = dict[str, Any]
 
@@ -69,6 +70,8 @@ def run_holdfast(job: Job, watch: Watch) -> Callable[[], int]:
 
     @holdfast.tool(name="step", effect=job["kind"], probe=probe)
     def step(number: int) -> str:
+        if job["kind"] == "transaction":
+            holdfast.effect().connection.execute(INSERT, {"n": number})
         return watch.result(number)
 
     @holdfast.durable(name="work")
@@ -76,14 +79,15 @@ def run_holdfast(job: Job, watch: Watch) -> Callable[[], int]:
         return watch.loop(step)
 
     def run() -> int:
-        with holdfast.open(Path(job["folder"]) / "store") as store:
+        with holdfast.open(job.get("url") or Path(job["folder"]) / "store") as store:
             return store.agent("bench").run(work.options(id="one"), job["count"])
 
     return run
 
 
 def run_dbos(job: Job, watch: Watch) -> Callable[[], int]:
-    from dbos import DBOS, SetWorkflowID
+    from dbos import DBOS, SetWorkflowID, SQLAlchemyDatasource
+    from sqlalchemy import text
 
     path = Path(job["folder"]) / "dbos.sqlite"
     if job["rival"] == "dbos WAL" and not job.get("resume"):
@@ -91,11 +95,22 @@ def run_dbos(job: Job, watch: Watch) -> Callable[[], int]:
             made.execute("PRAGMA journal_mode=WAL")
 
     def run() -> int:
-        DBOS(config={"name": "bench", "system_database_url": f"sqlite:///{path}", "log_level": "ERROR"})
+        url = job.get("url") or f"sqlite:///{path}"
+        DBOS(config={"name": "bench", "system_database_url": url, "log_level": "ERROR"})
+        if job["kind"] == "transaction":
+            source = SQLAlchemyDatasource.create(url.replace("postgresql:", "postgresql+psycopg:"))
+            insert = text(INSERT.replace("%(n)s", ":n"))
 
-        @DBOS.step(name="step")
-        def step(number: int) -> str:
-            return watch.result(number)
+            @source.transaction(name="step", isolation_level="READ COMMITTED")
+            def step(number: int) -> str:
+                source.sql_session().execute(insert, {"n": number})
+                return watch.result(number)
+
+        else:
+
+            @DBOS.step(name="step")
+            def step(number: int) -> str:
+                return watch.result(number)
 
         @DBOS.workflow(name="work")
         def work(count: int) -> int:  # noqa: ARG001 - as above

@@ -14,13 +14,15 @@ import re
 import select
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,23 @@ class Server:
     def url(self, database: str = "postgres") -> str:
         return f"postgresql://postgres@/{database}?host={self.folder}"
 
+    def restart(self, how: signal.Signals = signal.SIGINT) -> None:
+        """As stop() and start()."""
+        self.stop(how)
+        self.start()
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """End it, at once or (SIGQUIT) as if it had crashed."""
+        (self.folder / "stop").touch()
+        os.kill(int((self.folder / "data" / "postmaster.pid").read_text().split()[0]), how)
+        while (self.folder / "stop").exists():
+            time.sleep(0.01)
+
+    def start(self) -> None:
+        """Start it again; it answers when this returns."""
+        (self.folder / "stopped").unlink()
+        _wait(self.folder, None)
+
     def execute(self, statement: str) -> None:
         import psycopg
 
@@ -66,6 +85,42 @@ class Server:
         self.execute(f'CREATE DATABASE "{name}"')
         yield self.url(name)
         self.execute(f'DROP DATABASE "{name}" WITH (FORCE)')
+
+
+class Proxy:
+    """Stands between us and the server, and cuts a connection when the next COMMIT comes by, before or behind it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cut = ""
+        self.turns = 0  # how often the server spoke after us
+        self._server = str(next(folder.glob(".s.PGSQL.*[0-9]")))
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listening.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            client, _ = self._listening.accept()
+            server = socket.socket(socket.AF_UNIX)
+            server.connect(self._server)
+            threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
+
+    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
+        asked = False
+        with client, server, suppress(OSError):
+            while True:
+                for one in select.select([client, server], [], [])[0]:
+                    data, ours = one.recv(2**20), one is client
+                    self.turns += asked and not ours
+                    asked = ours
+                    hit = ours and self.cut and b"COMMIT" in data
+                    cut, self.cut = self.cut, "" if hit else self.cut
+                    if not data or (hit and cut == "before"):
+                        return
+                    (server if ours else client).sendall(data)
+                    if hit:
+                        server.recv(2**20)  # it has answered, and nobody will hear it
+                        return
 
 
 def find_programs() -> Path:
@@ -137,7 +192,7 @@ def _commands(programs: Path, folder: Path, settings: dict[str, str]) -> list[li
     return [[*make, "--encoding=UTF8", "--locale=C"], serve]
 
 
-def _wait(folder: Path, guard: subprocess.Popen[bytes]) -> None:
+def _wait(folder: Path, guard: subprocess.Popen[bytes] | None) -> None:
     import psycopg
 
     deadline = time.monotonic() + START_TIMEOUT_S
@@ -145,7 +200,7 @@ def _wait(folder: Path, guard: subprocess.Popen[bytes]) -> None:
         try:
             psycopg.connect(Server(folder).url(), connect_timeout=10).close()
         except psycopg.OperationalError:
-            ended = guard.poll() is not None or time.monotonic() > deadline
+            ended = (guard is not None and guard.poll() is not None) or time.monotonic() > deadline
         else:
             return
         if ended:
@@ -156,18 +211,24 @@ def _wait(folder: Path, guard: subprocess.Popen[bytes]) -> None:
 
 def _guard(folder: str, commands: list[list[str]], whom: dict[str, Any]) -> int:
     """The server's parent. Nobody writes to its standard input, which ends when our user does, whichever way."""
-    code = 0
+    stop, stopped = Path(folder, "stop"), Path(folder, "stopped")
     for command in commands:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **whom)
-        while (code := process.poll()) is None:
-            if select.select([sys.stdin], [], [], 0.1)[0]:
-                process.send_signal(signal.SIGQUIT)
-                process.wait()
-                shutil.rmtree(folder, ignore_errors=True)
-                return 0
-        if code:
-            break
-    return code
+        again = True
+        while again:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, **whom)
+            again = False
+            while process.poll() is None or stopped.exists() or stop.exists():
+                if select.select([sys.stdin], [], [], 0.1)[0]:
+                    process.send_signal(signal.SIGQUIT)
+                    process.wait()
+                    shutil.rmtree(folder, ignore_errors=True)
+                    return 0
+                if process.poll() is not None and stop.exists():
+                    again = True
+                    stop.rename(stopped)
+        if process.returncode:
+            return process.returncode
+    return 0
 
 
 if __name__ == "__main__":

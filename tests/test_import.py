@@ -21,8 +21,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # Packages that only some programs need, and parts of the standard library that are slow to load.
 OPTIONAL = {
-    "attr", "attrs", "cryptography", "cyclopts", "hypothesis", "langgraph", "matplotlib", "numpy", "obstore", "psycopg",
-    "pydantic", "rich",
+    "attr", "attrs", "cryptography", "cyclopts", "httpx", "httpx2", "hypothesis", "langgraph", "matplotlib", "numpy",
+    "obstore", "opentelemetry", "psycopg", "pydantic", "rich",
 }  # fmt: skip
 HEAVY = {
     "asyncio", "bz2", "concurrent", "difflib", "doctest", "email", "hashlib", "hmac", "html", "http",
@@ -32,7 +32,8 @@ HEAVY = {
 # Rooms and modules for what most programs do not do.
 SELDOM = {
     "holdfast.agent.arrival", "holdfast.agent.bundle", "holdfast.agent.collection", "holdfast.agent.drill",
-    "holdfast.agent.keys", "holdfast.agent.move", "holdfast.agent.policy", "holdfast.agent.recovery",
+    "holdfast.agent.evidence", "holdfast.agent.keys", "holdfast.agent.move", "holdfast.agent.policy",
+    "holdfast.agent.recovery",
     "holdfast.agent.removal", "holdfast.agent.repair", "holdfast.agent.retention", "holdfast.agent.tiering",
     "holdfast.agent.transfer", "holdfast.agent.verify", "holdfast.cli", "holdfast.crash", "holdfast.run.replanning",
     "holdfast.store.connection", "holdfast.store.postgres",
@@ -108,5 +109,7 @@ def test_the_documentation_names_nothing_that_does_not_exist(written):
     tags = set(re.findall(r'"holdfast\.(\w+)(?:/\d+)?"', written))
     # Its own tools, as lists of effects name them: "holdfast.wait_for".
     tools = {name.removeprefix("holdfast.") for name in TOOLS._wrappers if name.startswith("holdfast.")}
-    known = set(holdfast.__all__) | modules | tags | tools
+    # What spans and instruments of OpenTelemetry are called: "holdfast.run.id".
+    told = set(re.findall(r'"holdfast\.(\w+)', (ROOT / "src/holdfast/contrib/otel.py").read_text(encoding="utf-8")))
+    known = set(holdfast.__all__) | modules | tags | tools | told
     assert not named - known

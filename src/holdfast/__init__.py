@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from holdfast import errors
 from holdfast.errors import (
     AgentBusy,
+    Cancelled,
     Damaged,
     DetachedChange,
     Diverged,
@@ -38,24 +39,28 @@ if TYPE_CHECKING:
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
     from holdfast.agent.drill import DrillReport
+    from holdfast.agent.fleet import AgentInfo, Page
     from holdfast.agent.policy import Policy
     from holdfast.agent.repair import RepairReport, repair
     from holdfast.agent.retention import RetentionReport
-    from holdfast.agent.store import AgentInfo
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
     from holdfast.codec.classes import Record
     from holdfast.codec.document import MISSING, Document, plain
     from holdfast.codec.types import register
-    from holdfast.run.context import current, effect
     from holdfast.run.durables import durable
     from holdfast.run.effects import Absent, Effect, Found, Unknown
+    from holdfast.run.forking import ForkPlan
     from holdfast.run.handle import Agent
     from holdfast.run.listing import RunInfo, SignalInfo
+    from holdfast.run.queues import QueueInfo, queue
     from holdfast.run.resilience import Breaker
     from holdfast.run.rollback import RollbackPlan
+    from holdfast.run.schedule import ScheduleInfo
+    from holdfast.run.scope import current, effect
     from holdfast.run.store import Store
     from holdfast.run.store import open_store as open
+    from holdfast.run.streams import Streamed
     from holdfast.run.tools import tool
 
     __version__: str
@@ -67,6 +72,7 @@ __all__ = [
     "AgentBusy",
     "AgentInfo",
     "Breaker",
+    "Cancelled",
     "Change",
     "Checkpoint",
     "Damaged",
@@ -78,22 +84,27 @@ __all__ = [
     "Effect",
     "FailedBeforeEffect",
     "Fenced",
+    "ForkPlan",
     "Found",
     "HoldfastError",
     "InDoubt",
     "MaybeRepeated",
     "NoAgent",
+    "Page",
     "Policy",
     "Problem",
+    "QueueInfo",
     "Record",
     "RepairReport",
     "RetentionReport",
     "RollbackPlan",
     "RunInfo",
     "RunUnfinished",
+    "ScheduleInfo",
     "SignalInfo",
     "Stale",
     "Store",
+    "Streamed",
     "ToolFailed",
     "TransferReport",
     "Unencodable",
@@ -111,6 +122,7 @@ __all__ = [
     "keys",
     "open",
     "plain",
+    "queue",
     "register",
     "repair",
     "tool",
@@ -120,7 +132,7 @@ _HOMES = {
     "MISSING": ("holdfast.codec.document", "MISSING"),
     "Absent": ("holdfast.run.effects", "Absent"),
     "Agent": ("holdfast.run.handle", "Agent"),
-    "AgentInfo": ("holdfast.agent.store", "AgentInfo"),
+    "AgentInfo": ("holdfast.agent.fleet", "AgentInfo"),
     "Breaker": ("holdfast.run.resilience", "Breaker"),
     "Change": ("holdfast.agent.changes", "Change"),
     "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
@@ -128,25 +140,31 @@ _HOMES = {
     "Document": ("holdfast.codec.document", "Document"),
     "DrillReport": ("holdfast.agent.drill", "DrillReport"),
     "Effect": ("holdfast.run.effects", "Effect"),
+    "ForkPlan": ("holdfast.run.forking", "ForkPlan"),
     "Found": ("holdfast.run.effects", "Found"),
+    "Page": ("holdfast.agent.fleet", "Page"),
     "Policy": ("holdfast.agent.policy", "Policy"),
     "Problem": ("holdfast.agent.verify", "Problem"),
+    "QueueInfo": ("holdfast.run.queues", "QueueInfo"),
     "Record": ("holdfast.codec.classes", "Record"),
     "RepairReport": ("holdfast.agent.repair", "RepairReport"),
     "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
     "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
     "RunInfo": ("holdfast.run.listing", "RunInfo"),
+    "ScheduleInfo": ("holdfast.run.schedule", "ScheduleInfo"),
     "SignalInfo": ("holdfast.run.listing", "SignalInfo"),
     "Store": ("holdfast.run.store", "Store"),
+    "Streamed": ("holdfast.run.streams", "Streamed"),
     "TransferReport": ("holdfast.agent.transfer", "TransferReport"),
     "Unknown": ("holdfast.run.effects", "Unknown"),
     "VerifyReport": ("holdfast.agent.verify", "VerifyReport"),
-    "current": ("holdfast.run.context", "current"),
+    "current": ("holdfast.run.scope", "current"),
     "durable": ("holdfast.run.durables", "durable"),
-    "effect": ("holdfast.run.context", "effect"),
+    "effect": ("holdfast.run.scope", "effect"),
     "import_bundle": ("holdfast.agent.bundle", "import_bundle"),
     "open": ("holdfast.run.store", "open_store"),
     "plain": ("holdfast.codec.document", "plain"),
+    "queue": ("holdfast.run.queues", "queue"),
     "register": ("holdfast.codec.types", "register"),
     "repair": ("holdfast.agent.repair", "repair"),
     "tool": ("holdfast.run.tools", "tool"),

@@ -11,6 +11,7 @@ The second level groups errors by what a handler would do:
           Forgotten         a checkpoint that was there and has been forgotten since
         BadName           an empty, too long or already used name
         BadOption         an argument outside its documented values
+          QueueDiffers      a program declares a queue with other numbers than the store has (queue)
         ReadOnly          a change through a handle or a past state that only reads
         Stale             a node that rollback, undo or redo removed from the state
         NothingToUndo     undo or redo with nothing left to reverse
@@ -23,6 +24,7 @@ The second level groups errors by what a handler would do:
         ToolFailed        the call failed and that is known (tool, error_type, path)
         FailedBeforeEffect  raised by tools: nothing has happened outside, so the call may be repeated
         ResultLost        the call was done, but what it returned cannot be saved
+        ResultForgotten   it was done, and what came of it was let go since: it is not done again (tool, path, run)
         InDoubt           nobody can know whether an effect happened (effects)
         MaybeRepeated     the call may repeat one that was made before the restore (unclaimed)
         Diverged          the program does not do what it did when it was recorded (path, expected, actual)
@@ -30,7 +32,6 @@ The second level groups errors by what a handler would do:
         RunEnded          a run has ended: it is not begun anew by itself, and takes no signal (run, status)
         RollbackBlocked   effects stand in the way of a rollback, or could not be undone (blocked, remaining)
         RunRolledBack     a run was rolled back from inside: it has stopped there (checkpoint, undone)
-        Cancelled         a run was cancelled
         Waiting           the run sleeps or waits for a signal, and was not to block (run, until, signal)
         BreakerOpen       the tool failed too often lately; it was not called (tool, breaker, until)
       Contention        try later, or decide who may write
@@ -64,11 +65,20 @@ The second level groups errors by what a handler would do:
         StoreFailed       any other failure of the disk or of SQLite
         ColdPlaceMissing  old packs lie in a place that cannot be reached (place)
         DumpFailed        a dump could not be written
+
+Beside the tree stands ``Cancelled``, which is no ``Exception``: a handler for what may go wrong is not meant.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+
+def command(*words: str) -> str:
+    """A command of Holdfast as a person can type it: names with spaces in them are quoted."""
+    from shlex import join  # few programs come here
+
+    return join(("holdfast", *words))
 
 
 class HoldfastError(Exception):
@@ -162,6 +172,16 @@ class BadOption(InputError, ValueError):
     kind = "bad-option"
 
 
+class QueueDiffers(BadOption):
+    """A program declares a queue with other numbers than the store has. ``queue`` is its name."""
+
+    kind = "queue-differs"
+
+    def __init__(self, message: str, *, queue: str, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.queue = queue
+
+
 class ReadOnly(InputError):
     """A change was tried through something that only reads."""
 
@@ -247,6 +267,18 @@ class ResultLost(Outcome):
         super().__init__(message, hint=hint)
         self.tool = tool
         self.path = path
+
+
+class ResultForgotten(Outcome):
+    """What a call or a run was given, or returned, was let go by a policy of what to keep. It is not done again."""
+
+    kind = "result-forgotten"
+
+    def __init__(self, message: str, *, tool: str = "", path: str = "", run: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.tool = tool
+        self.path = path
+        self.run = run
 
 
 class InDoubt(Outcome):
@@ -358,10 +390,21 @@ class RunRolledBack(Outcome):
         self.undone = undone
 
 
-class Cancelled(Outcome):
-    """The run was cancelled by whoever began it. What it had done before stands."""
+class Cancelled(BaseException):
+    """The run is to stop: somebody has cancelled it, or its time limit is over. ``by`` says who.
 
-    kind = "cancelled"
+    It is raised once, in the place of a recorded call. What is called while it is handled is done as ever. With
+    ``undo``, what the run did is undone when it has ended; otherwise that stands.
+    """
+
+    kind: ClassVar[str] = "cancelled"
+    hint = ""
+
+    def __init__(self, message: str, *, by: str = "", undo: bool = False) -> None:
+        super().__init__(message)
+        self.message = message
+        self.by = by
+        self.undo = undo
 
 
 class Contention(HoldfastError):

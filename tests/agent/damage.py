@@ -13,7 +13,7 @@ import apsw
 
 import holdfast
 from holdfast.agent.sealing import fold_below
-from holdfast.agent.store import Store, open_as
+from holdfast.agent.store import Store
 from holdfast.store.changes import NewRecord
 from holdfast.store.tables import TABLES
 from tests.faults import rich
@@ -39,7 +39,7 @@ def small_limits():
 @contextmanager
 def opened(path, *, readonly=True, key=False, **options):
     """The store without the room of runs, so that records may say anything."""
-    store = open_as(Store, path, readonly=readonly, key=key, **options)
+    store = Store.opened(path, readonly=readonly, key=key, **options)
     try:
         yield store
     finally:

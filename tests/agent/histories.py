@@ -21,7 +21,7 @@ from holdfast.store.changes import Said
 from holdfast.store.packs import file_name
 
 # Bodies of branches hold these for one store only.
-_OWN = {"origins", "arriving", "recovered"}
+_OWN = {"origins", "arriving", "recovered", "own"}
 
 
 def few_between_seals(patch=setattr) -> None:

@@ -11,7 +11,7 @@ import pytest
 import holdfast
 from holdfast.agent import branch
 from holdfast.agent.policy import Policy
-from holdfast.agent.store import Store, open_as
+from holdfast.agent.store import Store
 from holdfast.agent.tending import Tending
 from holdfast.errors import AgentBusy, Fenced
 from holdfast.store.changes import NewRecord
@@ -25,7 +25,7 @@ class Place:
         self.where, self.key = where, key
 
     def open(self, **options) -> Store:
-        return open_as(Store, self.where, key=self.key, **options)
+        return Store.opened(self.where, key=self.key, **options)
 
 
 @pytest.fixture(params=["directory", "encrypted", "server"])
@@ -84,6 +84,9 @@ def test_a_history_is_there_again(place, monkeypatch):
 
 
 def test_records_are_a_line_that_branches_inherit(place):
+    def said(records):
+        return [(one.i, one.body) for one in records]
+
     with place.open() as store:
         agent = store.agent("x")
         agent.state["n"] = 0
@@ -96,10 +99,10 @@ def test_records_are_a_line_that_branches_inherit(place):
     with place.open() as store:
         view = store._db.view
         main, side = (store.agent("x", branch=name, readonly=True)._branch.b for name in ("main", "side"))
-        assert list(branch.read_line(view, main)) == [(1, b"one"), (2, b"two"), (3, b"three"), (4, b"four")]
-        assert list(branch.read_line(view, main, 2)) == [(3, b"three"), (4, b"four")]
-        assert list(branch.read_line(view, main, marked=True)) == [(1, b"one"), (3, b"three")]
-        assert list(branch.read_line(view, side)) == [(1, b"one")]
+        assert said(branch.read_line(view, main)) == [(1, b"one"), (2, b"two"), (3, b"three"), (4, b"four")]
+        assert said(branch.read_line(view, main, 2)) == [(3, b"three"), (4, b"four")]
+        assert said(branch.read_line(view, main, marked=True)) == [(1, b"one"), (3, b"three")]
+        assert said(branch.read_line(view, side)) == [(1, b"one")]
 
 
 def test_one_writes_and_who_was_passed_over_is_fenced(place):

@@ -81,10 +81,18 @@ def test_where_something_is_missing_nothing_is_known_to_be_waste(store, monkeypa
             agent.state["messages"] = [f"{name} {number} {n} " * 30 for n in range(99)]
             agent.checkpoint(str(number))
     store._db.change(lambda change: change.tx.do(f"DELETE FROM {harm}"))
-    before = store._db.view.counts()
+
+    def counted():
+        """Rows by table. Loose checkpoints become part of segments at any moment, by another thread."""
+        rows = store._db.view.counts()
+        rows["loose"] += rows.pop("checkpoint")
+        del rows["segment"]
+        return rows
+
+    before = counted()
     with pytest.raises(Damaged):
         sweep(store)
-    assert store._db.view.counts() == before
+    assert counted() == before
 
 
 # -- live states that counted on it -----------------------------------------------------------------------------------

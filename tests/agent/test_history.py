@@ -541,7 +541,7 @@ def test_context_managers_and_one_handle_per_branch(store_path):
         assert [info.name for info in store.agents()] == ["a"]
         info = store.agents()[0]
         assert (info.branches, info.checkpoints, info.head.label, info.abandoned) == (["main"], 1, "one", 0)
-        assert info.updated == info.head.time
+        assert info.updated >= info.head.time
         assert info.updated - info.created > timedelta(minutes=-30)  # the clock may be set back
 
 

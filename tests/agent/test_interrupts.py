@@ -12,7 +12,7 @@ import pytest
 
 import holdfast
 from holdfast.agent import branch
-from holdfast.agent.store import Store, open_as
+from holdfast.agent.store import Store
 from holdfast.errors import HoldfastError, StoreBusy
 from holdfast.store import writer
 from holdfast.store.changes import NewRecord
@@ -116,7 +116,7 @@ def test_interrupts_lose_and_double_nothing(monkeypatch, what, durability):
     call, choose = CALLS[what], random.Random(f"{what}{durability}")
     with memory() as folder:
         # Without the room of runs, so that records may say anything.
-        with open_as(Store, folder / "store", durability=durability) as store:
+        with Store.opened(folder / "store", durability=durability) as store:
             whole = begun(store, "whole")
             points, _ = interrupted(lambda: call(whole), 0)
             every = range(1, points + 1) if SOAK else sorted(choose.sample(range(1, points + 1), min(points, 40)))
@@ -141,7 +141,7 @@ def test_interrupts_lose_and_double_nothing(monkeypatch, what, durability):
                     assert (agent.head.label, agent.dirty) == ("after", False)
                     expected[agent.name] = log, agent.head.id, agent._writer.branch.records
             elsewhere(store.close)
-        with open_as(Store, folder / "store") as store:
+        with Store.opened(folder / "store") as store:
             for name, (log, head, records) in expected.items():
                 agent = store.agent(name, readonly=True)
                 assert (list(agent.state["log"]), agent.head.id) == (log, head)

@@ -85,7 +85,7 @@ def repaired(path, key, before, *, log=False):
     try:
         report = repair(path, new, key=key)
         assert content(path) == files
-        assert not [one for one in path.parent.iterdir() if "holdfast-repair" in one.name]
+        assert not [one for one in path.parent.iterdir() if "holdfast-scratch" in one.name]
         assert not [one for one in report.problems if "in the new store" in one]  # it verifies what it made
         after = pictured(new, key)
     finally:

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 import warnings
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,7 @@ from holdfast.codec import capture as capturing
 from holdfast.codec import intake, values
 from holdfast.codec.tracked import Node
 from holdfast.errors import DetachedChange, StoreBusy, Unencodable
+from tests.strikes import struck
 
 
 @holdfast.register
@@ -202,38 +204,28 @@ def test_an_interrupt_in_the_middle_of_changes_and_checkpoints_loses_nothing(age
     """Real signals: whatever the live state shows afterwards is what is saved."""
 
     class Interrupted(Exception):
-        pass
-
-    def strike(_signal, _frame):
-        raise Interrupted
+        """As a handler of a user's would raise: "except Exception" catches it."""
 
     agent.state["l"] = [{"n": number, "t": ["x"]} for number in range(200)]
     agent.checkpoint()
-    before = signal.signal(signal.SIGALRM, strike)
-    struck = 0
-    try:
-        for number in range(1, rounds(600, 60_000)):
-            try:
-                signal.setitimer(signal.ITIMER_REAL, 0.00002 + (number * 7919 % 1000) * 0.000001)
-                try:
-                    agent.state["l"][number % 150]["t"].append(number)
-                    agent.state["d"] = {"a": [number], "b": agent.state["l"][3]}
-                    agent.state["l"].append(agent.state["l"].pop(0))
-                    if len(agent.state["l"]) < 200:  # interrupted between the two
-                        agent.state["l"].append({"n": number, "t": []})
-                    agent.checkpoint()
-                finally:
-                    signal.setitimer(signal.ITIMER_REAL, 0)
-            except Interrupted:
-                struck += 1
-            if number % 25 == 0:
-                agent.checkpoint()
-                assert holdfast.plain(agent.at().state) == holdfast.plain(agent.state)
-    finally:
-        signal.signal(signal.SIGALRM, before)
+
+    def work(number):
+        agent.state["l"][number % 150]["t"].append(number)
+        agent.state["d"] = {"a": [number], "b": agent.state["l"][3]}
+        agent.state["l"].append(agent.state["l"].pop(0))
+        if len(agent.state["l"]) < 200:  # interrupted between the two
+            agent.state["l"].append({"n": number, "t": []})
+        agent.checkpoint()
+
+    strikes = 0
+    for number in range(1, rounds(600, 60_000)):
+        strikes += struck(partial(work, number), 0.00002 + (number * 7919 % 1000) * 0.000001, Interrupted)
+        if number % 25 == 0:
+            agent.checkpoint()
+            assert holdfast.plain(agent.at().state) == holdfast.plain(agent.state)
     agent.checkpoint("after it all")
     live = holdfast.plain(agent.state)
-    assert struck > 10
+    assert strikes > 10
     assert agent._store.verify().ok
     assert read_again(agent) == live
 

@@ -25,12 +25,16 @@ from tests.contrib.threads import chain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "cli.md"
 VERBS = [
-    *("agents", "log", "show", "diff", "leaks", "run", "runs", "signal", "signals", "effects", "events"),
+    *("agents", "log", "show", "diff", "leaks", "run", "worker", "runs", "signal", "signals", "effects", "events"),
+    *("queues",),
     *("branch", "tag", "rollback", "undo", "redo", "clone", "remove", "retain", "tier", "verify", "doctor", "demo"),
     *("init", "repair", "trust", "push", "pull", "backup", "move", "export", "drill"),
 ]
 GROUPS = {"InputError": 2, "Contention": 3, "Incompatible": 4, "Damaged": 5, "Unavailable": 6, "Outcome": 1}
-ATTENTION = ("InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "RunEnded", "ResultLost")
+ATTENTION = (
+    "InDoubt", "MaybeRepeated", "Diverged", "RollbackBlocked", "RunUnfinished", "RunEnded", "ResultLost",
+    "ResultForgotten",
+)  # fmt: skip
 CODES = {"Waiting": 8, **dict.fromkeys(ATTENTION, 7), **GROUPS}
 
 
@@ -252,7 +256,10 @@ DOCUMENTED = {
     "import": ["import", "langgraph", "sqlite:///{old}", "--dry-run"],
 }
 # These need a program that acts: test_running.py.
-OF_RUNNING = ("run", "run.due", "runs", "runs.cancel", "signal", "effects", "effects.resolve", "events")
+OF_RUNNING = (
+    *("run", "run.due", "worker", "runs", "runs.adopt", "runs.cancel", "runs.fork", "queues", "queues.set"),
+    *("signal", "effects", "effects.resolve", "events"),
+)
 # These need a dump: test_dump.py.
 # These need an encrypted store: test_keys.py.
 OF_KEYS = ("init", "keys", "key")
@@ -299,6 +306,9 @@ def test_the_page_documents_every_verb_option_and_exit_code(cli):
         *keys,
         "effects resolve",
         "runs cancel",
+        "runs adopt",
+        "queues set",
+        "runs fork",
         "import langgraph",
         *dumps,
         "dump native",

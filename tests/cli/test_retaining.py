@@ -52,6 +52,44 @@ def test_retain_speaks_json(cli, filled):
     assert {"id", "label", "time", "depth", "why"} == set(found["agents"][0]["kept"][0])
 
 
+def test_retain_lets_values_of_runs_go(cli, tmp_path):
+    path = tmp_path / "runs"
+
+    @holdfast.tool(name="retaining.look", effect="read")
+    def look(what: str) -> str:
+        return f"seen {what}"
+
+    @holdfast.durable(name="retaining.work")
+    def work(agent, what):
+        return look(what)
+
+    with holdfast.open(path) as store:
+        agent = store.agent("trip-7")
+        for what in ("one", "two"):
+            agent.run(work.options(id=what), what)
+    rules = ("retain", "--branch", "*", "--runs")
+    shown = cli(*rules, "1", store=path)
+    assert "So do the values of 3 records of its runs." in shown.out
+    assert "0 checkpoints, the values of 3 records would go and free about" in shown.out
+    assert cli(*rules, "30d", "--json", store=path).json["values"] == 0
+    assert cli("retain", "--runs", "1", store=path).code == 2
+    assert cli(*rules, "many", store=path).code == 2
+    done = cli(*rules, "1", "--do", "--save", store=path)
+    assert "Removed 0 checkpoints, the values of 3 records." in done.out
+    assert cli("retain", "--json", store=path).json["policies"][0]["policy"] == {"branches": ["*"], "runs": 1}
+    listed = cli("effects", "trip-7", store=path)
+    assert "retaining.look(…)" in listed.out
+    assert "let go" in listed.out
+    assert "seen two" in listed.out
+    effects = cli("effects", "trip-7", "--json", store=path).json["effects"]
+    assert [(one["let_go"], one["args"], one["result"]) for one in effects] == [
+        (True, None, None),
+        (False, {"what": "two"}, "seen two"),
+    ]
+    runs = cli("runs", "trip-7", "--json", store=path).json["runs"]
+    assert sorted((one["let_go"], one["result"]) for one in runs if one["id"] == "one") == [(True, None)]
+
+
 @pytest.fixture
 def away(tmp_path):
     """A store of which some packs lie in a place that is not there now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import re
@@ -87,6 +88,12 @@ def travel(agent, city, mails=False):
 def asks(agent, id="x", *questions):
     agent.state["answer"] = agent.wait_for("answer")
     return [id, *questions, agent.state["answer"]]
+
+
+@holdfast.durable
+def careful(agent, city):
+    book(city)
+    agent.wait_for("answer")
 
 
 @holdfast.durable
@@ -299,6 +306,18 @@ sys.exit(app.run(sys.argv[1:]))
 """
 
 
+def test_runs_in_a_copy_are_left_alone_until_they_are_adopted(hold):
+    assert hold("run", "trip_app:asks", "--agent", "a", "--no-wait").code == 8
+    assert hold("signal", "a", "answer", "1").code == 0
+    assert hold("backup", "copy").code == 0
+    there = ("--store", "copy")
+    assert hold("run", *there, "--due", "trip_app").out == "No run is due.\n"
+    assert hold("runs", "adopt", *there, "a").out == (
+        "a  wait for it  waiting\n1 unfinished run can go on here: holdfast run --due PROGRAM\n"
+    )
+    assert "finished" in hold("run", *there, "--due", "trip_app").out
+
+
 def test_a_run_that_nobody_executes_is_cancelled(hold):
     words = ("run", "trip_app:asks", "--agent", "a", "--no-wait")
     assert hold(*words, "--id", "one").code == 8
@@ -308,6 +327,9 @@ def test_a_run_that_nobody_executes_is_cancelled(hold):
     ended = hold("runs", "cancel", "a")
     assert ended.out == "Cancelled: wait for it of a (run one)\n"
     assert hold("runs", "cancel", "a", "one", "--json").json["run"]["status"] == "cancelled"
+    (event,) = [one for one in hold("events", "a", "--json").json["events"] if one["what"] == "cancelled"]
+    assert (event["run"], event["by"]) == ("one", getpass.getuser())
+    assert re.search(rf"cancelled +{event['by']}", hold("events", "a").out)
     assert hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome"]').code == 0
     refused = hold(*words, "--id", "one")
     assert refused.code == 7
@@ -316,6 +338,58 @@ def test_a_run_that_nobody_executes_is_cancelled(hold):
     finished = hold("runs", "--status", "finished", "--json").json["runs"][0]["id"]
     assert hold("runs", "cancel", "a", finished).code == 7
     assert hold("runs", "cancel", "a", "nothing").code == 2
+
+
+def test_a_run_is_forked_at_a_position_that_is_listed_and_a_worker_goes_on_with_it(hold, world):
+    assert hold("run", "trip_app:travel", "--agent", "a", "--id", "7", "--args", '["rome", true]').code == 0
+    listed = hold("effects", "a", "--run", "7").out
+    assert re.findall(r"^(\S+) .*?(search|book|mail)\(", listed, re.MULTILINE) == [
+        ("plan:0/0", "search"), ("0", "book"), ("2", "mail"),
+    ]  # fmt: skip
+    words = ("runs", "fork", "a", "7", "--at", "2", "--branch", "again")
+    refused = hold(*words)
+    assert (refused.code, "was not confirmed" in refused.err) == (2, True)
+    shown = hold(*words, "--dry-run").out
+    assert "The record answers 2 calls; 1 recorded call will be made again." in shown
+    assert "mail(text='hello') at 2" in shown
+    assert hold("branch", "a", "--json").json["branches"][0]["name"] == "main"
+    made = hold(*words, "--yes").out
+    assert "Run 7 of a@again is interrupted" in made
+    assert "already a branch" in hold(*words, "--yes").err
+    assert hold("worker", "trip_app", "--drain").code == 0
+    assert world() == ["booked", "mailed", "mailed"]
+    assert "nothing recorded at 'plan:7'" in hold("runs", "fork", "a", "7", "--at", "plan:7", "--branch", "x").err
+
+
+def test_a_run_with_a_limit_is_told_to_stop_when_it_is_due(hold):
+    assert hold("run", "trip_app:asks", "--agent", "a", "--no-wait", "--limit", "60").code == 8
+    assert hold("run", "--due", "trip_app").out == "No run is due.\n"
+    told = hold("run", "--due", "trip_app.py", program=[sys.executable, "-c", AN_HOUR_LATER])
+    assert told.code == 0
+    assert re.search("wait for it +cancelled +the time of run .* was over at", told.out)
+    assert hold("runs", "--json").json["runs"][0]["status"] == "cancelled"
+    ended = hold("run", "trip_app:asks", "--agent", "b", "--limit", "0")
+    assert ended.code == 1
+    assert "was over at" in ended.err
+
+
+def test_a_run_that_a_process_executes_is_told_to_stop_and_what_it_did_is_undone(hold, room, world):
+    words = [*PROGRAM, "run", "trip_app:careful", "--agent", "a", "--args", '["rome"]']
+    with warm.Popen(words, cwd=room, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end = time.monotonic() + 180
+            while time.monotonic() < end and "waits for the signal" not in hold("runs").out:
+                time.sleep(0.05)
+            ended = hold("runs", "cancel", "a", "--undo", "--wait", "180")
+            assert re.fullmatch(r"Cancelled and undone: careful of a \(run \w+\)\n", ended.out)
+            _, err = process.communicate(timeout=180)
+        finally:
+            process.kill()
+    assert process.returncode == 1
+    assert "was cancelled by" in err
+    assert world() == ["booked", "cancelled"]
+    assert "cancel " in hold("events", "a").out
+    assert "was cancelled by" in hold("runs").out
 
 
 def test_a_run_is_put_off_gets_its_signal_and_goes_on_when_due(hold):
@@ -349,7 +423,21 @@ def test_a_sleep_is_due_when_its_time_has_come_and_one_failure_does_not_stop_the
     assert hold("run", "--due", "trip_app.py").out == "No run is due.\n"
     ended = hold("run", "--due", "trip_app.py", "--json", program=[sys.executable, "-c", AN_HOUR_LATER])
     assert [(run["agent"], run["became"]) for run in ended.json["runs"]] == [("b", "finished")]
-    assert "until 20" in hold("runs", "--agent", "a").out
+    assert "until 20" in hold("runs", "a").out
+
+
+def test_a_worker_goes_on_with_what_was_killed_and_what_has_come(hold):
+    assert (
+        hold("run", "trip_app:travel", "--agent", "a", "--args", '["rome", true]', DIE="after").code == -signal.SIGKILL
+    )
+    assert hold("run", "trip_app:asks", "--agent", "b", "--no-wait").code == 8
+    assert hold("signal", "b", "answer", "1").code == 0
+    worked = hold("worker", "trip_app.py", "--drain")
+    assert worked.code == 0
+    assert re.match(r"Working on .*, 16 runs at a time\.\n", worked.out)
+    assert sorted(re.findall(r"^(\w)  \S.*  finished", worked.out, re.MULTILINE)) == ["a", "b"]
+    assert hold("worker", "trip_app.py", "--drain").out.count("\n") == 1
+    assert hold("worker").code == 2
 
 
 def test_a_process_that_waits_gets_the_signal_itself(hold, room):
@@ -542,16 +630,25 @@ def test_the_documented_json_of_running_is_the_json(hold):
     effect = doubtful(hold, "a")["id"]
     for name, words in {
         "effects": ["effects", "a"],
+        "runs.adopt": ["runs", "adopt", "b"],
         "runs.cancel": ["runs", "cancel", "c"],
         "effects.resolve": ["effects", "resolve", "a", effect, "--done", "null", "--why", "x"],
         "run": [*travel],
         "runs": ["runs"],
+        "queues.set": ["queues", "set", "mail", "--concurrency", "4", "--rate", "10/60"],
+        "queues": ["queues"],
         "signal": ["signal", "b", "answer", '{"a": 1}'],
         "run.due": ["run", "--due", "trip_app"],
         "rollback": ["rollback", "a", "--to", "planned", "--accept", "mail", "--load", "trip_app", "--dry-run"],
     }.items():
         real = hold(*words, "--json").json
         assert not [found for found in differences(shown[f"holdfast.{name}/1"], real, name) if ".args" not in found]
+    assert hold("run", "trip_app:asks", "--agent", "d", "--no-wait").code == 8
+    assert hold("signal", "d", "answer").code == 0
+    assert not differences(shown["holdfast.worker/1"], hold("worker", "trip_app", "--drain", "--json").json, "worker")
+    run = hold("runs", "d", "--json").json["runs"][0]["id"]
+    fork = hold("runs", "fork", "d", run, "--at", "0", "--branch", "other", "--yes", "--json")
+    assert not differences(shown["holdfast.runs.fork/1"], fork.json, "fork")
 
 
 def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil, harmless):

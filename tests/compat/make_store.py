@@ -24,6 +24,7 @@ from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import numpy as np
+from msgspec import to_builtins
 
 import holdfast
 from holdfast.agent import metadata
@@ -34,9 +35,11 @@ from holdfast.codec.types import REGISTRY as TYPES_KNOWN
 from holdfast.codec.values import encode
 from holdfast.run import records as rec
 from holdfast.run.arguments import stow
-from holdfast.run.stored import StoredLine, entries
+from holdfast.run.line import Line, entries
+from holdfast.run.schedule import Kept
 from holdfast.store import witness
-from holdfast.store.catalog import Branch, link, node_digest
+from holdfast.store.bodies import body_digest, joined, proof
+from holdfast.store.catalog import Branch, body_bytes, link, node_digest
 from holdfast.store.cipher import PLAIN, Keyed, digest
 from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
 from holdfast.store.segments import pack
@@ -179,20 +182,36 @@ def act(store: holdfast.Store) -> None:
     note(rec.Done(at + 9, "r1", "4", "error", 0, "look", "read", args, None, print_, at, None, fault), flush=False)
     note(rec.Wait(at + 10, "r1", "5", "signal", "go", at + 99), rec.Done(at + 11, "r1", "5", "value", event=b"e" * 16))
     note(rec.Cut(at + 12, "r1", "6", [2, 3], "look", "read"), rec.Note(at + 13, "", "mode", "calm"))
+    parent = stow(f"00-{'4b' * 16}-{'00' * 7}01-01", store._registry).value
+    note(rec.Note(at + 13, "r1", "trace", "", parent, "=trace"))
     agent.state["n"] = 1
     saved = writer.capture(
         agent._document,
         "saved",
+        mark="4b" * 16,
         note=lambda made: entries(rec.Saved(at + 14, "r1", "7", made.id, b"d" * 32, ["plan"])),
     )
     writer.finish(saved)
-    note(rec.End(at + 15, "r1", "finished", long.value), rec.RolledBack(at + 16, "", 0, start, keep=True))
+    note(rec.End(at + 15, "r1", "finished", long.value), rec.RolledBack(at + 16, "", 0, start))
+    begun = rec.Begin(at + 17, "r2", "trip", args, print_, start, code="c" * 64, generation=1)
+    note(begun, rec.Wait(at + 17, "r2", "0", "signal", "go"))
+    note(rec.End(at + 17, "r2", "waiting", waits=[("signal", "go", 0), ("sleep", "", at + 10**15)]))
+    store.signal("doer", "go", 1, run="r2", id="click-17")
+    store.signal("doer", "stop", None, any_run=True, id="click-18")
     side = agent.branch("aside", at="saved")
     side._writer.append(entries(rec.Note(at + 17, "", "mode", "hasty")), flush=True)
     side.state["n"] = 2
     side.checkpoint("aside")
     side.close()
     agent.close()
+    for number, more in enumerate(([], [rec.Note(at + 19, "q1", "resume", "")])):
+        with closing(store.agent(f"queued-{number}")) as queued:
+            queued.checkpoint("start")
+            place = {"queue": "mail", "part": "acme", "priority": 5 - 9 * number}
+            begin = rec.Begin(at + 18, f"q{number}", "trip", args, print_, start, generation=1, **place)
+            queued._writer.append(entries(begin, *more), flush=True)
+    store.set_queue("mail", concurrency=4, partition_rate=(10, 60))
+    store._db.change(lambda change: change.put("claim", 1, b"q1", b"mail", b"acme", 0, at))
     store.clone("doer", "heir")
     with closing(store.agent("heir", branch="aside")) as gone:
         gone._writer.append(entries(rec.Note(at + 18, "", "mode", "of the heir")), flush=True)
@@ -201,19 +220,53 @@ def act(store: holdfast.Store) -> None:
     store.remove("heir")
 
 
+def outlive(store: holdfast.Store) -> None:
+    """Two runs that are over, and of the older one the values were let go, those in its records and those in trees."""
+    agent = store.agent("old")
+    start = bytes.fromhex(agent.checkpoint("start").id)
+    at = 1_700_000_000_000_000
+    args = stow({"what": "flight"}, store._registry).value
+    for run in ("r1", "r2"):
+        long = stow([f"{number}: result of {run}" for number in range(1_000)], store._registry)
+        records = [
+            rec.Begin(at, run, "trip", args, b"f" * 32, start, generation=1),
+            rec.Done(at + 1, run, "0", "value", 0, "look", "read", args, None, b"f" * 32, at, long.value),
+            rec.End(at + 2, run, "finished", args),
+        ]
+        agent._writer.append(entries(*records), nodes=long.nodes, flush=True)
+    agent.close()
+    report = store.retain(holdfast.Policy(branches=["*"], runs=1), ["old"])
+    assert report.values == 3
+
+
+SCHEDULES = {
+    "report": Kept(
+        "0 8 * * 1-5", "Europe/Lisbon", "once", "skip", at=1_700_000_000_000_000, next=1_700_035_200_000_000
+    ),
+    "sweep": Kept(
+        "*/5 * * * *", "UTC", "each", "queue", at=1_700_000_100_000_000, next=1_700_000_400_000_000,
+        last=1_699_999_500_000_000, skipped=1_699_990_000_000_000,
+        pending=(1_699_999_800_000_000, 1_700_000_100_000_000),
+    ),
+}  # fmt: skip
+"""Two functions that are executed at fixed times."""
+
+
 def build(path: Path, key: bytes | None = None) -> None:
     """A store with every kind of row."""
     with limits({"SEAL_CHECKPOINTS": 6, "FOLD_MIN": 4}), holdfast.open(path, types=TYPES, key=key or False) as store:
         fill(store)
         share(store)
         act(store)
+        outlive(store)
+        store._db.change(lambda change: change.set_fact("schedules", body_bytes(to_builtins(SCHEDULES))))
         for row in store._db.view.checkpoints("WHERE sealed = 1"):
             fold_below(store._db, row.n)  # so that it does not depend on when the background does
 
 
-def line_of(store: holdfast.Store, name: str, branch: str) -> StoredLine:
+def line_of(store: holdfast.Store, name: str, branch: str) -> Line:
     view = store._db.view
-    return StoredLine(store._db, view.branch(view.agent(name).a, branch).b)
+    return Line(store._db, view.branch(view.agent(name).a, branch).b)
 
 
 # States whose section digests are golden: empty containers, order, types, leaves and index nodes of one and two levels.
@@ -269,9 +322,11 @@ def vectors() -> dict:
     keyed = Keyed(KEY, b"u" * 16)
     row = (5, mark_of(identity(raw[0])), b"key", 0, 3, 1, 0, 1, 2)
     records = [b"\x81\xa1t\xa4note", b"\x82\xa1t\xa3end\xa2at\x07"]
+    records.append(joined(b"\x82\xa1t\xa3end\xa1v\x03", encode("ok")))
+    records.append(proof(records[-1]))
     chains = [b""]
     for body in records:
-        chains.append(link(chains[-1], digest(b"record", body)))
+        chains.append(link(chains[-1], body_digest(body)))
     return {
         "manifests": [one.hex() for one in raw],
         "ids": [identity(one).hex() for one in raw],
@@ -315,7 +370,7 @@ def describe(store: holdfast.Store) -> dict:
     return found
 
 
-def _line(row: Branch, line: StoredLine) -> str:
+def _line(row: Branch, line: Line) -> str:
     """The chain digest covers every byte of every record."""
     return " ".join([row.chain.hex(), *(record.TYPE for _, record in line.records())])
 

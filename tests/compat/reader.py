@@ -244,24 +244,52 @@ class Store:
 # Section 6: effects
 
 MARKED = {"run", "doubt", "decision", "wait", "end", "rollback", "note"}
+GONE = object()
+
+
+def split(body: bytes) -> tuple[bytes, bytes, bytes]:
+    """What the digest of a record covers, what the record says, and its values."""
+    if body[:1] != b"\xc1":
+        return body, body, b""
+    end = 37 + int.from_bytes(body[33:37], "big")
+    expect(len(body) >= end, "length of a record")
+    expect(len(body) == end or digest("holdfast.values", body[end:]) == body[1:33], "values of a record")
+    return body[:end], body[37:end], body[end:]
 
 
 def lines(store: Store) -> dict[int, End]:
     """How every line looks at each of its records."""
     found = {0: End(0, 0, b"", [])}
     for row in sorted(store.rows["record"], key=lambda row: row["i"]):
-        r, prev, back, i, _, mark, about, body = row.values()
+        r, prev, back, i, _, mark, key, about, body = row.values()
         before = found[prev]
         expect((back, i) == (before.back, before.count + 1), f"place of record {r}")
-        record = store.values.decode(body) if body else None
+        proof, said, values = split(body)
+        record = store.values.decode(said) if body else None
+        let_go = mark & 2
+        expect(not (let_go and values), f"values of record {r}")
         if record is not None:
             stored = [record.get("a"), record.get("v"), *record.get("e", [])[3:]]
-            named = b"".join(one[0] for one in stored if isinstance(one, list))
-            expect((digest("holdfast.record", body) + named, record["t"] in MARKED) == (about, mark), f"record {r}")
-            for key, one in [(key, record[key]) for key in ("a", "v") if key in record]:
-                record[key] = store.container(one[0]) if isinstance(one, list) else store.values.decode(one)
+            named = b"".join(one[0] for one in stored if isinstance(one, list) and not let_go)
+            expect(digest("holdfast.record", proof) + named == about, f"record {r}")
+            expect((record["t"] in MARKED) == mark & 1, f"mark of record {r}")
+            begins = record["t"] == "run" and record.get("kind") != "map"
+            failed = (record["t"], record.get("how")) == ("end", "failed")
+            sought = digest("holdfast.run", record["run"].encode())[:16] if begins else b""
+            expect(key == (digest("holdfast.failed", b"")[:16] if failed else sought), f"key of record {r}")
+            lengths = [one for one in stored if isinstance(one, int)]
+            expect(not values or len(values) == sum(lengths), f"lengths of the values of record {r}")
+            for name, one in [(name, record[name]) for name in ("a", "v") if name in record]:
+                if isinstance(one, int) and values:
+                    record[name], values = store.values.decode(values[:one]), values[one:]
+                elif isinstance(one, list) and not let_go:
+                    record[name] = store.container(one[0])
+                elif isinstance(one, bytes):
+                    record[name] = store.values.decode(one)
+                else:
+                    record[name] = GONE
         chain = digest("holdfast.effect", before.chain + about[:32])
-        found[r] = End(r if mark else back, i, chain, [*before.records, record])
+        found[r] = End(r if mark & 1 else back, i, chain, [*before.records, record])
     return found
 
 
@@ -325,6 +353,8 @@ def read(path: Path, unlock: Any = None) -> dict[str, Any]:
     points = checkpoints(store, ends := lines(store))
     by_id = {point["id"]: n for n, point in points.items()}
     found: dict[str, Any] = {"agents": {}, "log": store.rows["log"]}
+    facts = {row["name"]: row["value"] for row in store.rows["store"]}
+    found["schedules"] = msgpack.decode(facts.get("schedules", b"\x80"))
     found["checkpoints"] = {point["id"].hex(): point for n, point in points.items() if n}
     epochs = [body for row in store.rows["log"] if "epoch" in (body := row["body"])]
     for a, agent in ((row["a"], row["name"].decode()) for row in store.rows["agent"]):
@@ -333,6 +363,7 @@ def read(path: Path, unlock: Any = None) -> dict[str, Any]:
         for row in branches.values():
             b, head = row["b"], points[row["head"]]
             expect((row["id"], row["depth"]) == (head["id"], head["depth"]), f"head of branch {b}")
+            expect(row["at"] >= head.get("time", row["body"]["created"]), f"time of branch {b}")
             expect((row["back"], row["count"], row["chain"]) == ends[row["line"]][:3], f"line of branch {b}")
             epoch, to = max((body["epoch"], body["to"]) for body in epochs if body["b"] == b)
             made = [one for one in points.values() if (one.get("b"), one.get("epoch")) == (b, epoch)]

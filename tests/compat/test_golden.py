@@ -146,7 +146,7 @@ def test_vectors_follow_from_the_format_page():
     assert bytes.fromhex(FORMAT["payload"]) == b"\0" + payload
     chain = b""
     for body, after in zip(unhex(FORMAT["records"]), unhex(FORMAT["chains"])[1:], strict=True):
-        chain = reader.digest("holdfast.effect", chain + reader.digest("holdfast.record", body))
+        chain = reader.digest("holdfast.effect", chain + reader.digest("holdfast.record", reader.split(body)[0]))
         assert chain == after
     cell = bytes.fromhex(FORMAT["cell"])
     numbers = b"".join(number.to_bytes(8, signed=True) for number in (7, 8, 9, -10))

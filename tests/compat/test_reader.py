@@ -13,13 +13,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from msgspec import msgpack
 from zstandard import ZstdError
 
 import holdfast
 from holdfast.codec.values import encode
+from holdfast.run import schedule
 from holdfast.store import tables
 from tests.codec import kinds
-from tests.compat import keyed, reader
+from tests.compat import keyed, opened, reader
 from tests.compat.make_store import KEY, STORES, TYPES, build, line_of
 
 
@@ -62,6 +64,7 @@ def compare(path: Path, key: bytes | None = None) -> dict:
     found = reader.read(path, unlocking(key))
     with holdfast.open(path, readonly=True, types=TYPES, key=key or False) as store:
         assert store.verify().ok
+        assert found["schedules"] == msgpack.decode(msgpack.encode(schedule._read(store._db.view.fact("schedules"))))
         assert set(found["agents"]) == {info.name for info in store.agents()}
         for info in store.agents():
             agent, theirs = store.agent(info.name), found["agents"][info.name]
@@ -77,7 +80,8 @@ def compare(path: Path, key: bytes | None = None) -> dict:
                 point = found["checkpoints"][checkpoint.id]
                 ours = (checkpoint.label, checkpoint.depth, checkpoint.kind)
                 assert (point["label"], point["depth"], point["kind"]) == ours
-                assert point["metadata"]["process"] | {"caller": point["metadata"]["caller"]} == checkpoint.metadata
+                own = {name: value for name, value in point["metadata"].items() if name != "process"}
+                assert point["metadata"]["process"] | own == checkpoint.metadata
                 assert theirs["validity"].get(checkpoint.id, "good") == checkpoint.validity
                 state = {name: plain(holdfast.plain(checkpoint.state[name]), store) for name in checkpoint.state}
                 assert reader.shown(point["state"]) == reader.shown(state)
@@ -91,8 +95,11 @@ def test_reads_every_kind_of_row(stores, name):
     assert seen == set(found["checkpoints"])
     rows = reader.Store(stores / name, unlocking(STORES[name])).rows
     assert all(rows[table] for table in rows if table != "slot")
+    described = ("every", "zone", "missed", "overlap", "at", "next", "pending", "last", "skipped")
+    assert {tuple(sorted(one)) for one in found["schedules"].values()} == {tuple(sorted(described))}
     assert any(int.from_bytes(row["refs"][:4]) for row in rows["segment"])  # one has a dictionary
     assert {point["sealed"] for point in found["checkpoints"].values()} == {0, 1}
+    assert {point["metadata"].get("trace") for point in found["checkpoints"].values()} == {None, "4b" * 16}
     assert {"rollback", "clone", "forget", "signal"} <= {entry["body"]["what"] for entry in found["log"]}
 
 
@@ -121,9 +128,9 @@ def test_reads_what_is_still_in_the_log_and_chunks_that_do_not_compress(store_pa
 def test_a_record_whose_body_is_gone_still_proves_the_line(stores, tmp_path):
     path = shutil.copytree(stores / "store", tmp_path / "store")
     with closing(sqlite3.connect(path / "store.db")) as db, db:
-        assert db.execute("UPDATE record SET body = x'' WHERE i = 2").rowcount == 1
+        assert db.execute("UPDATE record SET body = x'' WHERE i = 3").rowcount == 2
     line = reader.read(path)["agents"]["doer"]["lines"]["main"]
-    assert [one is None for one in line[:3]] == [False, True, False]
+    assert [one is None for one in line[:4]] == [False, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -135,6 +142,7 @@ def test_a_record_whose_body_is_gone_still_proves_the_line(stores, tmp_path):
         "UPDATE loose SET data = (SELECT data FROM loose ORDER BY n LIMIT 1)",
         "UPDATE node SET data = CAST(data || x'00' AS BLOB) WHERE substr(data, 1, 1) = x'01'",
         "UPDATE record SET body = x'81a174a3656e64' WHERE i = 3",
+        "UPDATE record SET mark = mark + 2 WHERE i = 3",
         "UPDATE floor SET number = number - 1",
         "DELETE FROM segment",
         "DELETE FROM checkpoint WHERE n = 2",
@@ -169,6 +177,11 @@ def test_refuses_rows_of_an_encrypted_store_that_changed_places(stores, tmp_path
         reader.read(path, unlocking(KEY))
 
 
+@pytest.mark.parametrize("name", STORES)
+def test_open_runs_are_what_the_page_says(stores, name):
+    assert opened.check(stores / name, unlocking(STORES[name])) == 6
+
+
 def test_the_page_describes_the_tables_as_they_are():
     described = [line.split(":", 1) for line in reader.TABLES.strip().splitlines()]
     assert [name.strip() for name, _ in described] == list(tables.TABLES)
@@ -177,7 +190,7 @@ def test_the_page_describes_the_tables_as_they_are():
 
 
 def test_is_short_and_knows_nothing_of_holdfast():
-    for module, most in ((reader, 286), (keyed, 60)):
+    for module, most in ((reader, 318), (keyed, 60), (opened, 75)):
         source = Path(module.__file__).read_text(encoding="utf-8")
         names = {
             alias.name if isinstance(node, ast.Import) else node.module

@@ -6,6 +6,8 @@ import asyncio
 import contextvars
 import logging
 import operator
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import psycopg
 import pytest
 from langchain_core.messages import AIMessage
 from langgraph.func import entrypoint, task
@@ -23,6 +26,7 @@ from langgraph.prebuilt import ToolNode
 from langgraph.types import Command, RetryPolicy, Send, interrupt
 
 import holdfast
+from holdfast.agent.branch import BranchWriter
 from holdfast.cli import main
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import InDoubt, MaybeRepeated, NoAgent, ToolFailed
@@ -147,6 +151,33 @@ def test_the_calls_of_a_tool_node_that_is_tried_again_are_made_once_in_whatever_
     assert sorted(WORLD) == ["A", "A", "B", "B", "C", "D"]
     assert len({message.content for message in told}) == 6  # each call has its own result
     assert sorted(listed(ours)) == sorted(("node_book", city, "done") for city in "ABCDAB")
+
+
+@holdfast.tool(name="node_transaction", effect="transaction")
+def paid(city: str) -> int:
+    """Pay, in the transaction of the record."""
+    connection = holdfast.effect().connection
+    connection.execute("INSERT INTO paid VALUES (%s)", (city,))
+    return connection.execute("SELECT count(*) FROM paid").fetchone()[0]
+
+
+def test_a_transaction_in_a_node_is_committed_once(postgres_url, monkeypatch):
+    monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")  # the tests' server does not flush
+    fail, fail_later = failing(), failing()
+
+    def node(state):
+        first = paid("Lisbon")
+        fail()
+        second = paid("Porto")
+        fail_later()
+        return {"x": [str(first), str(second)]}
+
+    with psycopg.connect(postgres_url, autocommit=True) as session, HoldfastSaver(postgres_url) as saver:
+        session.execute("CREATE TABLE paid (city text)")
+        graph = one_node(node, saver, retry_policy=RETRY)
+        assert graph.invoke({"x": []}, thread())["x"] == ["1", "2"]
+        assert [city for (city,) in session.execute("SELECT city FROM paid")] == ["Lisbon", "Porto"]
+        assert listed(saver) == [("node_transaction", city, "done") for city in ("Lisbon", "Porto")]
 
 
 def test_what_was_done_before_an_interrupt_is_not_done_again(ours, durability):
@@ -345,6 +376,93 @@ def test_steps_of_a_subgraph_that_finished_do_not_stop_the_next_ones_after_an_in
     assert WORLD == ["A", "B"]
 
 
+@pytest.mark.parametrize("how", ["answer", "new input", "update", "named", "answer where named"])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_what_was_done_beside_a_node_that_asked_is_not_done_again(store_path, durability, how, restarted):
+    """LangGraph forgets what finished nodes of the step wrote, unless the thread goes on right there."""
+
+    def build(saver):
+        builder = StateGraph(State).add_node("one", lambda state: {"x": [book("A")]})
+        builder.add_node("two", lambda state: {"x": [interrupt("?")]}).add_node(
+            "last", lambda state: {"x": [book("B")]}
+        )
+        builder.add_edge(START, "one").add_edge(START, "two").add_edge(["one", "two"], "last")
+        return builder.compile(checkpointer=saver)
+
+    saver = HoldfastSaver(store_path)
+    try:
+        graph = build(saver)
+        graph.invoke({"x": []}, thread(), durability=durability)
+        if restarted:
+            saver.close()
+            saver = HoldfastSaver(store_path)
+            graph = build(saver)
+        at = graph.get_state(thread()).config
+        if how == "new input":
+            graph.invoke({"x": []}, thread(), durability=durability)
+        elif how == "update":
+            graph.update_state(thread(), {"x": ["edit"]}, as_node=START)
+        elif how == "named":
+            graph.invoke(None, at, durability=durability)
+        goes_on = at if how == "answer where named" else thread()
+        found = graph.invoke(Command(resume=1), goes_on, durability=durability)
+        assert [one for one in found["x"] if one != "edit"] == ["A 1", 1, "B 2"]
+        assert WORLD == ["A", "B"]
+        graph.invoke({"x": []}, thread(), durability=durability)
+        assert WORLD == ["A", "B", "A"]
+    finally:
+        saver.close()
+
+
+@pytest.mark.parametrize("kind", [None, True, False])
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_subgraph_that_asked_goes_on_under_every_durability(store_path, durability, kind, restarted):
+    """Also where it stores nothing before it asks, and another process brings the answer."""
+    if kind is False and durability == "sync":
+        durability = "async"  # LangGraph waits for a checkpoint of a graph that has none
+
+    def build(saver):
+        below = StateGraph(State).add_node("one", lambda state: {"x": [book("A")]})
+        below.add_node("two", lambda state: {"x": [interrupt("?")]}).add_node("three", lambda state: {"x": [book("B")]})
+        below.add_edge(START, "one").add_edge("one", "two").add_edge("two", "three")
+        builder = StateGraph(State).add_node("outer", below.compile(checkpointer=kind)).add_edge(START, "outer")
+        builder.add_node("last", lambda state: {"x": [book("C")]})
+        return builder.add_edge("outer", "last").compile(checkpointer=saver)
+
+    for _ in range(2):
+        with HoldfastSaver(store_path) as saver:
+            graph = build(saver)
+            graph.invoke({"x": []}, thread(), durability=durability)
+            if not restarted:
+                graph.invoke(Command(resume=1), thread(), durability=durability)
+        if restarted:
+            with HoldfastSaver(store_path) as saver:
+                build(saver).invoke(Command(resume=1), thread(), durability=durability)
+    assert WORLD == ["A", "B", "C"] * 2
+
+
+def test_what_a_subgraph_did_before_a_checkpoint_that_was_never_stored_is_not_done_again(ours, monkeypatch):
+    below = StateGraph(State).add_node("one", lambda state: {"x": [book("A")]})
+    below.add_node("two", lambda state: {"x": [interrupt("?")]}).add_edge(START, "one").add_edge("one", "two")
+    graph = one_node(below.compile(), ours)
+    put = ours.put
+
+    def fails(config, *given):
+        if config["configurable"]["checkpoint_ns"]:
+            monkeypatch.setattr(BranchWriter, "finish", lost)
+        return put(config, *given)
+
+    def lost(*_given):
+        monkeypatch.undo()
+        raise OSError("the disk is gone")
+
+    ours.put = fails
+    graph.invoke({"x": []}, thread(), durability="exit")  # LangGraph says nothing where a graph that asks is not stored
+    ours.put = put
+    graph.invoke(Command(resume=1), thread(), durability="exit")
+    assert WORLD == ["A"]
+
+
 # -- async --------------------------------------------------------------------------------------------------------
 
 
@@ -441,6 +559,36 @@ def test_a_call_that_outlives_its_run_keeps_the_thread(store_path):
         graph = one_node(lambda state: {"x": [slow("A")]}, saver)
         assert graph.invoke(None, thread())["x"] == ["A"]
     assert WORLD == ["A"]
+
+
+def test_a_call_costs_the_same_however_many_a_node_has_made(ours):
+    """Counted in functions called, which does not depend on the machine."""
+    costs: list[int] = []
+
+    def node(state):
+        for number in range(150):
+            called = 0
+
+            def count(_frame, event, _given):
+                nonlocal called
+                called += event == "call"
+
+            sys.setprofile(count)
+            try:
+                book(f"{number}")
+            finally:
+                sys.setprofile(None)
+            costs.append(called)
+        return {"x": [interrupt("?")]}
+
+    graph = one_node(node, ours)
+    graph.invoke({"x": []}, thread())
+    graph.invoke(Command(resume=1), thread())
+    made, answered = costs[5:150], costs[155:]
+    for some in (made, answered):
+        assert sorted(some[-20:])[10] < 1.3 * sorted(some[:20])[10]
+    assert max(answered) < min(made)
+    assert len(WORLD) == 150
 
 
 # -- reads --------------------------------------------------------------------------------------------------------
@@ -556,6 +704,74 @@ def test_a_run_from_an_older_checkpoint_acts_anew_and_says_so(ours, caplog):
     assert WORLD == ["Lisbon", "Lisbon"]
     assert "acts anew" in caplog.text
     assert [status for *_, status in listed(ours)] == ["done", "done"]
+
+
+def test_the_commands_that_errors_name_can_be_typed_also_for_a_thread_with_spaces_in_its_name(store_path, capsys):
+    name = "Ann's trip; to Lisbon"
+
+    def named_in(error):
+        found = re.search(r"holdfast (effects \w+ .+?)(?: --done|\.$)", error.value.hint)
+        return ["--store", str(store_path), *shlex.split(found[1])]
+
+    with HoldfastSaver(store_path) as saver:
+        one_node(lambda state: {"x": [book("Lisbon"), interrupt("?")]}, saver).invoke({"x": []}, thread(name))
+        with pytest.raises(MaybeRepeated) as repeated:
+            one_node(lambda state: {"x": [book("Porto")]}, saver).invoke({"x": []}, thread(name))
+    assert main(named_in(repeated)) == 0
+    assert "1 effect accepted" in capsys.readouterr().out
+    with HoldfastSaver(store_path) as saver, pytest.raises(InDoubt) as doubted:
+        one_node(lambda state: {"x": [breaks("Lisbon")]}, saver).invoke({"x": []}, thread(name))
+    assert main([*named_in(doubted), "--not-done", "--why", "looked"]) == 0
+
+
+# -- copied -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["the saver", "a person"])
+def copied(request):
+    def copy(saver):
+        return saver.copy_thread("t", "copy") if request.param == "the saver" else saver.store.clone("t", "copy")
+
+    return copy
+
+
+@pytest.mark.parametrize("first", ["t", "copy"])
+def test_a_copy_is_answered_what_the_original_did_in_a_node_that_did_not_finish(ours, durability, first, copied):
+    def node(state):
+        return {"x": [book("Lisbon"), interrupt("?"), pay("Lisbon")]}
+
+    graph = one_node(node, ours)
+    graph.invoke({"x": []}, thread(), durability=durability)
+    copied(ours)
+    for name in (first, {"t": "copy", "copy": "t"}[first]):
+        assert graph.invoke(Command(resume=1), thread(name), durability=durability)["x"][0] == "Lisbon 1"
+    assert WORLD == ["Lisbon", "pay Lisbon", "pay Lisbon"]  # each goes on for itself
+    assert [tool for tool, *_ in listed(ours, "copy")] == ["node_book", "node_pay"]
+
+
+def test_a_copy_is_stopped_by_it_and_settles_it_for_itself(ours, durability, copied):
+    cities = iter(["Lisbon", "Porto", "Porto", "Porto"])
+    graph = one_node(lambda state: {"x": [book(next(cities)), interrupt("?")]}, ours)
+    graph.invoke({"x": []}, thread(), durability=durability)
+    copied(ours)
+    with pytest.raises(MaybeRepeated):
+        graph.invoke({"x": []}, thread("copy"), durability=durability)
+    assert len(ours.accept("copy")) == 1
+    graph.invoke({"x": []}, thread("copy"), durability=durability)
+    with pytest.raises(MaybeRepeated):
+        graph.invoke({"x": []}, thread("t"), durability=durability)
+    assert WORLD == ["Lisbon", "Porto"]
+
+
+def test_a_copy_does_not_know_either_what_is_in_doubt(ours, durability, copied):
+    graph = one_node(lambda state: {"x": [breaks("A")]}, ours)
+    with pytest.raises(InDoubt):
+        graph.invoke({"x": []}, thread(), durability=durability)
+    copied(ours)
+    for name in ("copy", "t"):
+        with pytest.raises(InDoubt):
+            graph.invoke({"x": []}, thread(name), durability=durability)
+    assert WORLD == ["A"]
 
 
 # -- in doubt -----------------------------------------------------------------------------------------------------

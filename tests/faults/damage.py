@@ -373,9 +373,10 @@ def mend(task: Task, told: str, path: Path) -> None:
         task.broke(f"{told}, repaired: {wrong}")
 
 
-UNASKED = ("deleted log", "deleted retired", "deleted floor", "put-back floor")
+UNASKED = ("deleted log", "deleted retired", "deleted floor", "put-back floor", "put-back signal")
 """What the log says of a tag that has moved on, or of an earlier writer, and that something was there that is gone,
-nobody can ask for. What the log says of the moves of a branch, every one of them, has to be there."""
+nobody can ask for. A signal that was taken may have a row: whoever looks there finds that it was. What the log says of
+the moves of a branch, every one of them, has to be there."""
 
 
 def deletions(path: Path) -> Iterator[tuple[str, Change]]:
@@ -429,6 +430,9 @@ def live_on(path: Path) -> None:
         first.tag("kept", "later")
         first.untag("moving")
         store.agent("actor").run(rich.journey.options(id="two"), 3)
+        store.signal("waiting", "first", 1, run="patient")
+        store.signal("woken", "first", 1, run="patient")
+        rich.wait(store.agent("woken"))
     for name in ("store.db-wal", "store.db-shm"):
         (path / name).unlink(missing_ok=True)
 
@@ -440,4 +444,5 @@ def old_rows(path: Path, old: dict[str, dict[tuple[Any, ...], tuple[Any, ...]]])
         for key, row in before.items():
             if now.get(key) != row:
                 statement = f"INSERT OR REPLACE INTO {name} VALUES ({', '.join('?' * len(row))})"
-                yield f"put-back {name} {key!r:.40}", partial(_execute, statement, [row])
+                called = "signal" if name == "open" and row[2] else name
+                yield f"put-back {called} {key!r:.40}", partial(_execute, statement, [row])

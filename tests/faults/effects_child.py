@@ -23,8 +23,8 @@ from typing import Any
 import holdfast
 from holdfast.agent.branch import BranchWriter
 from holdfast.run import records as rec
-from holdfast.run.returning import Returning
-from holdfast.run.stored import StoredLedger
+from holdfast.run.host import AgentHost
+from holdfast.run.line import Line
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
 from tests.run.world import Client
@@ -44,7 +44,7 @@ START, END = "as it begins", "at the end of the run"
 # What a life would otherwise import by itself: ten times the rest of its work.
 WARM = (
     "concurrent.futures.thread", "encodings.idna", "holdfast.agent.recovery", "holdfast.codec.rollback",
-    "holdfast.run.companions", "holdfast.run.replanning", "holdfast.run.store",
+    "holdfast.run.resources", "holdfast.run.replanning", "holdfast.run.store",
 )  # fmt: skip
 
 ITEMS = ("keyed-1", "probed-1", "keyed-2", "probed-2")
@@ -386,11 +386,11 @@ def watch() -> None:
     def pass_by(point: str) -> Callable[..., Any]:
         return lambda *_args: MOMENTS.pass_by(point, "")
 
-    around(StoredLedger, "append", before_records, after_records)
-    around(StoredLedger, "flush", lambda *_args: None, after_flush)
+    around(Line, "append", before_records, after_records)
+    around(Line, "flush", lambda *_args: None, after_flush)
     around(BranchWriter, "finish", saving, saving)
     around(Change, "commit", pass_by(CHECKPOINT), pass_by(CHECKPOINT))
-    around(Returning, "return_to", pass_by(ROLLBACK), pass_by(ROLLBACK))
+    around(AgentHost, "return_to", pass_by(ROLLBACK), pass_by(ROLLBACK))
     around(Change, "move_to", pass_by(ROLLBACK), pass_by(ROLLBACK))
 
 

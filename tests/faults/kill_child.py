@@ -2,7 +2,8 @@
 
 Started once as a warm template (importing takes longer than most lives here). Each line on its standard input, a path,
 an agent's name, a seed and the durability, forks a real process that opens the store, works until it is killed, and
-writes one line per acknowledged checkpoint. The template itself never opens any of these stores.
+writes one line per acknowledged checkpoint. With "transaction" for the durability it pays instead, by a tool that
+shares its transaction. The template itself never opens any of these stores.
 """
 
 from __future__ import annotations
@@ -71,6 +72,52 @@ def life(path: str, name: str, seed: int, durability: str) -> None:
             agent.mark(agent.head, chance.choice(["suspect", "good"]), "chance")
 
 
+def paying_life(path: str, name: str, seed: int) -> None:
+    """One payment after the other, in a run that every life goes on with."""
+    CHANCE.seed(seed)
+    with holdfast.open(path) as store:
+        agent = store.agent(name, wait_s=60)
+        os.write(1, b"open\n")
+        if name.startswith("later"):
+            asyncio.run(agent.arun(paying_later))
+        else:
+            agent.run(paying)
+
+
+CHANCE = random.Random()
+INSERT = "INSERT INTO paid (who, n) VALUES (%s, %s)"
+
+
+@holdfast.tool(name="kill.transaction", effect="transaction", retries=100)
+def pay(who: str, n: int) -> int:
+    connection = holdfast.effect().connection
+    connection.execute(INSERT, (who, n))
+    if CHANCE.random() < 0.1:
+        raise holdfast.FailedBeforeEffect("so far nothing counts")
+    return int(connection.execute("SELECT count(*) FROM paid WHERE who = %s", (who,)).fetchone()[0])
+
+
+@holdfast.tool(name="kill.atransaction", effect="transaction")
+async def apay(who: str, n: int) -> int:
+    connection = holdfast.effect().connection
+    await connection.execute(INSERT, (who, n))
+    return n
+
+
+@holdfast.durable(name="kill.paying")
+def paying(agent: holdfast.Agent) -> None:
+    for n in range(100_000):
+        pay(agent.name, n)
+        os.write(1, f"made {n}\n".encode())
+
+
+@holdfast.durable(name="kill.paying_later")
+async def paying_later(agent: holdfast.Agent) -> None:
+    for n in range(0, 100_000, 3):
+        for made in await asyncio.gather(*(apay(agent.name, n + more) for more in range(3))):
+            os.write(1, f"made {made}\n".encode())
+
+
 def branches_of(store: holdfast.Store, name: str) -> list[str]:
     found = [info.branches for info in store.agents() if info.name == name]
     return found[0][-4:] if found else ["main"]
@@ -130,6 +177,8 @@ def serve() -> None:
         child = os.fork()
         if child == 0:
             try:
+                if durability == "transaction":
+                    paying_life(path, name, int(seed))
                 life(path, name, int(seed), durability)
             except BaseException as error:
                 os.write(1, f"error {error!r}\n".encode())

@@ -23,7 +23,6 @@ import holdfast
 from holdfast.agent import metadata, removal
 from holdfast.errors import AgentBusy, Fenced, StoreWentBack, WrongKey
 from holdfast.run.store import Store
-from holdfast.store import files
 from holdfast.store.database import open_database
 from holdfast.store.packs import file_name
 from tests.faults import crashes, script
@@ -144,9 +143,8 @@ LITTLE = holdfast.Policy(last=1, tags=False)
 
 @life()
 def from_nothing(folder: Path, ledger: Ledger) -> None:
-    """The script; then reading only, verifying, an encrypted store, and what a dead creator left."""
+    """The script; then reading only, verifying, and an encrypted store."""
     path = folder / "store"
-    path.with_name(f".{path.name}.new-dead").mkdir(exist_ok=True)
     script.perform(path, ledger)
     for _ in range(2):
         with holdfast.open(folder / "secret", key=KEY) as store:
@@ -270,24 +268,12 @@ def keys(folder: Path, _ledger: Ledger) -> None:
         holdfast.keys.add(path, NEW_KEY)
         holdfast.keys.remove(path, 1, key=NEW_KEY)
         holdfast.keys.rotate(path, KEY, key=NEW_KEY)
-        with without_exchange():
-            holdfast.keys.rotate(path, NEW_KEY, full=True)
+        holdfast.keys.rotate(path, NEW_KEY, full=True)
         with holdfast.open(path, key=NEW_KEY) as store:
             crashes.work_on(store, random.Random(6))
-        files.aside(path).mkdir()  # as if somebody had been killed in the middle of that
         holdfast.keys.discard_old(path)
     finally:
         del os.environ["HOLDFAST_KEY_FILE"]
-
-
-@contextmanager
-def without_exchange() -> Iterator[None]:
-    """On a system that cannot let two directories change places in one step."""
-    real, files.ctypes.CDLL = files.ctypes.CDLL, lambda *_args, **_options: None
-    try:
-        yield
-    finally:
-        files.ctypes.CDLL = real
 
 
 def check_mended(folder: Path, ledger: Ledger) -> None:

@@ -54,11 +54,11 @@ def no_flush_of_directories() -> None:
 def no_rename() -> None:
     """A store is built where it will be, instead of beside it."""
 
-    def claim(path: Path) -> tuple[Path, int]:
+    def create(path: Path, build_catalog: files.BuildCatalog) -> None:
         path.mkdir()
-        return path, os.open(path, os.O_RDONLY)
+        files._build(files.Layout(path), build_catalog)
 
-    files._claim = claim
+    files.create = create
 
 
 def early_acknowledgement() -> None:

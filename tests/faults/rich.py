@@ -9,6 +9,7 @@ import enum
 import os
 import signal
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,17 @@ def journey(agent, count):
     return count
 
 
+@holdfast.durable(name="rich.patience")
+def patience(agent):
+    return agent.wait_for("first"), agent.wait_for("second")
+
+
+def wait(agent: holdfast.Agent) -> None:
+    """Execute a run until it waits."""
+    with suppress(holdfast.Waiting):
+        agent.run(patience.options(id="patient", wait=False))
+
+
 def write(store: holdfast.Store) -> None:
     """Every kind of record, effects among them."""
     first = store.agent("first@example.com", config={"model": "m"})
@@ -129,6 +141,9 @@ def write(store: holdfast.Store) -> None:
     other = actor.branch("other way", at="booked 0")  # inherits a part of the line
     other.run(journey.options(id="one"), 2)  # goes on from there
     store.signal("actor", "go on", {"with": "care"}, any_run=True)
+    for name in ("waiting", "woken"):
+        wait(store.agent(name))
+        store.signal(name, "second", 2, run="patient")
     store.clone("second", "heir")
     short = store.agent("short")
     for number in range(4):
@@ -215,4 +230,5 @@ def export(store: holdfast.Store) -> dict[str, Any]:
             "checkpoints": checkpoints,
             "effects": [db.view.line(branch.line) for branch in branches],
         }
+    found["due"] = [run.to_json() for run in store.due()]
     return found

@@ -1,128 +1,139 @@
-"""A workbench for runs: a real document and a line in memory, that can crash and be opened again."""
+"""A workbench for runs: an agent in a real store, that can crash after any record and be opened again."""
 
 from __future__ import annotations
 
-import os
+import asyncio
+import atexit
+import shutil
+import tempfile
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 
-from holdfast.codec.document import Document
-from holdfast.codec.types import REGISTRY
-from holdfast.codec.values import decode, encode
-from holdfast.run import claims, runs, signals
-from holdfast.run.durables import Options
-from holdfast.run.positions import here
+import holdfast
+from holdfast.agent.opened import settle
+from holdfast.run import claims, runs
+from holdfast.run.durables import Options, known
+from holdfast.run.records import decode_record
+from holdfast.run.scope import active, number_tasks
 from holdfast.run.steps import drive, drive_later
-from tests.run.memory import Memory
+from holdfast.store.catalog import BEGINNING, End, link
 
-
-class Saved:
-    def __init__(self, identity):
-        self.id = identity.hex()
-
-
-class Bench:
-    """An agent as far as runs care."""
-
-    def __init__(self, ledger=None, states=None, generation=1, dead=True):
-        self.name = "trip-7"
-        self.registry = REGISTRY.child()
-        self.ledger = ledger or Memory()
-        self.states = states if states is not None else {}
-        self.generation = generation
-        self.dead = dead
-        self.state = Document(self.registry)
-        self.identity = (b"a" * 16, b"b" * 16)
-        self.sent = []
-        self.whole = True
-        self.origin = 0
-        self.loop = claims.Loop(self, 0)
-
-    @property
-    def handle(self):
-        return self
-
-    def is_dead(self, generation, number):
-        return self.dead and generation != self.generation
-
-    def begin(self, record, stowed):
-        record.start = self._keep()
-        return lambda: self.ledger.append(record, nodes=stowed.nodes, chunks=stowed.chunks, flush=True)
-
-    def finish(self, record, stowed, label):
-        return lambda: self.ledger.append(record, nodes=stowed.nodes, chunks=stowed.chunks, flush=True)
-
-    def stopped(self):
-        pass
-
-    def abandoned(self):
-        pass
-
-    def check_free(self):
-        pass
-
-    def stands_in(self, run):
-        return True
-
-    def rewind(self, start):
-        self.state.replace(decode(self.states[start], self.registry))
-
-    def state_digest(self):
-        return b"".join(digest for _, digest in self.state.digests())[:32]
-
-    def save(self, label, record):
-        identity = self._keep()
-        taken = record(identity, self.state_digest())
-
-        def write():
-            self.ledger.append(taken, flush=True)
-            return Saved(identity)
-
-        return write
-
-    def difference(self, identity):
-        return []
-
-    def saved(self, identity):
-        return Saved(identity)
-
-    def _keep(self):
-        identity = os.urandom(32)
-        self.states[identity] = encode(self.state.plain(self.state), self.registry)
-        return identity
-
-    # what a handle offers to the functions under test
-
-    def send(self, name, value=None, at=0):
-        """A signal from elsewhere."""
-        body = signals.body_of(os.urandom(16), name, value, self.registry, branch=b"b" * 16, run=None, by="me")
-        self.sent.append(signals.read(at, body))
-
-    def signals(self, run=None):
-        return list(self.sent)
-
-    def checkpoint(self, label=""):
-        lane = here()
-        return drive(lane.scope.checkpoint(lane, label))
-
-    async def acheckpoint(self, label=""):
-        lane = here()
-        return await drive_later(lane.scope.checkpoint_later(lane, label))
-
-    def run(self, function, *args, **options):
-        return runs.run_now(self, function, args, {}, Options(**options))
-
-    async def arun(self, function, *args, **options):
-        return await runs.run_later(self, function, args, {}, Options(**options))
-
-    def using(self, since):
-        """As `with agent:` after a load of the checkpoint at that position."""
-        return claims.using(claims.Loop(self, since))
-
-    def crashed(self, keep=None):
-        """The same agent in a new process, after a crash that left ``keep`` records, or what was durable."""
-        bench = Bench(self.ledger.crashed(keep), self.states, self.generation + 1)
-        bench.sent = self.sent
-        return bench
+NAME = "trip-7"
+FOLDERS = []
+"""What benches of this test have made. They are removed at its end (conftest)."""
 
 
 class Crash(BaseException):
     """The process ends here."""
+
+
+class Bench:
+    """An agent, its host and its line. What is not here is the handle's, or the host's."""
+
+    def __init__(self, folder=None, branch="main"):
+        folder = folder or _copied(_new())
+        vars(self).update(folder=folder, store=holdfast.open(folder / "store"))
+        vars(self)["handle"] = self.store.agent(NAME, branch=branch)
+
+    @property
+    def _host(self):
+        return self.handle._host
+
+    def __getattr__(self, name):
+        if hasattr(type(self.handle), name) and not hasattr(type(self._host), name):
+            return getattr(self.handle, name)
+        return getattr(self._host, name)
+
+    def __setattr__(self, name, value):
+        if name == "dead":
+            self._host.outlives_s = lambda _call: 0.0 if value else None
+            return
+        setattr(self.handle if name in {"mode", "state"} else self._host, name, value)
+
+    @property
+    def states(self):
+        """Every checkpoint that was taken."""
+        return self.handle.log(all=True)
+
+    def send(self, name, value=None):
+        """A signal from elsewhere."""
+        self.store.signal(NAME, name, value, any_run=True)
+
+    def run(self, function, *args, **options):
+        return drive(self._steps(runs.check_plain(function), args, options))
+
+    async def arun(self, function, *args, **options):
+        number_tasks(asyncio.get_running_loop())
+        return await drive_later(self._steps(known(function), args, options))
+
+    def _steps(self, function, args, options):
+        with self._host.executing():
+            return (yield from runs.execute(self._host, function, args, {}, Options(**options)))
+
+    @contextmanager
+    def using(self, since):
+        """As `with agent:` after a load of the checkpoint at that position."""
+        loop = claims.Loop(self._host, since)
+        try:
+            with active(loop.lane):
+                yield loop
+        finally:
+            loop.ended = True
+
+    def branched(self, name="other"):
+        """The agent on a new branch, which begins here."""
+        self.handle.checkpoint("here")
+        self.store.branch(NAME, name, branch=self.handle.branch_name)
+        return Bench(self.folder, name)
+
+    def crashed(self, keep=None):
+        """The same agent in a new process, after a crash that left ``keep`` records, or all."""
+        self.store.flush()
+        folder, branch = _copied(self.folder), self.handle.branch_name
+        if keep is not None and keep < self.ledger.count:
+            _cut(folder / "store", branch, keep)
+        return Bench(folder, branch)
+
+
+def _folder():
+    memory = Path("/dev/shm")
+    return Path(tempfile.mkdtemp(prefix="bench-", dir=memory if memory.is_dir() else None))
+
+
+@cache
+def _new():
+    """A store with an agent in it, made once: a copy of it costs a tenth."""
+    folder = _folder()
+    atexit.register(shutil.rmtree, folder)
+    with holdfast.open(folder / "store") as store:
+        store.agent(NAME)
+    return folder
+
+
+def _copied(folder):
+    FOLDERS.append(_folder())
+    shutil.copytree(folder / "store", FOLDERS[-1] / "store")
+    return FOLDERS[-1]
+
+
+def _cut(path, name, keep):
+    """Let the newest commits of a store's agent not have been made: its branch stands where it stood before them."""
+    with holdfast.open(path) as store:
+        view = store._db.view
+        branch = view.branch(view.agent(NAME).a, name)
+        line = view.line(branch.line)
+        later = [decode_record(one.body) for one in line[keep:]]
+        gone = {getattr(one, name, b"") for one in later for name in ("start", "id")}
+        points = (one for one in view.walk(branch.head) if one.manifest.effects[0] <= keep and one.id not in gone)
+        point, end = next(points, None), BEGINNING
+        for one in line[:keep]:
+            end = End(one.r, one.r if one.marked else one.back, one.i, link(end.chain, one.digest))
+        head = (point.n, point.id, point.manifest.depth) if point is not None else (0, b"", 0)
+
+        def cut(change):
+            change.move(branch, branch.standing(*head, branch.epoch).at_end(end))
+            change.delete("record", "r", [one.r for one in line[keep:]])
+            settle(change, [change.branch_at(branch.b)])
+
+        store._db.change(cut)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
 
 import holdfast
+import holdfast.agent.store as stores
 from holdfast.run.tools import TOOLS
+from tests.run import bench
 
 HERE = str(Path(__file__).parent)
 
@@ -22,6 +25,15 @@ def own_tools(monkeypatch):
     }
     own = {name: made for name, made in TOOLS._wrappers.items() if name.startswith("holdfast.")}
     monkeypatch.setattr(TOOLS, "_wrappers", {**own, **kept})
+
+
+@pytest.fixture(params=["directory", "server"])
+def place(request, tmp_path, monkeypatch):
+    """Where a store can be made: below the test's directory, and on PostgreSQL."""
+    if request.param == "directory":
+        return str(tmp_path / "store")
+    monkeypatch.setenv("HOLDFAST_ALLOW_UNSAFE_POSTGRES", "1")  # the tests' server does not flush
+    return request.getfixturevalue("postgres_url")
 
 
 @pytest.fixture
@@ -48,3 +60,14 @@ def opened(reopened):
         return reopened().agent(name, **options)
 
     return again
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays_open():
+    """What a test leaves open would be told of in the dumps of other tests."""
+    before = set(map(id, stores._open.values()))
+    yield
+    for store in [one for one in stores._open.values() if id(one) not in before]:
+        store.close()
+    while bench.FOLDERS:
+        shutil.rmtree(bench.FOLDERS.pop())

@@ -89,23 +89,80 @@ def test_a_finished_run_is_finished_on_a_branch_of_its_end_and_after_a_rollback_
     assert agent._store.verify().ok
 
 
-def test_a_run_whose_child_has_not_ended_is_not_cancelled(opened):
-    @holdfast.durable
-    def child(agent):
-        return agent.wait_for("go")
-
-    @holdfast.durable
-    def parent(agent):
-        return agent.spawn(child, "c").join()
+def test_a_call_that_may_repeat_another_says_with_what_it_was_made_now_in_a_run_too(opened, done):
+    @holdfast.tool(name="maybe-book")
+    def book(flight, seat="any"):
+        done.append(flight)
 
     agent = opened()
-    with pytest.raises(errors.Waiting):
-        agent.run(parent.options(id="p", wait=False))
-    with pytest.raises(errors.RunUnfinished, match="trip-7/c") as caught:
-        agent.cancel("p")
-    agent._store.agent("trip-7/c").cancel(caught.value.run)
-    agent.cancel("p")
-    assert [run.status for run in agent.runs()] == ["cancelled"]
+    with agent:
+        book("TP1")
+    with pytest.raises(errors.MaybeRepeated, match=r"flight='TP1'.*now with \(flight='TP2', seat='12a'\)"):
+        opened().run(lambda _: book("TP2", "12a"))
+    assert done == ["TP1"]
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_run_whose_last_act_is_a_checkpoint_is_finished_there(opened, waits, tmp_path):
+    @holdfast.durable(name="last-act")
+    def count(agent):
+        agent.state["n"] = agent.state.get("n", 0) + 1
+        agent.checkpoint("counted")
+        return agent.state["n"]
+
+    @holdfast.durable(name="last-act-later")
+    async def count_later(agent):
+        agent.state["n"] = agent.state.get("n", 0) + 1
+        await agent.acheckpoint("counted")
+        return agent.state["n"]
+
+    def run(agent, **options):
+        return asyncio.run(agent.arun(count_later.options(**options))) if waits else agent.run(count.options(**options))
+
+    agent = opened()
+    assert run(agent, id="x") == 1
+    agent.state["later"] = True
+    agent.checkpoint("later")
+    side = agent.branch("side", at="counted")
+    assert side.runs() == []
+    assert run(side) == 2
+    side.close()
+    store = agent._store
+    again = store.agent("trip-7", branch="side").branch("again", at=agent.at("counted"))
+    assert (again.runs(), run(again)) == ([], 2)
+    agent.rollback("counted")
+    store.clone("trip-7", "copy")
+    assert store.agent("copy").runs() == []
+    with holdfast.open(tmp_path / "there") as there:
+        store.push(there)
+        assert there.agent("trip-7", branch="again").state == {"n": 2}
+        assert [info.status for info in there.runs()] == [info.status for info in store.runs()]
+        assert there.verify().ok
+    assert [info.status for info in agent.runs()] == ["finished"]
+    assert run(agent, id="x") == 1
+    assert run(agent) == 2
+    assert agent._store.verify().ok
+
+
+def test_a_run_that_acts_after_its_last_checkpoint_is_not_finished_there(opened):
+    done = []
+
+    @holdfast.tool
+    def mail():
+        done.append("mail")
+
+    @holdfast.durable(name="acts-after")
+    def work(agent):
+        agent.state["n"] = 1
+        agent.checkpoint("written")
+        mail()
+
+    agent = opened()
+    agent.run(work)
+    side = agent.branch("side", at="written")
+    assert [info.status for info in side.runs()] == ["interrupted"]
+    side.run(work)
+    assert done == ["mail", "mail"]
 
 
 def test_what_a_failed_run_did_not_save_is_not_in_the_next_one(opened):

@@ -241,6 +241,72 @@ def test_a_batch_is_rolled_back_like_anything_else(opened, outside):
     assert opened().map(reserve, range(5), name="batch") == list(range(5))
 
 
+@pytest.fixture
+def cancelled(opened):
+    """A batch that was cancelled in its third item, and what was booked."""
+    booked, stop = [], [True]
+
+    @holdfast.tool(name="cancelled-book")
+    def book(n):
+        booked.append((n, holdfast.effect().key))
+        return n
+
+    def item(n):
+        found = book(n)
+        if n == 2 and stop:
+            raise KeyboardInterrupt
+        return found
+
+    store = opened()
+    with pytest.raises(KeyboardInterrupt):
+        store.map(item, range(4), name="batch", workers=1)
+    store.agent("batch").cancel("map")
+    stop.clear()
+    return book, item, booked
+
+
+def test_what_a_cancelled_batch_has_done_answers_a_plain_loop_and_a_run(opened, cancelled):
+    book, _, booked = cancelled
+    with opened().agent("batch") as agent:
+        assert book(1) == 1
+        with pytest.raises(errors.MaybeRepeated):
+            book(17)
+        agent.checkpoint("one of them")
+    assert opened().agent("batch").run(lambda _: [book(0), book(2), book(3)]) == [0, 2, 3]
+    assert [n for n, _ in booked] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_cancelled_batch_does_what_is_left_when_it_is_called_again(opened, cancelled, workers):
+    _, item, booked = cancelled
+    store = opened()
+    with store.agent("batch"):
+        pass
+    assert store.map(item, range(6), name="batch", workers=workers) == list(range(6))
+    assert sorted(n for n, _ in booked) == list(range(6))
+    assert [run.status for run in store.agent("batch").runs()] == ["finished"]
+
+
+@pytest.mark.parametrize("loop", [True, False])
+def test_what_something_else_was_given_of_a_cancelled_batch_is_not_given_to_it_again(opened, cancelled, loop):
+    book, item, booked = cancelled
+    if loop:
+        with opened().agent("batch") as agent:
+            assert book(0) == 0
+            agent.checkpoint("one of them")
+    else:
+        assert opened().agent("batch").run(lambda _: [book(0), book(1)]) == [0, 1]
+    assert len(booked) == 3
+    store = opened()
+    store.agent("batch").accept()
+    assert store.map(item, range(4), name="batch") == [0, 1, 2, 3]
+    assert [n for n, _ in booked[:3]] == [0, 1, 2]
+    assert sorted(n for n, _ in booked[3:]) == [0, 1, 2, 3]
+    assert len({key for _, key in booked}) == 7
+    assert opened().map(item, range(4), name="batch") == [0, 1, 2, 3]
+    assert len(booked) == 7
+
+
 def test_thousands_of_items(opened, outside, rounds):
     count = rounds(2_000, 50_000)
     look, _, _ = outside.tools()

@@ -247,16 +247,16 @@ def test_joining_a_cancelled_child_raises_the_same_when_the_parent_is_executed_a
         child.cancel()
         reach("cancelled")
         for _ in range(2):
-            with pytest.raises(errors.Cancelled) as caught:
+            with pytest.raises(errors.ToolFailed) as caught:
                 child.join()
-            told.append(str(caught.value))
+            told.append((caught.value.error_type, str(caught.value)))
         reach("joined")
         return "fine"
 
     with pytest.raises(RuntimeError):
         opened().run(work)
     assert opened().run(work) == "fine"
-    assert set(told) == {"trip-7/bags was cancelled by trip-7"}
+    assert set(told) == {("Cancelled", "child trip-7/bags failed: Cancelled: trip-7/bags was cancelled by trip-7")}
 
 
 def test_a_parent_whose_child_was_cancelled_has_failed_and_goes_on_next_time(opened, world, book):
@@ -273,10 +273,10 @@ def test_a_parent_whose_child_was_cancelled_has_failed_and_goes_on_next_time(ope
         return child.join()
 
     agent = opened()
-    with pytest.raises(errors.Cancelled):
+    with pytest.raises(errors.ToolFailed):
         agent.run(work)
     assert [(run.status, run.error.partition(":")[0]) for run in agent.runs()] == [("failed", "Cancelled")]
-    with pytest.raises(errors.Cancelled):
+    with pytest.raises(errors.ToolFailed):
         opened().run(work)
     assert world.calls == [("book", "flight")]
 
@@ -296,6 +296,399 @@ def test_a_child_that_has_ended_is_joined_again_after_a_restart(opened, world, b
         opened().run(work)
     assert opened().run(work) == [{"packed": "bags"}] * 2
     assert world.calls == [("book", "bags")]
+
+
+# -- a child that is not where its parent is --------------------------------------------------------------------
+
+
+def moved_by_bundle(store, tmp_path):
+    store.export(tmp_path / "bundle", ["trip-7"])
+    there = holdfast.open(tmp_path / "there")
+    there.import_bundle(tmp_path / "bundle")
+    there.remove("trip-7/bags")
+    return there
+
+
+def moved_by_push(store, tmp_path):
+    there = holdfast.open(tmp_path / "there")
+    store.push(there, ["trip-7"])
+    there.remove("trip-7/bags")
+    return there
+
+
+def left_behind(store, tmp_path):
+    store.remove("trip-7/bags")
+    return store
+
+
+def another_of_that_name(store, tmp_path):
+    store.remove("trip-7/bags")
+    store.agent("trip-7/bags").checkpoint("another")
+    return store
+
+
+class Family:
+    """A parent that is put off when its child has booked, and waits."""
+
+    def __init__(self, book):
+        self.waits = True
+
+        @holdfast.durable(name="careful")
+        def careful(agent, what):
+            book(what)
+            if self.waits:
+                agent.wait_for("go")
+            return what
+
+        @holdfast.durable(name="family")
+        def work(agent):
+            try:
+                child = agent.spawn(careful, "bags", "bags")
+            except Exception:
+                return "without"
+            return child.join()
+
+        self.work = work.options(wait=False)
+
+    def put_off(self, agent):
+        with pytest.raises(errors.Waiting):
+            agent.run(self.work)
+        self.waits = False
+        agent.close()
+        return agent._store
+
+
+@pytest.mark.parametrize("how", [moved_by_bundle, moved_by_push, left_behind, another_of_that_name])
+def test_a_child_that_is_not_where_its_parent_is_is_not_begun_anew(opened, world, book, tmp_path, how):
+    family = Family(book)
+    with how(family.put_off(opened()), tmp_path) as store:
+        agent = store.agent("trip-7")
+        for _ in range(2):
+            with pytest.raises(errors.InDoubt, match="trip-7/bags was begun by trip-7, and is not in this") as caught:
+                agent.run(family.work)
+        (info,) = agent.runs()
+        assert info.status == "needs attention"
+        assert f"holdfast runs cancel trip-7 {info.id}" in caught.value.hint
+        assert world.calls == [("book", "bags")]
+        # It is lost, and somebody says so.
+        agent.cancel(info.id)
+        agent.accept()
+        assert agent.run(family.work) == "bags"
+
+
+def test_a_parent_goes_on_when_its_child_has_come_after_it(opened, world, book, tmp_path):
+    family = Family(book)
+    here = family.put_off(opened())
+    with moved_by_push(here, tmp_path) as there:
+        with pytest.raises(errors.InDoubt):
+            there.agent("trip-7").run(family.work)
+        here.push(there, ["trip-7/bags"])
+        assert there.agent("trip-7").run(family.work) == "bags"
+    assert world.calls == [("book", "bags")]
+
+
+@pytest.mark.parametrize("how", ["push", "push all", "pull", "bundle", "part of a bundle"])
+def test_a_parent_brings_its_children_as_they_are_then_wherever_it_goes(opened, world, book, tmp_path, how):
+    @holdfast.durable(name="slow")
+    def slow(agent):
+        for what in ("bags", "meal"):
+            book(what)
+            agent.wait_for(what)
+        return "both"
+
+    @holdfast.durable(name="parent")
+    def parent(agent):
+        return agent.spawn(slow, "bags").join()
+
+    agent = opened()
+    here = agent._store
+    with holdfast.open(tmp_path / "there") as there:
+        with pytest.raises(errors.Waiting):
+            agent.run(parent.options(id="r", wait=False))
+        here.push(there, ["trip-7/bags"])  # old by the time that the parent comes
+        here.signal("trip-7/bags", "bags")
+        with pytest.raises(errors.Waiting):
+            agent.resume("r", wait=False)
+        here.agent("other").checkpoint("x")
+        if how.startswith("push"):
+            here.push(there, ["trip-7"] if how == "push" else [])
+        elif how == "pull":
+            there.pull(here, ["trip-7"])
+        else:
+            here.export(tmp_path / "bundle", ["trip-7", "other"])
+            there.import_bundle(tmp_path / "bundle", ["trip-7"] if how.startswith("part") else [])
+        assert (there._db.view.agent("other") is None) == (how in {"push", "pull", "part of a bundle"})
+        there.signal("trip-7/bags", "meal")
+        assert there.agent("trip-7").resume("r", wait=False) == "both"
+    assert world.calls == [("book", "bags"), ("book", "meal")]
+
+
+def test_no_child_is_older_than_its_parent_where_a_push_was_interrupted(opened, tmp_path):
+    agent = opened()
+    here = agent._store
+    agent.checkpoint("x")
+    here.agent("trip-7/bags/small").checkpoint("x")
+    here.agent("trip-7/bags").checkpoint("x")
+    with holdfast.open(tmp_path / "there") as there:
+        arrived = []
+
+        def progress(what, done, total):
+            arrived.append([one.name for one in there._db.view.agents()])
+
+        report = here.push(there, ["trip-7"], progress=progress)
+        assert [one.name for one in report.agents] == ["trip-7", "trip-7/bags", "trip-7/bags/small"]
+        assert arrived == [[], ["trip-7/bags/small"], ["trip-7/bags/small", "trip-7/bags"]]
+
+
+def test_a_rollback_does_not_pass_over_what_a_child_did_that_is_not_here(opened, world, book):
+    agent = opened()
+    agent.run(family(book))
+    agent._store.remove("trip-7/bags")
+    with pytest.raises(errors.RollbackBlocked, match="it began trip-7/bags, which is not in this store") as caught:
+        agent.rollback("start")
+    assert world.stands == ["flight", "bags", "hotel"]
+    agent.rollback("start", accept=[caught.value.blocked[0].id])
+    assert world.stands == ["bags"]
+    agent.run(family(book))
+    agent.rollback("start")  # what was accepted before is not asked about again
+    assert world.stands == ["bags"]
+
+
+# -- a parent that stops ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError, Crash])
+def test_a_child_stops_when_its_parent_does_and_goes_on_with_it(opened, world, book, error):
+    began, ends = threading.Event(), [True]
+
+    @holdfast.tool(effect="read")
+    def look():
+        began.set()
+        time.sleep(0.001)
+
+    def job(agent):
+        book("first")
+        while ends:
+            look()
+        return book("second")
+
+    def middle(agent):
+        return agent.spawn(job, "small").join()
+
+    def work(agent):
+        child = agent.spawn(middle, "bags")
+        began.wait(180)
+        if ends:
+            raise error
+        return child.join()
+
+    agent = opened()
+    with pytest.raises(error):
+        agent.run(work)
+    assert [thread for thread in threading.enumerate() if thread.name.startswith("trip-7/")] == []
+    assert world.calls == [("book", "first")]
+    assert [(info.agent, info.status) for info in agent._store.runs()] == [
+        ("trip-7/bags/small", "interrupted"),
+        ("trip-7/bags", "interrupted"),
+        ("trip-7", "failed" if error is RuntimeError else "interrupted"),
+    ]
+    ends.clear()
+    assert agent.run(work) == "second"
+    assert world.calls == [("book", "first"), ("book", "second")]
+
+
+def test_a_parent_does_not_wait_for_ever_for_a_child_that_comes_to_no_call(opened, world, book, monkeypatch):
+    began, goes_on, fails = threading.Event(), threading.Event(), [True]
+
+    def job(agent):
+        began.set()
+        goes_on.wait(180)
+        return book("bags")
+
+    def work(agent):
+        child = agent.spawn(job, "bags")
+        began.wait(180)
+        if fails:
+            raise RuntimeError("out of paper")
+        return child.join()
+
+    agent = opened()
+    monkeypatch.setattr("holdfast.run.children.EXIT_S", 0.01)
+    with pytest.raises(RuntimeError):
+        agent.run(work)
+    fails.clear()
+    threading.Timer(0.05, goes_on.set).start()
+    assert agent.run(work) == "bags"  # which waits for the child to stop, and resumes it
+    assert world.calls == [("book", "bags")]
+
+
+def test_a_limit_of_an_async_run_stops_its_children_too(opened, world):
+    @holdfast.tool(effect="idempotent")
+    async def put(what):
+        world.calls.append(what)
+
+    async def go():
+        began, waits = asyncio.Event(), [True]
+
+        @holdfast.durable
+        async def job(agent):
+            await put("first")
+            began.set()
+            if waits:
+                await asyncio.Event().wait()
+            await put("second")
+
+        @holdfast.durable
+        async def work(agent):
+            await (await agent.aspawn(job, "bags")).ajoin()
+
+        agent = opened()
+        running = asyncio.ensure_future(agent.arun(work))
+        await began.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert [info.status for info in agent._store.runs()] == ["interrupted", "interrupted"]
+        waits.clear()
+        await agent.arun(work)
+
+    asyncio.run(go())
+    assert world.calls == ["first", "second"]
+
+
+def test_a_child_goes_on_while_its_parent_is_put_off(opened, world, book):
+    goes_on = threading.Event()
+
+    def job(agent):
+        goes_on.wait(180)
+        return book("bags")
+
+    @holdfast.durable
+    def work(agent):
+        child = agent.spawn(job, "bags")
+        agent.wait_for("go")
+        return child.join()
+
+    agent = opened()
+    with pytest.raises(errors.Waiting):
+        agent.run(work.options(wait=False))
+    goes_on.set()
+    wait_for_children()
+    assert [info.status for info in agent._store.runs()] == ["finished", "waiting"]
+    agent._store.signal("trip-7", "go")
+    assert agent.run(work) == "bags"
+    assert world.calls == [("book", "bags")]
+
+
+def test_an_async_child_stops_when_its_parent_does_after_the_call_that_is_under_way(opened, world):
+    async def go():
+        began, goes_on, waits = asyncio.Event(), asyncio.Event(), [True]
+
+        @holdfast.tool
+        async def pay():
+            began.set()
+            await goes_on.wait()
+            world.calls.append("pay")
+
+        @holdfast.durable
+        async def job(agent):
+            await pay()
+            if waits:
+                await asyncio.Event().wait()  # which nobody sets
+            return "paid"
+
+        @holdfast.durable
+        async def work(agent):
+            child = await agent.aspawn(job, "bags")
+            await began.wait()
+            asyncio.get_running_loop().call_soon(goes_on.set)
+            if waits:
+                raise RuntimeError("out of paper")
+            return await child.ajoin()
+
+        agent = opened()
+        with pytest.raises(RuntimeError):
+            await agent.arun(work)
+        assert [info.status for info in agent._store.runs()] == ["interrupted", "failed"]
+        waits.clear()
+        return await agent.arun(work)
+
+    assert asyncio.run(go()) == "paid"
+    assert world.calls == ["pay"]
+
+
+def test_a_cancelled_child_is_begun_anew_by_the_next_run_and_does_nothing_again(opened, world, book):
+    family = Family(book)
+    store = family.put_off(opened())
+    agent = store.agent("trip-7")
+    (run,) = agent.runs()
+    agent.cancel(run.id)
+    assert opened().run(family.work) == "bags"
+    assert world.calls == [("book", "bags")]
+    assert [info.status for info in opened()._store.runs()] == ["finished", "finished", "cancelled", "cancelled"]
+
+
+def test_a_child_that_a_failed_run_left_is_in_the_way_of_another_and_named(opened, book):
+    booked, fails = threading.Event(), [True]
+
+    def job(agent, what):
+        book("bags")
+        booked.set()
+        return agent.wait_for("go") if fails else what
+
+    def work(agent, what):
+        child = agent.spawn(job, "bags", what)
+        booked.wait(180)
+        if fails:
+            raise RuntimeError("out of paper")
+        return child.join()
+
+    agent = opened()
+    with pytest.raises(RuntimeError):
+        agent.run(work, "a")
+    fails.clear()
+    with pytest.raises(errors.RunUnfinished, match="holdfast runs cancel trip-7/bags") as caught:
+        agent.run(work, "b")
+    agent._store.agent("trip-7/bags").cancel(caught.value.run)
+    assert agent.run(work, "b") == "b"
+
+
+def test_a_child_is_not_begun_a_second_time_while_it_runs(opened, world, book):
+    began, goes_on = threading.Event(), threading.Event()
+
+    def job(agent):
+        began.set()
+        goes_on.wait(180)
+        return book("bags")
+
+    def work(agent):
+        child = agent.spawn(job, "bags")
+        began.wait(180)
+        with pytest.raises(errors.BadOption, match="begun here before"):
+            agent.spawn(job, "bags")
+        goes_on.set()
+        return child.join(), agent.spawn(job, "bags").join()
+
+    agent = opened()
+    assert agent.run(work) == ("bags", "bags")
+
+
+def test_a_child_that_another_run_executes_is_not_begun_beside_it(opened, book):
+    began, goes_on = threading.Event(), threading.Event()
+
+    def job(agent):
+        began.set()
+        goes_on.wait(180)
+        return book("bags")
+
+    agent = opened()
+    with agent:
+        child = agent.spawn(job, "bags")
+        began.wait(180)
+        with pytest.raises(errors.RunUnfinished, match="executing another run"):
+            agent.run(lambda agent: agent.spawn(lambda agent: None, "bags"))
+        goes_on.set()
+        assert child.join() == "bags"
 
 
 # -- async ----------------------------------------------------------------------------------------------------
@@ -371,7 +764,7 @@ def test_an_async_child_that_is_cancelled_before_its_first_step_or_in_it_has_bee
         for _ in range(turns):
             await asyncio.sleep(0)
         await child.acancel()
-        with pytest.raises(errors.Cancelled):
+        with pytest.raises(errors.ToolFailed):
             await child.ajoin()
         if crash and crash.pop():
             raise Crash
@@ -421,7 +814,7 @@ def test_a_parent_that_does_not_block_waits_when_its_child_does(opened, monkeypa
     assert info.until is not None
     assert info.waits_for == ("trip-7/bags",)
     later_us = time.time_ns() // 1000 + 601_000_000
-    monkeypatch.setattr("holdfast.run.clock.Clock.wall_us", lambda _clock: later_us)
+    monkeypatch.setattr("holdfast.run.resilience.Clock.wall_us", lambda _clock: later_us)
     assert opened().run(work.options(wait=False)) == "rested"
 
 
@@ -469,7 +862,7 @@ def test_going_on_with_all_that_is_due_finishes_parent_and_child_in_any_order(op
         assert len(found) == 2
         assert [store.agent(info.agent).resume(info.id, wait=False) for info in found] == ["packed", "packed"]
         assert store.due() == []
-        assert store.runs("waiting") == []
+        assert store.runs(status="waiting") == []
 
 
 # -- rolled back with the parent --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from holdfast import errors
-from holdfast.run import positions, records
+from holdfast.run import records, scope
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 
@@ -43,7 +43,7 @@ def blocking(branch, number):
 
 @tool(effect="local")
 def note(text):
-    from holdfast.run.context import current
+    from holdfast.run.scope import current
 
     current().state["log"].append(text)
 
@@ -68,7 +68,7 @@ async def gathered(agent, branches, end):
     agent.state["order"] = order
     if end:
         raise Crash
-    return agent.state_digest()
+    return agent.digest
 
 
 def crash(bench, function, *args):
@@ -85,7 +85,7 @@ def test_gather_over_200_branches_replays_to_the_same_digest_every_time(rounds):
         return await gathered(agent, 200, end[0])
 
     crash(bench, work)
-    digest, log = bench.state_digest(), list(bench.state["log"])
+    digest, log = bench.digest, list(bench.state["log"])
     end[0] = False
     made.clear()
     for _ in range(rounds(10, 1_000)):
@@ -119,10 +119,10 @@ def test_a_crash_anywhere_in_gather_is_finished_with_every_prefix_kept(seed):
     booked = sum(1 for text in log[:same] if type(text) is str)
     assert same + booked >= completed or same == len(log)
     # and once more, from what that one recorded
-    final = again.state_digest()
+    final = again.digest
     third = again.crashed(again.ledger.count - 1)
     asyncio.run(third.arun(work))
-    assert third.state_digest() == final
+    assert third.digest == final
 
 
 def nested_groups(count, end):
@@ -155,7 +155,7 @@ def nested_groups(count, end):
                 groups.create_task(group(number))
         if end[0]:
             raise Crash
-        return agent.state_digest()
+        return agent.digest
 
     return work
 
@@ -165,7 +165,7 @@ def test_nested_task_groups_and_cancellation_replay_the_same():
     work = nested_groups(6, end)
     bench = Bench()
     crash(bench, work)
-    digest = bench.state_digest()
+    digest = bench.digest
     assert any(text[0] == "cancelled" for text in bench.state["log"] if type(text) is tuple)
     end[0] = False
     made.clear()
@@ -188,11 +188,11 @@ def test_plain_tools_on_the_loop_and_off_it():
         await asyncio.gather(*(one(number) for number in range(20)))
         if end[0]:
             raise Crash
-        return agent.state_digest()
+        return agent.digest
 
     bench = Bench()
     crash(bench, work)
-    digest = bench.state_digest()
+    digest = bench.digest
     end[0] = False
     made.clear()
     for _ in range(20):
@@ -218,13 +218,13 @@ def test_a_loop_inside_a_plain_run_replays_the_same():
         asyncio.run(one(20))
         if end[0]:
             raise Crash
-        return agent.state_digest()
+        return agent.digest
 
     bench = Bench()
     with pytest.raises(Crash):
         bench.run(work)
     bench.ledger.flush()
-    digest = bench.state_digest()
+    digest = bench.digest
     end[0] = False
     made.clear()
     for _ in range(20):
@@ -439,10 +439,10 @@ def test_async_streams_and_steps_have_positions():
             yield word
 
     async def work(agent):
-        lane = positions.here()
-        with positions.within(lane.step("plan")):
+        lane = scope.here()
+        with scope.within(lane.step("plan")):
             found = [word async for word in words("a b")]
-        with positions.within(lane.step("plan")):
+        with scope.within(lane.step("plan")):
             found += [word async for word in words("c d")]
         return found
 

@@ -13,10 +13,9 @@ import holdfast
 from holdfast import errors
 from holdfast.codec.types import REGISTRY
 from holdfast.run import records
-from holdfast.run.arguments import fetch, fingerprint
+from holdfast.run.arguments import fetch, fingerprint, secret
 from holdfast.run.durables import durable
 from holdfast.run.effects import Found
-from holdfast.run.secrets import secret
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 

@@ -9,8 +9,8 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.run import outcomes
-from holdfast.run.clock import Clock
-from holdfast.run.secrets import secret
+from holdfast.run.arguments import secret
+from holdfast.run.resilience import Clock
 from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 

@@ -12,8 +12,8 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.run.clock import Clock
 from holdfast.run.order import watch
+from holdfast.run.resilience import Clock
 
 
 @holdfast.tool(effect="idempotent", name="loops.put")

@@ -8,7 +8,8 @@ from itertools import combinations
 import pytest
 
 import holdfast
-from holdfast.errors import Damaged, Diverged, InDoubt, MaybeRepeated, RollbackBlocked, RunUnfinished
+from holdfast.agent.opened import settle
+from holdfast.errors import Damaged, Diverged, InDoubt, MaybeRepeated, ResultLost, RollbackBlocked, RunUnfinished
 from tests.agent.damage import flipped, rows, spoil
 
 EVERY = range(1, 8)  # run, read, intent, done, checkpoint, intent, done
@@ -64,6 +65,8 @@ def lose(path, *numbers):
     """As a repair leaves them: in their places, with nothing in them."""
     for number in numbers:
         assert spoil(path, "UPDATE record SET body = x'' WHERE i = ?", number) == 1
+    with holdfast.open(path) as store:
+        store._db.change(lambda change: settle(change, change.branches()))
 
 
 def run(agent, program):
@@ -83,6 +86,14 @@ def test_nothing_is_done_twice_whichever_records_are_lost(store_path, tmp_path, 
             report = store.verify()
             assert (report.ok, report.checked["lost_effects"]) == (True, len(lost))
         assert program.paid == [1, 2], lost
+
+
+def test_rows_of_open_runs_are_proven_also_where_records_are_lost(store_path, program):
+    lose(store_path, 4)
+    with holdfast.open(store_path) as store:
+        assert store.verify().ok
+        store._db.change(lambda change: change.tx.do("DELETE FROM open"))
+        assert {one.what for one in store.verify().problems} == {"table open"}
 
 
 def test_a_call_of_which_all_is_lost_is_in_doubt_until_somebody_decides(store_path, program):
@@ -166,7 +177,7 @@ def test_a_repaired_store_repeats_nothing(store_path, tmp_path, program, stateme
     assert not holdfast.repair(store_path, tmp_path / "new").whole
     with holdfast.open(tmp_path / "new") as store:
         for branch in store.agent("a").branches():
-            with pytest.raises(InDoubt):
+            with pytest.raises((InDoubt, ResultLost)):  # the latter where only what it returned is lost
                 run(store.agent("a", branch=branch), program)
     assert program.paid == [1, 2]
 
@@ -204,3 +215,56 @@ def test_a_branch_that_goes_on_without_a_damaged_checkpoint_of_a_run_repeats_not
         run(agent, program)
         assert agent.state["paid"] == 2
     assert program.paid == [1, 2]
+
+
+# -- commits that are lost ---------------------------------------------------------------------------------------------
+
+
+def test_what_an_agent_does_after_lost_commits_is_confirmed_first(store_path, tmp_path):
+    program = Program()
+    with holdfast.open(store_path) as store:
+        with store.agent("a") as agent:
+            program.pay(1)
+            agent.checkpoint("one")
+        store.agent("b").checkpoint("quiet")
+    shutil.copytree(store_path, tmp_path / "old")
+    with holdfast.open(store_path) as store, store.agent("a"):
+        program.pay(2)
+    shutil.copy(tmp_path / "old" / "store.db", store_path / "store.db")
+    with pytest.raises(Damaged, match="lost acknowledged commits"):
+        holdfast.open(store_path)
+    with holdfast.open(store_path, readonly=True, recover=True) as store:
+        assert [one.status for one in store.effects()] == ["done"]
+    for recover in (True, False):  # it is said once, and stays
+        with holdfast.open(store_path, recover=recover) as store:
+            lost = {(one.agent, one.why) for one in store.effects(in_doubt=True)}
+            assert lost == {(name, "what was recorded is lost") for name in "ab"}
+            with store.agent("a"), pytest.raises(InDoubt, match="what was recorded is lost"):
+                program.pay(2)
+            assert store.verify().ok
+    assert program.paid == [1, 2]
+    with holdfast.open(store_path) as store:
+        for one in store.effects(in_doubt=True):
+            store.agent(one.agent).resolve(one, "done" if one.agent == "a" else "not-done", why="looked")
+        with store.agent("a") as agent:
+            with pytest.raises(MaybeRepeated):
+                program.pay(2)
+            agent.accept()
+            program.pay(3)
+        with store.agent("b"):
+            program.pay(4)
+        assert store.verify().ok
+    assert program.paid == [1, 2, 3, 4]
+
+
+def test_lost_checkpoints_alone_leave_nothing_in_doubt(store_path, tmp_path):
+    program = Program()
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("one")
+    shutil.copytree(store_path, tmp_path / "old")
+    with holdfast.open(store_path) as store:
+        store.agent("a").checkpoint("two")
+    shutil.copy(tmp_path / "old" / "store.db", store_path / "store.db")
+    with holdfast.open(store_path, recover=True) as store, store.agent("a"):
+        program.pay(1)
+    assert program.paid == [1]

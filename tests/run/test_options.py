@@ -77,7 +77,7 @@ def test_options_that_mean_nothing_are_refused_before_anything_is_done(opened):
 
     @holdfast.durable
     def outer(agent):
-        with pytest.raises(errors.BadOption, match="strict and replan"):
+        with pytest.raises(errors.BadOption, match="strict, replan and limit_s"):
             agent.spawn(given.options(id="c"), "c")
         return agent.spawn(given.options(strict=True), "c").join()
 

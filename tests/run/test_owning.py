@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
@@ -535,11 +536,48 @@ def test_hints_name_the_branch(opened, outside):
         other.run(lambda agent: pay(5))
 
 
+def test_what_is_being_executed_is_not_to_be_resumed(opened, outside):
+    agent = opened()
+    agent.checkpoint("first")
+    found = []
+
+    def beside():
+        for act in (lambda: agent.checkpoint("no"), lambda: agent.run(outside.trip, "b")):
+            with pytest.raises(errors.RunUnfinished, match="execut") as caught:
+                act()
+            found.append(caught.value.hint)
+
+    def work(_):
+        thread = threading.Thread(target=beside)
+        thread.start()
+        thread.join()
+
+    agent.run(work)
+    agent._store.map(work, [1], name="trip-7")
+    assert len(found) == 4
+    for hint in found:
+        assert "Wait" in hint
+        for way in ("resume", "cancel", "store.map"):
+            assert way not in hint
+
+
+def test_a_named_run_says_what_it_is_when_it_is_run_with_other_arguments(opened, outside):
+    agent = opened()
+    outside.trouble = RuntimeError("out of paper")
+    with pytest.raises(RuntimeError):
+        agent.run(outside.trip.options(id="7"), "a")
+    with pytest.raises(errors.RunEnded, match=r"other arguments.*and has failed") as caught:
+        agent.run(outside.trip.options(id="7"), "b")
+    assert (caught.value.run, caught.value.status) == ("7", "failed")
+    assert "change=True" in caught.value.hint
+    assert agent.resume("7") == "a"
+
+
 def test_an_agent_without_runs_reads_no_records_for_a_checkpoint(opened, monkeypatch):
-    from holdfast.run.stored import StoredLine
+    from holdfast.run.line import Line
 
     agent = opened()
-    monkeypatch.setattr(StoredLine, "_decoded", None)
+    monkeypatch.setattr(Line, "_decoded", None)
     for number in range(3):
         agent.state["n"] = number
         agent.checkpoint()

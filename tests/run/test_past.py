@@ -42,7 +42,6 @@ def test_a_rollback_voids_what_came_after_its_target_and_raises_the_incarnation(
     past = line(*records)
     assert list(past.runs["r"].calls) == ["0"]
     assert past.incarnation == 2
-    assert not past.kept
     again = line(*records, intent("1"), done("1", 7))
     assert list(again.runs["r"].calls) == ["0", "1"]
     assert again.runs["r"].calls["1"].number == 7
@@ -73,7 +72,7 @@ def test_a_marked_change_reads_as_old_where_the_run_has_passed_and_as_new_elsewh
         return city
 
     def work(agent):
-        from holdfast.run.positions import here
+        from holdfast.run.scope import here
 
         found = [search("a")]
         if new[0]:

@@ -21,10 +21,12 @@ BY_TYPE = {
     "bytes | int": st.binary(max_size=40) | st.integers(1, 2**62),
     "bool": st.booleans(),
     "Value": values,
+    "list[bytes] | None": st.none() | st.lists(st.binary(max_size=16), max_size=3),
     "list[str]": st.lists(texts, max_size=3),
     "list[int]": st.lists(st.integers(1, 99), max_size=3),
     "list[list[Any]] | None": st.none()
     | st.lists(st.tuples(st.lists(texts), st.binary(), st.integers()).map(list), max_size=2),
+    "list[tuple[str, str, int]]": st.lists(st.tuples(texts, texts, st.integers(0, 2**62)), max_size=3),
     "Fault | None": st.none() | st.tuples(texts, texts, texts, values),
 }
 
@@ -57,6 +59,7 @@ def test_other_bytes_give_a_declared_error(data):
         {"t": "end", "at": "1", "run": "r", "how": "finished"},
         {"t": "end", "at": 1, "run": "r", "how": "finished", "v": [b"short"]},
         {"t": "end", "at": 1, "run": "r", "how": "failed", "e": ["", "x"]},
+        {"t": "end", "at": 1, "run": "r", "how": "waiting", "waits": [["signal", "go"]]},
         [1, 2],
         {"t": ["end"]},
     ],

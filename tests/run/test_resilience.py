@@ -8,13 +8,12 @@ import threading
 
 import pytest
 
+import holdfast
 from holdfast import errors
-from holdfast.run import context, modes
 from holdfast.run.durables import durable
 from holdfast.run.effects import Absent, Found
-from holdfast.run.notes import notes_of, since_of
 from holdfast.run.past import Past
-from holdfast.run.resilience import BACKOFF_MAX_S, Breaker, backoff_s
+from holdfast.run.resilience import BACKOFF_MAX_S, Breaker, backoff_s, notes_of, since_of
 from holdfast.run.tools import tool
 from tests.run.bench import Crash
 from tests.run.test_waiting import Clock, line, timed
@@ -87,7 +86,7 @@ def test_an_idempotent_call_is_retried_with_its_key(bench):
 
     @tool(effect="idempotent", retries=2)
     def put():
-        keys.append(context.effect().key)
+        keys.append(holdfast.effect().key)
         if len(keys) < 3:
             raise OSError
         return len(keys)
@@ -330,7 +329,7 @@ def test_an_open_call_is_made_again_whatever_the_breaker_says(bench, clock):
 
     @tool(effect="idempotent", breaker=Breaker(failures=1, reset_s=10**6))
     def put():
-        calls.append(context.effect().key)
+        calls.append(holdfast.effect().key)
         if len(calls) == 1:
             notes_of(bench).put("breaker", "put", {"state": "open", "failures": 1, "until": 2**60})
             raise Crash
@@ -361,7 +360,7 @@ def test_a_fallback_answers_for_a_tool_that_failed_and_the_replay_says_the_same(
     used = []
 
     def later(amount):
-        used.append((amount, context.effect().error))
+        used.append((amount, holdfast.effect().error))
         return {"queued": amount}
 
     @tool(fallback=later, retries=1)
@@ -414,7 +413,7 @@ def test_a_fallback_that_was_begun_is_gone_on_with_after_a_crash(bench):
 
     @tool(effect="idempotent")
     def mail():
-        sent.append(context.effect().key)
+        sent.append(holdfast.effect().key)
         return "sent"
 
     def by_mail():
@@ -581,48 +580,48 @@ def test_a_plain_loop_gets_the_answer_of_a_fallback_again(bench):
 
 
 def test_a_mode_is_set_by_hand_kept_and_must_be_declared(bench):
-    assert modes.mode_of(bench) == "normal"
+    assert bench.mode == "normal"
     with pytest.raises(errors.BadOption):
-        modes.set_mode(bench, "cheap")
-    modes.declare_modes(bench, "full", "cheap", "offline")
-    assert modes.mode_of(bench) == "full"
-    modes.set_mode(bench, "cheap", why="budget")
+        bench.mode = "cheap"
+    bench.declare_modes("full", "cheap", "offline")
+    assert bench.mode == "full"
+    bench.mode = "cheap"
     again = bench.crashed()
-    assert modes.mode_of(again) == "cheap"
+    assert again.mode == "cheap"
 
 
 def test_breakers_set_the_worst_mode_as_long_as_they_are_open(bench, clock):
-    modes.declare_modes(bench, "full", "cheap", "offline")
+    bench.declare_modes("full", "cheap", "offline")
     service = Service()
     a = paying(service, name="a", breaker=Breaker(failures=1, reset_s=60, mode="cheap"))
     b = paying(service, name="b", breaker=Breaker(failures=1, reset_s=60, mode="offline"))
     attempt(bench, b)
-    assert modes.mode_of(bench) == "offline"
+    assert bench.mode == "offline"
     attempt(bench, a)
-    assert modes.mode_of(bench) == "offline"
-    modes.set_mode(bench, "full")  # somebody knows better
-    assert modes.mode_of(bench) == "full"
+    assert bench.mode == "offline"
+    bench.mode = "full"  # somebody knows better
+    assert bench.mode == "full"
     clock.sleep(61)
     service.fails = False
     attempt(bench, a)
     attempt(bench, b)
     service.fails = True
     attempt(bench, a)
-    assert modes.mode_of(bench) == "cheap"
+    assert bench.mode == "cheap"
     clock.sleep(61)
     service.fails = False
     attempt(bench, a)
-    assert modes.mode_of(bench) == "full"
+    assert bench.mode == "full"
 
 
 def test_a_run_is_told_the_mode_that_it_was_told_before(bench, clock):
-    modes.declare_modes(bench, "full", "cheap")
+    bench.declare_modes("full", "cheap")
     seen = []
 
     def work(agent):
-        seen.append(modes.get_mode(agent))
-        modes.set_mode(agent, "cheap")
-        seen.append(modes.get_mode(agent))
+        seen.append(agent.mode)
+        agent.mode = "cheap"
+        seen.append(agent.mode)
         if len(seen) == 2:
             raise Crash
         return seen
@@ -630,5 +629,5 @@ def test_a_run_is_told_the_mode_that_it_was_told_before(bench, clock):
     with pytest.raises(Crash):
         bench.run(work)
     again = timed(clock, bench.crashed(bench.ledger.count))
-    modes.declare_modes(again, "full", "cheap")
+    again.declare_modes("full", "cheap")
     assert again.run(work) == ["full", "cheap", "full", "cheap"]

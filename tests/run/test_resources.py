@@ -11,23 +11,23 @@ import sqlite3
 import numpy as np
 import pytest
 
+import holdfast
 from holdfast import errors
-from holdfast.run import context, generators, resources, secrets
-from holdfast.run.notes import notes_of
+from holdfast.run.arguments import secret
+from holdfast.run.resilience import notes_of
+from holdfast.run.resources import SECTION
 from holdfast.run.tools import tool
+from holdfast.store.manifest import split_payload
 from tests.run.bench import Bench, Crash
-
-
-def branched(bench):
-    """The same line seen from a new branch."""
-    other = bench.crashed(bench.ledger.count)
-    other.identity = (bench.identity[0], b"c" * 16)
-    return other
 
 
 def everything(bench):
     """All bytes that a run has left."""
-    return b"".join([*bench.ledger._bodies, *bench.ledger._blocks.values(), *bench.states.values()])
+    bench.store.flush()
+    view = bench.store._db.view
+    nodes = view.nodes([name for _, name, _ in view.rows("node")])
+    payloads = [part for row in view.rows("loose") for part in split_payload(row[-1])]
+    return b"".join([*nodes.values(), *payloads, *(row[-1] for row in view.rows("record"))])
 
 
 # -- resources ----------------------------------------------------------------------------------------------
@@ -41,7 +41,7 @@ class Sessions:
         self.asked = []
 
     def resource(self, bench, **options):
-        return resources.resource(bench, "db", open=self.open, close=self.close, describe=self.describe, **options)
+        return bench.companions.resource("db", open=self.open, close=self.close, describe=self.describe, **options)
 
     def open(self, description):
         self.asked.append(description)
@@ -79,22 +79,22 @@ def test_closing_keeps_the_description_and_closes_all_even_if_one_cannot_be(capl
     def stuck(handle):
         raise OSError("stuck")
 
-    bad = resources.resource(bench, "bad", open=object, close=stuck)
+    bad = bench.companions.resource("bad", open=object, close=stuck)
     db = sessions.resource(bench)
     assert bad.handle
     db.handle["at"] = 9
-    resources.close_all(bench)
+    bench.companions.close()
     assert sessions.open_ones == []
     assert not bad.is_open
     assert "stuck" in caplog.text
     assert db.handle["at"] == 9
-    assert resources.resource(bench, "db", open=sessions.open) is db
+    assert bench.companions.resource("db", open=sessions.open) is db
 
 
 def test_a_branch_does_not_get_what_another_branch_has_open(caplog):
     sessions, bench = Sessions(), Bench()
     assert sessions.resource(bench).handle["session"] == "s1"
-    branch, third = branched(bench), branched(bench)
+    branch, third = bench.branched(), bench.branched("third")
     other = sessions.resource(branch)
     assert other.description is None
     assert other.handle["session"] == "s2"
@@ -106,8 +106,8 @@ def test_a_branch_does_not_get_what_another_branch_has_open(caplog):
 def test_a_resource_without_a_description_is_simply_opened_again():
     bench = Bench()
     made = []
-    db = resources.resource(
-        bench, "db", open=lambda: made.append(1) or sqlite3.connect(":memory:"), close=lambda c: c.close()
+    db = bench.companions.resource(
+        "db", open=lambda: made.append(1) or sqlite3.connect(":memory:"), close=lambda c: c.close()
     )
     with db as connection:
         assert connection.execute("select 1").fetchone() == (1,)
@@ -125,7 +125,7 @@ def test_a_handle_that_cannot_be_opened_is_tried_again_at_the_next_use():
             raise OSError("no route")
         return "there"
 
-    db = resources.resource(bench, "db", open=open_it)
+    db = bench.companions.resource("db", open=open_it)
     with pytest.raises(OSError, match="no route"):
         _ = db.handle
     assert db.handle == "there"
@@ -133,9 +133,9 @@ def test_a_handle_that_cannot_be_opened_is_tried_again_at_the_next_use():
 
 def test_a_description_with_a_secret_in_it_is_refused():
     bench = Bench()
-    secrets.secret(bench, "password", "correct horse battery")
-    db = resources.resource(
-        bench, "db", open=lambda old: object(), describe=lambda handle: {"url": "db://u:correct horse battery@h"}
+    secret(bench, "password", "correct horse battery")
+    db = bench.companions.resource(
+        "db", open=lambda old: object(), describe=lambda handle: {"url": "db://u:correct horse battery@h"}
     )
     for _ in range(2):
         with pytest.raises(errors.Unencodable, match="secret password"):
@@ -150,21 +150,21 @@ def test_a_description_with_a_secret_in_it_is_refused():
 def test_a_secret_is_given_to_a_process_and_to_no_other():
     bench = Bench()
     with pytest.raises(errors.UnknownSecret):
-        secrets.secret(bench, "key")
-    secrets.secret(bench, "key", "sk-0123456789")
-    assert secrets.secret(bench, "key").reveal() == "sk-0123456789"
+        secret(bench, "key")
+    secret(bench, "key", "sk-0123456789")
+    assert secret(bench, "key").reveal() == "sk-0123456789"
     with pytest.raises(errors.UnknownSecret):
-        secrets.secret(bench.crashed(), "key")
-    secrets.secret(bench, "key", None)
+        secret(bench.crashed(), "key")
+    secret(bench, "key", None)
     with pytest.raises(errors.UnknownSecret):
-        secrets.secret(bench, "key")
+        secret(bench, "key")
     with pytest.raises(errors.BadOption):
-        secrets.secret(bench, "pin", "1234")
+        secret(bench, "pin", "1234")
 
 
 def test_a_secret_cannot_be_shown_saved_or_put_into_the_state():
     bench = Bench()
-    key = secrets.secret(bench, "key", "sk-0123456789")
+    key = secret(bench, "key", "sk-0123456789")
     assert "sk-" not in repr(key) + str(key) + f"{key}"
     for way in (pickle.dumps, copy.deepcopy, json.dumps):
         with pytest.raises(TypeError):
@@ -180,7 +180,7 @@ def test_a_secret_cannot_be_shown_saved_or_put_into_the_state():
 )
 def test_a_call_with_a_secret_among_its_arguments_is_refused_before_it_is_made(effect, argument):
     bench, calls = Bench(), []
-    secrets.secret(bench, "key", "sk-0123456789")
+    secret(bench, "key", "sk-0123456789")
 
     @tool(effect=effect)
     def send(what):
@@ -194,11 +194,11 @@ def test_a_call_with_a_secret_among_its_arguments_is_refused_before_it_is_made(e
 
 def test_a_secret_in_a_result_an_error_or_progress_is_left_out_of_the_record(caplog):
     bench = Bench()
-    secrets.secret(bench, "key", "sk-0123456789")
+    secret(bench, "key", "sk-0123456789")
 
     @tool(effect="read")
     def echo():
-        context.effect().progress(["half", "sk-0123456789"])
+        holdfast.effect().progress(["half", "sk-0123456789"])
         return {"sent": "?key=sk-0123456789", "big": ["sk-0123456789 " * 2_000]}
 
     @tool(effect="read")
@@ -231,7 +231,7 @@ def test_a_secret_in_a_result_an_error_or_progress_is_left_out_of_the_record(cap
 
 def test_a_run_with_a_secret_among_its_arguments_or_in_its_result_does_not_keep_it():
     bench = Bench()
-    secrets.secret(bench, "key", "sk-0123456789")
+    secret(bench, "key", "sk-0123456789")
     with pytest.raises(errors.Unencodable, match="secret key"):
         bench.run(lambda agent, key: key, "sk-0123456789")
     assert bench.ledger.count == 0
@@ -257,22 +257,21 @@ def draw(generator, count=5):
 
 
 def reopened(bench):
-    """The agent in another process, with its state as it was last kept."""
-    other = bench.crashed(bench.ledger.count)
-    other.state.replace(bench.state.plain(bench.state))
-    return other
+    """The agent in another process, with its state as it is now."""
+    bench.handle.checkpoint("kept")
+    return bench.crashed()
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_kept_generator_goes_on_where_the_state_was_saved(kind):
     bench = Bench()
-    dice = generators.generator(bench, "dice", KINDS[kind]())
+    dice = bench.companions.generator("dice", KINDS[kind]())
     draw(dice)
-    generators.keep(bench)
+    bench.companions.keep()
     other = reopened(bench)
     expected = draw(dice)
-    assert draw(generators.generator(other, "dice", KINDS[kind]())) == expected
-    generators.restore(bench)  # as a rollback does
+    assert draw(other.companions.generator("dice", KINDS[kind]())) == expected
+    bench.companions.restore(replaying=False)  # as a rollback does
     assert draw(dice) == expected
 
 
@@ -281,11 +280,11 @@ def test_the_generators_of_the_modules_can_be_kept_too(module):
     before = random.getstate(), np.random.get_state()  # noqa: NPY002 - the old one is what is under test
     try:
         bench = Bench()
-        generators.generator(bench, "global", module)
+        bench.companions.generator("global", module)
         module.seed(3)
-        generators.keep(bench)
+        bench.companions.keep()
         first = module.random()
-        generators.restore(bench)
+        bench.companions.restore(replaying=False)
         assert module.random() == first
     finally:
         random.setstate(before[0])
@@ -295,55 +294,48 @@ def test_the_generators_of_the_modules_can_be_kept_too(module):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_branch_has_a_seed_of_its_own_the_same_each_time_and_says_so(kind, caplog):
     bench = Bench()
-    dice = generators.generator(bench, "dice", KINDS[kind]())
+    dice = bench.companions.generator("dice", KINDS[kind]())
     draw(dice)
-    generators.keep(bench)
-    other = branched(bench)
-    other.state.replace(bench.state.plain(bench.state))
-    theirs = generators.generator(other, "dice", KINDS[kind]())
+    bench.companions.keep()
+    other = bench.branched()
+    theirs = other.companions.generator("dice", KINDS[kind]())
     assert "new seed" in caplog.text
-    assert notes_of(other).get("seed", "dice")["branch"] == other.identity[1]
+    assert notes_of(other._host).get("seed", "dice")["branch"] == other.identity[1]
     numbers = draw(theirs)
     assert numbers != draw(dice)
-    again = branched(other)
-    again.state.replace(bench.state.plain(bench.state))
-    assert draw(generators.generator(again, "dice", KINDS[kind]())) == numbers
-    generators.keep(again)
-    expected = draw(generators.generator(again, "dice", KINDS[kind]()))
-    third = branched(again)
-    third.state.replace(again.state.plain(again.state))
-    assert draw(generators.generator(third, "dice", KINDS[kind]())) == expected
+    again = other.crashed()
+    assert draw(again.companions.generator("dice", KINDS[kind]())) == numbers
+    third = reopened(again)
+    expected = draw(again.companions.generator("dice", KINDS[kind]()))
+    assert draw(third.companions.generator("dice", KINDS[kind]())) == expected
 
 
 def test_a_replay_on_a_branch_draws_the_old_numbers_until_it_has_passed_where_the_branch_began():
     bench = Bench()
-    dice = generators.generator(bench, "dice", random.Random(7))
-    generators.keep(bench)
+    dice = bench.companions.generator("dice", random.Random(7))
+    bench.companions.keep()
+    other = bench.branched()
     old = draw(dice)
-    other = branched(bench)
-    other.state.replace(bench.state.plain(bench.state))
-    theirs = generators.generator(other, "dice", random.Random(7))
-    generators.restore(other)
-    generators._kept[other].clear()
-    generators._kept[other]["dice"] = (theirs, other.identity[1])
-    generators.restore(other, replaying=True)
+    theirs = other.companions.generator("dice", random.Random(7))
+    other.companions.restore(replaying=False)
+    other.companions._generators.clear()
+    other.companions._generators["dice"] = (theirs, other.identity[1])
+    other.companions.restore(replaying=True)
     assert draw(theirs) == old
     kept = copy.deepcopy(other.state.plain(other.state))
-    generators.keep(other)
-    section = other.state.plain(other.state)[generators.SECTION]
+    other.companions.keep()
+    section = other.state.plain(other.state)[SECTION]
     assert section["dice"]["branch"] == bench.identity[1]
-    assert kept[generators.SECTION]["dice"]["branch"] == bench.identity[1]
-    generators.reseed(other)
+    assert kept[SECTION]["dice"]["branch"] == bench.identity[1]
+    other.companions.passed()
     assert draw(theirs) != draw(dice)
 
 
 def test_keeping_what_has_not_changed_does_not_change_the_state():
     bench = Bench()
-    generators.generator(bench, "dice", random.Random(7))
-    generators.keep(bench)
-    bench.state.capture()
-    bench.state.forget_changes()
-    generators.keep(bench)
+    bench.companions.generator("dice", random.Random(7))
+    bench.handle.checkpoint("kept")
+    bench.companions.keep()
     assert not bench.state.changed
 
 
@@ -355,43 +347,33 @@ def test_a_generator_in_a_run_draws_the_same_numbers_when_the_run_is_executed_ag
         asked.append(number)
         return number
 
-    class Kept(Bench):
-        def rewind(self, start):
-            super().rewind(start)
-            generators.restore(self, replaying=True)
-
-        def begin(self, record, stowed):
-            generators.keep(self)
-            return super().begin(record, stowed)
-
     def work(agent):
-        dice = generators._kept[agent]["dice"][0]
+        dice = agent._host.companions._generators["dice"][0]
         found = [guess(dice.random()) for _ in range(5)]
         if len(asked) == 5:
             guess(-1.0)
             raise Crash
         return found
 
-    bench = Kept()
-    generators.generator(bench, "dice", random.Random(7))
+    bench = Bench()
+    bench.companions.generator("dice", random.Random(7))
     with pytest.raises(Crash):
         bench.run(work)
-    plain = bench.crashed(bench.ledger.count - 1)
-    again = Kept(plain.ledger, plain.states, 2)
-    generators.generator(again, "dice", random.Random(99))
+    again = bench.crashed(bench.ledger.count - 1)
+    again.companions.generator("dice", random.Random(99))
     assert again.run(work) == asked[:5]
 
 
 def test_what_is_no_generator_or_another_kind_is_refused():
     bench = Bench()
     with pytest.raises(errors.BadOption):
-        generators.generator(bench, "dice", object())
+        bench.companions.generator("dice", object())
     with pytest.raises(errors.BadOption):
-        generators.generator(bench, "dice", random.SystemRandom())
-    generators.generator(bench, "dice", random.Random(1))
-    generators.keep(bench)
+        bench.companions.generator("dice", random.SystemRandom())
+    bench.companions.generator("dice", random.Random(1))
+    bench.companions.keep()
     with pytest.raises(errors.BadOption, match="kept as random"):
-        generators.generator(bench, "dice", np.random.default_rng(1))
+        bench.companions.generator("dice", np.random.default_rng(1))
 
 
 # -- progress -----------------------------------------------------------------------------------------------
@@ -402,10 +384,10 @@ def test_a_long_tool_goes_on_from_its_last_progress_through_several_crashes():
 
     @tool(effect="idempotent")
     def copy_files(files):
-        start = context.effect().last_progress or 0
+        start = holdfast.effect().last_progress or 0
         for number in range(start, len(files)):
             done.append(files[number])
-            context.effect().progress(number + 1)
+            holdfast.effect().progress(number + 1)
             if len(done) in {2, 4}:
                 raise Crash
         return len(files)
@@ -429,8 +411,8 @@ def test_progress_is_there_at_the_next_attempt_in_the_same_process():
 
     @tool(effect="read", retries=2)
     def fetch_all():
-        seen.append(context.effect().last_progress)
-        context.effect().progress({"page": len(seen)})
+        seen.append(holdfast.effect().last_progress)
+        holdfast.effect().progress({"page": len(seen)})
         if len(seen) < 3:
             raise OSError
         return len(seen)

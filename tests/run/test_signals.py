@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,6 +13,12 @@ import holdfast
 from holdfast import errors
 from tests import warm
 from tests.run import waiting_child as program
+
+
+@holdfast.register(name="signals.Trip")
+@dataclass
+class Trip:
+    note: object = None
 
 
 @holdfast.durable(name="signals-ask")
@@ -143,7 +150,7 @@ def test_a_run_that_was_rolled_back_takes_no_signal_and_leaves_none_to_a_later_r
 
 
 def test_a_wait_does_not_read_what_was_sent_to_other_runs(opened, monkeypatch):
-    from holdfast.run import signals
+    from holdfast.run import waiting
 
     store = opened()
     agent = store.agent("trip")
@@ -152,8 +159,8 @@ def test_a_wait_does_not_read_what_was_sent_to_other_runs(opened, monkeypatch):
         store.signal("trip", "approval", number)
         store.signal("trip", "approval", "again")
         assert agent.run(ask) == [number]
-    seen, read = [], signals.read
-    monkeypatch.setattr(signals, "read", lambda at, body: seen.append(body) or read(at, body))
+    seen, read = [], waiting.read
+    monkeypatch.setattr(waiting, "read", lambda at, body: seen.append(body) or read(at, body))
     waits(agent)
     assert seen == []
 
@@ -185,3 +192,83 @@ def test_a_signal_is_taken_once_wherever_the_process_is_killed(tmp_path):
         if ended.returncode == 0:
             break
     assert point > 12
+
+
+# -- plain loops ------------------------------------------------------------------------------------------------
+
+
+def taken(agent, name="approval"):
+    """What a plain loop is given at once; None when there is nothing."""
+    with agent:
+        try:
+            return agent.wait_for(name, timeout_s=0)
+        except TimeoutError:
+            return None
+
+
+@pytest.mark.parametrize("value", ["yes", "y" * 500_000])
+def test_a_plain_loop_is_given_a_signal_again_until_a_checkpoint_knows_that_it_was_taken(opened, value):
+    opened().agent("trip").checkpoint("start")
+    opened().signal("trip", "approval", value, any_run=True)
+    for _ in range(2):
+        agent = opened().agent("trip")
+        assert taken(agent) == value
+        assert taken(agent) is None  # the process has it
+    agent.state["bad"] = 1
+    agent.checkpoint("approved")
+    assert taken(opened().agent("trip")) is None
+    assert [one.status for one in opened().signals("trip")] == ["taken"]
+    assert opened().verify().ok
+
+
+def test_a_checkpoint_that_is_not_taken_does_not_take_the_signal(opened):
+    opened().agent("trip").checkpoint("start")
+    opened().signal("trip", "approval", "yes", any_run=True)
+    agent = opened().agent("trip")
+    assert taken(agent) == "yes"
+    agent.state["trip"] = Trip()
+    agent.state["trip"].note = object()
+    with pytest.raises(errors.Unencodable):
+        agent.checkpoint("approved")
+    assert taken(opened().agent("trip")) == "yes"
+    agent = opened().agent("trip")
+    assert taken(agent) == "yes"
+    agent.state["trip"] = Trip()
+    agent.state["trip"].note = object()
+    with pytest.raises(errors.Unencodable):
+        agent.checkpoint("approved")
+    agent.state["trip"].note = "mended"
+    agent.checkpoint("approved")
+    assert taken(opened().agent("trip")) is None
+
+
+def test_a_checkpoint_that_a_tool_takes_says_nothing_about_what_the_program_made_of_a_signal(opened):
+    @holdfast.tool(name="signals-look", effect="read", checkpoint="after")
+    def look():
+        return 1
+
+    opened().agent("trip").checkpoint("start")
+    opened().signal("trip", "approval", "yes", any_run=True)
+    agent = opened().agent("trip")
+    with agent:
+        assert agent.wait_for("approval") == "yes"
+        look()
+    assert agent.head.label == "after signals-look"
+    assert taken(opened().agent("trip")) == "yes"
+
+
+@pytest.mark.parametrize("later", ["run", "rollback", "branch"])
+def test_what_begins_with_a_checkpoint_or_goes_back_knows_what_a_plain_loop_took(opened, later):
+    opened().agent("trip").checkpoint("start")
+    opened().signal("trip", "approval", "yes", any_run=True)
+    agent = opened().agent("trip")
+    assert taken(agent) == "yes"
+    if later == "run":
+        with pytest.raises(TimeoutError):
+            agent.run(lambda agent: agent.wait_for("approval", timeout_s=0))
+    elif later == "rollback":
+        agent.rollback("start")
+    else:
+        agent.state["approved"] = True
+        agent.branch("other")
+    assert taken(opened().agent("trip")) is None

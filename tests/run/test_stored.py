@@ -16,12 +16,12 @@ import pytest
 
 import holdfast
 from holdfast.agent.branch import RECORD_MAX_BYTES
-from holdfast.agent.store import Store, open_as
+from holdfast.agent.store import Store
 from holdfast.codec.types import REGISTRY
 from holdfast.errors import BadOption, Damaged, DiskFull, Fenced, ForkedHandle
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
-from holdfast.run.stored import StoredLedger, StoredLine, entries
+from holdfast.run.line import Line, entries
 from holdfast.store import writer as writers
 from holdfast.store.changes import NewRecord
 from holdfast.store.cipher import PLAIN
@@ -35,11 +35,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def open_store(path, **options) -> Store:
     """A store without what the room of runs adds: nobody else writes records."""
-    return open_as(Store, path, **options)
+    return Store.opened(path, **options)
 
 
-def ledger_of(agent) -> StoredLedger:
-    return StoredLedger(agent._store._db, agent._branch.b, agent._writer)
+def ledger_of(agent) -> Line:
+    return Line(agent._store._db, agent._branch.b, agent._writer)
 
 
 def intent(path: str) -> rec.Intent:
@@ -114,7 +114,7 @@ def test_records_come_back_as_they_were(agent, ledger, store_path):
         assert ledger.append(record, flush=number % 2 == 0) == number
     assert [record for _, record in ledger.records()] == written
     assert [number for number, _ in ledger.records(after=5)] == [6, 7, 8]
-    seen = StoredLine(agent._store._db, agent._branch.b)
+    seen = Line(agent._store._db, agent._branch.b)
     assert [type(record).__name__ for _, record in seen.marked()] == ["Begin", "Doubt", "End", "Note"]
     assert seen.count == agent._writer.position[0] == 8
     agent._store.close()
@@ -131,7 +131,7 @@ def test_long_values_are_nodes_and_are_read_before_and_after_the_flush(ledger):
     for value in ({"rows": [{"n": number, "text": "x" * 50} for number in range(2_000)]}, "y" * 300_000):
         stowed = stow(value, REGISTRY)
         assert isinstance(stowed.value, list)
-        ledger.append(rec.Done(1, "", "0", "value", value=stowed.value), nodes=stowed.nodes, chunks=stowed.chunks)
+        ledger.append(rec.Done(1, "", "0", "value", value=stowed.value), stowed=stowed)
         assert fetch(stowed.value, ledger, REGISTRY) == value
     missing = [b"m" * 32]
     with pytest.raises(Damaged, match="missing"):
@@ -315,10 +315,10 @@ def test_branch_clone_and_their_branches_inherit(store, agent, ledger):
 def test_removing_an_agent_removes_its_line_but_what_a_clone_needs(store, agent, ledger):
     value = stow([f"{number}: of the first" for number in range(2_000)], REGISTRY)
     other = stow([f"{number}: of the second" for number in range(2_000)], REGISTRY)
-    ledger.append(rec.Done(1, "", "0", "value", value=value.value), nodes=value.nodes, flush=True)
+    ledger.append(rec.Done(1, "", "0", "value", value=value.value), stowed=value, flush=True)
     agent.state["n"] = 1
     agent.checkpoint("second")
-    ledger.append(rec.Done(1, "", "1", "value", value=other.value), nodes=other.nodes, flush=True)
+    ledger.append(rec.Done(1, "", "1", "value", value=other.value), stowed=other, flush=True)
     agent.close()
     store.clone("a", "b")
     store.remove("a")
@@ -347,7 +347,7 @@ def test_forgetting_checkpoints_keeps_the_line(store, agent, ledger):
     value = stow([f"{number}: text" for number in range(2_000)], REGISTRY)
     agent.state["big"] = [f"{number}: text" for number in range(2_000)]
     agent.checkpoint("big")
-    ledger.append(rec.Done(1, "", "0", "value", value=value.value), nodes=value.nodes, flush=True)
+    ledger.append(rec.Done(1, "", "0", "value", value=value.value), stowed=value, flush=True)
     del agent.state["big"]
     agent.checkpoint("small")
     number, row = agent.at("big")._point.n, agent._row
@@ -458,7 +458,7 @@ def damaged(store_path):
         ledger = ledger_of(agent)
         value = stow(list(range(20_000)), REGISTRY)
         ledger.append(intent("1"), done("2"), flush=True)
-        ledger.append(rec.Done(1, "", "3", "value", value=value.value), nodes=value.nodes, flush=True)
+        ledger.append(rec.Done(1, "", "3", "value", value=value.value), stowed=value, flush=True)
         agent.state["n"] = 1
         agent.checkpoint("second")
         side = agent.branch("side")
@@ -493,7 +493,7 @@ def test_verify_and_the_ledger_notice_a_record_that_is_another(damaged):
     alter(damaged, 2, done("other").encode())
     assert problems(damaged)
     with open_store(damaged) as store, pytest.raises(Damaged):
-        list(StoredLine(store._db, 1).records())
+        list(Line(store._db, 1).records())
 
 
 def test_verify_and_the_ledger_notice_swapped_records(damaged):
@@ -502,7 +502,7 @@ def test_verify_and_the_ledger_notice_swapped_records(damaged):
         alter(damaged, r, bodies[other])
     assert problems(damaged)
     with open_store(damaged) as store, pytest.raises(Damaged, match="not those that were written"):
-        list(StoredLine(store._db, 1).records())
+        list(Line(store._db, 1).records())
 
 
 def test_verify_notices_a_missing_node_of_a_value(damaged):
@@ -513,7 +513,7 @@ def test_verify_notices_a_missing_node_of_a_value(damaged):
 
 def test_verify_notices_every_record_that_is_gone(store_path, tmp_path):
     """Of every kind, inherited ones too, and what an agent that is gone left to its clone."""
-    with open_as(holdfast.Store, store_path) as store:
+    with holdfast.Store.opened(store_path) as store:
         act(store)
         assert store.verify().ok
     for (row,) in rows(store_path, "SELECT r FROM record"):

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import itertools
-import os
-import signal
 import sys
 from pathlib import Path
 
 import holdfast
-from holdfast.store.database import Database
+from tests.run import dying
+from tests.run.dying import point
 
 THINGS = ("flight", "hotel", "car")
 outside = Path()
-left = itertools.count(1)
-fatal = 0
-
-
-def point():
-    """A moment at which the process may die."""
-    if fatal and next(left) == fatal:
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def tell(*words):
@@ -56,25 +46,9 @@ def travel(agent):
     return helper.join()
 
 
-def watch():
-    """Let the process die at any change of the store, before and after it."""
-    for name in ("change", "hand", "directly"):
-        setattr(Database, name, watched(getattr(Database, name)))
-
-
-def watched(call):
-    def around(self, *args, **options):
-        point()
-        found = call(self, *args, **options)
-        point()
-        return found
-
-    return around
-
-
 if __name__ == "__main__":
     outside = Path(sys.argv[2])
-    watch()
+    dying.watch()
     agent = holdfast.open(sys.argv[1]).agent("trip-7")
-    fatal = int(sys.argv[3])
+    dying.fatal = int(sys.argv[3])
     agent.rollback("start")

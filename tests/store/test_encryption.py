@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 
@@ -52,6 +52,11 @@ def journey(agent, where):
     return where
 
 
+@holdfast.durable(name=f"patience {MARK}")
+def patience(agent):
+    agent.wait_for(f"answer {MARK}")
+
+
 def plant(path, key):
     """Every kind of text that people can write, in every kind of row."""
     with limits({"SEAL_CHECKPOINTS": 10}), holdfast.open(path, key=key) as store:
@@ -75,6 +80,15 @@ def plant(path, key):
         store.agent(f"actor {MARK}").run(journey, f"city of {MARK}")
         for number in range(2):  # checkpoints with keys
             store.agent(f"actor {MARK}").run(journey, f"{number}th city of {MARK}")
+        for number in range(2):  # runs that wait, and signals to them
+            with suppress(holdfast.Waiting):
+                store.agent(f"waiting {MARK} {number}").run(patience.options(id=f"run {MARK} {number}", wait=False))
+            store.signal(f"waiting {MARK} {number}", f"early {MARK}", run=f"run {MARK} {number}", id=f"early {MARK}")
+        for number in range(2):  # runs in queues, and claims
+            store.set_queue(f"queue {MARK} {number}", concurrency=1, rate=(9, 3600))
+            waits = holdfast.durable(name=f"queued {MARK}", queue=f"queue {MARK} {number}")(lambda agent: None)
+            store.submit(waits.options(partition=f"part {MARK} {number}", id=f"claimed {MARK} {number}"))
+        store.worker().run(drain=True)
         store.agent(f"doomed {MARK}").checkpoint(MARK)
         store.agent(f"doomed {MARK}").close()
         store.remove(f"doomed {MARK}")

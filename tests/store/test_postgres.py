@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import random
-import select
 import signal
-import socket
 import threading
 import traceback
 import uuid
 from contextlib import suppress
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -19,12 +16,13 @@ import pytest
 from holdfast import errors
 from holdfast.store import connection
 from holdfast.store import postgres as module
+from holdfast.store.advisory import AdvisoryLeases
 from holdfast.store.catalog import BEGINNING, Branch, View, node_digest
 from holdfast.store.changes import Change, NewCheckpoint, NewRecord, Objects, Said, pack_node
 from holdfast.store.cipher import PLAIN, digest
 from holdfast.store.engine import Refused, Unsure
 from holdfast.store.manifest import Manifest, identity
-from holdfast.store.postgres import AdvisoryLeases, Postgres
+from holdfast.store.postgres import Postgres
 from tests import postgres
 
 SECRET = "tr0ub4dor%26three"  # in a URL; it stands for tr0ub4dor&three
@@ -341,46 +339,11 @@ def test_who_names_things_waits_for_the_sweeper_and_one_that_lost_its_right_dele
 # -- connections that break ----------------------------------------------------------------------------------------
 
 
-class Proxy:
-    """Stands between us and the server, and cuts the connection when COMMIT comes by, before or behind it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.cut = ""
-        self.turns = 0  # how often the server spoke after us
-        self._server = str(next(folder.glob(".s.PGSQL.*[0-9]")))
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self) -> None:
-        while True:
-            client, _ = self._listening.accept()
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self._server)
-            threading.Thread(target=self._pass_on, args=(client, server), daemon=True).start()
-
-    def _pass_on(self, client: socket.socket, server: socket.socket) -> None:
-        asked = False
-        with client, server, suppress(OSError):
-            while True:
-                for one in select.select([client, server], [], [])[0]:
-                    data, ours = one.recv(2**20), one is client
-                    self.turns += asked and not ours
-                    asked = ours
-                    hit = ours and self.cut and b"COMMIT" in data
-                    if not data or (hit and self.cut == "before"):
-                        return
-                    (server if ours else client).sendall(data)
-                    if hit:
-                        server.recv(2**20)  # it has answered, and nobody will hear it
-                        return
-
-
 @pytest.fixture
 def proxied(server, url, opened, monkeypatch):
     """A proxy, and an engine that goes through it. Statements are sent as texts each time, so that COMMIT is seen."""
     monkeypatch.setattr(connection, "PREPARED", 0)
-    proxy = Proxy(server.folder)
+    proxy = postgres.Proxy(server.folder)
     return proxy, opened(f"postgresql://postgres@127.0.0.1:{proxy.port}/{database_of(url)}")
 
 
@@ -514,10 +477,11 @@ def test_nothing_acknowledged_is_lost_when_the_server_crashes(url, opened):
             pids = say(url, "SELECT pid FROM pg_stat_activity WHERE application_name = 'holdfast'")
             os.kill(random.choice(pids)[0], signal.SIGKILL)
 
-    def there(id: bytes) -> bool:
+    def answered(question):
+        """As soon as the server is there again; when it begins to start over is its own business."""
         while True:
             with suppress(errors.StoreFailed):
-                return view.find(id) is not None
+                return question()
 
     for number in range(200):
         if number % 60 == 30:
@@ -528,14 +492,15 @@ def test_nothing_acknowledged_is_lost_when_the_server_crashes(url, opened):
             try:
                 branch, done = commit(engine, branch, new), True
             except errors.Unavailable:  # Unsure among them
-                done = there(new.id)
-                branch = view.branch_at(branch.b) if done else branch
-        engine.acknowledge(branch.b, branch.generation, branch.head)
+                done = answered(lambda: view.find(new.id)) is not None  # noqa: B023 - asked at once
+                branch = answered(lambda: view.branch_at(branch.b)) if done else branch  # noqa: B023
+        answered(lambda: engine.acknowledge(branch.b, branch.generation, branch.head))  # noqa: B023
     for thread in crashes:
         thread.join()
-    view = View(opened(url), PLAIN)
-    assert [point.manifest.label for point in view.walk(branch.head)] == [str(n) for n in reversed(range(200))]
-    assert len(view.checkpoints()) == 200
+    view = View(answered(lambda: opened(url)), PLAIN)
+    labels = answered(lambda: [point.manifest.label for point in view.walk(branch.head)])
+    assert labels == [str(n) for n in reversed(range(200))]
+    assert len(answered(view.checkpoints)) == 200
 
 
 def test_a_server_that_has_gone_back_is_noticed_and_one_that_was_tidied_is_not(server, url, opened):

@@ -6,55 +6,40 @@ import gc
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from holdfast import errors
+from holdfast.store.advisory import AdvisoryLeases
 from holdfast.store.catalog import View
 from holdfast.store.cipher import PLAIN
-from holdfast.store.postgres import AdvisoryLeases, Postgres
+from holdfast.store.postgres import Postgres
+from holdfast.store.processes import has_ended, identity, is_self
 from tests import postgres
 from tests.store.test_postgres import add_branch, end_sessions, opened, server, take, url
+from tests.strikes import struck
 
 __all__ = ["opened", "server", "url"]  # fixtures
 
 # -- interrupts, forks ---------------------------------------------------------------------------------------------
 
 
-class Interrupt(BaseException):
-    pass
-
-
-@contextmanager
-def interrupts(most_s: float):
-    """A signal handler that raises, at moments of its own choice."""
-
-    def handler(*_):
-        raise Interrupt
-
-    before = signal.signal(signal.SIGALRM, handler)
-    try:
-        yield lambda: signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00005, most_s))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # struck in a callback of weakref
 def test_an_interrupted_reader_never_gets_the_answer_to_another_question(url, opened):
     engine = opened(url)
-    with interrupts(0.02) as arm:
-        for number in range(300):
-            with suppress(Interrupt):
-                arm()
-                assert engine.run("SELECT ? + 0, name FROM store", (number,)) == [(number, "format")]
-                with engine.moment() as reader:
-                    assert reader.run("SELECT ? + 0", (number,)) == [(number,)]
-    reader = None
+
+    def ask(number):
+        assert engine.run("SELECT ? + 0, name FROM store", (number,)) == [(number, "format")]
+        with engine.moment() as reader:
+            assert reader.run("SELECT ? + 0", (number,)) == [(number,)]
+
+    assert sum(struck(partial(ask, number), random.uniform(0.00005, 0.02)) for number in range(300))
     with opened(url).sweeping() as alone:
         assert alone
 
@@ -63,11 +48,8 @@ def test_an_interrupted_reader_never_gets_the_answer_to_another_question(url, op
 def test_an_interrupt_leaves_no_branch_locked(url, opened):
     engine = opened(url)
     branch, leases = add_branch(engine), AdvisoryLeases(engine)
-    with interrupts(0.01) as arm:
-        for _ in range(100):
-            with suppress(Interrupt):
-                arm()
-                take(leases, engine, branch, 20).release()
+    for _ in range(100):
+        struck(lambda: take(leases, engine, branch, 20).release(), random.uniform(0.00005, 0.01))
     gc.collect()
     take(leases, engine, branch, 20).release()  # one that was interrupted twice ends in a thread of its own
     take(AdvisoryLeases(opened(url)), engine, branch).release()
@@ -119,15 +101,116 @@ def test_a_lease_is_held_until_it_is_released_lost_or_passed_over(url, opened):
     second.release()
     assert (others.alive(branch.uuid, 2), others.holders()) == (False, [])
     back = others.again(second, lambda: 2)
-    end_sessions(url)
-    assert (back.held, leases.alive(branch.uuid, 2)) == (False, False)
-    assert others.again(back, lambda: 2).held
+    assert (back.held, back.fresh, others.alive(branch.uuid, 2)) == (True, True, True)
+    del back
     assert take(others, engine, branch).generation == 3  # the one before was dropped: its lock goes with it
+
+
+def test_a_lease_outlives_its_connection_unless_somebody_else_was_faster(url, opened):
+    engine, other = opened(url + "&lease_s=0.5"), opened(url)
+    branch, second = add_branch(engine), add_branch(engine, "two")
+    leases = AdvisoryLeases(engine)
+    mine, lost = take(leases, engine, branch), take(leases, engine, second)
+    end_sessions(url)
+    theirs = take(AdvisoryLeases(other), other, second, takeover=True)
+    while mine.fresh or lost.fresh:
+        leases.beat()  # confirms the one, and the other runs out
+        mine.until_s = 0.0 if not lost.fresh else mine.until_s
+    mine.confirm()
+    assert (mine.fresh, mine.held, leases.alive(branch.uuid, 1)) == (True, True, True)
+    with pytest.raises(errors.Fenced, match="nothing was called"):
+        lost.confirm()
+    assert (lost.held, theirs.held, leases.alive(second.uuid, 1)) == (False, True, False)
+    leases.close()
+
+
+HOLDER = """
+import sys
+from holdfast.errors import Fenced
+from holdfast.store.advisory import AdvisoryLeases
+from holdfast.store.postgres import Postgres
+from tests.store.test_postgres import PLAIN, View, take
+engine = Postgres(sys.argv[1])
+lease = take(AdvisoryLeases(engine), engine, View(engine, PLAIN).branches()[0])
+print(lease.generation, flush=True)
+sys.stdin.readline()
+try:
+    lease.confirm()
+    print("fresh", flush=True)
+except Fenced:
+    print("fenced", flush=True)
+"""
+
+
+def test_a_holder_that_is_not_heard_of_in_time_is_passed_over_though_its_lock_is_there(url, opened):
+    url += "&lease_s=0.3"
+    engine = opened(url)
+    branch, leases = add_branch(engine), AdvisoryLeases(engine)
+    command = [sys.executable, "-c", HOLDER, url]
+    root = Path(postgres.__file__).parents[1]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=root) as other:
+        assert other.stdout.readline() == "1\n"
+        with pytest.raises(errors.AgentBusy):  # it beats
+            take(leases, engine, branch, 1.0)
+        assert leases.alive(branch.uuid, 1)
+        other.send_signal(signal.SIGSTOP)
+        lease = take(leases, engine, branch, 60)
+        assert (lease.generation, leases.alive(branch.uuid, 1), leases.alive(branch.uuid, 2)) == (2, False, True)
+        other.send_signal(signal.SIGCONT)
+        assert other.communicate("\n")[0] == "fenced\n"
+    assert lease.fresh
+    leases.close()
+
+
+@pytest.mark.parametrize("wrong", ["0", "x", "1e9", "nan"])
+def test_how_long_a_lease_counts_is_checked(url, wrong):
+    with pytest.raises(errors.BadOption, match="lease_s"):
+        Postgres(f"{url}&lease_s={wrong}")
+
+
+def test_the_server_looks_for_machines_that_have_vanished(opened, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    monkeypatch.setenv("PGPORT", port)
+    try:
+        with postgres.server(listen_addresses="127.0.0.1", port=port, fsync="on"):
+            engine = opened("postgresql://postgres@127.0.0.1/postgres")
+            for name in ("idle", "interval", "count"):
+                assert 0 < int(engine.run(f"SELECT current_setting('tcp_keepalives_{name}')")[0][0]) <= 10
+            assert engine.run("SELECT current_setting('tcp_user_timeout')") == [("25000",)]
+    except postgres.NoServer as reason:
+        pytest.skip(str(reason))
+
+
+# -- processes -----------------------------------------------------------------------------------------------------
+
+
+def test_a_process_has_ended_only_when_this_machine_says_so():
+    command = [sys.executable, "-c", "from holdfast.store.processes import identity; print(*identity()); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        *machine, pid, began = other.stdout.readline().split()
+        one = [" ".join(machine), int(pid), int(began)]
+        assert not has_ended(one)
+        assert has_ended([one[0], one[1], one[2] + 1])  # another one had that number before
+        other.send_signal(signal.SIGSTOP)
+        assert not has_ended(one)
+        other.kill()
+        while "Z" not in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]:
+            pass
+        assert has_ended(one)  # nobody has asked for what it returned
+        other.wait()
+        assert has_ended(one)
+        assert not has_ended(["elsewhere", *one[1:]])
+        assert not has_ended(["", *one[1:]])
+    assert is_self(identity())
+    assert not is_self(one)
+    assert not has_ended(identity())
 
 
 RACER = """
 import os, sys
-from holdfast.store.postgres import AdvisoryLeases, Postgres
+from holdfast.store.advisory import AdvisoryLeases
+from holdfast.store.postgres import Postgres
 from tests.store.test_postgres import PLAIN, View, change, take
 engine = Postgres(sys.argv[1])
 leases, branch = AdvisoryLeases(engine), View(engine, PLAIN).branches()[0]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from datetime import datetime
 from typing import Any, assert_type
 
+import httpx
+import httpx2
+
 import holdfast
+from holdfast.contrib import otel
+from holdfast.contrib.http import AsyncTransport, Transport
 
 
 def a_first_program() -> None:
@@ -65,6 +71,11 @@ async def settle(agent: holdfast.Agent, amount: float) -> int:
         return await pay(amount, str(agent.uuid()))
 
 
+@holdfast.durable(every="0 8 * * 1-5", zone="Europe/Lisbon", missed="each", overlap="queue")
+def report(agent: holdfast.Agent, time: datetime) -> str:
+    return f"{agent.name} {time}"
+
+
 async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:
     with agent:
         assert_type(agent.run(travel.options(id="first"), "Lisbon"), list[str])
@@ -75,8 +86,12 @@ async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:
     assert_type(travel.options(id="7", wait=False)(agent, "Lisbon"), list[str])
     agent.cancel("7")
     assert_type(store.due(), list[holdfast.RunInfo])
+    assert_type(store.schedules(), list[holdfast.ScheduleInfo])
+    assert_type(store.adopt("a"), list[holdfast.RunInfo])
     assert_type(agent.resolve("a1b2", "done", result=7), holdfast.Effect)
     assert_type(agent.plan_rollback("asked", accept=["book"]), holdfast.RollbackPlan)
+    assert_type(agent.plan_fork("7", at="plan:0").apply("other"), holdfast.RunInfo)
+    assert_type(await agent.afork("7", at="3", branch="other"), holdfast.RunInfo)
     with agent.resource("log", open=open_log, describe=name_of) as log:
         assert_type(log, list[str])
 
@@ -114,3 +129,11 @@ def mistakes_are_found(store: holdfast.Store, agent: holdfast.Agent) -> None:
     agent.resolve("a1b2", "perhaps")  # type: ignore[arg-type]
     travel.options(identity="7")  # type: ignore[call-arg]
     holdfast.tool(effect="maybe")  # type: ignore[call-overload]
+
+
+def requests_of_tools() -> None:
+    httpx.Client(transport=Transport(httpx.HTTPTransport()))
+    httpx2.Client(transport=Transport(httpx2.HTTPTransport(), header="PayPal-Request-Id"))
+    httpx.AsyncClient(transport=AsyncTransport(httpx.AsyncHTTPTransport()))
+    httpx2.AsyncClient(transport=AsyncTransport(httpx2.AsyncHTTPTransport()))
+    otel.install()

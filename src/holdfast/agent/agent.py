@@ -19,6 +19,7 @@ from holdfast.agent import crashes, history
 from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.agent.changes import Change, Diff, diff, mutations
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.fleet import AgentInfo, info_of
 from holdfast.agent.graph import Graph
 from holdfast.agent.names import check_label, check_new
 from holdfast.agent.watchers import WATCHERS
@@ -34,7 +35,7 @@ from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
 
 if TYPE_CHECKING:
-    from holdfast.agent.store import AgentInfo, Store
+    from holdfast.agent.store import Store
 
 
 class Rollback(Struct, frozen=True):
@@ -261,7 +262,7 @@ class Agent:
         return crashes.told(self._store, self._row)
 
     def info(self) -> AgentInfo:
-        return self._store._info(self._row)
+        return info_of(self._store, self._row, self._db.view.shallow())
 
     def refresh(self) -> None:
         """Move a read-only handle to the newest head."""
@@ -306,7 +307,7 @@ class Agent:
             )
             self._document.become(wanted, record=False)
             head = self._made = self._seen(target)
-            writer.start_from(target, source.since_base(), moved=self._branch)
+            writer.start_from(target, source.since_base(), moved=self._branch, records=records)
             return head
 
     def _secure(self, label: str) -> None:
@@ -392,7 +393,7 @@ class Agent:
 
     def _walk(self) -> Iterator[Point]:
         """The branch's history, newest first, a few at a time."""
-        self._store.flush()
+        self._settle()  # not the store: whoever else writes there may wait for what is locked here
         return self._db.view.walk(self._fresh_branch().head)
 
     def _read(self, point: Point) -> tuple[State, history.Stored]:
@@ -469,6 +470,9 @@ class Agent:
     @property
     def closed(self) -> bool:
         return self._closed or self._store.closed
+
+    def _check_idle(self) -> None:
+        """Raise where something is going on that the agent cannot be taken away from. The room above knows."""
 
     def close(self) -> None:
         """Let go of the branch. Changes since the last checkpoint are not saved."""

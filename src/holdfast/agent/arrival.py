@@ -24,6 +24,7 @@ from holdfast.agent.proof import Brought, Proof, unlike
 from holdfast.agent.refs import Arrived, Kept, Landing, Past, Plan, Sides, TransferredAgent, plan
 from holdfast.agent.sealing import fold_below
 from holdfast.errors import CorruptValue, Damaged, Fenced
+from holdfast.store.bodies import is_written
 from holdfast.store.catalog import BEGINNING, Branch, End, Point, Tag, chunk_digest, link, listed, node_digest, slices
 from holdfast.store.changes import Change, NewCheckpoint, NewRecord, Objects, now_us, pack_node
 from holdfast.store.cipher import digest
@@ -198,10 +199,10 @@ class Arrival:
             raise Damaged(f"records behind number {count} came, and those before them did not")
         self._index(start)
         run = _NewLine(start, [])
-        for mark, refs, body_digest, body in frame.records:
+        for mark, key, refs, body_digest, body in frame.records:
             if len(body) > RECORD_MAX_BYTES or len(refs) % _DIGEST_BYTES:
                 raise CorruptValue("a record that does not follow the format")
-            if body and digest(b"record", body) != body_digest:
+            if body and not is_written(body, body_digest):
                 raise Damaged(f"record {count + 1} is not what was written")
             self._proof.trees([refs[at : at + _DIGEST_BYTES] for at in range(0, len(refs), _DIGEST_BYTES)])
             count, chain = count + 1, link(chain, body_digest)
@@ -210,7 +211,7 @@ class Arrival:
                 continue
             if not run.records:
                 self._rows.append(run)
-            run.records.append(NewRecord(mark, refs, body, body_digest))
+            run.records.append(NewRecord(mark, refs, body, body_digest, key))
             self._ends[count, chain] = None
             self.arrived.records += 1
         self._grow(len(frame.records), size_of(frame))
@@ -223,7 +224,7 @@ class Arrival:
                 ends = []
                 for record in self._view.line(branch.line, after=count):
                     count, chain = count + 1, link(chain, record.digest)
-                    ends.append(End(record.r, record.r if record.mark else record.back, count, chain))
+                    ends.append(End(record.r, record.r if record.marked else record.back, count, chain))
                 if (count, chain) == branch.end.position:
                     self._indexed.add(branch.b)
                     self._ends.update((end.position, end) for end in ends)

@@ -16,26 +16,28 @@ from contextlib import contextmanager, suppress
 from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.agent import metadata
+from holdfast.agent import metadata, watchers
 from holdfast.agent.history import children, chunks_of
 from holdfast.codec.blocks import LEAF_MAX_BYTES
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.told import Captured, Saved
 from holdfast.errors import BadOption, Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
-from holdfast.store.catalog import Branch, Point, View, link
+from holdfast.store.catalog import Branch, Open, Point, Record, View, link
 from holdfast.store.changes import (
     NOTHING,
+    UNCHANGED,
     Change,
     NewCheckpoint,
     NewRecord,
     Objects,
+    Parent,
     Said,
     chained,
     now_us,
     pack_node,
 )
 from holdfast.store.cipher import digest
-from holdfast.store.engine import Refused, Unsure
+from holdfast.store.engine import Again, Refused, Shared, Unsure
 from holdfast.store.manifest import Manifest, Position, identity
 from holdfast.store.writer import PASSING, Job
 
@@ -57,12 +59,6 @@ _ROW_BYTES = 256
 
 Note = Callable[["Pending"], Sequence[NewRecord]]
 """Makes the records that go to disk with a checkpoint; they may name it. Nothing is written if it raises."""
-
-
-class Parent(NamedTuple):
-    """What the next checkpoint is a child of, where that is not the head of the branch. Nothing: a root."""
-
-    point: Point | None
 
 
 _EMPTY: Mapping[bytes, bytes] = MappingProxyType({})
@@ -94,11 +90,14 @@ class Pending:
     sealed = False
     lazy = False
     accepted = False  # nobody waits for it any more
+    alone = False  # it brings all its chunks: the transaction may not see that others have gone
     chunks_tried = 0
     tried = False  # directly, and nobody knows yet what became of it
     job: Job[Branch] | None = None
     done: Branch | None = None
     error: BaseException | None = None
+    opened: Mapping[bytes, Open] | None = None  # the rows of open runs when it is written, if anybody has asked
+    watch = watchers.UNWATCHED
 
     def __init__(self, tip: Branch) -> None:
         self.tip = tip  # what the branch is to be: its handles are known when it is written
@@ -106,6 +105,12 @@ class Pending:
     @property
     def settled(self) -> bool:
         return self.done is not None or self.error is not None
+
+    @property
+    def size_bytes(self) -> int:
+        """What it adds to the store, before compression, besides what describes the program."""
+        parts = {**self.nodes, **self.sealing, **self.chunks}
+        return len(self.raw) + len(self.operations) + sum(map(len, parts.values()))
 
 
 class Now(NamedTuple):
@@ -115,6 +120,7 @@ class Now(NamedTuple):
     tip: Branch  # as it is to be when all that is pending is written
     pending: tuple[Pending, ...] = ()
     onto: Parent | None = None
+    opened: Mapping[bytes, Open] | None = None  # the rows of open runs, by id, as the store has them
 
 
 class BranchWriter:
@@ -173,6 +179,32 @@ class BranchWriter:
         return self._now.tip.records, self._now.tip.chain
 
     @property
+    def opened(self) -> Mapping[bytes, Open] | None:
+        """The rows of the branch's open runs when everything is written; None: nobody has read them yet."""
+        now = self._now
+        return now.pending[-1].opened if now.pending else now.opened
+
+    def know_opened(self, rows: Mapping[bytes, Open]) -> None:
+        """These are the rows of the branch's open runs. From then on they follow from the records."""
+        with self.lock:
+            if self.opened is None:
+                for one in self._now.pending:  # none of them changes any, or they would be known
+                    one.opened = rows
+                self._now = self._now._replace(opened=rows)
+
+    def _followed(self, made: Pending, records: Sequence[NewRecord], count: int) -> Sequence[NewRecord]:
+        """Records with what they change in the rows of open runs. ``count``: how many there are before them."""
+        if all(one.follow is None and one.opens is UNCHANGED for one in records):
+            return records
+        found = []
+        for number, record in enumerate(records, count + 1):
+            opens = record.opens if record.follow is None else record.follow(made.opened or {}, number)
+            if opens is not UNCHANGED:
+                made.opened = opens.applied(made.opened or {})
+            found.append(record._replace(opens=opens, follow=None))
+        return found
+
+    @property
     def under_way(self) -> set[Captured]:
         """The captures that are on their way."""
         return {one.captured for one in self._now.pending if one.captured is not None}
@@ -182,17 +214,28 @@ class BranchWriter:
         """Whether something waits for the next call, because the one that made it was cut short."""
         return any(one.job is None for one in self._now.pending)
 
-    def start_from(self, point: Point | None, since_base: Sequence[Point], *, moved: Branch | None = None) -> None:
+    def start_from(
+        self,
+        point: Point | None,
+        since_base: Sequence[Point],
+        *,
+        moved: Branch | None = None,
+        records: Sequence[NewRecord] = (),
+    ) -> None:
         """The live state is that of ``point``; ``since_base`` are the checkpoints that loading it replays.
 
-        ``moved``: the branch stands there now. Otherwise it stays where it is until the next checkpoint.
+        ``moved``: the branch stands there now, and ``records`` were written with that. Otherwise it stays where it is
+        until the next checkpoint.
         """
         view = self._db.view
         self._metadata = b""
         self._unsealed = len(since_base)
         self._unsealed_bytes = sum(len(view.operations(one)) + _ROW_BYTES for one in since_base)
         if moved is not None:
-            self._now = Now(moved, moved)
+            made = Pending(moved)
+            made.opened = self._now.opened
+            self._followed(made, records, moved.records)
+            self._now = Now(moved, moved, opened=made.opened)
         else:
             now = self._now
             at_head = now.tip.id == (point.id if point is not None else b"")
@@ -205,12 +248,30 @@ class BranchWriter:
         return self.finish(self.capture(document, label, **options))
 
     def capture(
+        self, document: Saved, label: str, kind: str = "checkpoint", target: bytes = b"", **options: Any
+    ) -> Pending:
+        """As _capture(), and whoever watches is told."""
+        if not watchers.observed():
+            return self._capture(document, label, kind, target, **options)
+        branch = self._now.tip
+        name = self._db.view.agent_at(branch.a).name
+        watch = watchers.begin("checkpoint", name, branch.name, label=label, kind=kind)
+        try:
+            made = self._capture(document, label, kind, target, mark=watch.mark, **options)
+        except BaseException as error:
+            watch.end(error)
+            raise
+        made.watch = watch
+        return made
+
+    def _capture(
         self,
         document: Saved,
         label: str,
-        kind: str = "checkpoint",
-        target: bytes = b"",
+        kind: str,
+        target: bytes,
         *,
+        mark: str = "",
         key: bytes = b"",
         said: Sequence[Said] = (),
         first: Sequence[NewRecord] = (),
@@ -222,6 +283,7 @@ class BranchWriter:
 
         ``key`` is what it can be looked up by, ``said`` goes into the log with it. ``first`` are records that go with
         it and that it knows, ``note`` makes such that come after it; ``nodes`` and ``chunks`` are what these name.
+        ``mark`` is an observer's.
         """
         self._db.check_usable()
         with self.lock, self._undivided(document):
@@ -239,7 +301,7 @@ class BranchWriter:
             tip, onto = now.tip, now.onto
             made = Pending(tip)
             time_us = now_us()
-            described, about = self._description.now()
+            described, about = self._description.now(mark)
             made.operations = encode_operations(captured.operations, time_us, self._store._registry)
             parent, depth = tip.id, tip.depth
             if onto is not None:
@@ -274,11 +336,14 @@ class BranchWriter:
             made.guard = self._guard() if self._guard is not None else None
             made.lazy = self._store._batched and not made.chunks
             made.tip = tip.standing(tip.head, made.id, depth + 1, tip.epoch)
+            made.opened = self.opened
             if first or note is not None:
-                made.first, made.records = first, checked(note(made)) if note is not None else ()
+                made.first = self._followed(made, first, tip.records)
+                after = checked(note(made)) if note is not None else ()
+                made.records = self._followed(made, after, tip.records + len(first))
                 count, chain = chained(tip.end, [*first, *made.records])
                 made.tip = made.tip._replace(records=count, chain=chain)
-            self._now = Now(now.firm, made.tip, (*now.pending, made))
+            self._now = Now(now.firm, made.tip, (*now.pending, made), opened=now.opened)
             return made
 
     def _seal_is_due(self, document: Saved) -> bool:
@@ -296,16 +361,32 @@ class BranchWriter:
 
     def finish(self, pending: Pending) -> Pending:
         """Write what is pending up to this one, and return when it is written."""
+        try:
+            self._finish(pending)
+        except BaseException as error:
+            pending.watch.end(error)
+            raise
+        if pending.watch is not watchers.UNWATCHED:
+            pending.watch.end(id=pending.id.hex(), depth=pending.tip.depth, size_bytes=pending.size_bytes)
+        return pending
+
+    def _finish(self, pending: Pending) -> None:
         with self.lock, self._undivided():
-            if not pending.settled and self._now.pending == (pending,) and not pending.lazy and pending.job is None:
-                self._try_directly(pending)
-            self._settle(hand=True, unless=pending)
-            pending.accepted = pending.lazy and pending.error is None
+            self._write(pending)
+        self._written_or_raise(pending)
+
+    def _write(self, pending: Pending) -> None:
+        """Write it, or have it written with all before it."""
+        if not pending.settled and self._now.pending == (pending,) and not pending.lazy and pending.job is None:
+            self._try_directly(pending)
+        self._settle(hand=True, unless=pending)
+        pending.accepted = pending.lazy and pending.error is None
+
+    def _written_or_raise(self, pending: Pending) -> None:
         if not pending.lazy:
             self._wait_for(pending)
         if pending.error is not None:
             raise pending.error
-        return pending
 
     def _try_directly(self, pending: Pending) -> None:
         """One call into the engine, in this thread. If an interrupt comes out of it, the next call asks the store."""
@@ -357,19 +438,16 @@ class BranchWriter:
                 change.say(old.a, said)
             if pending.captured is None:
                 moved = old.at_end(change.put_records(old.b, old.end, pending.records))
-                change.move(old, moved)
-                return moved
+                return change.move(old, moved)
             new = NewCheckpoint(pending.id, pending.raw, pending.operations, pending.key, pending.sealed, pending.first)
-            if pending.onto is not None:
-                return change.commit_onto(old, pending.onto.point, new, pending.records)
-            return change.commit(old, new, pending.records)
+            return change.commit(old, new, pending.records, pending.onto)
 
         return work
 
-    def _make_job(self, pending: Pending, before: Branch | Pending) -> None:
+    def _make_job(self, pending: Pending, before: Branch | Pending) -> Job[Branch]:
         """Bring what can be brought beforehand to disk, and prepare the rest, so that nobody waits for it."""
         pack = None
-        there = self._db.view.has_chunks(pending.chunks) if pending.chunks else set()
+        there = self._db.view.has_chunks(pending.chunks) if pending.chunks and not pending.alone else set()
         if len(there) < len(pending.chunks):
             self._db.engine.check_place()
             pack = self._db.packs.write((name, data) for name, data in pending.chunks.items() if name not in there)
@@ -383,7 +461,23 @@ class BranchWriter:
         pending.pack = pack.uuid if pack is not None else b""
         objects = Objects(packed, pack, frozenset(needs - nodes.keys()), frozenset(pending.chunks_named | there))
         size = len(pending.raw) + len(pending.operations) + sum(map(len, packed.values()))
-        pending.job = Job(self._work(pending, before, objects), lazy=pending.lazy, size_bytes=size)
+        pending.job = job = Job(self._work(pending, before, objects), lazy=pending.lazy, size_bytes=size)
+        return job
+
+    def founding(self, pending: Pending, found: Callable[[Change], Branch]) -> Callable[[Change], Branch]:
+        """The change that makes the branch, which is nowhere yet, and writes what is pending onto it.
+
+        Whoever makes it sees to what becomes of it: nothing is handed over here.
+        """
+        before = Pending(pending.tip)
+        before.job = made = Job(found)
+        work = self._make_job(pending, before).work
+
+        def whole(change: Change) -> Branch:
+            made.result = found(change)
+            return work(change)
+
+        return whole
 
     def _settle(self, *, hand: bool = False, unless: Pending | None = None) -> None:
         """See what became of everything that is pending; ``hand``: and hand over what was not.
@@ -479,7 +573,7 @@ class BranchWriter:
         pending.done = branch
         now = self._now
         rest = now.pending[1:]
-        self._now = Now(branch, now.tip if rest else branch, rest, now.onto)
+        self._now = Now(branch, now.tip if rest else branch, rest, now.onto, pending.opened)
         if pending.captured is not None:
             self._store._made(branch, sealed=pending.sealed)
 
@@ -540,40 +634,95 @@ class BranchWriter:
             one.error = one.error or error
         if dropped:
             self._unsealed = SEAL_CHECKPOINTS  # the next one makes the state whole in the store
-            self._now = Now(now.firm, kept[-1].tip if kept else now.firm, kept, dropped[0].onto)
+            self._now = Now(now.firm, kept[-1].tip if kept else now.firm, kept, dropped[0].onto, now.opened)
         return dropped
 
     # -- records --------------------------------------------------------------------------------------------
 
     def append(
         self,
-        records: Sequence[NewRecord],
+        records: Sequence[NewRecord] | Callable[[int], Sequence[NewRecord]],
         *,
         nodes: Mapping[bytes, bytes] | None = None,
         chunks: Mapping[bytes, bytes] | None = None,
         flush: bool,
+        soon: bool = False,
     ) -> int:
         """Write records at the end of the line; returns the last one's number.
 
         With ``flush`` they are durable then, with everything before them. Otherwise they share a later flush, which
-        comes by itself in a moment.
+        comes by itself in a moment; with ``soon`` the caller asks for it at once, and nobody else does before. A
+        function makes them when the number of the record before them is known.
         """
-        checked(records)
+        records = records if callable(records) else checked(records)
         self._db.check_usable()  # before the lock, which after a fork nobody may be left to give back
         with self.lock, self._undivided():
             self._settle()
+            records = checked(records(self._now.tip.records)) if callable(records) else records
             if not records:
                 return self._now.tip.records
             now = self._now
-            made = Pending(now.tip)
-            made.records, made.lazy = records, not flush
-            made.nodes, made.chunks = nodes or {}, chunks or {}
-            made.guard = self._guard() if self._guard is not None else None
-            count, chain = chained(now.tip.end, records)
-            made.tip = now.tip._replace(records=count, chain=chain)
-            self._now = Now(now.firm, made.tip, (*now.pending, made), now.onto)
-        self.finish(made)
-        return count
+            made = self._noted(records, nodes, chunks)
+            made.lazy = not (flush or soon)
+            made.accepted = soon
+            self._now = Now(now.firm, made.tip, (*now.pending, made), now.onto, now.opened)
+            if not soon:
+                self._write(made)
+        if not soon:
+            self._written_or_raise(made)
+        return made.tip.records
+
+    def _noted(
+        self,
+        records: Sequence[NewRecord],
+        nodes: Mapping[bytes, bytes] | None,
+        chunks: Mapping[bytes, bytes] | None,
+    ) -> Pending:
+        """Records at the end of the line, still to be written."""
+        made = Pending(self._now.tip)
+        made.opened = self.opened
+        made.records = self._followed(made, records, made.tip.records)
+        made.nodes, made.chunks = nodes or {}, chunks or {}
+        made.guard = self._guard() if self._guard is not None else None
+        count, chain = chained(made.tip.end, records)
+        made.tip = made.tip._replace(records=count, chain=chain)
+        return made
+
+    def commit(
+        self,
+        shared: Shared,
+        make: Callable[[int], Sequence[NewRecord]],
+        *,
+        nodes: Mapping[bytes, bytes] | None = None,
+        chunks: Mapping[bytes, bytes] | None = None,
+    ) -> int:
+        """Write records at the end of the line in a transaction that user code has written in, and commit both.
+
+        ``make`` gets the number of the last record before them. When it raises nothing of either is there, nor will be:
+        who has lost the branch meanwhile loses what that code wrote, too.
+        """
+        self._db.check_usable()
+        with self.lock:
+            firm = self.settle()
+            with self._undivided():
+                made = self._noted(checked(make(firm.records)), nodes, chunks)
+                made.alone = True
+                work = self._make_job(made, firm).work
+                made.job = None  # it must not be handed over: no writer's thread could make it
+                made.tried = True  # so whatever comes out of the next lines, the store is asked
+                self._now = Now(firm, made.tip, (made,), self._now.onto, self._now.opened)
+                try:
+                    self._written(made, self._db.commit(shared, work))
+                except Unsure:
+                    self._ask(made)
+                except HoldfastError as error:
+                    passes = isinstance(error, Refused) and self._stands(made)
+                    self._drop(StoreBusy(error.message) if passes else error)
+        if isinstance(made.error, StoreBusy):
+            raise Again(made.error.message, hint=made.error.hint) from made.error
+        if made.error is not None:
+            raise made.error
+        return made.tip.records
 
     # -- quiet ----------------------------------------------------------------------------------------------
 
@@ -582,7 +731,11 @@ class BranchWriter:
         self._db.check_usable()
         while True:
             with self.lock, self._undivided():
-                self._settle(hand=True)
+                try:
+                    if len(self._now.pending) == 1 and (only := self._now.pending[0]).job is None and not only.lazy:
+                        self._try_directly(only)
+                finally:
+                    self._settle(hand=True)  # what was accepted is tried again by itself
                 if not self._now.pending:
                     return self._now.firm
                 last = self._now.pending[-1]
@@ -650,13 +803,13 @@ def checked(records: Sequence[NewRecord]) -> Sequence[NewRecord]:
     return records
 
 
-def read_line(view: View, b: int, after: int = 0, *, marked: bool = False) -> Iterator[tuple[int, bytes]]:
-    """Records of a branch's line with a number above ``after``, and these numbers; ``marked``: those for summaries.
+def read_line(view: View, b: int | Branch, after: int = 0, *, marked: bool = False) -> list[Record]:
+    """Records of a branch's line with a number above ``after``; ``marked``: those for summaries.
 
-    Read from the beginning, all of them, they are proven by the chain before the first is given. One of which nothing
-    is left but its digest is empty.
+    Read from the beginning, all of them, they are proven by the chain. The body of one of which nothing is left but its
+    digest is empty.
     """
-    branch = view.branch_at(b)
+    branch = view.branch_at(b) if isinstance(b, int) else b
     records = view.line(branch.back if marked else branch.line, after, marked=marked)
     if not after and not marked:
         chain = b""
@@ -665,11 +818,10 @@ def read_line(view: View, b: int, after: int = 0, *, marked: bool = False) -> It
         if (len(records), chain) != (branch.records, branch.chain):
             raise Damaged(
                 f"the records of the line of branch {branch.name!r} are not those that were written",
-                what=(f"line {b}",),
+                what=(f"line {branch.b}",),
                 hint="Run `holdfast verify` to see what is affected.",
             )
-    for record in records:
-        yield record.i, record.body
+    return records
 
 
 def _on_stack(wanted: FrameType) -> bool:

@@ -9,12 +9,11 @@ somebody asks for it plain.
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -24,8 +23,8 @@ import zstandard
 from holdfast.agent.arrival import Arrival
 from holdfast.agent.frames import VERSION, End, Frame, Head, Payload, Refs, decoded, encoded, size_of
 from holdfast.agent.refs import Past, read_refs
-from holdfast.agent.store import Store, find_store, open_as, open_unseen, say_created
-from holdfast.agent.transfer import Sending, TransferReport, kept_by
+from holdfast.agent.store import Store, find_store, open_unseen, say_created
+from holdfast.agent.transfer import Sending, TransferReport, family, kept_by
 from holdfast.errors import (
     BadOption,
     CorruptValue,
@@ -58,7 +57,6 @@ RATIO_MAX = 256
 
 _HEADER = struct.Struct(">BII")  # how it is stored, stored length, length
 _RAW, _ZSTD = 0, 1
-_SCRATCH = ".holdfast-scratch-"
 
 T = TypeVar("T")
 
@@ -163,16 +161,12 @@ def write_bundle(
     store: Store,
     path: Path,
     agents: Sequence[str],
+    key: Key,
+    progress: Progress | None,
     *,
-    key: Key = None,
-    replace: bool = False,
-    progress: Progress | None = None,
+    replace: bool,
 ) -> int:
-    """Write agents to one file, which appears whole or not at all. Returns its size.
-
-    With a ``key`` it is encrypted with that; without one it opens with the keys of its store, if that is encrypted;
-    with False it is plain in any case.
-    """
+    """Write agents to one file, which appears whole or not at all. Returns its size."""
     numbers = [store._agent_row(name).a for name in dict.fromkeys(agents)]
     if not numbers:
         raise BadOption("no agent is named", hint="Name those that are to go into the file.")
@@ -189,7 +183,7 @@ def write_bundle(
         try:
             with os.fdopen(fd, "wb", buffering=2**20) as file, store._db.moment() as contents:
                 out = Writing(file, head, cipher)
-                _write(out, store._db.uuid, contents, numbers, progress or quietly)
+                _write(out, store._db.uuid, contents, family(contents.view, numbers), progress or quietly)
                 file.flush()
                 os.fsync(file.fileno())
             temporary.rename(path)
@@ -235,31 +229,17 @@ def _write(out: Writing, store: bytes, contents: Contents, numbers: Sequence[int
 def read_bundle(
     store: Store,
     path: Path,
-    agents: Sequence[str] = (),
-    *,
-    key: Key = None,
-    beside: bool = False,
-    new_name: str | None = None,
-    progress: Progress | None = None,
-) -> TransferReport:
-    """Take in the agents of a file, or some of them. ``key`` is the file's.
-
-    Everything is proven as it arrives; refs move when all of the file was read.
-    """
-    with opened(path, key) as (found, _):
-        return _take(store, path, found, agents, aside=beside, name=new_name, progress=progress or quietly)
-
-
-def _take(
-    store: Store,
-    path: Path,
     found: Iterator[Frame],
     agents: Sequence[str],
     *,
-    aside: bool,
-    name: str | None,
-    progress: Progress,
+    beside: bool = False,
+    new_name: str | None,
+    progress: Progress | None,
 ) -> TransferReport:
+    """Take in the agents of a file that was opened, or some of them.
+
+    Everything is proven as it arrives; refs move when all of the file was read.
+    """
     head = next(found)
     if not isinstance(head, Head):
         raise _damaged("it has no beginning")
@@ -268,12 +248,14 @@ def _take(
     for one in agents:
         if one not in head.agents:
             raise UnknownAgent(f"there is no agent {one!r} in the bundle", hint=f"It has: {', '.join(head.agents)}.")
-    if name is not None and len(agents or head.agents) != 1:
+    if new_name is not None and len(agents or head.agents) != 1:
         raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
     with Arrival(store, str(path)) as into:
         try:
-            _all(into, head, found, progress)
-            return TransferReport(str(path), store.place, into.finish(only=agents, aside=aside, name=name))
+            _all(into, head, found, progress or quietly)
+            above = tuple(f"{one}/" for one in agents if new_name is None)
+            only = [*agents, *(one for one in head.agents if above and one.startswith(above))]
+            return TransferReport(str(path), store.place, into.finish(only=only, aside=beside, name=new_name))
         except BaseException:
             with suppress(HoldfastError):  # what has arrived is held a while longer then
                 into.give_up()
@@ -375,39 +357,22 @@ def import_bundle(
                         f"{path} is encrypted, and the new store at {place} would not be",
                         hint="Give the store a key (HOLDFAST_KEY_FILE, key=), or say that it has none (key=False).",
                     )
-                moved = made_at(
-                    place,
-                    secret,
-                    lambda new: _take(
-                        new, path, found, agents, aside=False, name=new_name, progress=progress or quietly
-                    ),
-                )
+                fill = partial(read_bundle, path=path, found=found, agents=agents, new_name=new_name, progress=progress)
+                moved = made_at(place, secret, fill)
             if moved is not None:
                 say_created(str(place))
                 return TransferReport(str(path), str(place), moved.agents)
-    with open_as(Store, place, create=False, inert=True, key=key) as there:
-        return read_bundle(there, path, agents, key=file_key, beside=beside, new_name=new_name, progress=progress)
+    with Store.opened(place, create=False, inert=True, key=key) as there:
+        return there.import_bundle(path, agents, key=file_key, beside=beside, new_name=new_name, progress=progress)
 
 
 def made_at(place: Path, secret: Secret | None, fill: Callable[[Store], T]) -> T | None:
     """Make a store, filled where nobody sees it, and put where it belongs; None if somebody else made one meanwhile."""
     folder = next(one for one in place.parents if one.is_dir())
     try:
-        scratch = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=folder))
+        with files.scratch(folder) as room:
+            with open_unseen(room / "new", secret, create=True) as made:
+                result = fill(made)
+            return result if files.put_in_place(room / "new", place) else None
     except OSError as error:
         raise files.unavailable(error, f"making a store at {place}") from error
-    try:
-        new = scratch / "new"
-        with open_unseen(new, secret, create=True) as made:
-            result = fill(made)
-        try:
-            files.make_folder(place.parent)
-            new.rename(place)
-            files.fsync_directory(place.parent)
-        except OSError as error:
-            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
-                return None
-            raise files.unavailable(error, f"making a store at {place}") from error
-        return result
-    finally:
-        files.discard(scratch)

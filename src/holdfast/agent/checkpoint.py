@@ -51,8 +51,10 @@ class Checkpoint:
     @property
     def _point(self) -> Point:
         if self._found is None:
-            self._store.flush()
             found = self._store._db.view.find(self._id)
+            if found is None:  # it may be on its way
+                self._store.flush()
+                found = self._store._db.view.find(self._id)
             if found is None:
                 raise Forgotten(f"checkpoint {self.short_id} is not in the store", hint="See `holdfast log`.")
             self._found = found

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from holdfast.agent.graph import left_by
 from holdfast.agent.history import children, named_in
@@ -80,35 +80,24 @@ def _lost(what: str) -> Damaged:
 # -- checkpoints by their links ------------------------------------------------------------------------------------
 
 
-class Link(NamedTuple):
-    """A checkpoint's row without its payload. ``s`` is its segment, 0 while it is loose."""
-
-    parent: int
-    line: int
-    sealed: int
-    s: int
-    mark: int
-    keyed: bool
-
-
 class Links:
-    """Every checkpoint of one moment, and every ref that leads to some. No payload is read."""
+    """Every checkpoint of one moment, as its row is stored, and every ref that leads to some. No payload is read."""
 
     def __init__(self, view: View, pace: Pace = at_once) -> None:
         self.view = view
-        self.rows: dict[int, Link] = {}
+        self.rows: dict[int, Row] = {}
         self.damaged: set[int] = set()  # what these are linked to is not known; they can only go
         made_on: set[int] = set()
         for table in CHECKPOINTS:
             bad: list[tuple[Any, ...]] = []
-            for at, (n, mark, key, parent, line, b, _, sealed, *s) in enumerate(view.heads(table, bad)):
-                self.rows[n] = Link(parent, line, sealed, s[0] if s else 0, mark, bool(key))
-                made_on.add(b)
+            for at, head in enumerate(view.heads(table, bad)):
+                row = self.rows[head[0]] = Row(*head)
+                made_on.add(row.b)
                 if not at % AT_ONCE:
                     pace()
-            for row in bad:
-                self.damaged.add(row[0])
-                self.rows[row[0]] = Link(0, 0, 0, row[8] if table == "checkpoint" else 0, 0, keyed=False)
+            for n, *_, s, _ in bad:
+                self.damaged.add(n)
+                self.rows[n] = Row(n, 0, b"", 0, 0, 0, 0, 0, s if table == "checkpoint" else 0)
         self.shallow = view.shallow()
         self.agents = {agent.a: agent for agent in view.agents()}
         self.branches: dict[int, list[Branch]] = {a: [] for a in (0, *self.agents)}
@@ -209,10 +198,13 @@ class Reached:
         self._pace = pace
         self._seen: dict[str, set[int]] = {"n": set(), "s": set(), "r": set(), "shallow": set()}
 
-    def mark(self, view: View, dead: Collection[int] = (), broken: Collection[int] = ()) -> None:
+    def mark(
+        self, view: View, dead: Collection[int] = (), broken: Collection[int] = (), bare: Collection[int] = ()
+    ) -> None:
         """Walk from every row that was not looked at before. Numbers say nothing of time, so all are compared.
 
-        ``dead``: checkpoints that are to go, ``broken``: the segments that lose some of theirs.
+        ``dead``: checkpoints that are to go, ``broken``: the segments that lose some of theirs, ``bare``: the records
+        that lose their values.
         """
         segments = set(self._new(view, "s", "segment", "s")) - set(broken)
         numbers = [n for n in self._new(view, "n", "loose", "n", "checkpoint") if n not in dead]
@@ -238,8 +230,9 @@ class Reached:
             self.add(view, point.manifest.roots)
         for part in slices(self._new(view, "r", "record", "r")):
             for record in view.records(part):
-                self.add(view, record.refs)
-                self._value(view, record.body)
+                if record.r not in bare:
+                    self.add(view, record.refs)
+                    self._value(view, record.body)
             self._pace()
 
     def _new(self, view: View, kind: str, table: str, column: str, *more: str) -> list[int]:

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,16 +23,14 @@ from holdfast.agent.graph import Graph
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, Damaged, HoldfastError, Unavailable
-from holdfast.store.catalog import Agent, Point, Progress, View, quietly
+from holdfast.store.catalog import Agent, Point, Progress, View
 from holdfast.store.changes import Change, NewCheckpoint, NewPack, Objects, pack_node
 from holdfast.store.database import Contents, Database, open_database
-from holdfast.store.files import discard, unavailable
+from holdfast.store.files import scratch, unavailable
 from holdfast.store.keys import secret_of
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
-
-SAMPLE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,60 +92,49 @@ class _Copying(history.Stored):
         return b"".join([self.chunks[digest] for digest in digests])
 
 
-def drill(
-    store: Store,
-    agents: Sequence[str] = (),
-    *,
-    sample: int = SAMPLE,
-    place: Path | None = None,
-    progress: Progress | None = None,
-) -> DrillReport:
+def drill(store: Store, agents: Sequence[str], sample: int, place: Path | None, say: Progress) -> DrillReport:
     """Restore the newest checkpoint of each branch and others at random, ``sample`` in all, and prove them."""
     if sample < 1:
         raise BadOption(f"a sample of {sample}", hint="Restore at least one checkpoint.")
-    began, say = time.monotonic(), progress or quietly
+    began = time.monotonic()
     rows = [store._agent_row(name) for name in agents] if agents else store._agents()
     store.flush()
-    room = _scratch(place, store)
-    try:
-        secret = secret_of(os.urandom(32)) if store.encrypted else None
-        with store._db.moment() as contents:
+    secret = secret_of(os.urandom(32)) if store.encrypted else None
+    with _scratch(place, store) as room:
+        restored: list[tuple[Agent, int, Point | None, HoldfastError | None]] = []
+        with (
+            store._db.moment() as contents,
+            closing(open_database(room / "store", secret=secret, remember=False)) as made,
+        ):
             chosen, total = _choose(contents.view, rows, sample)
             report = DrillReport(store.place, total)
-            restored: list[tuple[Agent, int, Point | None, HoldfastError | None]] = []
-            made = open_database(room / "store", secret=secret, remember=False)
-            try:
-                for done, (agent, n) in enumerate(chosen, 1):
-                    point, error = None, None
-                    try:
-                        point = contents.view.point(n)
-                        report.bytes += _bring_back(contents, point, made)
-                    except (Damaged, Unavailable) as failed:
-                        error = failed
-                    restored.append((agent, n, point, error))
-                    say("checkpoints", done, len(chosen))
-            finally:
-                made.close()
-        again = open_database(room / "store", readonly=True, secret=secret, remember=False)
-        try:
+            for done, (agent, n) in enumerate(chosen, 1):
+                point, error = None, None
+                try:
+                    point = contents.view.point(n)
+                    report.bytes += _bring_back(contents, point, made)
+                except (Damaged, Unavailable) as failed:
+                    error = failed
+                restored.append((agent, n, point, error))
+                say("checkpoints", done, len(chosen))
+        with closing(open_database(room / "store", readonly=True, secret=secret, remember=False)) as again:
             report.checkpoints = [_drilled(again, *one) for one in restored]
-        finally:
-            again.close()
-    finally:
-        discard(room)
     report.seconds = time.monotonic() - began
     return report
 
 
-def _scratch(place: Path | None, store: Store) -> Path:
+@contextmanager
+def _scratch(place: Path | None, store: Store) -> Iterator[Path]:
     """A folder for this user only: below ``place``, or beside the store, or where temporary files go."""
     places = [place] if place is not None else [Path(store.place).parent, None]
-    for folder in places:
-        try:
-            return Path(tempfile.mkdtemp(prefix=".holdfast-scratch-", dir=folder))
-        except OSError as error:
-            failed = error
-    raise unavailable(failed, f"making a scratch place in {places[0]}") from failed
+    with ExitStack() as stack:
+        for folder in places:
+            try:
+                yield stack.enter_context(scratch(folder))
+                return
+            except OSError as error:
+                failed = error
+        raise unavailable(failed, f"making a scratch place in {places[0]}") from failed
 
 
 def _choose(view: View, agents: Sequence[Agent], sample: int) -> tuple[list[tuple[Agent, int]], int]:

@@ -67,7 +67,7 @@ class Chunk(Struct, array_like=True, frozen=True, tag=3):
 
 
 class Records(Struct, array_like=True, frozen=True, tag=4):
-    """Records of a line behind its first ``count``, which have the digest ``chain``: mark, refs, digest and body.
+    """Records of a line behind its first ``count``, which have the digest ``chain``: mark, key, refs, digest, body.
 
     ``at`` is a checkpoint that has that position, where the receiver knows one.
     """
@@ -75,7 +75,9 @@ class Records(Struct, array_like=True, frozen=True, tag=4):
     count: Count
     chain: Identity
     at: Identity
-    records: Annotated[list[tuple[Annotated[int, Meta(ge=0, le=1)], bytes, Digest, bytes]], Meta(max_length=TOGETHER)]
+    records: Annotated[
+        list[tuple[Annotated[int, Meta(ge=0, le=3)], Key, bytes, Digest, bytes]], Meta(max_length=TOGETHER)
+    ]
 
 
 class Payload(Struct, array_like=True, frozen=True, tag=5):

@@ -27,8 +27,9 @@ from holdfast.store.tables import FORMAT_VERSION
 _DEPENDENCIES_MAX = 2_000
 # Lines of a program that make checkpoints.
 _KNOWN_MAX = 1_000
-# The head of a map of two.
+# The heads of maps of two and of three.
 _PAIR = b"\x82"
+_TRIPLE = b"\x83"
 
 
 class Description:
@@ -37,21 +38,23 @@ class Description:
     def __init__(self, registry: Registry, config: Any) -> None:
         self._registry = registry
         self._config = config
-        # By the place in the code that asked, which is kept with it so that no other code gets its id.
-        self._known: dict[tuple[int, int, int], tuple[CodeType | None, bytes, dict[bytes, bytes]]] = {}
+        # By the trace and the place in the code that asked, which is kept with it so that no other code gets its id.
+        self._known: dict[tuple[int, int, int, str], tuple[CodeType | None, bytes, dict[bytes, bytes]]] = {}
 
-    def now(self) -> tuple[bytes, dict[bytes, bytes]]:
+    def now(self, trace: str = "") -> tuple[bytes, dict[bytes, bytes]]:
         """The name of the metadata of a checkpoint that is made now, and the nodes that it consists of."""
         frame = _caller()
         code, at = (frame.f_code, frame.f_lasti) if frame is not None else (None, 0)
-        key = self._registry.revision, id(code), at
+        key = self._registry.revision, id(code), at, trace
         found = self._known.get(key)
         if found is None:
             # The name of a file is a text here, no path of ours.
             line = [os.path.basename(code.co_filename), frame.f_lineno] if frame and code else ["", 0]  # noqa: PTH119
             common = leaf_node(VALUE, [collect(self._registry, self._config)])
             root = node_digest(common)
-            own = leaf_node(VALUE, [_PAIR + encode("caller") + encode(line) + encode("process") + big(root)])
+            about = encode("caller") + encode(line) + encode("process") + big(root)
+            about = _TRIPLE + about + encode("trace") + encode(trace) if trace else _PAIR + about
+            own = leaf_node(VALUE, [about])
             found = code, node_digest(own), {root: common, node_digest(own): own}
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
@@ -88,11 +91,12 @@ def lost(view: View) -> set[bytes]:
 
 
 def read(state: State, root: bytes) -> dict[str, Any]:
-    """The metadata of that name; what is the same for the process, and the caller."""
+    """The metadata of that name; what is the same for the process, the caller, and the trace, if there is one."""
     found = Reader(state, Registry(), inert=True).content(state.tree(root))
     if not isinstance(found, dict) or not isinstance(found.get("process"), dict):
         raise CorruptValue("the metadata of a checkpoint do not follow the format")
-    return {**found["process"], "caller": found.get("caller")}
+    own = {"caller": found.get("caller")} | ({"trace": found["trace"]} if "trace" in found else {})
+    return {**found["process"], **own}
 
 
 def collect(registry: Registry, config: Any) -> bytes:

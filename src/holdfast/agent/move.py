@@ -15,19 +15,20 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.agent.opened import adopt, since
 from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed
 from holdfast.store import files
-from holdfast.store.catalog import Progress, View
-from holdfast.store.changes import Change
-from holdfast.store.database import COLD, MOVED, OBJECTS, is_url
+from holdfast.store.catalog import Open, Progress, View, body_bytes, read_body
+from holdfast.store.changes import Change, Opens
+from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES, is_url
 from holdfast.store.sqlite import Sqlite
 
 if TYPE_CHECKING:
     from holdfast.store.keys import Secret
 
-FACTS = ("policy",)
+FACTS = ("policy", "queues")
 """What people have set for a store, and goes along. Keys do not: the other store has its own."""
 
 _OWN = frozenset({"store.db", "store.db-wal", "store.db-shm", "packs", "locks", "witness"})
@@ -60,6 +61,7 @@ def move(source: Store, dest: Store, progress: Progress | None = None) -> Transf
         report = backup(source, dest, progress)
         before = _standing(source._db.view)
         backup(source, dest)  # what came in while the first one was going on
+        _carry_schedules(source, dest)
 
         def end(change: Change) -> None:
             if _standing(change) != before:
@@ -71,9 +73,50 @@ def move(source: Store, dest: Store, progress: Progress | None = None) -> Transf
                     change.move(branch, branch._replace(generation=branch.generation + 1))
             change.set_fact(MOVED, dest.place.encode())
 
+        rows = _open_rows(source)
         source._db.change(end)
+        _carry_open(source, dest, rows)
         source.close()
     return report
+
+
+def _open_rows(store: Store) -> dict[int, list[Open]]:
+    """The rows of open runs, and of signals to them, by branch."""
+    view = store._db.view
+    return {b: view.opened(b) for (b,) in view.reader.run("SELECT DISTINCT b FROM open WHERE length(signal) = 0")}
+
+
+def _carry_open(source: Store, dest: Store, rows: dict[int, list[Open]]) -> None:
+    """Nobody goes on with the runs in the old place: those that are open there are so in the new one.
+
+    Not before the old one is closed: should this be cut short, they wait to be adopted.
+    """
+    view, alive = source._db.view, dest._db.leases.alive
+
+    def put(change: Change) -> None:
+        for b, some in rows.items():
+            old = view.branch_at(b)
+            agent = change.agent_of(view.agent_at(old.a).uuid)
+            for new in change.branches(agent.a) if agent is not None else ():
+                same = new.uuid == old.uuid and new.end.position == old.end.position
+                if same and not (new.generation and alive(new.uuid, new.generation)):
+                    adopt(change, new, since(old, view.line(old.line)))
+                    change.set_open(new.b, Opens([(None, None)], some))
+
+    if rows:
+        dest._db.change(put)
+
+
+def _carry_schedules(source: Store, dest: Store) -> None:
+    """What is executed at which times goes on in the new place. A backup has none of it: it would act, too."""
+    value = source._db.view.fact(SCHEDULES)
+
+    def merged(other: bytes | None) -> bytes:
+        ours, theirs = (read_body(one, "store schedules") if one is not None else {} for one in (value, other))
+        return body_bytes({**ours, **theirs})
+
+    if value is not None:
+        dest._db.change(lambda change: change.swap_fact(SCHEDULES, merged))
 
 
 @contextmanager
@@ -120,11 +163,10 @@ def rotate(
             hint="Make a new store with another key, and move this one there.",
         )
     path = Path(os.path.realpath(place))
-    _settle(path)
     building = path.with_name(f".{path.name}.rotating")
     with ExitStack() as stack:
         source = stack.enter_context(open_unseen(path, secret))
-        stack.enter_context(_alone(source))
+        stack.enter_context(_quiet(source))
         facts = source._db.view.facts()
         if facts.get(OBJECTS) or facts.get(COLD):
             raise BadOption(
@@ -136,11 +178,18 @@ def rotate(
         try:
             with open_unseen(building, new(), create=True) as made:
                 backup(source, made, progress)
+                _carry_schedules(source, made)
+                _carry_open(source, made, _open_rows(source))
                 _prove(made, progress)
             source.close()
             files.discard(old)  # as far as another attempt came: the one in its place is the one that counts
             building.rename(old)
-            files.exchange(path, old)
+            try:
+                files.exchange(path, old)
+            except StoreFailed:  # and nothing else: whatever comes after it may find the old one there
+                old.rename(building)
+                raise
+            files.fsync_directory(path.parent)
         except OSError as error:
             raise files.unavailable(error, f"replacing {path}") from error
         finally:
@@ -168,31 +217,11 @@ def discard_old(place: str) -> list[Path]:
     path = Path(os.path.realpath(place))
     if not files.classify(path):
         raise BadOption(f"there is no store at {path}", hint="What is beside it may be all that is left. Nothing went.")
-    _settle(path)
     found = old_ones(path)
     for one in found:
         _carry(one, path)
         files.discard(one)
     return found
-
-
-def _settle(path: Path) -> None:
-    """Two directories that were about to change places when somebody was killed: finish that."""
-    aside = files.aside(path)
-    try:
-        if aside.exists() and files.classify(path):
-            aside.rename(path.with_name(f"{path.name}.old-{os.urandom(_OLD_DIGITS // 2).hex()}"))
-    except OSError as error:
-        raise files.unavailable(error, f"looking at {aside}") from error
-
-
-@contextmanager
-def _alone(store: Store) -> Iterator[None]:
-    engine = store._db.engine
-    if not isinstance(engine, Sqlite):
-        raise BadOption("only a store in a directory can give way to another one")
-    with engine.alone():
-        yield
 
 
 def _prove(store: Store, progress: Progress | None) -> None:

@@ -50,6 +50,13 @@ def check_new(name: object, what: str) -> str:
     return new
 
 
+def check_text(text: object, what: str, most: int = 200) -> str:
+    """Refuse what is no short text."""
+    if not isinstance(text, str) or not 0 < len(text) <= most:
+        raise BadName(f"{what} is a text of 1 to {most} characters, not {text!r:.60}")
+    return text
+
+
 def check_label(label: object) -> str:
     """Labels are text that can be shown and found again."""
     if not isinstance(label, str):

@@ -24,6 +24,7 @@ _BUCKETS: dict[str, Callable[[int], int]] = {
     "daily": lambda at: at // _DAY_US,
     "weekly": lambda at: (at + _TO_MONDAY_US) // (7 * _DAY_US),
 }
+_SPANS = ("newer_than_s", "runs_s")
 COUNT_MAX = 10**9
 
 
@@ -46,6 +47,9 @@ class Policy:
     everything younger than that, also what rollbacks left behind. ``tags``: tagged ones stay; with False they may go,
     and their tags with them.
 
+    ``runs`` is about records: of how many runs that have ended, the newest of each branch (a number), or of those of
+    the last so long (a timedelta), the values stay that were recorded. Without it all of them do.
+
     Whatever a policy says, these stay: where each branch stands, the newest checkpoint of a branch that is good, and
     what a run that has not finished or an effect in doubt needs.
     """
@@ -58,6 +62,7 @@ class Policy:
     branches: Sequence[str] = ()
     newer_than: timedelta | None = None
     tags: bool = True
+    runs: int | timedelta | None = None
 
     def __post_init__(self) -> None:
         numbers: Any = {name: getattr(self, name) for name in ("last", *_BUCKETS)}
@@ -72,12 +77,18 @@ class Policy:
         span: Any = self.newer_than
         if span is not None and (not isinstance(span, timedelta) or span < timedelta(0)):
             raise BadOption(f"newer_than={self.newer_than!r}", hint="Use a timedelta that is not negative.")
+        runs: Any = self.runs
+        fits = runs >= timedelta(0) if isinstance(runs, timedelta) else type(runs) is int and 0 <= runs <= COUNT_MAX
+        if runs is not None and not fits:
+            hint = "Use a number of runs, or a timedelta that is not negative."
+            raise BadOption(f"runs={runs!r}", hint=hint)
         if type(self.tags) is not bool:
             raise BadOption(f"tags={self.tags!r}", hint="Use True or False.")
         if not any((self.last, self.hourly, self.daily, self.weekly, self.labels, self.branches, self.newer_than)):
-            raise BadOption(
-                "a policy without a rule would keep almost nothing", hint="Say what to keep: Policy(last=10)."
-            )
+            hint = "Say what to keep: Policy(last=10)."
+            if runs is not None:
+                hint = 'Say which checkpoints to keep, too; all of them: Policy(branches=["*"], runs=...).'
+            raise BadOption("a policy without a rule would keep almost no checkpoint", hint=hint)
 
     # -- what it keeps ----------------------------------------------------------------------------------
 
@@ -103,6 +114,12 @@ class Policy:
             if since is not None and one.time_us >= since:
                 yield one.n, f"newer than {_span(self.newer_than)}"
 
+    def keeps_run(self, place: int, ended_us: int, now_us: int) -> bool:
+        """Whether the values of a run stay that has ended then. ``place``: how many ended after it on its branch."""
+        if isinstance(self.runs, timedelta):
+            return ended_us >= now_us - self.runs // timedelta(microseconds=1)
+        return self.runs is None or place < self.runs
+
     # -- written down -----------------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:
@@ -110,25 +127,28 @@ class Policy:
         found: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name == "newer_than":
-                found["newer_than_s"] = value.total_seconds() if value is not None else None
-            else:
+            if isinstance(value, timedelta):
+                found[f"{field.name}_s"] = value.total_seconds()
+            elif {"runs": value is not None, "tags": not value}.get(field.name, bool(value)):
                 found[field.name] = list(value) if isinstance(value, tuple) else value
-        return {name: value for name, value in found.items() if (value if name != "tags" else not value)}
+        return found
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Policy:
-        given = dict(data)
-        seconds = given.pop("newer_than_s", None)
+        spans = {name.removesuffix("_s"): timedelta(seconds=data[name]) for name in _SPANS if name in data}
+        given = {**{name: value for name, value in data.items() if name not in _SPANS}, **spans}
         unknown = set(given) - {field.name for field in fields(cls)}
         if unknown:
             raise BadOption(f"a policy has no rule {min(unknown)!r}")
-        return cls(**given, newer_than=timedelta(seconds=seconds) if seconds is not None else None)
+        return cls(**given)
 
     def __str__(self) -> str:
         said = [f"{name} {getattr(self, name)}" for name in ("last", *_BUCKETS) if getattr(self, name)]
         said += [f"{name} {', '.join(getattr(self, name))}" for name in ("labels", "branches") if getattr(self, name)]
         said += [f"newer than {_span(self.newer_than)}"] if self.newer_than is not None else []
+        if self.runs is not None:
+            newer = f"newer than {_span(self.runs)}" if isinstance(self.runs, timedelta) else ""
+            said.append(f"values of runs {newer}" if newer else f"values of {self.runs} runs")
         return "; ".join([*said, *([] if self.tags else ["without tags"])])
 
 

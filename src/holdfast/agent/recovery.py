@@ -13,17 +13,21 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.agent import history
-from holdfast.agent.verify import Found, Histories, Lines, Told
+from holdfast.agent.evidence import Found, Histories, Lines, Told
+from holdfast.agent.opened import settle
 from holdfast.errors import Damaged, Forgotten, Unavailable
-from holdfast.store.catalog import BEGINNING, DIGEST_BYTES, Agent, Branch, End, Point, View, read_body
-from holdfast.store.changes import NewRecord
-from holdfast.store.database import Contents
+from holdfast.store.catalog import BEGINNING, DIGEST_BYTES, LOST, Agent, Branch, End, Point, View, read_body
+from holdfast.store.changes import Change, NewRecord
+from holdfast.store.database import Contents, Database
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
 _NAMED_MAX = 5
 """How many of the checkpoints that are passed over are named one by one."""
+
+_GONE = NewRecord(0, b"", b"", bytes(DIGEST_BYTES), LOST)
+"""The record that stands for those that are lost."""
 
 _NO_WAY = "Put the store back from a backup, or see with `holdfast repair` what can be saved of it."
 
@@ -199,5 +203,31 @@ def recover(store: Store, name: str, agent: Agent, branch: Branch) -> tuple[Bran
             number += 1
     more = {"recovered": branch.b}
     # That more had happened outside must not be forgotten: one record stands for all that cannot be trusted.
-    gone = [NewRecord(0, b"", b"", bytes(DIGEST_BYTES))] if finding.broken else []
+    gone = [_GONE] if finding.broken else []
     return store._add_branch(agent, new, finding.valid, more, end=finding.end, lost=gone), lost
+
+
+def doubt(db: Database) -> None:
+    """Let each line say that records behind it are lost, before the store counts as it is: nobody knows of which.
+
+    So what an agent does next is in doubt until somebody has found out what it had done.
+    """
+
+    def say(change: Change) -> None:
+        found = []
+        for (b,) in change.reader.run("SELECT b FROM branch WHERE a > 0 ORDER BY b"):
+            with suppress(Damaged):  # of which verify tells; nothing is written behind what is not there
+                branch = change.branch_at(b)
+                whole = not branch.line or change.record(branch.line).i == branch.records
+                found += [branch] if whole and not branch.body.get("arriving") else []
+        for branch in found:
+            moved = change.move(branch, branch.at_end(change.put_records(branch.b, branch.end, [_GONE])))
+            with suppress(Damaged):
+                settle(change, [moved])
+
+    try:
+        db.change(say)
+        db.accept_loss()
+    except BaseException:
+        db.close()
+        raise

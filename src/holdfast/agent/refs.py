@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from holdfast.agent.frames import BranchRef, Refs, beside, body_in
 from holdfast.agent.graph import left_by
+from holdfast.agent.opened import settle
 from holdfast.errors import BadName, CorruptValue, Damaged, HistoriesDiverged
 from holdfast.store.catalog import Agent, Body, Branch, End, Entry, Tag, View, body_bytes, link
 from holdfast.store.changes import Change, Said, moved_body
@@ -35,7 +36,7 @@ STORES_MAX = 16
 _ID_BYTES = 32
 # What bodies hold for one store only.
 _OF_AGENT = frozenset({"received"})
-_OF_BRANCH = frozenset({"arriving", "recovered", "origins"})
+_OF_BRANCH = frozenset({"arriving", "recovered", "origins", "own"})
 
 Kept = tuple[bytes, int, bytes, bytes]
 """An entry that is kept under a key: the uuid of its agent, time, key, body."""
@@ -355,6 +356,8 @@ class Landing:
         self._left(agent, others.left)
         self._entries(agent, others.kept)
         self._remember(agent)
+        branches, names = change.branches(agent.a), {one.name for one in moving}
+        settle(change, branches, {branch.b for branch in branches if branch.name in names})
         arrived.branches, arrived.events = sum(one.how == "new" for one in plans), len(others.kept)
         arrived.left_out = self._left_out
         besides = [one.name for one in plans if one.beside]

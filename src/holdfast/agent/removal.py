@@ -10,7 +10,7 @@ stays keeps its id, its state and its changes; what another agent sees stays for
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -390,9 +390,11 @@ def has_key(change: Change, key: bytes) -> bool:
 # -- agents, and some checkpoints of one ---------------------------------------------------------------------------
 
 
-def clear(db: Database, choose: Choose, pace: Pace = at_once) -> Plan:
-    """Let go what a plan does not keep, and all that only this needed."""
+def clear(db: Database, choose: Choose, pace: Pace = at_once, then: Callable[[], None] | None = None) -> Plan:
+    """Let go what a plan does not keep, and all that only this needed. ``then`` lets go what can go after that."""
     plan = let_go(db, choose, pace)
+    if then is not None:
+        then()
     if plan.dead or WASTE in db.view.facts():
         try:
             collect(db, pace)
@@ -421,8 +423,11 @@ def remove(store: Store, agent: Agent, *, dry_run: bool = False, with_copies: bo
         events = sum(len(contents.view.log(one.a)) for one in removed)
         size = 0
         if dry_run:
-            size = expected_bytes(contents, Plan(links, everything(links, {one.a for one in removed})))
+            size = expected_bytes(contents, Plan(links, everything(links, {one.a for one in removed})), {})
     if not dry_run:
+        for branch in (one for other in removed for one in db.view.branches(other.a)):
+            if (handle := store._handles.get(branch.b)) is not None and not handle.closed:
+                handle._check_idle()
         before = stored_bytes(db)
         for one in removed:
             _remove_refs(store, one)
@@ -556,21 +561,24 @@ def stored_bytes(db: Database) -> int:
     return sizes["catalog"] - sizes["free"] + sum(db.view.packs().values())
 
 
-def expected_bytes(contents: Contents, plan: Plan) -> int:
-    """By how many bytes the store would get smaller, as far as rows, nodes and chunks tell."""
+def expected_bytes(contents: Contents, plan: Plan, bare: Mapping[int, int]) -> int:
+    """By how many bytes the store would get smaller, as far as rows, nodes and chunks tell.
+
+    ``bare`` are the records that lose their values, and how long these are.
+    """
     view, rows = contents.view, plan.links.rows
     broken = plan.broken
     reached = Reached()
     added: dict[bytes, bytes] = {}
     try:
-        reached.mark(view, plan.dead, broken)
+        reached.mark(view, plan.dead, broken, bare)
         for n in plan.orphans:
             roots, fresh = fresh_nodes(contents, n)
             reached.add(view, roots, more=fresh)
             added |= fresh
     except Damaged:
         return 0  # nothing would be collected
-    freed = sum(ROW_BYTES for _ in plan.dead)
+    freed = sum(ROW_BYTES for _ in plan.dead) + sum(bare.values())
     loose = [n for n in plan.dead if not rows[n].s]
     for part in slices(loose):
         freed += _sum(view, f"SELECT sum(length(data)) FROM loose WHERE n IN {listed(len(part))}", part)

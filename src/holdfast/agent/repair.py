@@ -11,34 +11,34 @@ outside before it, so where one of these is lost, what came after it is on a bra
 from __future__ import annotations
 
 import os
-import tempfile
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from holdfast.agent import history, metadata, salvage
-from holdfast.agent.collection import note_waste
+from holdfast.agent.evidence import Flaw, Found, Histories, Lines, Made, Refs, Told
 from holdfast.agent.graph import left_by
 from holdfast.agent.move import FACTS
+from holdfast.agent.opened import settle
+from holdfast.agent.rescue import Rescue
 from holdfast.agent.sealing import fold_below
-from holdfast.agent.store import MAIN, Store, find_store, open_unseen
-from holdfast.agent.verify import Flaw, Found, Histories, Lines, Made, Refs, Told
+from holdfast.agent.store import MAIN, find_store, open_unseen
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
-from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore, StoreFailed
+from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
 from holdfast.store.catalog import (
     BEGINNING,
     DIGEST_BYTES,
+    LOST,
     Agent,
     Body,
     Branch,
     End,
-    Place,
     Point,
     Progress,
     Record,
@@ -50,35 +50,27 @@ from holdfast.store.catalog import (
 from holdfast.store.changes import (
     Change,
     NewCheckpoint,
-    NewPack,
     Objects,
     branch_columns,
     moved_body,
     now_us,
     pack_node,
 )
-from holdfast.store.cipher import Cipher
-from holdfast.store.database import COLD, OBJECTS, is_url
+from holdfast.store.database import SCHEDULES, is_url
 from holdfast.store.files import (
     Layout,
     classify,
-    discard,
-    failed_disk,
-    fsync_directory,
     in_store,
-    refuse_former,
+    make_folder,
+    put_in_place,
+    scratch,
     unavailable,
 )
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
-from holdfast.store.objects import Folder, open_objects
-from holdfast.store.packs import Packs, file_name
 from holdfast.store.segments import Segment
-from holdfast.store.tables import TABLES
 from holdfast.store.witness import Noted, lost, remembered, witness_report
 
-_PLACES = (OBJECTS, COLD)
-_BATCH_ROWS, _BATCH_BYTES = 512, 2**22
 _LOST_MAX = 100_000
 """Records that are lost in one place. A row that speaks of more is taken for damaged itself."""
 
@@ -179,43 +171,32 @@ def _repair(source: Layout, new: Path | None, key: Key, say: Progress) -> Repair
         if not classify(source.path):
             raise NotAStore(f"there is no store at {source.path}", hint="Check the path.")
         raise NotAStore(f"{source.catalog} is not a file", hint="Check the path.")
-    refuse_former(source)
     if new is not None and new.exists():
         raise BadOption(f"{new} exists already", hint="Name a place where nothing is yet.")
     if new is not None and in_store(new):
         raise BadOption(f"{new} is inside a store", hint="Name a place elsewhere.")
     secret = find_secret(key)
-    with salvage.undisturbed(source), _workshop(new) as room:
+    if new is not None:
+        make_folder(new.parent)
+    with salvage.undisturbed(source), scratch(new.parent if new is not None else None) as room:
         say("reading the damaged catalog", 0, 1)
         noted = witness_report(source.path).newest  # before the copy, which can then only be newer
         copy, unread = salvage.copy_database(source, room / "copy")
         cipher = salvage.unlocked(copy, secret)
         report = RepairReport(source.path, new, problems=unread)
         with open_unseen(room / "new", secret, create=True) as store:
-            mending = _Mending(store, report, say)
-            mending.fill(copy, cipher, noted)
+            rescue = Rescue(store._db, report, say)
+            rescue.fill(copy, cipher, noted)
             say("reading the damaged catalog", 1, 1)
-            mending.bring_chunks(source, cipher)
+            rescue.bring_chunks(source, cipher)
+            mending = _Mending(rescue, report, say)
             mending.run()
             mending.finish(source, noted)
             proof = store.verify(say)
             report.problems += [f"in the new store: {one.what}: {one.detail}" for one in proof.problems]
-        if new is not None:
-            (room / "new").rename(new)
-            fsync_directory(new.parent)
+        if new is not None and not put_in_place(room / "new", new):
+            raise BadOption(f"{new} exists by now", hint="Name a place where nothing is yet.")
         return report
-
-
-@contextmanager
-def _workshop(new: Path | None) -> Iterator[Path]:
-    """Where the work is done: beside the new store, so that it can be put in its place at once."""
-    if new is not None:
-        new.parent.mkdir(parents=True, exist_ok=True)
-    room = Path(tempfile.mkdtemp(prefix=".holdfast-repair-", dir=new.parent if new is not None else None))
-    try:
-        yield room
-    finally:
-        discard(room)
 
 
 class _Whole(history.Stored):
@@ -258,18 +239,14 @@ class _Proof(Histories):
 class _Mending:
     """Makes of rescued rows a store in which everything is proven, and says what is not there."""
 
-    def __init__(self, store: Store, report: RepairReport, say: Progress) -> None:
-        self.db = store._db
-        self.view = store._db.view
+    def __init__(self, rescue: Rescue, report: RepairReport, say: Progress) -> None:
+        self.db = rescue.db
+        self.view = rescue.view
         self.found = Found()
+        self._rescue = rescue
+        self._hurt = rescue.hurt
         self._report = report
         self._say = say
-        self._facts: dict[str, bytes] = {}
-        self._floors: dict[str, int] = {}
-        self._refs: dict[tuple[Any, ...], tuple[str, tuple[Any, ...]]] = {}  # rows that are written at the end
-        self._batch: list[tuple[str, tuple[Any, ...]]] = []
-        self._bytes = 0
-        self._hurt = False
         self._agents: dict[int, RepairedAgent] = {}
         self._owners: dict[int, int] = {}  # branch -> agent
         self._places: dict[bytes, int] = {}  # id -> number of what stays
@@ -277,133 +254,12 @@ class _Mending:
         self._new_ids: set[bytes] = set()
         self._said: list[tuple[int, Body]] = []
 
-    # -- rows and chunks ------------------------------------------------------------------------------------
-
-    def fill(self, copy: Layout, cipher: Cipher, noted: Noted | None) -> None:
-        """Write every row that can be proven, with its old handle. Refs are written at the end."""
-        rows = salvage.Salvage(cipher, self._take)
-        rows.read(copy, noted)
-        self._flush()
-        self.db.change(self._remember)
-        self._hurt = bool(rows.problems)
-        self._report.problems += rows.problems
-        for r in sorted(rows.hollow):
-            self._report.missing.append(f"what record {r} of what happened outside says; that there was one is kept")
-        if not self._facts:
-            self._report.missing.append("what the store said of itself: its policy, and where packs lie, if it had any")
-        if lost(self.view, noted):
-            self._report.missing.append(f"acknowledged {', '.join(lost(self.view, noted))}")
-
-    def _take(self, table: str, values: tuple[Any, ...]) -> None:
-        if table == "store":
-            self._facts.setdefault(*values)
-        elif table == "floor":
-            self._floors[values[0]] = max(values[1], self._floors.get(values[0], 0))
-        elif table in _REFS:
-            key = (table, *(values[at] for at in TABLES[table].keys))
-            known = self._refs.get(key)
-            # A branch is written over with every commit: of several versions the newest counts.
-            if known is None or (table == "branch" and _version(values) > _version(known[1])):
-                self._refs[key] = table, values
-        elif table != "slot":
-            self._batch.append((table, values))
-            self._bytes += sum(len(value) for value in values if isinstance(value, bytes))
-            if len(self._batch) >= _BATCH_ROWS or self._bytes > _BATCH_BYTES:
-                self._flush()
-
-    def _flush(self) -> None:
-        batch, self._batch, self._bytes = self._batch, [], 0
-
-        def put(change: Change) -> None:
-            for table, values in batch:
-                change.put(table, *values, unless_there=True)
-
-        if batch:
-            self.db.change(put)
-
-    def _remember(self, change: Change, noted: Noted | None = None) -> None:
-        """Handles that were given are not given again."""
-        for table, number in (*self._floors.items(), *zip(("loose", "log", "record"), noted or (), strict=False)):
-            change.remember(table, number)
-
-    def bring_chunks(self, source: Layout, cipher: Cipher) -> None:
-        """Copy every chunk that can be read into packs of the new store."""
-        own = self._facts.get("uuid", b"").hex()
-        here, cold = (open_objects(place, own) if (place := self._place(name)) else None for name in _PLACES)
-        old = Packs(cipher, here or Folder(source.packs), cold)
-        self._name_packs(old)
-        packs = self.view.rows("pack")
-        for done, (p, pack, _) in enumerate(packs, 1):
-            digests = [digest for digest, *_ in self.view.rows("chunk", "WHERE p = ? ORDER BY start", (p,))]
-            made = self.db.packs.write(self._readable(old, digests))
-
-            def put(change: Change, p: int = p, made: NewPack = made) -> None:
-                change.delete("chunk", "p", [p])
-                change.delete("pack", "p", [p])
-                if made.chunks:
-                    change.put_pack(made)
-
-            self.db.change(put)
-            if len(made.chunks) < len(digests):
-                text = f"{len(digests) - len(made.chunks)} of {len(digests)} chunk(s) are lost"
-                self._report.problems.append(f"packs/{file_name(pack)}: {text}")
-            if not made.chunks:
-                self.db.packs.discard(made.uuid)
-            self._say("packs", done, len(packs))
-
-    def _place(self, name: str) -> str:
-        try:
-            return self._facts.get(name, b"").decode()
-        except UnicodeDecodeError:
-            self._report.problems.append(f"table store, row {name}: it is not the address of a place")
-            return ""
-
-    def _name_packs(self, old: Packs) -> None:
-        """What packs say of themselves stands for rows that are lost."""
-        known = {pack: p for p, pack, _ in self.view.rows("pack")}
-        chunks = {digest: p for digest, p, *_ in self.view.rows("chunk")}
-        found = 0
-        for pack in sorted(old.whereabouts()):
-            index = self._index(old, pack)
-            unnamed = (chunks[one] for one in index if one in chunks and chunks[one] not in known.values())
-            p = known.get(pack) or next(unnamed, 0)
-            rows = [(digest, *place[1:]) for digest, place in index.items() if digest not in chunks]
-            # Some of what it holds may have been let go. That nothing of it is known, or only that, is damage.
-            if (self._hurt or (p and (pack not in known or len(rows) == len(index)))) and (rows or pack not in known):
-                known[pack] = self.db.change(partial(_put_pack, p=p, pack=pack, rows=rows))
-                chunks |= dict.fromkeys((digest for digest, *_ in rows), known[pack])
-                found += 1
-        if found:
-            self._report.problems.append(
-                f"tables pack and chunk: rows of {found} pack(s) were lost, and found in the packs"
-            )
-        lost = sorted({*chunks.values()} - {*known.values()})
-        if lost:  # or they would be taken for chunks of a new pack that gets the number
-            self.db.change(partial(Change.delete, table="chunk", column="p", values=lost))
-            self._report.problems.append(f"table chunk: chunks of {len(lost)} pack(s) are lost: no pack has them")
-
-    def _index(self, old: Packs, pack: bytes) -> Mapping[bytes, Place]:
-        try:
-            return old.index(pack)
-        except (Damaged, StoreFailed) as error:
-            if not isinstance(error, Damaged) and not failed_disk(error):
-                raise
-            return {}
-
-    def _readable(self, old: Packs, digests: Iterable[bytes]) -> Iterator[tuple[bytes, bytes]]:
-        for digest in digests:
-            try:
-                yield digest, b"".join(old.read(self.view, [digest]))
-            except (Damaged, StoreFailed) as error:
-                if not isinstance(error, Damaged) and not failed_disk(error):
-                    raise
-
     # -- checkpoints and records ----------------------------------------------------------------------------
 
     def run(self) -> None:
         found = self.found
         found.read(self.view, ("log", "record", "loose", "checkpoint"), lambda *_: None)  # all were proven; some twice
-        for table, values in self._refs.values():
+        for table, values in self._rescue.refs.values():
             found.take(table, values)
         self._told = Told(found.log)
         self._name_agents()
@@ -464,7 +320,7 @@ class _Mending:
         found, records = self.found, self.found.records
         spoken = [(one.i - 1, one.prev, one.b) for one in records.values()]
         spoken += [(branch.records, branch.line, branch.b) for branch in found.branches.values()]
-        fresh = max([*records, *(r for _, r, _ in spoken), self._floors.get("record", 0), 0])
+        fresh = max([*records, *(r for _, r, _ in spoken), self._rescue.floors.get("record", 0), 0])
         changed: dict[int, Record] = {}
         for i, r, b in sorted(spoken):
             if r in records or not 0 < i <= r:  # handles are given upwards, so there are not more records than that
@@ -478,7 +334,7 @@ class _Mending:
                 continue
             for at in range(first, i + 1):
                 fresh += 1
-                made = Record(r if at == i else fresh, above, 0, at, b, 0, _LOST, [], b"")
+                made = Record(r if at == i else fresh, above, 0, at, b, 0, LOST, _LOST, [], b"")
                 records[made.r] = changed[made.r] = made
                 above = made.r
             name = f"branch {found.branches[b].name!r}" if b in found.branches else f"branch {b}"
@@ -487,7 +343,7 @@ class _Mending:
                 self._agents[self._owners[b]].lost.append(text)
         for record in sorted(records.values(), key=lambda one: one.i):
             before = records.get(record.prev)
-            back = 0 if before is None else before.r if before.mark else before.back
+            back = 0 if before is None else before.r if before.marked else before.back
             if record.back != back:
                 records[record.r] = changed[record.r] = record._replace(back=back)
         self._put_records(list(changed.values()))
@@ -717,8 +573,8 @@ class _Mending:
 
         def put(change: Change) -> None:
             change.delete("record", "r", list(bodies))
-            for r, prev, back, i, b, mark, digest, refs, _ in records:
-                change.put("record", r, prev, back, i, b, mark, digest + b"".join(refs), bodies[r])
+            for r, prev, back, i, b, mark, key, digest, refs, _ in records:
+                change.put("record", r, prev, back, i, b, mark, key, digest + b"".join(refs), bodies[r])
 
         if bodies:
             self.db.change(put)
@@ -760,7 +616,7 @@ class _Mending:
             fresh, number = max([*self._owners, *found.branches, *found.retired]) + 1, 1
             while (name := f"recovered-{number}") in self._taken[a] | self._told.tags[a].keys():
                 number += 1
-            other = Branch(fresh, a, name, uuid.uuid4().bytes, body, 0, b"", 0, 0, *BEGINNING, 0)
+            other = Branch(fresh, a, name, uuid.uuid4().bytes, body, 0, b"", 0, 0, *BEGINNING, 0, 0)
             found.branches[fresh] = other = self._standing(other, beyond, end)
             self._taken[a].add(name)
             self._say_branch(other, other, begins=True)
@@ -776,12 +632,12 @@ class _Mending:
         body: Body = {"created": now_us(), "from": self._told.begun.get((b, 0), b"")}
         said = f"branch {name!r} of {self._agents[a].name}: its row was lost; it is what its history says"
         self._report.problems.append(said)
-        return Branch(b, a, name, own, body, 0, b"", 2**62, epoch, *BEGINNING, 0)
+        return Branch(b, a, name, own, body, 0, b"", 2**62, epoch, *BEGINNING, 0, 0)
 
     def _standing(self, branch: Branch, n: int, end: End) -> Branch:
         known = self._proof.known.get(n)
-        id, depth = (known.id, known.depth) if known is not None else (b"", 0)
-        return branch._replace(head=n, id=id, depth=depth).at_end(end)
+        id, depth, at = (known.id, known.depth, known.at) if known is not None else (b"", 0, branch.body["created"])
+        return branch._replace(head=n, id=id, depth=depth, at=max(at, branch.at)).at_end(end)
 
     def _say_branch(self, old: Branch, new: Branch, *, begins: bool) -> None:
         said = {**moved_body(old, new, new.id), "from": b""}
@@ -840,7 +696,7 @@ class _Mending:
     def finish(self, source: Layout, noted: Noted | None) -> None:
         """Write the refs, and let the store count as it is."""
         found, proof = self.found, self._proof
-        before = remembered(source.path, self._facts.get("uuid", b""))
+        before = remembered(source.path, self._rescue.facts.get("uuid", b""))
         now = witness_report(source.path).newest  # it may have been written to since the copy
         if before is not None and (now is None or before.merged(now) != now):
             self._report.older = ", ".join(lost(self.view, before))  # its own witness does not know of it either
@@ -852,7 +708,7 @@ class _Mending:
             for branch in found.branches.values():
                 change.put("branch", *branch_columns(branch))
             for b in found.retired:
-                change.put("branch", *self._refs["branch", b][1])
+                change.put("branch", *self._rescue.refs["branch", b][1])
             for tag in found.tags:
                 if tag.a in self._agents:
                     change.put("tag", tag.a, tag.name.encode(), tag.n, tag.id, body_bytes(tag.body))
@@ -863,33 +719,21 @@ class _Mending:
                 change.put("shallow", n, over)
             for a, body in self._said:
                 change.say(a, body)
-            for name in ("created", *FACTS):
-                if name in self._facts:
-                    change.set_fact(name, self._facts[name])
+            for name in ("created", *FACTS, SCHEDULES):
+                if name in self._rescue.facts:
+                    change.set_fact(name, self._rescue.facts[name])
             if gone:
                 change.set_fact(metadata.LOST, b"".join(gone))
-            self._remember(change, noted)
+            self._rescue.remember(change, noted)
 
         self.db.change(put)
+        self.db.change(self._open)
         for n in sorted(found.rows, key=proof.depth):
             if found.rows[n].sealed:
                 fold_below(self.db, n)
         if self.db.witness is not None:
             self.db.witness.accept(self.view)
 
-
-_REFS = frozenset({"agent", "branch", "tag", "validity", "shallow"})
-
-
-def _put_pack(change: Change, p: int, pack: bytes, rows: Sequence[tuple[bytes, int, int, int]]) -> int:
-    p = p or change.tx.number("pack")
-    change.put("pack", p, pack, 0, unless_there=True)
-    for row in rows:
-        change.put("chunk", row[0], p, *row[1:], unless_there=True)
-    note_waste(change)  # some of it may have been let go on purpose
-    return p
-
-
-def _version(branch: tuple[Any, ...]) -> tuple[int, ...]:
-    """What rises when a branch is written over: generation, epoch, depth, count."""
-    return branch[13], branch[8], branch[7], branch[11]
+    def _open(self, change: Change) -> None:
+        for agent in self.found.agents.values():
+            settle(change, change.branches(agent.a))

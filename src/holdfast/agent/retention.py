@@ -1,8 +1,9 @@
-"""Retention: which checkpoints of which agents stay, and letting the others go.
+"""Retention: which checkpoints of which agents stay, and letting the others go; then values of their runs' records.
 
 Owns the choice (a policy's rules and what must stay whatever they say) and the report. How checkpoints go is the
-business of removal.py. What always holds: a dry run changes nothing and names exactly what the real one would take at
-that moment; nobody needs to stop writing; a checkpoint that something came to stand on meanwhile stays.
+business of removal.py, how values go that of letting.py. What always holds: a dry run changes nothing and names exactly
+what the real one would take at that moment; nobody needs to stop writing; a checkpoint that something came to stand on
+meanwhile stays.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, overload
 
-from holdfast.agent.collection import Links, Pace, points
+from holdfast.agent import letting
+from holdfast.agent.collection import Links, Pace, at_once, points
 from holdfast.agent.policy import Moment, Policy
 from holdfast.agent.removal import Plan, clear, everything, expected_bytes, stored_bytes
 from holdfast.store.catalog import Agent, Branch, Point, View
@@ -88,7 +91,7 @@ class Entries(Sequence[Entry]):
 
 @dataclass(frozen=True, slots=True)
 class AgentReport:
-    """What stays and what goes of one agent.
+    """What stays and what goes of one agent. ``values``: of how many records of its runs the values go.
 
     ``freed_bytes``: what is freed, or would be; None where several agents are cleared together.
     """
@@ -100,12 +103,13 @@ class AgentReport:
     freed_bytes: int | None
     skipped: str = ""
     """Why nothing of it was looked at."""
+    values: int = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
             "agent": self.agent, "policy": self.policy.to_json(), "kept": [one.to_json() for one in self.kept],
             "removed": [one.to_json() for one in self.removed], "freed_bytes": self.freed_bytes,
-            "skipped": self.skipped,
+            "skipped": self.skipped, "values": self.values,
         }  # fmt: skip
 
 
@@ -125,10 +129,15 @@ class RetentionReport:
     def removed(self) -> int:
         return sum(len(one.removed) for one in self.agents)
 
+    @property
+    def values(self) -> int:
+        """Of how many records the values go."""
+        return sum(one.values for one in self.agents)
+
     def to_json(self) -> dict[str, Any]:
         return {
             "agents": [one.to_json() for one in self.agents], "kept": self.kept, "removed": self.removed,
-            "freed_bytes": self.freed_bytes, "done": self.done,
+            "values": self.values, "freed_bytes": self.freed_bytes, "done": self.done,
         }  # fmt: skip
 
     def __repr__(self) -> str:
@@ -147,7 +156,7 @@ class Choice:
         self._branches = links.branches[agent.a]
         self.seen = links.seen(agent.a)
         self.why: dict[int, dict[str, None]] = {}
-        self.skipped = LANGGRAPH if any(links.rows[n].keyed for n in self.seen) else ""
+        self.skipped = LANGGRAPH if any(links.rows[n].key for n in self.seen) else ""
         for n, why in () if self.skipped else self._stays(now):
             if n in self.seen:
                 self.why.setdefault(n, {})[why] = None
@@ -210,6 +219,7 @@ class _Round:
         self._agents = agents
         self._telling = telling
         self._choices: list[tuple[Choice, Entries]] = []
+        self.letting = letting.NOTHING
         self._going: dict[int, dict[int, Entry]] = {}  # by agent, of all attempts: what is deleted cannot be read again
 
     def plan(self, contents: Contents, links: Links) -> Plan:
@@ -244,14 +254,32 @@ class _Round:
 
         return Entries(self._store._db, numbers, why)
 
+    def choose_values(self, links: Links, keep: set[int] | None = None, pace: Pace = at_once) -> None:
+        """What goes of records, once only the checkpoints ``keep`` are there."""
+        looked_at = [(choice.agent, choice.policy) for choice, _ in self._choices if not choice.skipped]
+        chosen = [(agent, policy) for agent, policy in looked_at if agent.a in links.agents]
+
+        def there(a: int) -> set[int]:
+            return links.seen(a) if keep is None else links.seen(a) & keep
+
+        self.letting = letting.choose(self._store, links, chosen, there, pace)
+
+    def let_values_go(self, pace: Pace = at_once) -> None:
+        """For what comes after the checkpoints have gone: as long as one is there, it may be gone back to."""
+        if any(policy.runs is not None for _, policy in self._agents):
+            with self._store._db.moment() as contents:
+                self.choose_values(Links(contents.view, pace), pace=pace)
+            letting.let_go(self._store._db, self.letting, pace)
+
     def report(self, plan: Plan, freed: int, *, done: bool) -> RetentionReport:
         gone = {a: [entry for n, entry in some.items() if n not in plan.keep] for a, some in self._going.items()}
-        alone = freed if sum(map(bool, gone.values())) == 1 else None
+        alone = freed if sum(bool(some) or bool(self.letting.count(a)) for a, some in gone.items()) == 1 else None
         found = []
         for choice, kept in self._choices:
             removed = _sorted(gone[choice.agent.a])
-            size = alone if removed else 0
-            found.append(AgentReport(choice.agent.name, choice.policy, kept, removed, size, choice.skipped))
+            values = self.letting.count(choice.agent.a)
+            size = alone if removed or values else 0
+            found.append(AgentReport(choice.agent.name, choice.policy, kept, removed, size, choice.skipped, values))
         return RetentionReport(found, freed, done=done)
 
 
@@ -262,8 +290,10 @@ def preview(store: Store, agents: Chosen) -> RetentionReport:
     """What would go, and about how many bytes. Changes nothing, and works on a store that can only be read."""
     attempt = _Round(store, agents)
     with store._db.moment() as contents:
-        plan = attempt.plan(contents, Links(contents.view))
-        return attempt.report(plan, expected_bytes(contents, plan) if plan.dead else 0, done=False)
+        plan = attempt.plan(contents, links := Links(contents.view))
+        attempt.choose_values(links, plan.keep)
+        bare = attempt.letting.rows
+        return attempt.report(plan, expected_bytes(contents, plan, bare) if plan.dead or bare else 0, done=False)
 
 
 def retain(store: Store, agents: Chosen) -> RetentionReport:
@@ -272,11 +302,12 @@ def retain(store: Store, agents: Chosen) -> RetentionReport:
     db = store._db
     before = stored_bytes(db)
     attempt = _Round(store, agents)
-    plan = clear(db, attempt.plan)
+    plan = clear(db, attempt.plan, then=attempt.let_values_go)
     return attempt.report(plan, max(0, before - stored_bytes(db)), done=True)
 
 
 def follow(store: Store, agents: Chosen, pace: Pace) -> None:
     """As ``retain``, for nobody. ``pace`` is called between any two steps; what it raises stops the work there."""
     if agents:
-        clear(store._db, _Round(store, agents, telling=False).plan, pace)
+        attempt = _Round(store, agents, telling=False)
+        clear(store._db, attempt.plan, pace, partial(attempt.let_values_go, pace))

@@ -22,6 +22,7 @@ import apsw
 
 from holdfast.errors import Damaged, KeyNeeded, NotEncrypted
 from holdfast.store import keys, sqlite
+from holdfast.store.bodies import proof
 from holdfast.store.catalog import NODE_MAX_BYTES, SHAPES, View, node_digest
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
 from holdfast.store.engine import Row
@@ -175,15 +176,20 @@ def proven(cipher: Cipher, table: str, row: Row) -> Row | None:
     return values
 
 
+def _said(values: Row) -> int:
+    return len(values[-1])
+
+
 class Salvage:
     """Gives every row that can be proven to ``take``, the version that counts first.
 
-    ``problems`` are what was wrong, for people; ``hollow`` are records whose content is lost, and nothing else.
+    ``problems`` are what was wrong, for people; ``hollow`` are records of which only the content, or the values, are
+    lost.
     """
 
     def __init__(self, cipher: Cipher, take: Take) -> None:
         self.problems: list[str] = []
-        self.hollow: set[int] = set()
+        self.hollow: dict[int, Row] = {}
         self._cipher = cipher
         self._take = take
         self._newest: dict[str, int] = {}
@@ -204,16 +210,19 @@ class Salvage:
             for columns in _Pages(copy).records():
                 for table in widths.get(len(columns), ()):
                     self._taken(table, columns)
-        self.hollow = self._hollow.keys() - self._whole
-        for r in self.hollow:
-            self._take("record", self._hollow[r])
+        self.hollow = {r: row for r, row in self._hollow.items() if r not in self._whole}
+        for row in self.hollow.values():
+            self._take("record", row)
 
     def _taken(self, table: str, row: Row) -> bool:
         values = proven(self._cipher, table, row)
         if values is None:
-            # What a record says stands behind its sum: its place in its line may be sound without.
-            if table == "record" and row[-2] and (values := proven(self._cipher, table, (*row[:-2], b"", row[-1]))):
-                self._hollow[values[0]] = values
+            # What a record says stands behind its sum: its place in its line may be sound without, or without values.
+            if table == "record" and row[-2]:
+                for left in (proof(bytes(row[-2])), b""):
+                    if values := proven(self._cipher, table, (*row[:-2], left, row[-1])):
+                        self._hollow[values[0]] = max(values, self._hollow.get(values[0], values), key=_said)
+                        break
             return False
         if table == "floor":
             self._newest[values[0]] = max(values[1], self._newest.get(values[0], 0))

@@ -11,17 +11,17 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, datetime, timedelta
+from contextlib import suppress
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from msgspec import Struct
-
-from holdfast.agent import history
+from holdfast.agent import history, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
 from holdfast.agent.graph import Graph
 from holdfast.agent.names import check_name, check_new
 from holdfast.agent.revision import find
@@ -43,7 +43,7 @@ from holdfast.errors import (
     UnknownRevision,
 )
 from holdfast.store import keys
-from holdfast.store.catalog import BEGINNING, Body, Branch, End, Point, Progress, Tag, quietly
+from holdfast.store.catalog import BEGINNING, Body, Branch, Counted, End, Point, Progress, Tag, View, quietly
 from holdfast.store.catalog import Agent as AgentRow
 from holdfast.store.changes import Change, NewRecord, now_us
 from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
@@ -54,6 +54,7 @@ from holdfast.store.tables import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from holdfast.agent.drill import DrillReport
+    from holdfast.agent.letting import Outlived
     from holdfast.agent.policy import Policy
     from holdfast.agent.removal import Removal
     from holdfast.agent.retention import RetentionReport
@@ -64,24 +65,12 @@ if TYPE_CHECKING:
 DEFAULT_DIRECTORY = ".holdfast"
 MAIN = "main"
 DURABILITIES = ("commit", "batched")
-
-S = TypeVar("S", bound="Store")
+_IN_NOTEBOOK = 50
+"""Agents that a notebook shows of a store."""
 
 # Held for as long as they are open: a store that is merely forgotten still holds its branches.
 _open: dict[str, Store] = {}
 _open_lock = threading.Lock()
-
-
-class AgentInfo(Struct, frozen=True):
-    """One line of the list of agents."""
-
-    name: str
-    branches: list[str]
-    head: Checkpoint | None
-    checkpoints: int
-    created: datetime
-    updated: datetime | None
-    abandoned: int
 
 
 def find_store(start: Path | None = None) -> str:
@@ -104,66 +93,6 @@ def say_created(place: str) -> None:
         print(f"holdfast: created a new store at {place}", file=sys.stderr)  # noqa: T201 - said once, to people
 
 
-def open_as(
-    kind: type[S],
-    path: str | os.PathLike[str] | None = None,
-    *,
-    create: bool = True,
-    readonly: bool = False,
-    durability: Literal["commit", "batched"] = "commit",
-    types: Sequence[Any] = (),
-    paranoid: bool = False,
-    recover: bool = False,
-    trust_older: bool = False,
-    inert: bool = False,
-    key: Key = None,
-    objects: str | None = None,
-) -> S:
-    """Open a store, making it first if there is none. ``kind`` is its class: the rooms above add to what it can do."""
-    if durability not in DURABILITIES:
-        raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
-    named = path if path is not None else find_store()
-    if not isinstance(named, str) and os.fspath(named).startswith(("postgresql:/", "postgres:/")):
-        raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
-    place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
-    secret = find_secret(key)
-    options = (readonly, durability, paranoid, inert)
-    with _open_lock:
-        known = _open.get(place)
-        if known is not None and not known.closed:
-            if known._options != options or not isinstance(known, kind):
-                raise BadOption(
-                    f"{known.place} is open in this process already, with other options",
-                    hint="Close that store first, or open it with the same options.",
-                )
-            if secret is not None:
-                known._db.check_secret(secret)
-            store = known
-        else:
-            existed = is_url(place) or os.path.exists(place)  # noqa: PTH110  a disk that fails is reported below
-            opening = partial(
-                open_database,
-                place,
-                create=create and not readonly,
-                readonly=readonly,
-                accept_loss=recover,
-                trust_older=trust_older,
-                objects=objects,
-            )
-            try:
-                db = opening(secret=secret)
-            except KeyNeeded:
-                if key is False or keys.ask is None:
-                    raise
-                db = opening(secret=keys.ask(shown(place)))
-            if not existed:
-                say_created(place)
-            store = kind(place, db, options)
-            _open[place] = store
-        store._register(types)
-        return store
-
-
 def _arriving(branch: Branch) -> bool:
     """Whether a branch came from elsewhere, and not all of it yet."""
     return bool(branch.body.get("arriving", False))
@@ -174,6 +103,14 @@ def _still_arriving(what: str) -> StillArriving:
         f"{what} is still arriving from elsewhere: not all of it has come",
         hint="Run the push, pull or import again: it resumes where it stopped. Or remove the agent.",
     )
+
+
+def new_agent(change: Change, name: str) -> tuple[AgentRow, Branch]:
+    """Add an agent, with its first branch."""
+    now = now_us()
+    made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
+    body = {"created": now, "from": b""}
+    return made, change.add_branch(made.a, MAIN, uuid.uuid4().bytes, body, None, BEGINNING)
 
 
 class Store:
@@ -196,6 +133,78 @@ class Store:
         self._policies = Policies(self)
         self._tending = Tending(self, self._policies)
         db.before_close.append(self._tending.stop)
+
+    @classmethod
+    def opened(
+        cls,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        create: bool = True,
+        readonly: bool = False,
+        durability: Literal["commit", "batched"] = "commit",
+        types: Sequence[Any] = (),
+        paranoid: bool = False,
+        recover: bool = False,
+        trust_older: bool = False,
+        inert: bool = False,
+        key: Key = None,
+        objects: str | None = None,
+    ) -> Self:
+        """Open a store, making it first if there is none.
+
+        ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover``
+        accepts that acknowledged commits are missing from a damaged catalog, and goes on with what is there, in doubt
+        about what agents did outside if records are among them; ``trust_older`` that the whole store is older than it
+        was when it was last used here (``StoreWentBack``): a backup was put back. ``key`` opens an encrypted store, and
+        makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32 bytes. Without it, $HOLDFAST_KEY,
+        $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with ``False`` none of them.
+        """
+        if durability not in DURABILITIES:
+            raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
+        named = path if path is not None else find_store()
+        if not isinstance(named, str) and os.fspath(named).startswith(("postgresql:/", "postgres:/")):
+            raise BadOption("the address of a server is text, not a path", hint='holdfast.open("postgresql://...")')
+        place = named if isinstance(named, str) and is_url(named) else os.path.realpath(named)
+        secret = find_secret(key)
+        options = (readonly, durability, paranoid, inert)
+        with _open_lock:
+            known = _open.get(place)
+            if known is not None and not known.closed:
+                if known._options != options or not isinstance(known, cls):
+                    raise BadOption(
+                        f"{known.place} is open in this process already, with other options",
+                        hint="Close that store first, or open it with the same options.",
+                    )
+                if secret is not None:
+                    known._db.check_secret(secret)
+                store = known
+            else:
+                existed = is_url(place) or os.path.exists(place)  # noqa: PTH110  a disk that fails is reported below
+                opening = partial(
+                    open_database,
+                    place,
+                    create=create and not readonly,
+                    readonly=readonly,
+                    accept_loss=recover,
+                    trust_older=trust_older,
+                    objects=objects,
+                )
+                try:
+                    db = opening(secret=secret)
+                except KeyNeeded:
+                    if key is False or keys.ask is None:
+                        raise
+                    db = opening(secret=keys.ask(shown(place)))
+                if not existed:
+                    say_created(place)
+                if db.lost_effects:
+                    from holdfast.agent import recovery
+
+                    recovery.doubt(db)
+                store = cls(place, db, options)
+                _open[place] = store
+            store._register(types)
+            return store
 
     @property
     def path(self) -> Path:
@@ -256,7 +265,9 @@ class Store:
             if recover:
                 from holdfast.agent import recovery
 
-                branch_row, lost = recovery.recover(self, name, row, branch_row)
+                with watchers.watching("recovery", name, branch_row.name) as watch:
+                    branch_row, lost = recovery.recover(self, name, row, branch_row)
+                    watch.tell(lost=lost)
                 known_handle = self._handles.get(branch_row.b)
                 if known_handle is not None and not known_handle.closed:
                     return known_handle
@@ -273,8 +284,16 @@ class Store:
             self._handles[branch_row.b] = handle
             return handle
 
-    def _lease(self, name: str, branch: Branch, *, wait_s: float, takeover: bool = False) -> Lease:
-        """Become the writer of a branch."""
+    def _lease(
+        self,
+        name: str,
+        branch: Branch,
+        *,
+        wait_s: float,
+        takeover: bool = False,
+        also: Callable[[Change, Branch], Branch] | None = None,
+    ) -> Lease:
+        """Become the writer of a branch. ``also`` writes on it in the same transaction, and gives what it is then."""
         _ = self._db.writers  # says why, if the store cannot be written
         view = self._db.view
 
@@ -291,10 +310,11 @@ class Store:
                 raise UnknownAgent(f"agent {name!r} was removed")
             if now.generation != generation:
                 raise Refused("somebody else has become the writer")
-            change.move(now, now._replace(generation=now.generation + 1))
+            new = also(change, now) if also is not None else now
+            change.move(now, new._replace(generation=now.generation + 1))
             # An entry of its own, so that a store that has lost this step is older than its witness says.
             said = {"what": "open", "branch": branch.name, "b": branch.b, "generation": now.generation + 1}
-            change.say(branch.a, said)
+            change.say(branch.a, {**said, **self._db.leases.said})
 
         return self._db.leases.take(
             branch.uuid,
@@ -321,14 +341,15 @@ class Store:
     def _add_agent(self, name: str) -> AgentRow:
         def add(change: Change) -> AgentRow:
             there = change.agent(name)
-            if there is not None:  # another process was faster
-                return there
-            now = now_us()
-            made = change.add_agent(name, uuid.uuid4().bytes, {"created": now})
-            change.add_branch(made.a, MAIN, uuid.uuid4().bytes, {"created": now, "from": b""}, None, BEGINNING)
-            return made
+            return there if there is not None else new_agent(change, name)[0]  # another process was faster
 
-        return self._db.change(add)
+        try:
+            return self._db.change(add)
+        except Refused:  # on a server, another process has made it at the same moment
+            there = self._db.view.agent(name)
+            if there is None:
+                raise
+            return there
 
     def _unknown(self, name: str) -> UnknownAgent:
         import difflib
@@ -337,31 +358,48 @@ class Store:
         hint = f"Did you mean {', '.join(map(repr, near))}?" if near else "See `holdfast agents` for what is there."
         return UnknownAgent(f"no agent {name!r} in {self.place}", hint=hint)
 
-    def agents(self) -> list[AgentInfo]:
-        """All agents, the most recently changed first."""
-        self._check_open()
-        found = [self._info(row) for row in self._agents()]
-        return sorted(found, key=lambda info: info.updated or info.created, reverse=True)
+    def agents(
+        self, pattern: str | None = None, *, limit: int | None = None, sort: Literal["updated", "name"] = "updated"
+    ) -> Page[AgentInfo]:
+        """Agents, the most recently changed first, or by name: all, the one of a name, or those like ``trip-*``.
 
-    def _info(self, row: AgentRow) -> AgentInfo:
-        graph = Graph(self._db.view, row)
-        heads = [graph.view.point(n) for n in graph.heads]
-        newest = max(heads, key=lambda point: point.manifest.time_us, default=None)
-        head = Checkpoint.of(self, row, newest) if newest is not None else None
-        return AgentInfo(
-            name=row.name,
-            branches=[branch.name for branch in graph.branches],
-            head=head,
-            checkpoints=len(graph.numbers),
-            created=datetime.fromtimestamp(row.body["created"] / 1e6, UTC),
-            updated=head.time if head is not None else None,
-            abandoned=len(graph.tips()),
-        )
+        ``limit``: at most so many; the list's ``more`` says how many are left out.
+        """
+        if sort not in {"updated", "name"}:
+            raise BadOption(f"sort {sort!r}", hint="Use updated or name.")
+        self._check_open()
+        self._check_limit(limit)
+        picked = self._picked(pattern)
+        if sort == "name":
+            picked.sort(key=lambda one: one.name)
+        view, found = self._db.view, Page[AgentInfo]()
+        shallow = view.shallow()
+        for at, one in enumerate(picked):
+            if limit is not None and len(found) == limit:
+                found.more = len(picked) - at
+                break
+            with suppress(UnknownAgent):  # removed meanwhile
+                row = view.agent_at(one.a)
+                if not self._half(row):
+                    found.append(info_of(self, row, shallow))
+        return found
+
+    def _check_limit(self, limit: int | None) -> None:
+        if limit is not None and limit < 1:
+            raise BadOption(f"a limit of {limit}", hint="At least 1, or None for everything.")
+
+    def _picked(self, pattern: str | None) -> list[Counted]:
+        """The agents that a name or a pattern chooses, the most recently changed first."""
+        picked = pick(self._db.view.census(), pattern)
+        if picked is None:
+            raise self._unknown(str(pattern))
+        return picked
 
     def clone(self, name: str, new: str) -> None:
         """Add an agent ``new`` that begins with the whole history of another; from then on they are independent.
 
-        Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied.
+        Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied. Of
+        what was done outside the copy knows what its newest checkpoints know; that of a framework's thread, all.
         """
         self._check_writable()
         check_name(new, "an agent")
@@ -379,10 +417,12 @@ class Store:
             made = change.add_agent(new, uuid.uuid4().bytes, about)
             change.say(made.a, {"what": "clone", "name": new, "of": source.name, "left": left})
             for branch in graph.branches:
-                # What the head speaks of, and not what its writer did since.
                 point = change.point(branch.head) if branch.head else None
-                body = {key: value for key, value in branch.body.items() if key != "arriving"}
-                end = change.end_at(point)
+                body = {key: value for key, value in branch.body.items() if key not in {"arriving", "own", "fork"}}
+                # What the head speaks of, and not what its writer did since. But whoever looks up checkpoints by keys
+                # goes on inside of a step, in the copy as well: what that has done must not be done again.
+                keyed = point is not None and point.row.key
+                end = branch.end if keyed else self._inherited(change, branch.b, point)
                 copied = [branch.b, *branch.body.get("origins", ())]
                 body |= {"created": now, "from": branch.id, "start": end.records, "origins": copied}
                 change.add_branch(made.a, branch.name, uuid.uuid4().bytes, body, point, end)
@@ -481,6 +521,10 @@ class Store:
         """Ids of an agent's checkpoints that must stay whatever a policy says, and why."""
         return ()
 
+    def _outlived(self, view: View) -> Outlived | None:  # noqa: ARG002 - the rooms above know
+        """Who knows which values of records nobody needs, as of one moment."""
+        return None
+
     def resolve(self, text: str) -> tuple[str, str]:
         """Split ``NAME`` or ``NAME@REV`` at the last ``@``; an existing agent's full name wins. REV "" is the head."""
         self._check_open()
@@ -513,20 +557,35 @@ class Store:
 
         It inherits the records before ``target``, unless ``end`` says otherwise. ``lost`` come behind these.
         """
+        return self._db.change(lambda change: self._put_branch(change, agent, new, target, more, end=end, lost=lost))
+
+    def _put_branch(
+        self,
+        change: Change,
+        agent: AgentRow,
+        new: str,
+        target: Point | None,
+        more: Body | None = None,
+        *,
+        end: End | None = None,
+        lost: Sequence[NewRecord] = (),
+    ) -> Branch:
+        """As ``_add_branch``, as a part of a transaction."""
         check_name(new, "a branch", but="@")
         body = {"created": now_us(), "from": target.id if target is not None else b"", **(more or {})}
+        self._check_free(change, agent, new)
+        point = change.find(target.id) if target is not None else None
+        if target is not None and point is None:
+            raise Refused("the checkpoint was forgotten meanwhile")
+        b = point.row.b if point is not None else 0
+        inherits = end if end is not None else self._inherited(change, b, point)
+        about = {**body, "start": inherits.records}
+        inherits = change.put_records(0, inherits, lost)
+        return change.add_branch(agent.a, new, uuid.uuid4().bytes, about, point, inherits)
 
-        def add(change: Change) -> Branch:
-            self._check_free(change, agent, new)
-            point = change.find(target.id) if target is not None else None
-            if target is not None and point is None:
-                raise Refused("the checkpoint was forgotten meanwhile")
-            inherits = end if end is not None else change.end_at(point)
-            about = {**body, "start": inherits.records}
-            inherits = change.put_records(0, inherits, lost)
-            return change.add_branch(agent.a, new, uuid.uuid4().bytes, about, point, inherits)
-
-        return self._db.change(add)
+    def _inherited(self, view: View, b: int, point: Point | None) -> End:  # noqa: ARG002 - for the room above
+        """The records that begin the line of what begins at a checkpoint of branch ``b``: those that it knows."""
+        return view.end_at(point)
 
     def tag(self, name: str, tag: str, at: str | Checkpoint | None = None, *, branch: str = MAIN) -> None:
         """Give a checkpoint a name; a tag that exists moves."""
@@ -647,9 +706,11 @@ class Store:
     ) -> TransferReport:
         """Bring what another store lacks of some agents, or of all, there; everything is proven on arrival.
 
-        Only what is missing moves. After an interruption the next call resumes. Raises ``HistoriesDiverged`` where
+        The children of an agent (``NAME/...``) come with it, so that none is older there than what the agent knows of
+        it. Only what is missing moves. After an interruption the next call resumes. Raises ``HistoriesDiverged`` where
         both stores have gone on with a branch (``beside`` lets it arrive under a name of its own), and ``AgentBusy``
-        while somebody writes the agent in the other store. ``new_name`` is what one agent is to be called there.
+        while somebody writes the agent in the other store. ``new_name`` is what one agent is to be called there; its
+        children stay behind then.
         """
         from holdfast.agent.transfer import transfer
 
@@ -697,7 +758,7 @@ class Store:
         replace: bool = False,
         progress: Progress | None = None,
     ) -> int:
-        """Write agents with their whole histories to one file; returns its size.
+        """Write agents, and their children, with their whole histories to one file; returns its size.
 
         With a ``key`` the file opens with that alone. Without one it is as the store is: plain, or encrypted, and then
         it opens with the store's keys. ``key=False`` writes it plain in any case.
@@ -705,7 +766,7 @@ class Store:
         from holdfast.agent.bundle import write_bundle
 
         self._check_open()
-        return write_bundle(self, Path(path), agents, key=key, replace=replace, progress=progress)
+        return write_bundle(self, Path(path), agents, key, progress, replace=replace)
 
     def import_bundle(
         self,
@@ -721,10 +782,11 @@ class Store:
 
         The whole file is read and proven first; one that is damaged changes nothing. ``key`` opens an encrypted file.
         """
-        from holdfast.agent.bundle import read_bundle
+        from holdfast.agent.bundle import opened, read_bundle
 
         self._check_writable()
-        return read_bundle(self, Path(path), agents, key=key, beside=beside, new_name=new_name, progress=progress)
+        with opened(Path(path), key) as (found, _):
+            return read_bundle(self, Path(path), found, agents, beside=beside, new_name=new_name, progress=progress)
 
     def drill(
         self,
@@ -741,8 +803,7 @@ class Store:
         from holdfast.agent.drill import drill
 
         self._check_open()
-        room = Path(place) if place is not None else None
-        return drill(self, agents, sample=sample, place=room, progress=progress)
+        return drill(self, agents, sample, Path(place) if place is not None else None, progress or quietly)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and numbers of records."""
@@ -836,7 +897,7 @@ class Store:
 
         rows = [
             (info.name, ", ".join(info.branches), info.checkpoints, info.head.label if info.head else "", info.updated)
-            for info in self.agents()
+            for info in self.agents(limit=_IN_NOTEBOOK)
         ]
         return table(("agent", "branches", "checkpoints", "last label", "updated"), rows)
 

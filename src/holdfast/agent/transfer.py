@@ -96,13 +96,27 @@ def transfer(
     source.flush()
     named = [source._agent_row(name).a for name in dict.fromkeys(agents)]
     with source._db.moment() as contents:
-        chosen = whole(contents.view, named)
+        chosen = whole(contents.view, named if new_name is not None else family(contents.view, named))
         if new_name is not None and len(chosen) != 1:
             raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
         same = set() if named else _same(contents.view, dest._db.view, source._db.uuid)
         moving = _Moving(source, dest, contents, beside, new_name, progress or quietly)
-        moved = [TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row) for row in chosen]
-    return TransferReport(source.place, dest.place, moved)
+        moved = {
+            row.a: TransferredAgent(row.name, "unchanged") if row.a in same else moving.agent(row)
+            for row in sorted(chosen, key=lambda row: -row.name.count("/"))  # so that no child is older than its parent
+        }
+    return TransferReport(source.place, dest.place, [moved[row.a] for row in chosen])
+
+
+def family(view: View, named: Sequence[int]) -> list[int]:
+    """Some agents, and those whose names are NAME/...: their children, without which they could not go on."""
+    if not named:
+        return []
+    called = {one.a: one.name for one in view.census()}
+    above = tuple(f"{called[a]}/" for a in named if a in called)
+    arriving = {one.a for one in view.branches() if one.body.get("arriving")}
+    children = sorted((called[a], a) for a in called if called[a].startswith(above) and a not in arriving)
+    return list(dict.fromkeys([*named, *(a for _, a in children)]))
 
 
 def whole(view: View, named: Sequence[int] = ()) -> list[Agent]:
@@ -308,7 +322,9 @@ class Sending:
         for some in _portions(new):
             named = [record.refs[at] for record in some for at in range(len(record.refs))]
             yield from self._objects(named, [record.body for record in some])
-            yield Records(count, chain, b"", [(one.mark, b"".join(one.refs), one.digest, one.body) for one in some])
+            yield Records(
+                count, chain, b"", [(one.mark, one.key, b"".join(one.refs), one.digest, one.body) for one in some]
+            )
             for record in some:
                 count, chain = count + 1, link(chain, record.digest)
                 self._lines[record.r] = (count, chain), b""

@@ -20,7 +20,7 @@ from holdfast.cli.exits import FAILED, INTERRUPTED, READER_GONE, USAGE, exit_cod
 from holdfast.cli.output import Output, ReaderGone
 from holdfast.cli.session import Session
 from holdfast.cli.text import clean
-from holdfast.errors import HoldfastError
+from holdfast.errors import Cancelled, HoldfastError
 
 # Errors speak to programmers; on the command line the way out has another name.
 _HINTS = {
@@ -43,7 +43,7 @@ _MORE = Group("More", sort_key=6)
 # it is asked for.
 _VERBS = {
     _LOOK: ("agents", "log", "show", "diff", "leaks", "dump"),
-    _RUN: ("run", "runs", "signal", "signals", "effects", "events"),
+    _RUN: ("run", "worker", "runs", "queues", "signal", "signals", "effects", "events"),
     _CHANGE: ("branch", "tag", "rollback", "undo", "redo", "clone", "remove"),
     _CARE: ("init", "verify", "repair", "trust", "retain", "tier", "doctor", "demo", "key"),
     _MOVE: ("push", "move", "export", "drill", "import_"),
@@ -124,7 +124,7 @@ def run(arguments: Sequence[str]) -> int:
         return int(app.meta(arguments) or 0)
     except CycloptsError as error:
         return _usage(error)
-    except HoldfastError as error:
+    except (HoldfastError, Cancelled) as error:
         return _explain(error)
     except ReaderGone:
         # What is still buffered has nowhere to go; Python would complain about it on the way out.
@@ -143,7 +143,7 @@ def run(arguments: Sequence[str]) -> int:
         return FAILED
 
 
-def _explain(error: HoldfastError) -> int:
+def _explain(error: HoldfastError | Cancelled) -> int:
     if _debugging():
         raise error
     # An error with its own way of speaking (Unencodable puts the path in front) keeps it; the hint is said once.

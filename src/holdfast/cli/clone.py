@@ -6,7 +6,7 @@ from rich.text import Text
 
 from holdfast.cli.session import Given, Json, Name
 from holdfast.cli.text import clean, count
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, command
 
 SCHEMA = "holdfast.clone/1"
 
@@ -31,10 +31,10 @@ def clone(agent: Name, new: str, /, *, json: Json = False, session: Given) -> in
         if revision:
             raise BadOption(
                 f"{agent!r} names a revision; a clone has all of them",
-                hint=f"holdfast clone {name} NEW, then rollback.",
+                hint=f"{command('clone', name, 'NEW')}, then rollback.",
             )
         store.clone(name, new)
-        info = next(info for info in store.agents() if info.name == new)
+        info = store.agents(new)[0]
         if json:
             session.out.json(
                 {

@@ -5,6 +5,7 @@ It runs while somebody types, so it reads little and never complains. Only the s
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -31,9 +32,14 @@ def _store(context: CompletionContext) -> Iterator[Store]:
 
 
 def agents(context: CompletionContext) -> list[str]:
-    """The names of the store's agents."""
+    """The names of the store's agents that begin as what is typed."""
+    return _agents(context, context.incomplete)
+
+
+def _agents(context: CompletionContext, begins: str) -> list[str]:
     with suppress(HoldfastError, OSError), _store(context) as store:
-        return [name for info in store.agents() if (name := _offer(info.name))][:_OFFERED]
+        found = store.agents(f"{glob.escape(begins)}*", limit=_OFFERED)
+        return [name for info in found if (name := _offer(info.name))]
     return []
 
 
@@ -41,7 +47,7 @@ def revisions(context: CompletionContext) -> list[str]:
     """Agents; after ``NAME@`` that agent's branches and tags."""
     name, at, _ = context.incomplete.rpartition("@")
     offered = agents(context)
-    if at and name in offered:
+    if at and name in _agents(context, name):
         offered = [f"{name}@{ref}" for ref in _refs(context, name)]
     return offered
 

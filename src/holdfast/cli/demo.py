@@ -6,7 +6,6 @@ Everything shown is real: a process of its own, SIGKILL, a store on disk, and th
 from __future__ import annotations
 
 import inspect
-import shlex
 import signal
 import subprocess
 import tempfile
@@ -24,7 +23,7 @@ from holdfast.cli.demo_stage import PATIENCE_S, Stage
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given
 from holdfast.cli.text import clean
-from holdfast.errors import BadOption, StoreFailed
+from holdfast.errors import BadOption, StoreFailed, command
 
 # The agent is killed while it works on this, after the steps before it were saved.
 KILLED_DURING = "dinner planned"
@@ -166,7 +165,7 @@ class _Demo:
 def _what_next(out: Output, keep: Path | None) -> None:
     out.say()
     out.say(Text("What next", style="bold cyan"))
-    look = f"holdfast --store {shlex.quote(str(keep))} show {demo_agent.NAME}" if keep else "holdfast demo --keep DIR"
+    look = command("--store", str(keep), "show", demo_agent.NAME) if keep else "holdfast demo --keep DIR"
     for words, meaning in (
         (look, "look around in the store of this demo"),
         ("holdfast --help", "all verbs"),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from rich.text import Text
 
 from holdfast.cli.output import Output
 from holdfast.cli.text import clean
-from holdfast.errors import StoreFailed
+from holdfast.errors import StoreFailed, command
 
 PATIENCE_S = 120.0  # a busy machine; nobody waits so long for anything that works
 
@@ -59,7 +58,7 @@ class Stage:
 
     def command(self, *words: str) -> None:
         """Run a real command, in a process of its own, and show it as it would be typed."""
-        self.out.say(Text("  $ ", style="dim"), Text(shlex.join(("holdfast", *words)), style="bold"))
+        self.out.say(Text("  $ ", style="dim"), Text(command(*words), style="bold"))
         sys.stdout.flush()
         done = subprocess.run(  # noqa: S603 - this very program, with words from this package
             [sys.executable, "-m", "holdfast.cli", *words], env=self._environment(), check=False

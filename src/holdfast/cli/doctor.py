@@ -67,8 +67,8 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
     """What is known of the store (None when there is none), and the exit code that its state asks for."""
     try:
         with session.reading() as store:
-            stats = store.stats()
-            found = {**stats, "agents": len(store.agents()), "error": None}
+            stats, some = store.stats(), store.agents(limit=1)
+            found = {**stats, "agents": len(some) + some.more, "error": None}
     except HoldfastError as error:
         if isinstance(error, NotAStore) and session.place is None and not os.environ.get("HOLDFAST_STORE"):
             return None, 0  # nobody named one, and there need not be any

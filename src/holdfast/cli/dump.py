@@ -44,7 +44,7 @@ def list_(
     folder: Path | None = None,
     /,
     *,
-    number: Annotated[int, Parameter(name=("--number", "-n"), metavar="N")] = _SHOWN,
+    limit: Annotated[int, Parameter(name=("--limit", "-n"), metavar="N")] = _SHOWN,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -54,7 +54,7 @@ def list_(
     ----------
     folder
         Where to look. [default: `dumps` in the store; without one $HOLDFAST_DUMPS, or `dumps` here]
-    number
+    limit
         Show at most this many; 0 shows all.
     json
         Print JSON (schema holdfast.dump.list/1).
@@ -63,7 +63,7 @@ def list_(
 
     place = folder if folder is not None else folder_of(session)
     paths = found(place)
-    shown = [_entry(path) for path in (paths[:number] if number > 0 else paths)]
+    shown = [_entry(path) for path in (paths[:limit] if limit > 0 else paths)]
     more = len(paths) - len(shown)
     if json:
         session.out.json({"schema": LIST_SCHEMA, "folder": str(place), "dumps": shown, "more": more})

@@ -5,7 +5,6 @@ Each calls one function of the room that does it, and says what came of it.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import subprocess
 import tempfile
@@ -20,7 +19,7 @@ from holdfast.cli.exits import RAISED
 from holdfast.cli.output import Output, ReaderGone
 from holdfast.cli.session import Given, Json, Session
 from holdfast.cli.text import clean, size
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, command
 
 REHYDRATE_SCHEMA = "holdfast.dump.rehydrate/1"
 TAKE_SCHEMA = "holdfast.dump.take/1"
@@ -125,8 +124,8 @@ def rehydrate(
         if made.unsaved:
             note = "The state had changes that no checkpoint has; they are in the dump: holdfast dump open."
             session.out.say(Text(note, style="dim"), wrap=True)
-        where = clean(shlex.quote(f"{made.agent}@{made.branch}"))
-        session.out.say(f"To resume there: holdfast run PROGRAM:FUNCTION --agent {where}")
+        resume = command("run", "PROGRAM:FUNCTION", "--agent", f"{made.agent}@{made.branch}")
+        session.out.say(f"To resume there: {clean(resume)}")
     return 0
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-from contextlib import closing
 from typing import Annotated, Any
 
 from cyclopts import App, Parameter
@@ -13,14 +11,14 @@ from holdfast import Agent, Effect, Store
 from holdfast.cli.complete import revisions
 from holdfast.cli.output import Output
 from holdfast.cli.programs import given_json
-from holdfast.cli.runs import SHOWN, Number
-from holdfast.cli.session import Flag, Given, Json, Name, Wait, on_branch, reader
+from holdfast.cli.session import Flag, Given, Json, Limit, Name, Session, Wait, is_pattern, limited, reader, writer
 from holdfast.cli.text import ago, clean, count, now, shorten
 from holdfast.cli.values import as_json, text_of
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, command
 
 SCHEMA = "holdfast.effects/1"
 RESOLVE_SCHEMA = "holdfast.effects.resolve/1"
+NO_DOUBT = "Nothing is in doubt."
 ACCEPT_SCHEMA = "holdfast.effects.accept/1"
 _CALL_CHARACTERS = 100
 _RESULT_CHARACTERS = 80
@@ -35,26 +33,30 @@ effects = App(name="effects", help="Show what an agent did outside, or decide wh
 
 @effects.default
 def list_(
-    agent: Annotated[str, Parameter(completer=revisions)],
+    agent: Annotated[str | None, Parameter(completer=revisions, metavar="PATTERN", show_default=False)] = None,
     /,
     *,
+    in_doubt: Flag = False,
     run: Annotated[str | None, Parameter(metavar="ID", show_default=False)] = None,
-    number: Number = None,
+    limit: Limit = None,
     full: Flag = False,
     json: Json = False,
     session: Given,
 ) -> int:
-    """Show what an agent did outside, the oldest first; `effects resolve` decides what is in doubt.
+    """Show what agents did outside: of one the oldest first, of many the newest. `effects resolve` decides doubts.
 
-    Each line: the effect's id (reads have none), when, what became of it, its kind, the call, the result or error.
+    Each line: the effect's id (reads have none), when, what became of it, its kind, the call, the result or error. Of
+    one run (--run), the position of the call first, as `holdfast runs fork` takes it.
 
     Parameters
     ----------
     agent
-        NAME or NAME@BRANCH, or NAME@REV for what came after that checkpoint.
+        NAME or NAME@BRANCH, or NAME@REV for what came after that checkpoint; or a pattern: 'trip-*'. [default: all]
+    in_doubt
+        Only what is in doubt.
     run
-        Only calls of this run.
-    number
+        Only calls of this run, of one agent.
+    limit
         Show at most this many, the newest; 0 shows all. [default: 50; all with --json]
     full
         Show arguments and results whole, also the parts of the state that a read was given.
@@ -62,12 +64,18 @@ def list_(
         Print JSON (schema holdfast.effects/1).
     """
     with session.reading() as store:
+        most = limited(limit, json=json)
+        if agent is None or is_pattern(agent):
+            if run is not None:
+                raise BadOption("whose run is it?", hint="Name the agent: holdfast effects NAME --run ID.")
+            _list_many(session, store, agent, most, in_doubt=in_doubt, full=full, json=json)
+            return 0
         handle, since = _looking(store, agent)
         found = handle.effects(since=since or None, run=run)
         if run is not None and not found and run not in {info.id for info in handle.runs()}:
-            raise BadOption(f"{handle.name} has no run {run!r}", hint=f"See `holdfast runs --agent {handle.name}`.")
-        limit = number if number is not None else (0 if json else SHOWN)
-        shown = found[-limit:] if limit > 0 else found
+            raise BadOption(f"{handle.name} has no run {run!r}", hint=f"See `{command('runs', handle.name)}`.")
+        found = [one for one in found if not in_doubt or one.status == "in doubt"]
+        shown = found[-most:] if most is not None else found
         if json:
             data = {
                 "agent": handle.name,
@@ -75,9 +83,33 @@ def list_(
                 "effects": [effect_json(one, full=full) for one in shown],
             }
             session.out.json({"schema": SCHEMA, **data, "more": len(found) - len(shown)})
+        elif in_doubt and not found:
+            session.out.say(NO_DOUBT)
         else:
-            _print(session.out, handle, shown, len(found) - len(shown), full=full)
+            _print(session.out, handle, shown, len(found) - len(shown), full=full, placed=run is not None)
     return 0
+
+
+def _list_many(
+    session: Session, store: Store, pattern: str | None, limit: int | None, *, in_doubt: bool, full: bool, json: bool
+) -> None:
+    """What many agents did, the newest first."""
+    out, found = session.out, store.effects(pattern, in_doubt=in_doubt, limit=limit)
+    if json:
+        entries = [effect_json(one, full=full) for one in found]
+        out.json({"schema": SCHEMA, "agent": None, "branch": None, "effects": entries, "more": found.more})
+        return
+    if not found:
+        out.say(NO_DOUBT if in_doubt else "Nothing was done outside that is recorded.")
+        return
+    rows = [[Text(_whose(one), style="bold cyan"), *_row(one)] for one in found]
+    out.columns(("agent", "effect", "when", "status", "kind", "call", "result"), rows)
+    doubtful = [one for one in found if one.status == "in doubt"]
+    if doubtful:
+        _advise(out, _whose(doubtful[0]), doubtful, "in doubt", _ASK_PROBE, _NOT_DONE)
+    if found.more:
+        more = f"More on up to {count(found.more, 'branch', 'branches')}; -n 0 shows all, --in-doubt or a pattern some."
+        out.say(Text(more, style="dim"))
 
 
 @effects.command
@@ -117,22 +149,19 @@ def resolve(
     if (done is None) is not not_done:
         raise BadOption("say what became of it", hint="Either --done JSON, or --not-done.")
     result = given_json(done, "the result") if done is not None else None
-    with session.writing() as store:
-        name, branch = on_branch(store, agent)
-        # Not as the current agent: nothing is to be done for it now but this.
-        with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
-            decided = handle.resolve(effect, "not-done" if not_done else "done", result=result, why=why)
-            left = [one for one in handle.effects() if one.status == "in doubt"]
-            if json:
-                data = {"agent": name, "branch": branch, "effect": effect_json(decided), "in_doubt": len(left)}
-                session.out.json({"schema": RESOLVE_SCHEMA, **data})
-                return 0
-            session.out.say(
-                Text("Recorded: ", style="bold green"), Text(decided.id, style="yellow"), f" {call_of(decided)} is ",
-                "not done; it will be called again." if not_done else "done.",
-            )  # fmt: skip
-            rest = f"{count(len(left), 'effect is', 'effects are')} still in doubt." if left else "Nothing is in doubt."
-            session.out.say(Text(rest, style="dim"))
+    with session.writing() as store, writer(store, agent, wait) as (name, branch, handle):
+        decided = handle.resolve(effect, "not-done" if not_done else "done", result=result, why=why)
+        left = [one for one in handle.effects() if one.status == "in doubt"]
+        if json:
+            data = {"agent": name, "branch": branch, "effect": effect_json(decided), "in_doubt": len(left)}
+            session.out.json({"schema": RESOLVE_SCHEMA, **data})
+            return 0
+        session.out.say(
+            Text("Recorded: ", style="bold green"), Text(decided.id, style="yellow"), f" {call_of(decided)} is ",
+            "not done; it will be called again." if not_done else "done.",
+        )  # fmt: skip
+        rest = f"{count(len(left), 'effect is', 'effects are')} still in doubt." if left else NO_DOUBT
+        session.out.say(Text(rest, style="dim"))
     return 0
 
 
@@ -152,20 +181,16 @@ def accept(agent: Name, /, *, wait: Wait = 0.0, json: Json = False, session: Giv
     json
         Print JSON (schema holdfast.effects.accept/1).
     """
-    with session.writing() as store:
-        name, branch = on_branch(store, agent)
-        with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
-            known = handle.accept()
-            if json:
-                data = {"agent": name, "branch": branch, "effects": [effect_json(one) for one in known]}
-                session.out.json({"schema": ACCEPT_SCHEMA, **data})
-            elif known:
-                session.out.columns(
-                    ("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in known]
-                )
-                session.out.say(Text(f"{count(len(known), 'effect')} accepted.", style="bold green"))
-            else:
-                session.out.say("Nothing is left over.")
+    with session.writing() as store, writer(store, agent, wait) as (name, branch, handle):
+        known = handle.accept()
+        if json:
+            data = {"agent": name, "branch": branch, "effects": [effect_json(one) for one in known]}
+            session.out.json({"schema": ACCEPT_SCHEMA, **data})
+        elif known:
+            session.out.columns(("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in known])
+            session.out.say(Text(f"{count(len(known), 'effect')} accepted.", style="bold green"))
+        else:
+            session.out.say("Nothing is left over.")
     return 0
 
 
@@ -178,7 +203,7 @@ def _looking(store: Store, text: str) -> tuple[Agent, str]:
     return (reader(store, name, rev), "") if rev in agent.branches() else (agent, rev)
 
 
-def _print(out: Output, agent: Agent, shown: list[Effect], more: int, *, full: bool) -> None:
+def _print(out: Output, agent: Agent, shown: list[Effect], more: int, *, full: bool, placed: bool) -> None:
     if not shown:
         out.say(f"{clean(agent.name)} has done nothing outside that is recorded.")
         return
@@ -186,28 +211,38 @@ def _print(out: Output, agent: Agent, shown: list[Effect], more: int, *, full: b
         out.say(Text(f"{count(more, 'older call')}; -n 0 shows all.", style="dim"))
     if full:
         for one in shown:
-            out.say(*_separated(_row(one)[:4]))
+            out.say(*_separated([*_row(one)[:4], *([clean(one.path)] if placed else [])]))
             out.say(f"  {call_of(one, full=True)}")
             out.say("  ", _outcome(one, _ALL))
+    elif placed:
+        rows = [[clean(one.path), *_row(one)] for one in shown]
+        out.columns(("position", "effect", "when", "status", "kind", "call", "result"), rows)
     else:
         out.columns(("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in shown])
-    where = agent.name if agent.branch_name == "main" else f"{agent.name}@{agent.branch_name}"
-
-    def advise(status: str, what: str, advice: str, ways: str) -> None:
+    for status, what, advice, ways in (
+        ("in doubt", "in doubt", _ASK_PROBE, _NOT_DONE),
+        ("lost", "done, with a result that could not be saved", _BRING_BACK, ""),
+    ):
         found = [one for one in shown if one.status == status and one.key]
         if found:
-            out.say(
-                Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True
-            )
-            command = shlex.join(("holdfast", "effects", "resolve", where, found[0].id))
-            out.say(f"  {clean(command)} --done JSON --why TEXT{ways}")
+            _advise(out, _whose(found[0]), found, what, advice, ways)
 
-    advice = "Running it again asks its probe; if that cannot tell, find out and say so:"
-    advise("in doubt", "in doubt", advice, "   (or --not-done)")
-    advice = (
-        "Running it again with the classes of their results registered brings these back; or say what was returned:"
-    )
-    advise("lost", "done, with a result that could not be saved", advice, "")
+
+_ASK_PROBE = "Running it again asks its probe; if that cannot tell, find out and say so:"
+_NOT_DONE = "   (or --not-done)"
+_BRING_BACK = (
+    "Running it again with the classes of their results registered brings these back; or say what was returned:"
+)
+
+
+def _advise(out: Output, where: str, found: list[Effect], what: str, advice: str, ways: str) -> None:
+    out.say(Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True)
+    settle = command("effects", "resolve", where, found[0].id)
+    out.say(f"  {clean(settle)} --done JSON --why TEXT{ways}")
+
+
+def _whose(effect: Effect) -> str:
+    return clean(effect.agent if effect.branch == "main" else f"{effect.agent}@{effect.branch}")
 
 
 def _row(effect: Effect) -> list[Text | str]:
@@ -227,12 +262,16 @@ def _separated(parts: list[Text | str]) -> list[Text | str]:
 
 def call_of(effect: Effect, *, full: bool = False) -> str:
     """``book(flight='LH1')``."""
+    if effect.let_go:
+        return f"{clean(effect.tool)}(…)"
     given, limit = (effect.whole(), _ALL) if full else (effect.args, _CALL_CHARACTERS)
     arguments = ", ".join(f"{name}={text_of(value, limit)}" for name, value in given.items())
     return f"{clean(effect.tool)}({clean(shorten(arguments, limit))})"
 
 
 def _outcome(effect: Effect, limit: int = _RESULT_CHARACTERS) -> Text | str:
+    if effect.let_go:
+        return Text("let go", style="dim")
     if effect.status == "done":
         return text_of(effect.result, limit)
     said = effect.error or effect.why
@@ -242,8 +281,14 @@ def _outcome(effect: Effect, limit: int = _RESULT_CHARACTERS) -> Text | str:
 
 
 def effect_json(effect: Effect, *, full: bool = False) -> dict[str, Any]:
-    """One effect in JSON. ``key`` and ``id`` are "" for reads; ``result`` is null unless it is known."""
+    """One effect in JSON. ``key`` and ``id`` are "" for reads; ``result`` is null unless it is known.
+
+    With ``let_go`` it is null, and so is ``args``.
+    """
+    given = None if effect.let_go else effect.whole() if full else effect.args
     return {
+        "agent": effect.agent,
+        "branch": effect.branch,
         "id": effect.id,
         "key": effect.key,
         "tool": effect.tool,
@@ -254,8 +299,9 @@ def effect_json(effect: Effect, *, full: bool = False) -> dict[str, Any]:
         "number": effect.number,
         "attempt": effect.attempt,
         "at": effect.at.isoformat(),
-        "args": as_json(effect.whole() if full else effect.args),
-        "result": as_json(effect.result),
+        "args": as_json(given),
+        "result": None if effect.let_go else as_json(effect.result),
+        "let_go": effect.let_go,
         "error": effect.error,
         "why": effect.why,
     }

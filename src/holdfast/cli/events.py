@@ -8,8 +8,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from holdfast.cli.complete import agents
-from holdfast.cli.runs import SHOWN, Number
-from holdfast.cli.session import Given, Json, reader
+from holdfast.cli.session import Given, Json, Limit, limited, reader
 from holdfast.cli.text import ago, clean, count, now, shorten
 
 SCHEMA = "holdfast.events/1"
@@ -25,19 +24,20 @@ def events(
     agent: Annotated[str, Parameter(completer=agents, metavar="NAME")],
     /,
     *,
-    number: Number = None,
+    limit: Limit = None,
     json: Json = False,
     session: Given,
 ) -> int:
     """Show what was moved and decided for an agent, the newest first, and by whom.
 
-    Rollbacks, branches, tags, judgements, decisions about effects in doubt, cancelled runs, signals: on all branches.
+    Rollbacks, branches, tags, judgements, decisions about effects in doubt, runs that were cancelled, signals: on all
+    branches.
 
     Parameters
     ----------
     agent
         The agent's NAME.
-    number
+    limit
         Show at most this many; 0 shows all. [default: 50; all with --json]
     json
         Print JSON (schema holdfast.events/1).
@@ -45,8 +45,7 @@ def events(
     with session.reading() as store:
         handle = reader(store, agent)
         found = [one for one in handle.events() if one["what"] != "open"]
-        limit = number if number is not None else (0 if json else SHOWN)
-        shown = found[:limit] if limit > 0 else found
+        shown = found[: limited(limit, json=json)]
         if json:
             listed = [{**one, "when": one["when"].isoformat()} for one in shown]
             session.out.json(

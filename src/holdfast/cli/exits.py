@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.errors import (
+    Cancelled,
     Contention,
     Damaged,
     Diverged,
@@ -12,6 +13,7 @@ from holdfast.errors import (
     InputError,
     MaybeRepeated,
     Outcome,
+    ResultForgotten,
     ResultLost,
     RollbackBlocked,
     RunEnded,
@@ -31,7 +33,7 @@ INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 READER_GONE = 141  # and for one that SIGPIPE ended
 
 # The first that fits counts, so a group stands behind its exceptions.
-_CODES: dict[type[HoldfastError], int] = {
+_CODES: dict[type[HoldfastError | Cancelled], int] = {
     InputError: USAGE,
     Contention: 3,
     Incompatible: 4,
@@ -46,9 +48,11 @@ _CODES: dict[type[HoldfastError], int] = {
     RunUnfinished: ATTENTION,
     RunEnded: ATTENTION,
     ResultLost: ATTENTION,
+    ResultForgotten: ATTENTION,
     Outcome: RAISED,
+    Cancelled: RAISED,
 }
 
 
-def exit_code(error: HoldfastError) -> int:
+def exit_code(error: HoldfastError | Cancelled) -> int:
     return next((code for group, code in _CODES.items() if isinstance(error, group)), FAILED)

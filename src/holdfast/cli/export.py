@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glob import escape
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -65,6 +66,8 @@ def export(
             key = chosen(key_file, key_env, key_command, "Passphrase of the file")
         with bars(session.err) as progress:
             written = store.export(Path(file), agents, key=key, replace=force, progress=progress)
+        children = [info.name for name in agents for info in store.agents(f"{escape(name)}/*", sort="name")]
+        agents = list(dict.fromkeys([*agents, *children]))
         place, encrypted = store.place, encrypt or (store.encrypted and not plain)
     if json:
         said = {"schema": SCHEMA, "store": place, "file": file, "agents": agents, "bytes": written}

@@ -28,7 +28,7 @@ def leaks(
     agent: Name,
     /,
     *,
-    number: Annotated[int, Parameter(name=("--number", "-n"), metavar="N")] = _SHOWN,
+    limit: Annotated[int, Parameter(name=("--limit", "-n"), metavar="N")] = _SHOWN,
     exit_code: Flag = False,
     json: Json = False,
     session: Given,
@@ -41,7 +41,7 @@ def leaks(
     ----------
     agent
         The agent's name.
-    number
+    limit
         Show at most this many of each kind; 0 shows all.
     exit_code
         End with 1 when something grows.
@@ -54,11 +54,11 @@ def leaks(
     if json:
         session.out.json({"schema": SCHEMA, "agent": agent, **_as_json(found)})
     else:
-        _print(agent, found, number, session)
+        _print(agent, found, limit, session)
     return DIFFERENT if exit_code and found.trends else 0
 
 
-def _print(agent: str, found: Leaks, number: int, session: Given) -> None:
+def _print(agent: str, found: Leaks, limit: int, session: Given) -> None:
     lasted = _span(found.at[-1] - found.at[0])
     whose = "one process" if found.one_process else "different processes: what differs may be chance"
     skipped = f"; {found.skipped} of other processes or without a heap summary are left out" if found.skipped else ""
@@ -69,7 +69,7 @@ def _print(agent: str, found: Leaks, number: int, session: Given) -> None:
         return
     for kind, title in _TITLES.items():
         every = [trend for trend in found.trends if trend.kind == kind]
-        shown = every[:number] if number > 0 else every
+        shown = every[:limit] if limit > 0 else every
         if shown:
             session.out.say("")
             session.out.columns(("first", "last", "per hour", "bytes", title), map(_row, shown), right=(0, 1, 2, 3))

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from cyclopts import Parameter
 from rich.text import Text
 
 from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.graph import Row, draw
 from holdfast.cli.output import Output
-from holdfast.cli.session import Flag, Given, Json, Revision, reader
+from holdfast.cli.session import Flag, Given, Json, Limit, Revision, limited, reader
 from holdfast.cli.text import ago, clean, count, now, shorten, size
 
 SCHEMA = "holdfast.log/1"
-# About two screens. A program that asks for JSON gets everything, unless it says otherwise.
-SHOWN = 50
 _ABOUT = 100  # characters of a crash's error
 
 _DOTS = {"checkpoint": "●", "undo": "↶", "redo": "↷", "recover": "✚"}
@@ -28,7 +25,7 @@ def log(
     agent: Revision,
     /,
     *,
-    number: Annotated[int | None, Parameter(name=("--number", "-n"), metavar="N", show_default=False)] = None,
+    limit: Limit = None,
     all: Flag = False,
     json: Json = False,
     session: Given,
@@ -42,7 +39,7 @@ def log(
     ----------
     agent
         NAME, or NAME@REV to begin at a branch or a checkpoint.
-    number
+    limit
         Show at most this many; 0 shows all. [default: 50; all with --json]
     all
         Show every branch, and lines that rollbacks left behind.
@@ -51,8 +48,7 @@ def log(
     """
     with session.reading() as store:
         history = _History.read(store, agent, everything=all)
-        limit = number if number is not None else (0 if json else SHOWN)
-        shown = history.checkpoints[:limit] if limit > 0 else history.checkpoints
+        shown = history.checkpoints[: limited(limit, json=json)]
         if json:
             session.out.json(history.as_json(shown))
         else:

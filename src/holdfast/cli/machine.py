@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-# Optional packages whose values can be saved, and those that encrypted stores, servers and object storage need.
-OPTIONAL = ("numpy", "pydantic", "attrs", "cryptography", "psycopg", "obstore")
+# Optional packages whose values can be saved, and those that encryption, servers, object storage and schedules need.
+OPTIONAL = ("numpy", "pydantic", "attrs", "cryptography", "psycopg", "obstore", "cronsim")
 # SQLite's write-ahead log needs memory that all processes share; these filesystems may reach over a network.
 NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "ceph", "glusterfs", "fuse.sshfs", "lustre"})
 # Nothing here survives a restart of the machine.

@@ -74,6 +74,15 @@ class Output(Console):
             line.rstrip()
             self.say(line)
 
+    def confirmed(self, question: str) -> bool:
+        """Whether a person at the terminal says yes."""
+        self.print(f"{question} [y/N] ", style="bold", end="")
+        try:
+            return input().strip().lower() in {"y", "yes"}
+        except EOFError:
+            self.say()
+            return False
+
     def json(self, data: dict[str, Any]) -> None:
         """One JSON document. Everything outside ASCII is escaped: any encoding carries it, no terminal acts on it."""
         try:

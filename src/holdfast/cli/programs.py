@@ -16,7 +16,8 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Annotated, Any
@@ -24,6 +25,8 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 import holdfast
+from holdfast import Store
+from holdfast.cli.session import Session
 from holdfast.errors import BadOption
 from holdfast.run.durables import Durable
 from holdfast.run.tools import Tool
@@ -41,6 +44,18 @@ def load(programs: Iterable[str]) -> None:
     """Import modules (``my_app.agent``) and files (``agent.py``), so that their tools and functions are known."""
     for program in programs:
         module_of(program)
+
+
+@contextmanager
+def writing(session: Session, programs: Sequence[str]) -> Iterator[Store]:
+    """With programs, what undoes effects is theirs, and gets values of their types."""
+    if not programs:
+        with session.writing() as store:
+            yield store
+        return
+    load(programs)
+    with holdfast.open(session.place, create=False) as store:
+        yield store
 
 
 def module_of(program: str) -> ModuleType:

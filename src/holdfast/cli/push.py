@@ -5,6 +5,7 @@ Also how two stores are opened, and how people are told what moved: a move and a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from holdfast import Store, TransferReport
 from holdfast.cli.asking import OneKeyFile, environment_has_a_key, key_in
 from holdfast.cli.output import Output
 from holdfast.cli.progress import bars
-from holdfast.cli.session import Given, Json, Objects, Session, is_url, reader, shown
+from holdfast.cli.session import SHOWN, Given, Json, Objects, Session, is_url, reader, shown
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption, NotAStore, NotEncrypted
 
@@ -73,7 +74,7 @@ def push(
     with source_at(source, dest, key_in(source_key_file), readonly=True) as one:
         for name in agents:
             reader(one, name)  # raises if there is none
-        if called is not None and len(agents or one.agents()) != 1:
+        if called is not None and len(agents or one.agents(limit=2)) != 1:
             raise BadOption("another name can be given to one agent at a time", hint="Name that agent.")
         with dest_at(dest, key_in(dest_key_file), objects, one) as other, bars(session.err) as progress:
             report = one.push(other, agents, beside=beside, new_name=called, progress=progress)
@@ -135,13 +136,21 @@ def _print(out: Output, report: TransferReport) -> None:
         out.say(f"No agents in {clean(report.source)}.")
         return
     rows: list[list[Text | str]] = []
-    for agent in report.agents:
+    # Of many, those that something was done to: the others are fine.
+    many = len(report.agents) > SHOWN
+    listed = [agent for agent in report.agents if not many or agent.status != "unchanged"]
+    for agent in listed[:SHOWN]:
         found = agent.arrived
         moved = size(found.bytes) if found.bytes else ""
         numbers = [f"{number:,}" if number else "" for number in (found.checkpoints, found.records, found.events)]
         status = Text(_WORDS[agent.status], style=_STYLES.get(agent.status, ""))
         rows.append([Text(clean(agent.name), style="bold cyan"), status, *numbers, moved])
-    out.columns(("agent", "", "checkpoints", "effects", "events", "bytes"), rows, right=(2, 3, 4, 5))
+    if rows:
+        out.columns(("agent", "", "checkpoints", "effects", "events", "bytes"), rows, right=(2, 3, 4, 5))
+    if many:
+        became = Counter(_WORDS[agent.status] for agent in report.agents)
+        told = ", ".join(f"{became[word]:,} {word}" for word in _WORDS.values() if became[word])
+        out.say(Text(f"{count(len(report.agents), 'agent')}: {told}; --json has all.", style="dim"))
     for agent in report.agents:
         for branch in agent.beside:
             out.say(Text(f"{clean(agent.name)}: both had gone on; it arrived as {clean(branch)}", style="yellow"))

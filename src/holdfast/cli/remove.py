@@ -6,7 +6,6 @@ import sys
 
 from rich.text import Text
 
-from holdfast.cli.output import Output
 from holdfast.cli.session import Flag, Given, Json, Name
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption
@@ -62,7 +61,7 @@ def remove(
             if found.copies:
                 session.out.say(f"Agents that go with it: {', '.join(map(clean, found.copies))}.")
         if not dry_run:
-            if not yes and not _confirmed(session.out):
+            if not yes and not session.out.confirmed("Remove it for good?"):
                 session.out.say("Nothing was changed.")
                 return 0
             found = store.remove(name, with_copies=with_copies)
@@ -73,12 +72,3 @@ def remove(
         else:
             session.out.say(Text("Removed. ", style="bold green"), f"The store is {size(found.freed_bytes)} smaller.")
     return 0
-
-
-def _confirmed(out: Output) -> bool:
-    out.print("Remove it for good? [y/N] ", style="bold", end="")
-    try:
-        return input().strip().lower() in {"y", "yes"}
-    except EOFError:
-        out.say()
-        return False

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from holdfast import Policy, RetentionReport, Store
 from holdfast.cli.output import Output
-from holdfast.cli.session import Flag, Given, Json, Name
+from holdfast.cli.session import SHOWN, Flag, Given, Json, Name
 from holdfast.cli.spans import span
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption
@@ -33,6 +33,7 @@ def retain(
     branch: Patterns = None,
     newer_than: Span = "",
     without_tags: Flag = False,
+    runs: Annotated[str, Parameter(metavar="N|SPAN", show_default=False)] = "",
     do: Flag = False,
     save: Flag = False,
     drop: Flag = False,
@@ -65,6 +66,9 @@ def retain(
         Keep everything younger than that: 45s, 90m, 12h, 30d, 2w.
     without_tags
         Let tagged ones go, too, and their tags with them.
+    runs
+        Keep the values that were recorded of the last N runs of each branch that have ended, or of those of the last
+        SPAN (30d); let those of others go. Without this, all stay.
     do
         Do it. Without this, nothing is changed.
     save
@@ -76,8 +80,9 @@ def retain(
     """
     rules: dict[str, Any] = {"last": last, "hourly": hourly, "daily": daily, "weekly": weekly}
     rules |= {"labels": label or (), "branches": branch or (), "newer_than": span(newer_than) if newer_than else None}
-    given = any(rules.values()) or without_tags
-    policy = Policy(**rules, tags=not without_tags) if given else None
+    given = any(rules.values()) or without_tags or bool(runs)
+    kept = None if not runs else int(runs) if runs.isdecimal() else span(runs)
+    policy = Policy(**rules, tags=not without_tags, runs=kept) if given else None
     if drop and (given or save or do):
         raise BadOption("--drop takes rules out of the store, and nothing else", hint="Leave the other options out.")
     if save and policy is None:
@@ -107,7 +112,7 @@ def _stored(store: Store) -> list[dict[str, Any]]:
 
 def _policies(store: Store, out: Output, *, json: bool) -> int:
     if json:
-        empty = {"agents": [], "kept": 0, "removed": 0, "freed_bytes": 0, "done": False}
+        empty = {"agents": [], "kept": 0, "removed": 0, "values": 0, "freed_bytes": 0, "done": False}
         out.json({"schema": SCHEMA, **empty, "policies": _stored(store)})
         return 0
     for name, policy in store.policies().items():
@@ -118,27 +123,33 @@ def _policies(store: Store, out: Output, *, json: bool) -> int:
 
 
 def _print(out: Output, report: RetentionReport, *, saved: bool) -> None:
-    for agent in report.agents:
+    many = len(report.agents) > SHOWN
+    for agent in [one for one in report.agents if one.skipped][:SHOWN] if many else report.agents:
         name = Text(clean(agent.agent), style="bold cyan")
         if agent.skipped:
             out.say(name, f": left alone, {clean(agent.skipped)}.")
             continue
-        out.say(name, f" ({clean(str(agent.policy))}): {len(agent.kept):,} stay, {len(agent.removed):,} go.")
+        values = f" So do the values of {count(agent.values, 'record')} of its runs." if agent.values else ""
+        out.say(name, f" ({clean(str(agent.policy))}): {len(agent.kept):,} stay, {len(agent.removed):,} go.{values}")
         rows = [
             (f"#{one.depth}", one.id[:12], f"{one.time:%Y-%m-%d %H:%M}", clean(one.label), _why(one.why))
             for one in agent.kept
         ]
         if rows:
             out.columns(("depth", "id", "time (UTC)", "label", "stays because of"), rows)
+    if many:
+        told = f"{count(len(report.agents), 'agent')}: {report.kept:,} stay, {report.removed:,} go; --json has all."
+        out.say(told)
     freed = size(report.freed_bytes)
+    values = f", the values of {count(report.values, 'record')}" if report.values else ""
     if saved:
         out.say("The rules are kept in the store; programs that write these agents follow them.")
     if report.done:
         gone = count(report.removed, "checkpoint")
-        out.say(Text(f"Removed {gone}. ", style="bold green"), f"The store is {freed} smaller.")
+        out.say(Text(f"Removed {gone}{values}. ", style="bold green"), f"The store is {freed} smaller.")
     else:
-        gone = f"{count(report.removed, 'checkpoint')} would go and free about {freed}."
-        more = " Add --do to do it." if report.removed else ""
+        gone = f"{count(report.removed, 'checkpoint')}{values} would go and free about {freed}."
+        more = " Add --do to do it." if report.removed or report.values else ""
         out.say(Text("Dry run: nothing was changed. ", style="bold"), gone, more)
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 from cyclopts import Parameter
 from rich.text import Text
 
-import holdfast
-from holdfast import Agent, Change, Checkpoint, Diff, RollbackPlan, Store
+from holdfast import Agent, Change, Checkpoint, Diff, RollbackPlan
 from holdfast.cli.changes import change_json, lines
 from holdfast.cli.complete import refs
 from holdfast.cli.effects import call_of
 from holdfast.cli.exits import ATTENTION
 from holdfast.cli.output import Output
-from holdfast.cli.programs import Load, load
-from holdfast.cli.session import Flag, Given, Json, Name, Session, Wait, on_branch, reader
+from holdfast.cli.programs import Load, load, writing
+from holdfast.cli.session import Flag, Given, Json, Name, Session, Wait, on_branch, reader, writer
 from holdfast.cli.text import ago, clean, count, now
-from holdfast.errors import BadOption, RollbackBlocked
+from holdfast.errors import BadOption, RollbackBlocked, command
 
 SCHEMA = "holdfast.rollback/1"
 _WAY_OUT = (
@@ -83,24 +80,22 @@ def rollback(
     wanted = _Wanted(to, accept, bookkeeping)
     if dry_run:
         return _preview(session, agent, wanted, load, json=json)
-    with _writing(session, load) as store:
-        name, branch = on_branch(store, agent)
-        # Not as the current agent: a rollback that was interrupted is to be finished as it is asked for here.
-        with closing(store.agent(name, branch=branch, create=False, wait_s=wait)) as handle:
-            plan = wanted.plan(handle)
-            if not json:
-                _show(session.out, handle, plan, wanted.changes(plan))
-            if plan.blocked:
-                said = count(len(plan.blocked), "effect stands", "effects stand")
-                raise RollbackBlocked(f"{said} in the way; nothing was changed")
-            if not yes and not _confirmed(session.out):
-                session.out.say("Nothing was changed.")
-                return 0
-            head = plan.apply()
-            if json:
-                session.out.json(_as_json(handle, plan, wanted.changes(plan), done=True))
-            else:
-                _done(session.out, name, branch, head, plan)
+    # Of an agent that is not current: a rollback that was interrupted is to be finished as it is asked for here.
+    with writing(session, load) as store, writer(store, agent, wait) as (name, branch, handle):
+        plan = wanted.plan(handle)
+        if not json:
+            _show(session.out, handle, plan, wanted.changes(plan))
+        if plan.blocked:
+            said = count(len(plan.blocked), "effect stands", "effects stand")
+            raise RollbackBlocked(f"{said} in the way; nothing was changed")
+        if not yes and not session.out.confirmed("Roll back?"):
+            session.out.say("Nothing was changed.")
+            return 0
+        head = plan.apply()
+        if json:
+            session.out.json(_as_json(handle, plan, wanted.changes(plan), done=True))
+        else:
+            _done(session.out, name, branch, head, plan)
     return 0
 
 
@@ -116,18 +111,6 @@ class _Wanted:
     def changes(self, plan: RollbackPlan) -> list[Change]:
         found: Diff = plan.diff
         return found.everything if self.bookkeeping else found.changes
-
-
-@contextmanager
-def _writing(session: Session, programs: Sequence[str]) -> Iterator[Store]:
-    """With programs, what undoes effects is theirs, and gets values of their types."""
-    if not programs:
-        with session.writing() as store:
-            yield store
-        return
-    load(programs)
-    with holdfast.open(session.place, create=False) as store:
-        yield store
 
 
 def _preview(session: Session, agent: str, wanted: _Wanted, programs: Sequence[str], *, json: bool) -> int:
@@ -198,15 +181,6 @@ def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
         )  # fmt: skip
 
 
-def _confirmed(out: Output) -> bool:
-    out.print("Roll back? [y/N] ", style="bold", end="")
-    try:
-        return input().strip().lower() in {"y", "yes"}
-    except EOFError:
-        out.say()
-        return False
-
-
 def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: RollbackPlan) -> None:
     undone = f" {count(len(plan.undo), 'effect')} undone." if plan.undo else ""
     out.say(
@@ -215,7 +189,7 @@ def _done(out: Output, name: str, branch: str, head: Checkpoint, plan: RollbackP
     )  # fmt: skip
     if plan.abandons:
         where = name if branch == "main" else f"{name}@{branch}"
-        back = shlex.join(("holdfast", "rollback", where, "--to", f"id:{plan.abandons[0].short_id}"))
+        back = command("rollback", where, "--to", f"id:{plan.abandons[0].short_id}")
         out.say(Text(f"To go forward again: {clean(back)}", style="dim"))
 
 

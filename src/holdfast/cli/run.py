@@ -26,16 +26,16 @@ from holdfast.cli.runs import run_json, style_of, whose
 from holdfast.cli.session import Flag, Given, Json, Session, absolute, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
-from holdfast.errors import AgentBusy, BadOption, HoldfastError, UnknownAgent, Waiting
+from holdfast.errors import AgentBusy, BadOption, Cancelled, HoldfastError, UnknownAgent, Waiting
 from holdfast.run.durables import DURABLES, Options, configured, known
-from holdfast.run.faults import told
+from holdfast.run.outcomes import told
 
 SCHEMA = "holdfast.run/1"
 DUE_SCHEMA = "holdfast.run.due/1"
 Failed = Callable[[BaseException], Any]
 _RESULT_CHARACTERS = 400
 # Options of this verb that take a word after them; needed to find where a script's own words begin.
-_TAKING = frozenset({"--store", "--agent", "--args", "--id", "--types"})
+_TAKING = frozenset({"--store", "--agent", "--args", "--id", "--limit", "--types"})
 
 
 def run(
@@ -48,6 +48,7 @@ def run(
     change: Flag = False,
     again: Flag = False,
     no_wait: Flag = False,
+    limit: Annotated[float | None, Parameter(metavar="SECONDS", show_default=False)] = None,
     due: Flag = False,
     no_dumps: Flag = False,
     types: Annotated[tuple[str, ...], Parameter(metavar="MODULE", negative="", show_default=False)] = (),
@@ -80,6 +81,8 @@ def run(
         Begin a run anew whose --id was cancelled or rolled back, or failed long ago.
     no_wait
         Do not block where the run sleeps or waits for a signal: end with 8.
+    limit
+        Tell a run that begins now to stop after so many seconds, wherever it is executed then.
     due
         Go on with every run whose time or signal has come, as far as it gets without waiting.
     no_dumps
@@ -90,27 +93,30 @@ def run(
         Print JSON (schema holdfast.run/1, or holdfast.run.due/1). What the program prints goes to stderr.
     """
     if due:
-        if agent is not None or args is not None or id is not None or change or again:
+        if agent is not None or args is not None or id is not None or limit is not None or change or again:
             raise BadOption(
-                "--due resumes every run that can", hint="Leave --agent, --args, --id, --change and --again away."
+                "--due resumes every run that can",
+                hint="Leave --agent, --args, --id, --limit, --change and --again away.",
             )
-        with _dumps(session, wanted=not no_dumps):
+        with watched(session, wanted=not no_dumps):
             return _due(session, (*(() if program is None else (program,)), *words), types, json=json)
     if program is None:
         raise BadOption("what is to be run?", hint="holdfast run FILE, MODULE:FUNCTION --agent NAME, or --due.")
     if not names_function(program):
-        if agent is not None or args is not None or id is not None or json:
-            raise BadOption("a script is run as it is", hint="--agent, --args, --id and --json need MODULE:FUNCTION.")
+        if agent is not None or args is not None or id is not None or limit is not None or json:
+            raise BadOption(
+                "a script is run as it is", hint="--agent, --args, --id, --limit and --json need MODULE:FUNCTION."
+            )
         return _script(session, program, words, dumps=not no_dumps)
     if words:
         raise BadOption(f"too many arguments: {' '.join(words)}", hint="Give them with --args JSON.")
     if agent is None:
         raise BadOption("whose run is it?", hint="Add --agent NAME.")
     given = _arguments(args)
-    with _dumps(session, wanted=not no_dumps) as failed, _programs(json=json, failed=failed):
+    with watched(session, wanted=not no_dumps) as failed, foreign_code(json=json, failed=failed):
         function = function_of(program)
-        with _store(session, types) as store:
-            options = Options(id=id, wait=not no_wait, change=change, again=again)
+        with working_store(session, types) as store:
+            options = Options(id=id, wait=not no_wait, change=change, again=again, limit_s=limit)
             info, result = _execute(store, function, agent, given, options)
             data = run_json(info)
     if json:
@@ -153,7 +159,7 @@ def _script(session: Session, program: str, words: Sequence[str], *, dumps: bool
         os.environ["HOLDFAST_STORE"] = absolute(session.place)
     sys.argv = [program, *words]
     sys.path.insert(0, str(file.resolve().parent))
-    with _dumps(session, wanted=dumps) as failed:
+    with watched(session, wanted=dumps) as failed:
         hook, ended = sys.excepthook, None
         try:
             run_file(file)
@@ -181,7 +187,7 @@ def _tell(failed: Failed, error: BaseException) -> None:
 
 
 @contextmanager
-def _dumps(session: Session, *, wanted: bool) -> Iterator[Failed]:
+def watched(session: Session, *, wanted: bool) -> Iterator[Failed]:
     """Inside, a crash leaves a dump. Yields what is told of an exception that ends the program."""
     if not wanted:
         yield lambda _error: None
@@ -204,7 +210,7 @@ def _has_store() -> bool:
 
 
 @contextmanager
-def _programs(*, json: bool = False, failed: Failed | None = None) -> Iterator[None]:
+def foreign_code(*, json: bool = False, failed: Failed | None = None) -> Iterator[None]:
     """Inside, code of others runs: what it raises is shown as Python does, what it prints does not spoil the JSON."""
     try:
         with redirect_stdout(sys.stderr) if json else _nothing():
@@ -238,7 +244,7 @@ def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
 
 
 @contextmanager
-def _store(session: Session, types: Sequence[str]) -> Iterator[Store]:
+def working_store(session: Session, types: Sequence[str]) -> Iterator[Store]:
     """Not inert: what is stored is to be worked with, by a program that was named."""
     with holdfast.open(session.place, types=tuple(types)) as store:
         yield store
@@ -304,9 +310,9 @@ def _ended(handle: Agent, id: str | None) -> RunInfo:
 def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, json: bool) -> int:
     told: list[tuple[RunInfo, str, str]] = []
     code = 0
-    with _programs(json=json):
+    with foreign_code(json=json):
         load(programs)
-        with _store(session, types) as store:
+        with working_store(session, types) as store:
             for info in store.due():
                 if info.status == "running":  # the process that executes it goes on by itself
                     continue
@@ -333,6 +339,8 @@ def _go_on(store: Store, info: RunInfo) -> tuple[str, str, int]:
             result = _resumed(handle, info.id, waits=made.waits)
     except Waiting as error:
         return "waiting", error.message, 0
+    except Cancelled as error:
+        return "cancelled", error.message, 0
     except AgentBusy as error:  # whoever has it goes on with it
         return "busy", error.message, 0
     except HoldfastError as error:

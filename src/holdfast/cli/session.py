@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -19,7 +19,7 @@ import holdfast
 from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.complete import agents, revisions
 from holdfast.cli.output import Output
-from holdfast.errors import UnknownRevision
+from holdfast.errors import BadOption, UnknownRevision
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,20 @@ Revision = Annotated[str, Parameter(completer=revisions)]
 Objects = Annotated[str | None, Parameter(metavar="PLACE", show_default=False)]
 Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Pattern = Annotated[str | None, Parameter(completer=agents, metavar="PATTERN", show_default=False)]
+Limit = Annotated[int | None, Parameter(name=("--limit", "-n"), metavar="N", show_default=False)]
 Wait = Annotated[float, Parameter(name="--wait", metavar="SECONDS", show_default=False)]
+
+
+# About two screens. A program that asks for JSON gets everything, unless it says otherwise.
+SHOWN = 50
+
+
+def limited(limit: int | None, *, json: bool) -> int | None:
+    """How many a list shows; None for all, which is asked for by 0."""
+    if limit is not None and limit < 0:
+        raise BadOption(f"--limit {limit}", hint="At least 1, or 0 for all.")
+    return (limit if limit is not None else 0 if json else SHOWN) or None
 
 
 def is_url(place: str) -> bool:
@@ -81,6 +94,30 @@ def looking(store: Store, revision: str) -> tuple[Agent, Checkpoint]:
 
 def reader(store: Store, name: str, branch: str = "main") -> Agent:
     return store.agent(name, branch=branch, create=False, readonly=True)
+
+
+@contextmanager
+def writer(store: Store, revision: str, wait_s: float) -> Iterator[tuple[str, str, Agent]]:
+    """The agent and the branch that ``NAME`` or ``NAME@BRANCH`` names, and a handle that writes it.
+
+    It is not the current agent: nothing is done for it but what is asked for.
+    """
+    name, branch = on_branch(store, revision)
+    with closing(store.agent(name, branch=branch, create=False, wait_s=wait_s)) as handle:
+        yield name, branch, handle
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text stands for the agents whose names are like it. An agent that is called just so is one of them."""
+    return any(sign in text for sign in "*?[")
+
+
+def some_of(store: Store, text: str | None) -> tuple[str | None, str | None]:
+    """The agents that PATTERN, NAME or NAME@BRANCH chooses, and the branch, if one is named."""
+    if text is None or is_pattern(text):
+        return text, None
+    name, branch = store.resolve(text)
+    return name, on_branch(store, text)[1] if branch else None
 
 
 def on_branch(store: Store, revision: str) -> tuple[str, str]:

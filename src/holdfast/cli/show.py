@@ -139,6 +139,7 @@ def _metadata(metadata: dict[str, Any]) -> list[tuple[str, str]]:
         ("code", clean(", ".join(versions))),
         ("config", clean(str(config)[:16]) if config else ""),
         ("written by", clean(", ".join(ran))),
+        ("trace", clean(str(metadata.get("trace", "")))),
     ]
 
 

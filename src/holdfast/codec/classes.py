@@ -391,6 +391,8 @@ def _lasts(value: Any, depth: int, *, as_key: bool) -> bool:
         return False
     if kind is tuple or kind is frozenset:
         return all(_lasts(item, depth + 1, as_key=as_key) for item in value)
+    if kind is Record:
+        return as_key  # it stands for a value that was a key, or for one that cannot be changed without its class
     shape = _SHAPES.get(kind)
     if shape is not None and shape.form != OPAQUE:
         return _immutable_instance(value, shape, depth, as_key=as_key)
@@ -399,8 +401,6 @@ def _lasts(value: Any, depth: int, *, as_key: bool) -> bool:
     if atoms.is_atom(kind):
         _FIXED.add(kind)
         return not as_key or _equals_itself(value)
-    if kind is Record:
-        return as_key  # it stands for a value that was a key, or for one that cannot be changed without its class
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.generic):
         return not isinstance(value, numpy.void) and (not as_key or _equals_itself(value))

@@ -48,7 +48,9 @@ class _Dumps:
             except Exception as error:  # noqa: BLE001 - the report of the failure is worth more than the dump
                 report.sections.append((SECTION, f"No dump: {type(error).__name__}: {error}"))
             else:
-                report.sections.append((SECTION, f"{path}\nholdfast dump show {path}"))
+                from holdfast.errors import command
+
+                report.sections.append((SECTION, f"{path}\n{command('dump', 'show', str(path))}"))
                 report.user_properties.append((PROPERTY, str(path)))
                 item.user_properties.append((PROPERTY, str(path)))  # the XML report takes those of the last phase
         return report

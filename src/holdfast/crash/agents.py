@@ -128,9 +128,7 @@ def _again(store: Any, *, readonly: bool) -> Iterator[Any]:
     if not store.closed:
         yield store
         return
-    from holdfast.agent.store import open_as
-
-    fresh = open_as(type(store), store.place, create=False, readonly=readonly, inert=True)
+    fresh = type(store).opened(store.place, create=False, readonly=readonly, inert=True)
     try:
         yield fresh
     finally:
@@ -192,14 +190,12 @@ def tell_death(
 
     What the store knows by now is added to the dump: checkpoints and effects after that. Returns who was told.
     """
-    from holdfast.agent.store import open_as
-
     told = []
     for place in dict.fromkeys(str(stands.get("store", "")) for stands in agents):
         here = [stands for stands in agents if stands.get("store") == place]
         if not (Path(place) / "store.db").exists():
             continue
-        with suppress(HoldfastError), open_as(_kind(here[0]), place, create=False, inert=True) as store:
+        with suppress(HoldfastError), _kind(here[0]).opened(place, create=False, inert=True) as store:
             known = {info.name for info in store.agents()}
             handles = [
                 store.agent(stands["agent"], branch=stands["branch"], create=False, readonly=True)

@@ -1,17 +1,23 @@
-"""What is called with what: arguments by name, their fingerprint, and values as they are stored in records.
+"""What is called with what: arguments by name, their fingerprint, values as records have them; and secrets.
 
-Owns the binding of arguments, the choice between content and digest, and the way of a value into and out of a record.
-Must not know runs or tools. What always holds: equal arguments have equal fingerprints, whether they are plain or
-parts of the state; a value comes back from its record as the codec would give it back.
+Owns the binding of arguments, the choice between content and digest, the way of a value into and out of a record, and
+the secrets of each agent, in memory alone. Must not know runs or tools. What always holds: equal arguments have equal
+fingerprints, whether they are plain or parts of the state; a value comes back from its record as the codec would give
+it back. A secret is in no record, of whatever agent, and in no state; it does not come back with a rollback, a resume
+or a branch, because there is nothing to come back from: each process gets it anew.
 """
 
 from __future__ import annotations
 
 import copy
 import inspect
+import logging
+import threading
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary
 
+from holdfast.agent.names import check_text
 from holdfast.codec.blocks import BIG_HEAD, INLINE_MAX_BYTES, digest_of
 from holdfast.codec.containers import TrackedSet
 from holdfast.codec.operations import Operation
@@ -19,8 +25,8 @@ from holdfast.codec.state import Reader, State
 from holdfast.codec.tracked import Node
 from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
-from holdfast.errors import Unencodable
-from holdfast.run.records import Value
+from holdfast.errors import BadOption, Damaged, ResultForgotten, Unencodable, UnknownSecret
+from holdfast.run.records import LetGo, Value
 
 # A part of the state that is shorter is written down with a read's arguments: a digest would be hardly shorter, and
 # less use to people.
@@ -80,8 +86,23 @@ def fetch(value: Value, blocks: Blocks, registry: Registry, *, inert: bool = Fal
         return None
     if isinstance(value, bytes):
         return decode(value, registry, inert=inert)
+    if isinstance(value, int):
+        raise not_there(value, "a value that was recorded")
     state = State(_One(value[0], blocks))
     return Reader(state, registry, inert=inert).content(state.section(_SECTION))
+
+
+def not_there(value: int, what: str, *, tool: str = "", path: str = "", run: str = "") -> ResultForgotten | Damaged:
+    """The error for a value that is not there any more."""
+    if not isinstance(value, LetGo):
+        return Damaged(f"{what} is lost; that it happened is known", hint="Run `holdfast verify` to see what else is.")
+    return ResultForgotten(
+        f"{what} was let go: the policy of what to keep does not keep it any more",
+        tool=tool,
+        path=path,
+        run=run,
+        hint="That it happened is known, and it is not done again.",
+    )
 
 
 class _One:
@@ -144,12 +165,10 @@ class Binder:
 
     def spread(self, bound: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Bound arguments as positional and keyword ones again."""
-        ready = inspect.BoundArguments(self._without_self(), bound)
-        return ready.args, ready.kwargs
-
-    def _without_self(self) -> inspect.Signature:
         parameters = list(self.signature.parameters.values())
-        return self.signature.replace(parameters=parameters[1:]) if self._method else self.signature
+        named = self.signature.replace(parameters=parameters[1:]) if self._method else self.signature
+        ready = inspect.BoundArguments(named, bound)
+        return ready.args, ready.kwargs
 
 
 def _default(part: inspect.Parameter) -> Any:
@@ -165,9 +184,19 @@ def fingerprint(arguments: dict[str, Any], registry: Registry, volatile: Iterabl
     """
     for name in volatile:
         arguments = _without(arguments, name.split("."))
-    big: list[Any] = []
+    big: list[Any] = []  # nodes with trees of their own
+
+    def opened(node: Any, path: tuple[Any, ...]) -> Any:
+        with node._doc.lock:
+            data = node._doc.encoding(node)
+            if data.startswith(BIG_HEAD):
+                big.append([*path, data])
+                return None
+            inside = node._peek()
+        return _with_nodes(inside, path, opened)
+
     try:
-        content = _content(arguments, (), big)
+        content = _with_nodes(arguments, (), opened)
     except RecursionError:
         _encode(arguments, registry)  # raises where, if it is they that have no end
         raise
@@ -192,10 +221,16 @@ def pack(arguments: dict[str, Any], registry: Registry, *, by_digest: bool) -> P
     if not by_digest:
         return Packed(stow(arguments, registry), None)
     holes: list[list[Any]] = []
-    written = _pierced(arguments, (), holes)
-    if not holes:
-        return Packed(stow(arguments, registry), None)
-    return Packed(stow(written, registry), holes[:HOLES_MAX])
+
+    def named(node: Any, path: tuple[Any, ...]) -> Any:
+        with node._doc.lock:
+            data = node._doc.encoding(node)
+        if len(data) < NAMED_FROM_BYTES and not data.startswith(BIG_HEAD):
+            return node
+        holes.append(_hole(node, path, data))
+        return None
+
+    return Packed(stow(_with_nodes(arguments, (), named), registry), holes[:HOLES_MAX] or None)
 
 
 def _encode(value: Any, registry: Registry) -> bytes:
@@ -206,49 +241,24 @@ def _encode(value: Any, registry: Registry) -> bytes:
         raise
 
 
-def _content(value: Any, path: tuple[Any, ...], big: list[Any]) -> Any:
-    """The value with the nodes in it opened; those with trees of their own are noted in ``big`` and left out."""
+def _with_nodes(value: Any, path: tuple[Any, ...], make: Callable[[Any, tuple[Any, ...]], Any]) -> Any:
+    """The value with what ``make(node, path)`` gives in the place of each node in it."""
     if isinstance(value, Node):
-        with value._doc.lock:
-            data = value._doc.encoding(value)
-            if data.startswith(BIG_HEAD):
-                big.append([*path, data])
-                return None
-            if isinstance(value, TrackedSet):
-                return set(value)
-            value = value._peek()
+        return make(value, path)
     kind = type(value)
     if kind is dict:
-        changed = {key: _content(item, (*path, key), big) for key, item in value.items() if _may_hold(item)}
+        changed = {key: _with_nodes(item, (*path, key), make) for key, item in value.items() if _may_hold(item)}
         return {**value, **changed} if changed else value
     if kind is list or kind is tuple:
         if not any(map(_may_hold, value)):
             return value
-        return kind(_content(item, (*path, index), big) for index, item in enumerate(value))
+        return kind(_with_nodes(item, (*path, index), make) for index, item in enumerate(value))
     return value
 
 
 def _may_hold(value: Any) -> bool:
     """Whether a node can be in it, or it is one."""
     return isinstance(value, _HOLDERS)
-
-
-def _pierced(value: Any, path: tuple[Any, ...], holes: list[list[Any]]) -> Any:
-    """The value with the larger nodes in it replaced by None and noted in ``holes``."""
-    if isinstance(value, Node):
-        with value._doc.lock:
-            data = value._doc.encoding(value)
-        if len(data) < NAMED_FROM_BYTES and not data.startswith(BIG_HEAD):
-            return value
-        holes.append(_hole(value, path, data))
-        return None
-    kind = type(value)
-    if kind is dict:
-        return {key: _pierced(item, (*path, key), holes) if _may_hold(item) else item for key, item in value.items()}
-    if kind is list or kind is tuple:
-        items = [_pierced(item, (*path, at), holes) if _may_hold(item) else item for at, item in enumerate(value)]
-        return kind(items)
-    return value
 
 
 # -- parts of the state that a read was given -----------------------------------------------------------------
@@ -371,3 +381,156 @@ def _brief(value: Any) -> str:
         return "(not there)"
     text = repr(value)
     return text if len(text) <= _SHOWN_MAX else f"{text[: _SHOWN_MAX - 1]}…"
+
+
+# -- secrets --------------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger("holdfast.run")
+
+TEXT_MIN = 8
+"""Shorter texts turn up by chance, so that nobody could keep them out of anything."""
+
+ASKED: Any = object()
+"""In the place of a value: the secret is asked for, not given."""
+_lock = threading.Lock()
+_given: WeakKeyDictionary[Any, dict[str, Secret]] = WeakKeyDictionary()
+
+
+class Secret:
+    """A secret. It cannot be saved, copied or shown; ``reveal()`` gives its value to the code that needs it."""
+
+    __slots__ = ("_value", "name")
+
+    def __init__(self, name: str, value: Any) -> None:
+        self.name = name
+        self._value = value
+
+    def reveal(self) -> Any:
+        return self._value
+
+    def __repr__(self) -> str:
+        return f"<Secret {self.name}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"secret {self.name} is not written anywhere")
+
+
+def secret(agent: Any, name: str, value: Any = ASKED) -> Secret | None:
+    """Give a secret to this process, or ask for it. None as the value forgets it."""
+    check_text(name, "a secret's name")
+    with _lock:
+        mine = _given.setdefault(agent, {})
+        if value is None:
+            _given[agent] = {known: one for known, one in mine.items() if known != name}
+            return None
+        if value is not ASKED:
+            if isinstance(value, str | bytes) and len(value) < TEXT_MIN:
+                raise BadOption(
+                    f"secret {name} has fewer than {TEXT_MIN} characters: it could not be told from other text",
+                    hint="Give a longer one, or keep it in an object of your own.",
+                )
+            _given[agent] = {**mine, name: Secret(name, value)}
+        found = _given[agent].get(name)
+    if found is None:
+        raise UnknownSecret(
+            f"secret {name} was not given to this process",
+            hint=f"Secrets are never stored. Give it first: agent.secret({name!r}, value).",
+        )
+    return found
+
+
+def refuse(agent: Any, what: str, arguments: Any) -> None:
+    """Raise when a secret's text is somewhere in these arguments, which would be recorded."""
+    texts = _texts(agent)
+    if not texts:
+        return
+    for path, value in _leaves(arguments, ()):
+        for name, text in texts:
+            if type(value) is type(text) and text in value:  # type: ignore[operator] # two of one type
+                raise exposed(name, what, path)
+
+
+def leaked(agent: Any, *parts: bytes) -> str:
+    """The name of a secret whose text is in these encoded bytes, empty when there is none."""
+    wanted = [(name, text) for name, text in _texts(agent) if isinstance(text, bytes)]
+    return next((name for name, text in wanted if any(text in part for part in parts)), "")
+
+
+def exposed(name: str, what: str, path: tuple[Any, ...] = ()) -> Unencodable:
+    error = Unencodable(
+        f"it contains the secret {name}, which must not be recorded",
+        path=path,
+        hint=f"Do not pass it on: call holdfast.current().secret({name!r}).reveal() where it is needed.",
+    )
+    error.root = what
+    return error
+
+
+def scrub(agent: Any, value: Any, what: str) -> Any:
+    """The value without the texts of secrets. Each is replaced by its name, and that is logged."""
+    texts = _texts(agent)
+    if not texts:
+        return value
+    found: set[str] = set()
+    try:
+        clean = _scrubbed(value, texts, found)
+    except RecursionError:
+        raise Unencodable("it is nested too deeply, or contains itself") from None
+    if found:
+        log.warning("%s contains the secret %s; it is recorded and returned without", what, ", ".join(sorted(found)))
+        return clean
+    return value
+
+
+def _texts(agent: Any) -> list[tuple[str, str | bytes]]:
+    """The texts to look for, as text and as bytes.
+
+    Those of the other agents in this process are among them: an agent's child, or what is around it, may know them.
+    """
+    if not _given:
+        return []
+    with _lock:
+        known = [_given.get(agent, {}), *(others for other, others in _given.items() if other is not agent)]
+    texts: list[tuple[str, str | bytes]] = []
+    for one in (one for secrets in known for one in secrets.values()):
+        if isinstance(one._value, str):
+            texts += [(one.name, one._value), (one.name, one._value.encode("utf-8", "surrogatepass"))]
+        elif isinstance(one._value, bytes):
+            texts.append((one.name, one._value))
+            try:
+                texts.append((one.name, one._value.decode()))
+            except UnicodeDecodeError:
+                continue
+    return texts
+
+
+def _leaves(value: Any, path: tuple[Any, ...]) -> Any:
+    """Every text in a value, with the way to it. Parts of the state are not entered: they are named by digest."""
+    if isinstance(value, str | bytes):
+        yield path, value
+    elif isinstance(value, Node):
+        return
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _leaves(key, path)
+            yield from _leaves(item, (*path, key))
+    elif isinstance(value, list | tuple | set | frozenset):
+        for index, item in enumerate(value):
+            yield from _leaves(item, (*path, index))
+
+
+def _scrubbed(value: Any, texts: list[tuple[str, str | bytes]], found: set[str]) -> Any:
+    kind = type(value)
+    if kind is str or kind is bytes:
+        for name, text in texts:
+            if type(text) is kind and text in value:
+                found.add(name)
+                shown = f"<secret {name}>"
+                value = value.replace(text, shown if kind is str else shown.encode())
+        return value
+    if kind is dict:
+        return {_scrubbed(key, texts, found): _scrubbed(item, texts, found) for key, item in value.items()}
+    if kind in {list, tuple, set, frozenset}:
+        return kind(_scrubbed(item, texts, found) for item in value)
+    return value

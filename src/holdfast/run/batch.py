@@ -8,29 +8,27 @@ and one that fails or is in doubt does not stop the others.
 
 from __future__ import annotations
 
-import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Literal
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal, Self
 
-from holdfast.errors import BadName, BadOption, InDoubt
+from holdfast.agent import watchers
+from holdfast.errors import BadName, BadOption, Cancelled, InDoubt
 from holdfast.run import records as rec
-from holdfast.run import secrets, waiting
-from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
-from holdfast.run.choosing import unfinished
-from holdfast.run.context import active
+from holdfast.run import waiting
+from holdfast.run.arguments import Stowed, fetch, fingerprint, not_there, refuse, scrub, stow
 from holdfast.run.doubt import settle_all
-from holdfast.run.durables import Options, known, options_of
-from holdfast.run.faults import said
+from holdfast.run.durables import Options, check_whole, known, options_of, unfinished
+from holdfast.run.effects import ITEM
 from holdfast.run.host import AgentHost
-from holdfast.run.outcomes import MESSAGE_MAX
+from holdfast.run.outcomes import MESSAGE_MAX, said
 from holdfast.run.past import Past, RunPast
-from holdfast.run.positions import Lane, number_tasks, safe
 from holdfast.run.rollback import resuming
-from holdfast.run.runs import Run, apart
-from holdfast.run.scope import in_doubt, now_us
-from holdfast.run.standing import ITEM
-from holdfast.run.steps import Request, Steps, Work, drive, drive_later
+from holdfast.run.runs import Body, Run, traced
+from holdfast.run.scope import Lane, in_doubt, now_us, number_tasks, safe
+from holdfast.run.steps import Steps, Work, drive, drive_later
 from holdfast.run.tools import TOOLS
 
 KEY_MAX = 150
@@ -54,33 +52,18 @@ class Item(Run):
         super().__init__(host, past, this, strict=strict)
         self.lane = Lane(self, f"{path}/", label=f"{this.begin.function} {path}")
 
+    def looks(self, kind: str) -> bool:  # noqa: ARG002 - as it is for runs
+        """The batch is cancelled, not an item that is under way."""
+        return False
+
+    def look(self) -> None:
+        """As above."""
+
     def _checkpoint(self, lane: Lane, label: str) -> Any:  # noqa: ARG002 - as it is for runs
         raise BadOption(
             "an item of a batch takes no checkpoint: the state is not its own",
             hint="What its tools return is recorded anyway. For work with a state, give the item an agent of its own.",
         )
-
-
-class _Body(Request):
-    """Call the function with the item."""
-
-    def __init__(self, run: Item, function: Callable[..., Any], item: Any) -> None:
-        self.run, self.function, self.item = run, function, item
-
-    def now(self) -> Any:
-        self.run.plain = True
-        with active(self.run.lane):
-            return self.function(self.item)
-
-    async def later(self) -> Any:
-        return await apart(self.run, self._body)
-
-    async def _body(self) -> Any:
-        self.run.plain = True
-        with active(self.run.lane):
-            result = self.function(self.item)
-            self.run.plain = not inspect.isawaitable(result)
-            return result if self.run.plain else await result
 
 
 class Batch:
@@ -115,7 +98,15 @@ class Batch:
         self._number = 0  # of the record with which the batch began
         self._parts: dict[str, RunPast] = {}  # what is recorded of each item, by its position
         self._left: Iterator[int] = iter(())
+        self._whole: Run | None = None  # the run that the batch is, as far as it can be cancelled
         self._lock = threading.Lock()
+        self._watch = watchers.UNWATCHED
+
+    @contextmanager
+    def watched(self) -> Iterator[Self]:
+        """Inside, it is executed, and whoever watches is told."""
+        with watchers.watching("run", self.host.name, self.host.branch_name, function=self.made.name) as self._watch:
+            yield self
 
     # -- all of it --------------------------------------------------------------------------------------------
 
@@ -126,8 +117,9 @@ class Batch:
         drive(self._prepare())
 
         def work() -> None:
-            while (at := self._next()) is not None:
-                self._note(at, lambda: drive(self._steps(at)))
+            with self._watch.inside():
+                while (at := self._next()) is not None:
+                    self._note(at, lambda: drive(self._steps(at)))
 
         threads = [threading.Thread(target=work, name=f"map {number}") for number in range(self._wanted)]
         for thread in threads:
@@ -172,7 +164,19 @@ class Batch:
 
     def _next(self) -> int | None:
         with self._lock:
+            if self.failed is None:
+                self._look()
             return next(self._left, None) if self.failed is None else None
+
+    def _look(self) -> None:
+        """Begin no item any more if somebody has cancelled the batch. Those under way are finished."""
+        whole = self._whole
+        stop = whole.look() if whole is not None and whole.looks("read") else None
+        if whole is not None and stop is not None and whole.takes(stop):
+            done = rec.Done(now_us(), RUN, "=stop", "stopped", tool=ITEM, kind="read", event=stop.event)
+            done.fault = "", Cancelled.__name__, stop.why, None
+            self.host.ledger.append(done, flush=True)
+            self.failed = Cancelled(stop.why, by=stop.by)
 
     def _note(self, at: int, call: Callable[[], Any]) -> None:
         try:
@@ -191,21 +195,24 @@ class Batch:
 
     def _finished(self) -> list[Any]:
         """The batch has ended: one that was interrupted has not."""
-        if self.failed is None or isinstance(self.failed, Exception):
+        if self.failed is None or isinstance(self.failed, Exception | Cancelled):
             end = rec.End(now_us(), RUN, "finished")
-            if self._first is not None:
+            if isinstance(self.failed, Cancelled) and not isinstance(self._first, InDoubt):
+                end.how, end.fault, end.by = "cancelled", self._fault(self.failed), self.failed.by
+            elif self._first is not None:
                 end.how, end.fault = (
                     "attention" if isinstance(self._first, InDoubt) else "failed",
                     self._fault(self._first),
                 )
             self.host.ledger.append(end, flush=True)
+            self._watch.tell(status=end.how)
             self.host.whole = end.how != "attention"
         if self.failed is not None:
             raise self.failed
         return self.results
 
-    def _fault(self, error: Exception) -> rec.Fault:
-        message = secrets.scrub(self.host, said(error)[:MESSAGE_MAX], f"an error of {self.made.name}")
+    def _fault(self, error: BaseException) -> rec.Fault:
+        message = scrub(self.host, said(error)[:MESSAGE_MAX], f"an error of {self.made.name}")
         return "", type(error).__qualname__, message, None
 
     # -- what is left -----------------------------------------------------------------------------------------
@@ -215,14 +222,19 @@ class Batch:
         host = self.host
         registry, name = host.registry, self.made.name
         for item in self.items:
-            secrets.refuse(host, f"an item of {name}", {"item": item})
+            refuse(host, f"an item of {name}", {"item": item})
             self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
         yield from resuming(host)
-        past = self._past = yield Work(lambda: Past(host.ledger.records()))
+        past = self._past = yield Work(lambda: Past(host.ledger.records()))  # it may have ended, and is asked again
         owner = past.owner(host.origin)
         if owner is not None and owner.id != RUN:
             raise unfinished(host, owner)
+        host.loop.read(past)
         this = past.runs.get(RUN)
+        if this is not None and this.status == "cancelled":
+            unclaimed = {call.number for call in host.loop.unclaimed}
+            if any(call.number not in unclaimed for call in this.left() if call.outcome is not None):
+                this = None  # something else was answered with what it had done, or somebody has accepted that
         self._parts = this.parts() if this is not None else {}
         for key, mark in zip(self.keys, self._marks, strict=True):
             done = self._done(place(key))
@@ -233,17 +245,23 @@ class Batch:
                     f"{host.name} has an item {key!r}, with other content or another function; nothing was done",
                     hint="Use another name= for another batch, or key= to say what identifies an item.",
                 )
-        host.loop.read(past)
         yield from host.loop.settling()
         host.loop.check_settled()
         host.whole = False
         if this is None:
-            self._begin.at, self._begin.generation = now_us(), host.generation
-            yield Work(host.begin(self._begin, Stowed(None, {}, {})))
+            self._begin.at = now_us()
+            yield Work(host.begin(self._begin, Stowed(None, {}, {}), past))
             self._number = host.ledger.count
         else:
             self._begin, self._number = this.begin, this.number
+            left = this.status == "cancelled"
+            if left:
+                yield Work(host.loop.note)
             host.ledger.append(this.resumed(now_us()))
+            if left:  # that is its own again
+                host.loop.restart(host.ledger.count, "")
+        traced(host, this or RunPast(self._number, self._begin), self._watch, resumed=this is not None)
+        self._whole = Run(host, past, RunPast(self._number, self._begin), strict=False)
         self._left = iter(range(len(self.items)))
 
     def _done(self, path: str) -> rec.Done | None:
@@ -257,9 +275,12 @@ class Batch:
         registry, started = host.registry, now_us()
         found = self._done(path)
         if found is not None:
+            if isinstance(found.value, int):
+                raise not_there(found.value, f"what item {self.keys[at]} of {host.name} returned", path=path)
             return fetch(found.value, host.ledger, registry)
         this = self._parts.get(path) or RunPast(self._number, self._begin)
         this.forget_failure(path)
+        check_whole(this)
         run = Item(host, self._past, this, path, strict=self._strict)
         given = stow({"item": item}, registry)
         done = rec.Done(0, RUN, path, "value", tool=ITEM, kind="read", fingerprint=self._marks[at], started=started)
@@ -269,10 +290,10 @@ class Batch:
             if left:
                 run.unsettled = left
                 raise in_doubt(run, left)
-            result = yield from waiting.body(run, _Body(run, self.made.function, item))
+            result = yield from waiting.body(run, Body(run, self.made.name, partial(self.made.function, item)))
             run.check_settled()
             run.check_reached()
-            kept = stow(secrets.scrub(host, result, f"the result of {self.made.name}"), registry)
+            kept = stow(scrub(host, result, f"the result of {self.made.name}"), registry)
             done.at, done.value = now_us(), kept.value
             run.write(done, Stowed(None, {**given.nodes, **kept.nodes}, {**given.chunks, **kept.chunks}))
             return fetch(kept.value, host.ledger, registry)

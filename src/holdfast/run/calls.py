@@ -14,23 +14,38 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
-from holdfast.errors import BreakerOpen, FailedBeforeEffect, InDoubt, InputError, ResultLost, Unencodable
+from holdfast.agent import watchers
+from holdfast.errors import (
+    BadOption,
+    BreakerOpen,
+    Cancelled,
+    DiskFull,
+    FailedBeforeEffect,
+    Fenced,
+    HoldfastError,
+    InDoubt,
+    InputError,
+    ResultLost,
+    StoreBusy,
+    StoreClosed,
+    StoreFailed,
+    StorePoisoned,
+    Unencodable,
+)
+from holdfast.run import former
 from holdfast.run import records as rec
-from holdfast.run import secrets
-from holdfast.run.arguments import Packed, Stowed, fetch, fingerprint, pack, stow
-from holdfast.run.context import passing, place
+from holdfast.run.arguments import Packed, Stowed, exposed, fetch, fingerprint, leaked, pack, refuse, scrub, stow
+from holdfast.run.cancelling import Stop, stopping, tell
 from holdfast.run.doubt import recall, settle
-from holdfast.run.effects import Effect
-from holdfast.run.faults import told
-from holdfast.run.outcomes import MESSAGE_MAX, Local, failure, fault_of, give, together, unsaved
-from holdfast.run.past import Call, RunPast
-from holdfast.run.positions import Lane
+from holdfast.run.effects import OWN, Effect
+from holdfast.run.outcomes import MESSAGE_MAX, Local, failure, fault_of, give, together, told, unsaved
+from holdfast.run.past import Call, Given, RunPast
 from holdfast.run.resilience import gate_of
-from holdfast.run.scope import Scope, in_doubt, now_us
+from holdfast.run.scope import Lane, Scope, branch_of, in_doubt, now_us, passing, place
 from holdfast.run.steps import (
     Aside,
     HandOut,
@@ -38,8 +53,10 @@ from holdfast.run.steps import (
     Invoke,
     Keep,
     Pause,
+    Share,
     Steps,
     Turn,
+    Work,
     Write,
     cancelled,
     cancelled_again,
@@ -47,11 +64,17 @@ from holdfast.run.steps import (
     drive_later,
     is_cancelled,
 )
+from holdfast.run.streams import Kept
 from holdfast.run.tools import Tool
+from holdfast.store.engine import Again, Escaped, Lease, Shared, Unsure
 from holdfast.store.room import FRAMES, check_room
 
 log = logging.getLogger("holdfast.run")
 LABEL_MAX = 200
+TRIES = 5
+"""How often a transaction is made that the server ends in favour of another."""
+LEDGER = (Fenced, StoreFailed, StoreBusy, StorePoisoned, StoreClosed, DiskFull, Unsure)
+"""What a record raises that cannot be written."""
 
 
 def now(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -63,19 +86,13 @@ def now(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 async def later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call an async tool."""
+    """Call a tool in async code; a plain one on a thread of its own, and its position is the caller's."""
     lane = place(tool.name, tool.kind)
-    if lane is None or tool.kind == "local":
+    if lane is not None and tool.kind != "local":
+        return await drive_later(perform(lane, tool, args, kwargs))
+    if tool.waits:
         return await tool.function(*args, **kwargs)
-    return await drive_later(perform(lane, tool, args, kwargs))
-
-
-async def aside(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call a plain tool in async code, on a thread of its own; its position is the caller's."""
-    lane = place(tool.name, tool.kind)
-    if lane is None or tool.kind == "local":
-        return await Aside(lambda: tool.function(*args, **kwargs), tool.name).begin()
-    return await drive_later(perform(lane, tool, args, kwargs))
+    return await Aside(lambda: tool.function(*args, **kwargs), tool.name).begin()
 
 
 def flow(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Any]:
@@ -118,7 +135,7 @@ async def flow_later(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) 
                 if isinstance(request, Invoke):
                     given, source, end = request.given, request.now(), request.deadline()
                     while (item := await request.item(source, end, _END)) is not _END:
-                        given.append(item)
+                        request.received(item)
                         yield item
                     answer: Any = given
                 elif isinstance(request, HandOut):
@@ -159,15 +176,11 @@ def _abandon(steps: Steps, given: list[Any]) -> None:
 
 def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     """The steps of one call, with the checkpoint that the tool asked for."""
-    return (_perform if tool.checkpoint is None else _perform_and_keep)(lane, tool, args, kwargs)
-
-
-def _perform_and_keep(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     if tool.checkpoint == "before":
         yield Keep(lane, f"before {tool.name}")
-        return (yield from _perform(lane, tool, args, kwargs))
     result = yield from _perform(lane, tool, args, kwargs)
-    yield Keep(lane, f"after {tool.name}")
+    if tool.checkpoint == "after":
+        yield Keep(lane, f"after {tool.name}")
     return result
 
 
@@ -183,40 +196,27 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
     except Unencodable as error:
         error.root = f"the arguments of {tool.name}"
         raise
-    secrets.refuse(scope.agent, f"the arguments of {tool.name}", arguments)
-    path = lane.take(tool.name, mark)
-    made_at, call = yield from scope.asked(lane, path, tool, mark, arguments)
+    refuse(scope.agent, f"the arguments of {tool.name}", arguments)
+    asked = lane.take(tool.name, mark)
+    path, call = yield from scope.asked(lane, asked, tool, mark, arguments)
     try:
-        return (yield from _answer_or_make(lane, tool, args, kwargs, arguments, mark, made_at, call))
+        if call is not None:
+            outcome = call.outcome
+            if outcome is not None:
+                if tool.stream and not call.lost:
+                    yield HandOut(fetch(outcome.value, scope.ledger, scope.registry) or [])
+                yield Turn(scope, path)
+                return (yield from recall(scope, tool, call)) if call.lost else give(scope, tool, path, outcome)
+            if call.cancelled:
+                if tool.stream and tool.waits and call.done is not None:
+                    yield HandOut(fetch(call.done.value, scope.ledger, scope.registry) or [])
+                yield from cancelled_again(scope, call)
+        scope.check_settled(tool)
+        tool.check_result(scope.registry)
+        live = Live(lane, tool, args, kwargs, arguments, mark, path, call)
+        return (yield from live.steps() if not watchers.observed() else live.watched())
     finally:
-        scope.leave_call(path)
-
-
-def _answer_or_make(
-    lane: Lane,
-    tool: Tool,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    arguments: dict[str, Any],
-    mark: bytes,
-    path: str,
-    call: Call | None,
-) -> Steps:
-    scope: Scope = lane.scope
-    if call is not None:
-        outcome = call.outcome
-        if outcome is not None:
-            if tool.stream and not call.lost:
-                yield HandOut(fetch(outcome.value, scope.ledger, scope.registry) or [])
-            yield Turn(scope, path)
-            return (yield from recall(scope, tool, call)) if call.lost else give(scope, tool, path, outcome)
-        if call.cancelled:
-            if tool.stream and tool.waits and call.done is not None:
-                yield HandOut(fetch(call.done.value, scope.ledger, scope.registry) or [])
-            yield from cancelled_again(scope, call)
-    scope.check_settled(tool)
-    tool.check_result(scope.registry)
-    return (yield from Live(lane, tool, args, kwargs, arguments, mark, path, call).steps())
+        scope.leave_call(asked)
 
 
 class Live:
@@ -237,11 +237,17 @@ class Live:
         self.scope: Scope = lane.scope
         self.mark, self.path = mark, path
         self.packed = self._packed(arguments)
+        self.new = before is None
+        self.kept: Kept | None = None
         self.given: list[Any] = []  # what a stream has handed out
         self.call = Call(self.scope.run_id, path)
         if before is not None:
             self.call.attempts, self.call.progress = before.attempts, before.progress
         key = before.intent.key if before is not None and before.intent is not None else self.scope.key(path)
+        self.shared: Shared | None = None
+        self.token: former.Token | None = None
+        self.settled = False  # whether its outcome is on disk
+        self.again = False  # whether the last attempt lost against another transaction
         self.started = 0
         # Whether an attempt may have done something outside without anybody knowing.
         self.loose_end = before is not None and before.open
@@ -252,16 +258,21 @@ class Live:
             key=key,
             path=path,
             run=self.scope.run_id,
-            args=lambda: tool.binder.completed(arguments),
-            last_progress=self._last_progress,
-            report=self._report,
+            _args=lambda: tool.binder.completed(arguments),
+            _last_progress=lambda: fetch(self.call.progress, self.scope.ledger, self.scope.registry),
+            _report=self._report,
+            _partial=self._partial,
         )
 
-    def _last_progress(self) -> Any:
-        return fetch(self.call.progress, self.scope.ledger, self.scope.registry)
-
     def _report(self, value: Any) -> None:
+        if self.tool.kind == "transaction":
+            raise BadOption(f"{self.tool.name}: a transaction has no progress, it is there whole or not at all")
         self.scope.report(self.path, self.call.number, value)
+
+    def _partial(self) -> list[Any]:
+        scope: Any = self.scope
+        given: Given | None = scope.past.streams.get(self.path) if scope.run_id else None
+        return given.items(lambda value: fetch(value, scope.ledger, scope.registry)) if given is not None else []
 
     def _packed(self, arguments: dict[str, Any]) -> Packed:
         """For the record. What probes and compensations are told has the defaults of the time of the call."""
@@ -280,8 +291,20 @@ class Live:
 
     def _check_secret(self, stowed: Stowed, what: str) -> None:
         inline = (stowed.value,) if isinstance(stowed.value, bytes) else ()
-        if name := secrets.leaked(self.scope.agent, *inline, *stowed.nodes.values(), *stowed.chunks.values()):
-            raise secrets.exposed(name, what)
+        if name := leaked(self.scope.agent, *inline, *stowed.nodes.values(), *stowed.chunks.values()):
+            raise exposed(name, what)
+
+    def watched(self) -> Steps:
+        """As steps(), and whoever watches is told. Only what the tool itself does is inside: items go to anybody."""
+        agent = self.scope.agent
+        watch = self.effect._watch = watchers.begin("call", agent.name, branch_of(agent), effect=self.effect)
+        try:
+            result = yield from self.steps()
+        except BaseException as error:
+            watch.end(error if not isinstance(error, passing()) else None, attempts=self.call.attempts)
+            raise
+        watch.end(attempts=self.call.attempts)
+        return result
 
     def steps(self) -> Steps:
         scope = self.scope
@@ -291,21 +314,38 @@ class Live:
             began = self._fallback_begun()
             if began is not None:
                 return (yield from self._fall_back(began))
+            # What was begun here before may have happened: the run is told at a call that was not.
+            stop = (yield from stopping(scope, self.tool.kind)) if self.new else None
+            if stop is not None:
+                return (yield from self._refused(stop))
             return (yield from self._attempts())
         except BaseException as error:
             if is_cancelled(error) and self.call.outcome is None:
                 yield from self._cancelled()
+            elif isinstance(error, LEDGER) and scope.run_id and not self.settled:
+                # It may have been made, and its record lacks that. Whoever tries once more would make another one.
+                scope.broken = error
             raise
         finally:
+            self._leave()
+            self._over()
+            if self.kept is not None:
+                self.kept.leave()
             if self.gate is not None:
                 self.gate.released(self)
             with scope.lock:
                 scope.live -= 1
 
+    def _refused(self, stop: Stop) -> Steps:
+        """The call is not made: the run is told to stop in its place."""
+        self.started = now_us()
+        self.call.done = self._done("stopped")
+        yield from tell(self.scope, self.tool, stop, self.call.done, self.packed.stowed)
+
     def _attempts(self) -> Steps:
         tool, call, effect = self.tool, self.call, self.effect
         tries = 0
-        failed: Exception | None = None
+        failed: BaseException | None = None
         while True:
             # What was begun earlier and may have happened has to be made again to find out, breaker or not.
             refused = self._refusal() if not (self.loose_end and tries == 0) else None
@@ -314,12 +354,19 @@ class Live:
             tries += 1
             self.started = effect._at_us = now_us()
             effect.attempt = call.attempts + 1
-            if tool.kind != "read":
+            if tool.kind == "transaction":
+                yield Share(self._share)
+            elif tool.kind != "read":
                 yield from self._intend()
+                lease = self.scope.agent.lease
+                if tool.kind == "write" and lease is not None and not lease.fresh:
+                    yield from self._confirm(lease)
             invoke = Invoke(tool, effect, self.lane, self.args, self.kwargs)
             self.given = invoke.given
+            if tool.stream and self.scope.run_id:
+                self.kept = invoke.kept = Kept(self.scope, self.path, tool.name, call.number, self._stowed)
             try:
-                value = yield invoke
+                value = yield from self._called(invoke)
             except passing():
                 if call.number:
                     self.scope.write(self._done("before"), flush=True)
@@ -337,17 +384,23 @@ class Live:
                 if tool.kind == "write" and not self.scope.unsettled:
                     self._leave_open(self._said(error))
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever a tool raises is an outcome, or a doubt
-                failed = error
+            except Escaped as error:
+                yield from self._intend("write")
+                yield from self._doubt(error)
+            except (Exception, Cancelled) as error:  # whatever a tool raises is an outcome, or a doubt
+                failed = error  # the latter is of a run inside the tool: its own is not told there
+                if isinstance(error, LEDGER) and tool.name.startswith(OWN):
+                    raise  # that the store of a child went away is no answer: it is asked again
                 if tool.kind == "write":
                     found = yield from self._doubt(error)
                     if found is not None:
                         return found[0]
-                else:
+                elif not self.again:
                     self.loose_end = self.loose_end or (tool.kind == "idempotent" and not tool.is_answer(error))
                     yield from self._count(error)
                 # What a stream has handed out cannot be taken back, so it does not begin again.
-                if tries > tool.retries or self.given or (tool.kind != "write" and tool.is_answer(error)):
+                most = max(tool.retries, TRIES - 1 if self.again else 0)
+                if tries > most or self.given or (tool.kind != "write" and tool.is_answer(error)):
                     return (yield from self._give_up(error))
             except BaseException as error:
                 self._interrupted(error)
@@ -355,8 +408,71 @@ class Live:
             else:
                 if self.gate is not None:
                     self.gate.passed()
-                return (yield from self._succeed(value))
+                if tool.kind != "transaction":
+                    return (yield from self._succeed(value))
+                try:
+                    return (yield from self._commit(value))
+                except Again:
+                    self._leave()
+                    if tries >= TRIES:
+                        raise
             yield Pause(self.scope, tries)
+
+    # -- a transaction, which is committed with its record ------------------------------------------------------
+
+    def _share(self) -> None:
+        self.shared = self.scope.ledger.share(later=self.tool.waits)
+        self.effect._connection = self.shared.connection
+
+    def _called(self, invoke: Invoke) -> Steps:
+        """Call the tool. If a transaction fails nothing of it is left; else what it returned, as it is recorded."""
+        self.again = False
+        if self.shared is None:
+            return (yield invoke)
+        try:
+            value = yield invoke
+            return (yield Work(lambda: self._checked(value)))
+        except Exception as error:
+            yield Work(partial(self._leave, error))
+            raise
+        except BaseException as error:
+            self._leave(error)
+            raise
+
+    def _checked(self, value: Any) -> Stowed:
+        try:
+            stowed = self._stowed(value)
+        except Unencodable as error:
+            error.root = f"the result of {self.tool.name}"
+            raise
+        if self.shared is not None:
+            self.shared.check()
+        return stowed
+
+    def _leave(self, error: BaseException | None = None) -> None:
+        """The transaction is rolled back, unless it has been committed."""
+        shared, self.shared, self.effect._connection = self.shared, None, None
+        if shared is not None:
+            self.again = shared.abandon(error or GeneratorExit())
+
+    def _commit(self, stowed: Stowed) -> Steps:
+        shared = cast("Shared", self.shared)
+        call, scope, intent = self.call, self.scope, self._intent(self.tool.kind)
+        done = rec.Done(now_us(), scope.run_id, self.path, "value", value=stowed.value, started=self.started)
+
+        def commit() -> None:
+            number = scope.commit(shared, intent, done, together(self.packed.stowed, stowed))
+            call.intent, call.number, call.attempts, call.done = intent, number, intent.attempt, done
+
+        try:
+            yield Work(commit)
+        except BaseException as error:
+            if is_cancelled(error) and call.done is not None:  # it is committed, and the turn has to be taken
+                yield Turn(scope, self.path)
+            raise
+        self._leave()
+        yield Turn(scope, self.path)
+        return fetch(stowed.value, Local(stowed), scope.registry)
 
     # -- failing --------------------------------------------------------------------------------------------
 
@@ -365,7 +481,7 @@ class Live:
             return None
         return self.gate.refusal(self, self.tool.name, self.tool.breaker)
 
-    def _count(self, error: Exception) -> Steps:
+    def _count(self, error: BaseException) -> Steps:
         """Let the breaker know. As it opens a checkpoint is taken: the run may not get any further for long."""
         gate, breaker = self.gate, self.tool.breaker
         if gate is None or breaker is None:
@@ -384,9 +500,9 @@ class Live:
                 log.warning("no checkpoint was taken as the breaker %s opened: %s", gate.name, unsaved)
 
     def _said(self, error: BaseException) -> str:
-        return str(secrets.scrub(self.scope.agent, told(error)[:MESSAGE_MAX], f"an error of {self.tool.name}"))
+        return str(scrub(self.scope.agent, told(error)[:MESSAGE_MAX], f"an error of {self.tool.name}"))
 
-    def _give_up(self, error: Exception) -> Steps:
+    def _give_up(self, error: BaseException) -> Steps:
         """No more attempts: the fallback, where it is known that nothing happened, or the failure."""
         if self.tool.fallback is None or self.tool.is_answer(error) or self.loose_end:
             return (yield from self._fail(error))
@@ -421,20 +537,27 @@ class Live:
 
     # -- recording ------------------------------------------------------------------------------------------
 
-    def _intend(self) -> Steps:
-        call, scope = self.call, self.scope
-        intent = rec.Intent(
+    def _intent(self, kind: str) -> rec.Intent:
+        return rec.Intent(
             self.started,
-            scope.run_id,
+            self.scope.run_id,
             self.path,
             self.tool.name,
-            self.tool.kind,
+            kind,
             self.packed.stowed.value,
             self.mark,
             self.effect.key,
-            call.attempts + 1,
-            scope.agent.generation,
+            self.call.attempts + 1,
+            self.scope.agent.generation,
         )
+
+    def _intend(self, kind: str = "") -> Steps:
+        call, scope = self.call, self.scope
+        intent = self._intent(kind or self.tool.kind)
+        if intent.kind == "write":
+            intent.limit = self.tool.limit_us
+            self._over()
+            self.token = former.begin(self.effect)
         writing = Write(scope, intent, self.packed.stowed)
         try:
             yield writing
@@ -443,6 +566,21 @@ class Live:
                 call.intent, call.number, call.attempts = intent, writing.number, intent.attempt
                 call.doubt = call.decision = None
         self.effect.number = writing.number
+
+    def _over(self) -> None:
+        """The attempt has ended."""
+        if self.token is not None:
+            former.end(self.token, self.effect.still)
+            self.token = None
+
+    def _confirm(self, lease: Lease) -> Steps:
+        """Raise, instead of making the call, where somebody else may go by its absence."""
+        try:
+            yield Work(lease.confirm)
+        except HoldfastError:
+            with suppress(HoldfastError):  # others, or the next execution, need not ask
+                yield Write(self.scope, self._done("before"))
+            raise
 
     def _done(self, how: str, value: rec.Value = None, fault: rec.Fault | None = None) -> rec.Done:
         call = self.call
@@ -459,9 +597,13 @@ class Live:
         """Record an outcome, and give it to the program when it is its turn."""
         if not self.call.number and self.packed.stowed.nodes:
             stowed = together(self.packed.stowed, stowed)
+        if self.kept is not None:
+            self.kept.close()
         self.call.done = done
-        self.scope.complete(done, stowed)
-        yield Turn(self.scope, self.path, flush=self.call.number > 0)
+        flush = self.call.number > 0
+        self.scope.complete(done, stowed, soon=flush)
+        yield Turn(self.scope, self.path, flush=flush)
+        self.settled = True
 
     def _succeed(self, value: Any, how: str = "value") -> Steps:
         try:
@@ -483,11 +625,11 @@ class Live:
 
     def _stowed(self, value: Any) -> Stowed:
         what = f"the result of {self.tool.name}"
-        stowed = stow(secrets.scrub(self.scope.agent, value, what), self.scope.registry)
+        stowed = stow(scrub(self.scope.agent, value, what), self.scope.registry)
         self._check_secret(stowed, what)
         return stowed
 
-    def _fail(self, error: Exception) -> Steps:
+    def _fail(self, error: BaseException) -> Steps:
         """The call failed, and that is known. A stream has handed out something before, perhaps."""
         try:
             items = self._stowed(self.given) if self.given else None
@@ -498,11 +640,13 @@ class Live:
         yield from self._end(done, together(stowed, items))
         raise failure(self.tool, self.path, fault, fetch(fault[3], Local(stowed), self.scope.registry)) from error
 
-    def _doubt(self, error: Exception) -> Steps:
+    def _doubt(self, error: BaseException) -> Steps:
         """A write raised: find out whether it happened. Its result alone in a tuple, or None: it may be tried again."""
+        if self.kept is not None:
+            self.kept.leave()
         why = self._said(error)
         call, scope = self.call, self.scope
-        call.doubt = rec.Doubt(now_us(), scope.run_id, self.path, call.number, why)
+        call.doubt = rec.Doubt(now_us(), scope.run_id, self.path, call.number, why, over=not self.effect.still())
         yield Write(scope, call.doubt)
         self.effect.status, self.effect.why = "in doubt", why
         yield from self._count(error)
@@ -524,7 +668,8 @@ class Live:
     def _leave_open(self, why: str) -> None:
         """Nobody can find out now what became of the call: nothing new starts before somebody does."""
         call = self.call
-        call.doubt = rec.Doubt(now_us(), self.scope.run_id, self.path, call.number, why)
+        over = not self.effect.still()
+        call.doubt = rec.Doubt(now_us(), self.scope.run_id, self.path, call.number, why, over=over)
         self.scope.write(call.doubt, flush=True)
         self.scope.unsettled.append(call)
 
@@ -543,6 +688,8 @@ class Live:
             if call.number and self.tool.kind == "write":  # it was not called, and the run will come by here again
                 self.scope.write(self._done("before"), flush=True)
         elif call.doubt is None:
+            if self.kept is not None:
+                self.kept.close()
             items = None
             if self.given:
                 with suppress(Unencodable):  # nobody is left to be told

@@ -2,14 +2,17 @@
 
 Owns beginning, joining and cancelling them. What they do is recorded on their own lines; the parent's line says that
 they were begun, and what came of them. What always holds: a child's run has an id that follows from the call that began
-it, so a parent that is executed again finds the child where it is and does not begin another; a run does not end before
-its children have; rolling back the parent brings them back, too (``planning``).
+it, so a parent that is executed again finds the child where it is and does not begin another; a child that the
+parent's record has, and the store has not, is never begun anew; a run that returns waits for its children, and one that
+raises, or is interrupted, stops them first: they resume with it; rolling back the parent brings them back, too
+(``planning``).
 
     spawn(agent, function, name, args, kwargs) -> Child          a plain function, in a thread of its own
     await aspawn(...) -> Child                                   an async one, as a task of this loop; a plain one, too
     Child: .name .run .agent .running; .join() / await .ajoin(), .cancel() / await .acancel()
-    stopping(agent)                                              steps: cancel it, should it run here as a child
+    halting(agent)                                               steps: cancel it, should it run here as a child
     leaving(run)                                                 steps: join the children that nobody has joined
+    abandoning(run)                                              steps: stop those that run, without an end
 
 What a parent is told of a child is recorded on its line, in its place among the completions, and told again when the
 parent is executed again. What is not known yet, because the child waits or is in doubt, is not recorded.
@@ -21,32 +24,57 @@ import atexit
 import contextvars
 import copy
 import functools
+import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.names import check_name
-from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, ToolFailed, Unencodable, Waiting
+from holdfast.errors import (
+    AgentBusy,
+    BadName,
+    BadOption,
+    Cancelled,
+    HoldfastError,
+    InDoubt,
+    NoAgent,
+    RunUnfinished,
+    ToolFailed,
+    Unencodable,
+    Waiting,
+)
 from holdfast.run import records as rec
-from holdfast.run import secrets, waiting
-from holdfast.run.arguments import Stowed, fetch, fingerprint, stow
-from holdfast.run.calls import perform
-from holdfast.run.context import EFFECT, effect, place
-from holdfast.run.durables import Durable, Options, configured, known, options_of
-from holdfast.run.faults import said
-from holdfast.run.outcomes import MESSAGE_MAX, Local, give, lost
-from holdfast.run.past import Past
-from holdfast.run.positions import HERE, Lane, here
-from holdfast.run.runs import Run, RunHost
-from holdfast.run.scope import Scope, Suspended, now_us
-from holdfast.run.standing import CANCEL, ENDS, JOIN, SPAWN
+from holdfast.run import waiting
+from holdfast.run.arguments import Stowed, fetch, fingerprint, scrub, stow
+from holdfast.run.calls import LEDGER, perform
+from holdfast.run.cancelling import Stop, stopping, tell
+from holdfast.run.durables import Durable, Options, cancel_first, configured, known, options_of
+from holdfast.run.effects import CANCEL, ENDS, JOIN, SPAWN
+from holdfast.run.outcomes import MESSAGE_MAX, Local, give, lost, said
+from holdfast.run.past import Past, RunPast
+from holdfast.run.runs import Run
+from holdfast.run.scope import (
+    EFFECT,
+    HERE,
+    Lane,
+    Scope,
+    Suspended,
+    current,
+    effect,
+    here,
+    let_pass,
+    now_us,
+    place,
+    whose,
+)
 from holdfast.run.steps import (
     Request,
     Steps,
     Turn,
+    Work,
     Write,
     cancelled,
     cancelled_again,
@@ -55,19 +83,45 @@ from holdfast.run.steps import (
     is_cancelled,
 )
 from holdfast.run.tools import Tool, tool
+from holdfast.store.apart import off_loop
+from holdfast.store.changes import who
 
 if TYPE_CHECKING:
     from holdfast.run.host import AgentHost
 
 
-@tool(name=SPAWN, effect="idempotent")
+class _Held(AgentBusy):
+    """Somebody else writes the child's branch now: it was not begun, and that is no outcome of the call."""
+
+
+let_pass(_Held)
+
+
+def _halted(scope: Scope, error: HoldfastError) -> HoldfastError:
+    """A run stops with this error, whatever its program makes of it, and has not failed: it can go on next time."""
+    if isinstance(scope, Run):
+        scope.reason, scope.stopped = error, True
+    return error
+
+
+@tool(name=SPAWN, effect="idempotent", raises=(HoldfastError,))
 def _spawn(child: str, branch: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:  # noqa: ARG001 - for the record
-    """How the beginning of a child is recorded. It is begun when that is durable, and again after a crash."""
+    """How the beginning of a child is recorded. It is begun when that is durable, and again after a crash.
+
+    The child's line says first that it was spawned. So where the parent's has an outcome, the child's has that note.
+    """
+    try:
+        host: AgentHost = current()._host.own_child(child, branch)
+    except AgentBusy as error:
+        raise _Held(error.message, holder=error.holder, hint=error.hint) from None
+    host.ledger.append(rec.Note(now_us(), "", SPAWN, effect().key), flush=True)
     return {"agent": child, "branch": branch, "run": effect().key}
 
 
 async def _spawn_later(*args: Any) -> dict[str, Any]:
-    return _spawn.direct(*args)
+    context = contextvars.copy_context()
+    found: dict[str, Any] = await Work(lambda: context.run(_spawn.direct, *args)).later()
+    return found
 
 
 @tool(name=JOIN, effect="read")
@@ -80,11 +134,9 @@ def _cancel(child: str, run: str) -> None:
     """How it is recorded that a child was cancelled."""
 
 
+log = logging.getLogger("holdfast.run")
 JOINING: Tool = _join.tool
 CANCELLING: Tool = _cancel.tool
-_CANCELLED = "holdfast.Cancelled"
-"""Stands where the name of a declared exception does: the child did not fail, it was cancelled."""
-
 _SPAWN: Tool = _spawn.tool
 _SPAWN_LATER = copy.copy(_SPAWN)  # the same tool, for async code
 _SPAWN_LATER.function, _SPAWN_LATER.waits = _spawn_later, True
@@ -93,7 +145,7 @@ _running: set[Child] = set()
 _lock = threading.Lock()
 _process = {"guarded": False, "ends": False}
 EXIT_S = 10.0
-"""How long a process that ends waits for a call which a child is in the middle of."""
+"""How long a process that ends, or a parent that stops, waits for a call which a child is in the middle of."""
 
 
 def spawn(agent: AgentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Child:
@@ -127,20 +179,61 @@ def _spawning(
             hint="Spawn before or after the call.",
         )
     made, options = known(function), options_of(function)
-    if options != Options(strict=options.strict, replan=options.replan):
+    if options != Options(strict=options.strict, replan=options.replan, limit_s=options.limit_s):
         raise BadOption(
-            f"a child has no options but strict and replan; {name!r} was not begun",
+            f"a child has no options but strict, replan and limit_s; {name!r} was not begun",
             hint="Its run has an id that follows from where it was begun, and it waits as its parent does.",
         )
     given = made.given(agent.handle, args, kwargs)
     full = f"{agent.name}/{name}"
-    begun = yield from perform(lane, what, (full, agent.branch_name, made.name, given), {})
+    if any(child.name == full and not child._left for child in lane.scope.children):
+        raise BadOption(
+            f"{full} was begun here before, and nobody has joined or cancelled it; it was not begun again",
+            hint="Join it first, or give the other one another name.",
+        )
+    yield Work(lambda: _forget_cancelled(agent))
+    try:
+        begun = yield from perform(lane, what, (full, _branch_of(agent, lane), made.name, given), {})
+    except _Held as error:
+        raise _halted(lane.scope, error) from None
+    for other in list(_running):
+        if other._interrupted and (other.run, other.name) == (begun["run"], begun["agent"]):
+            yield Over(other)  # it is at a call still, and then goes on here
     child = Child(agent, lane.scope, made, begun, args, kwargs, options)
     lane.scope.children.append(child)
     return child
 
 
-def _lane(agent: RunHost, what: str) -> Lane:
+def _branch_of(agent: AgentHost, lane: Lane) -> str:
+    """The branch of a child: its parent's, or, where another branch has begun it, and joined it, that one's."""
+    scope = lane.scope
+    call = scope.past.calls.get(lane.path) if isinstance(scope, Run) else None
+    if call is None or call.tool != SPAWN or call.intent is None or call.number > agent.inherited:
+        return agent.branch_name
+    over = joined(scope.past, lambda value: fetch(value, scope.ledger, scope.registry, inert=True))
+    return over.get(call.intent.key, agent.branch_name)
+
+
+def joined(run: RunPast, read: Callable[[rec.Value], Any]) -> dict[str, str]:
+    """The runs of children of which the record of their parent says what came of them, each with its branch."""
+    ends = [call for call in run.calls.values() if call.tool in ENDS and call.outcome is not None]
+    over = {read(call.args)["run"] for call in ends if call.status != "stopped"}
+    spawns = [call for call in run.calls.values() if call.tool == SPAWN and call.intent is not None]
+    return {one.intent.key: read(one.args)["branch"] for one in spawns if one.intent and one.intent.key in over}
+
+
+def _forget_cancelled(agent: AgentHost) -> None:
+    """A cancelled child of a run that ended answers no spawn: what it has done answers the calls of the next one."""
+    for call in agent.loop.unclaimed:
+        if call.tool == SPAWN and call.intent is not None:
+            given = fetch(call.args, agent.ledger, agent.registry, inert=True)
+            child = agent.child(given["child"], given["branch"], write=False)
+            its = Past(child.ledger.records()).runs.get(call.intent.key) if child is not None else None
+            if its is not None and its.status == "cancelled":
+                agent.loop.forget(call)
+
+
+def _lane(agent: AgentHost, what: str) -> Lane:
     lane = place(what, "write")
     if lane is None or lane.scope.agent is not agent:
         raise NoAgent(
@@ -168,10 +261,11 @@ class Child:
         self._parent, self._scope, self._made, self._args, self._kwargs = parent, scope, made, args, kwargs
         self._options = options
         self._host: AgentHost | None = None
-        self._own: Scope | None = None  # its run
+        self._own: Run | None = None  # its run
         self._task: Any = None
         self._loop: Any = None
-        self._stop = False
+        self._stop: Stop | None = None  # what it is told, once somebody has asked for that
+        self._interrupted = False  # its parent has stopped, or the process ends: it goes on next time
         self._left = False  # joined or cancelled
         self._told: rec.Done | rec.Decision | None = None  # what the parent's record says of it
         self._thread: threading.Thread | None = None
@@ -192,10 +286,7 @@ class Child:
         return self._parent.own_child(self.name, self._branch).handle
 
     def join(self) -> Any:
-        """Wait until the child has ended; returns its result. Raises ``ToolFailed`` when it failed.
-
-        ``Cancelled`` when it was cancelled.
-        """
+        """Wait until the child has ended; returns its result. Raises ``ToolFailed`` when it failed or was cancelled."""
         return drive(ending(_lane(self._parent, JOIN), self, JOINING))
 
     async def ajoin(self) -> Any:
@@ -203,7 +294,10 @@ class Child:
         return await drive_later(ending(_lane(self._parent, JOIN), self, JOINING))
 
     def cancel(self) -> None:
-        """Stop the child at its next call, and wait for that. What it has done stands until a rollback."""
+        """Tell the child to stop at its next call (``Cancelled``), and wait until it has ended.
+
+        What it has done stands until a rollback.
+        """
         drive(ending(_lane(self._parent, CANCEL), self, CANCELLING))
 
     async def acancel(self) -> None:
@@ -227,12 +321,27 @@ class Child:
                 if (other.run, other.name) == (self.run, self.name):
                     self._same = other
                     return
+                if (other.name, other._branch) == (self.name, self._branch):
+                    raise RunUnfinished(
+                        f"{self.name} is executing another run; this one was not begun",
+                        run=other.run,
+                        hint="Wait until it has ended, or give the child another name.",
+                    )
             _running.add(self)
         try:
-            self._host = self._parent.own_child(self.name, self._branch)
-            ended = Past(self._host.ledger.records()).runs.get(self.run)
+            host = self._host = self._parent.child(self.name, self._branch, write=True)
+            past = Past(host.ledger.records()) if host is not None else Past()
+            if host is None or (SPAWN, self.run) not in past.notes:
+                raise self._missing()
+            owner = past.owner(host.origin)
+            if owner is not None and owner.id != self.run:
+                raise RunUnfinished(
+                    f"{self.name} has a run of {owner.begin.function} that has not ended; another was not begun",
+                    run=owner.id,
+                    hint=cancel_first(self.name, self._branch, owner.id),
+                )
+            ended = past.runs.get(self.run)
             if ended is not None and ended.status == "cancelled":
-                self._stop = True
                 self._end(None, self._cancelled())
             elif loop is not None:
                 self._loop = loop
@@ -246,7 +355,21 @@ class Child:
                 self._thread.start()
         except BaseException as error:
             self._end(None, error)
+            if isinstance(error, AgentBusy):
+                _halted(self._scope, error)
             raise
+
+    def _missing(self) -> HoldfastError:
+        """The parent's record says that it was begun, and it is not here: what it has done is not known."""
+        parent, scope = whose(self._parent), self._scope
+        name = self.name if self._branch == "main" else f"{self.name}@{self._branch}"
+        cancel = f"`holdfast runs cancel {parent} {scope.run_id}` and " if scope.run_id else ""
+        error = InDoubt(
+            f"{name} was begun by {parent}, and is not in this store: it is not known what it has done",
+            hint=f"Bring it here from where {parent} was (push, pull or import {self.name}), and run this again. If it"
+            f" is lost, find out what it did and go on without it: {cancel}`holdfast effects accept {parent}`.",
+        )
+        return _halted(scope, error)
 
     def _found(self) -> rec.Done | rec.Decision | None:
         """What the parent's record says came of it, wherever it was asked for."""
@@ -254,8 +377,8 @@ class Child:
         if not isinstance(scope, Run):
             return None
         mark = fingerprint(self._arguments(), scope.registry)
-        ends = (call for call in scope.past.calls.values() if call.fingerprint == mark and call.tool in ENDS)
-        return next((call.outcome for call in ends if call.outcome is not None), None)
+        ends = [call for call in scope.past.calls.values() if call.fingerprint == mark and call.tool in ENDS]
+        return next((call.outcome for call in ends if call.outcome is not None and call.status != "stopped"), None)
 
     def _arguments(self) -> dict[str, Any]:
         return {"child": self.name, "run": self.run}
@@ -298,32 +421,48 @@ class Child:
     def _enter(self) -> None:
         lane = here()
         self._own = lane.scope if lane is not None else None
-        if _process["ends"]:
+        if _process["ends"] or self._interrupted:
             self._interrupt()
-        if self._stop:
-            self._halt()
+        if self._stop and self._own is not None:
+            self._own.parent_says = self._stop
         if self._own is not None and self._own.stopped:
             raise Suspended
 
-    def _halt(self) -> None:
-        """Let nothing new start in its run."""
-        self._stop = True
-        own = self._own
-        if own is not None and not own.stopped:
-            own.reason = self._cancelled()
-            own.stopped = True
+    def ask(self, told: Cancelled | None = None) -> None:
+        """Ask it to stop, once: ``told`` is what its parent was told itself."""
+        child = self._same
+        if child._stop is None:
+            by = told.by if told is not None else child._parent.name
+            child._stop = Stop(f"{child.name} was cancelled by {by}", by)
+            if child._own is not None:
+                child._own.parent_says = child._stop
+
+    def again(self) -> Child:
+        """Go on with it, though it was put off: it has been asked to stop since, and is told so where it waits."""
+        begun = {"agent": self.name, "run": self.run, "branch": self._branch}
+        made = Child(self._parent, self._scope, self._made, begun, self._args, self._kwargs, self._options)
+        made._stop, self._same = self._same._stop, made
+        with suppress(HoldfastError):  # whoever waits for it finds that
+            made._start(self._loop)
+        return made
 
     def _interrupt(self) -> None:
-        """The process ends: no wait goes on, and, where the parent will come to it again, nothing new starts.
+        """Its parent stops: no wait goes on, and, where the parent will come to it again, nothing new starts.
 
         Nothing is recorded about that: the run goes on next time.
         """
-        if self._thread is not None and self._thread.ident is not None:
+        self._interrupted = True
+        if _process["ends"] and self._thread is not None and self._thread.ident is not None:
             waiting.ENDING.add(self._thread.ident)
         own = self._own
-        if own is not None and own.reason is None:
-            own.reason = Suspended("the process ends")
+        if own is None:
+            return
+        if own.reason is None:
+            own.reason = Suspended(f"{self._parent.name} has stopped, or the process ends")
             own.stopped = own.stopped or isinstance(self._scope, Run)
+        for below in own.children:
+            if below._same is not self:
+                below._same._interrupt()
 
     def _end(self, result: Any, error: BaseException | None) -> None:
         host, self._host = self._host, None
@@ -352,11 +491,12 @@ class Child:
             return error
         doubtful = any(call.open and call.kind == "write" for call in run.calls.values())
         how = "attention" if doubtful else "cancelled"
-        host.ledger.append(rec.End(now_us(), self.run, how), flush=True)
+        host.ledger.append(rec.End(now_us(), self.run, how, by="" if doubtful else who()), flush=True)
         return error if doubtful else self._cancelled()
 
     def _cancelled(self) -> Cancelled:
-        return Cancelled(f"{self.name} was cancelled by {self._parent.name}")
+        by = self._stop.by if self._stop is not None else self._parent.name
+        return Cancelled(f"{self.name} was cancelled by {by}", by=by)
 
     def _when_over(self, call: Callable[[], Any]) -> None:
         with _lock:
@@ -374,7 +514,7 @@ def _outside() -> contextvars.Context:
     return context
 
 
-def stopping(agent: RunHost) -> Steps:
+def halting(agent: AgentHost) -> Steps:
     """Cancel an agent that runs as a child in this process."""
     with _lock:
         found = [child for child in _running if child._host is not None and child._host.handle is agent.handle]
@@ -409,33 +549,57 @@ def _stop_all() -> None:
 
 
 class Over(Request):
-    """Wait until a child has ended, after asking it to stop if need be."""
+    """Wait until a child has ended, after asking it to stop if need be.
 
-    def __init__(self, child: Child, *, stop: bool = False) -> None:
-        self.child, self.stop = child._same, stop
+    With a scope, or until that is to stop itself: then it answers with what it is told.
+    """
 
-    def now(self) -> None:
+    def __init__(self, child: Child, scope: Scope | None = None, *, stop: bool = False) -> None:
+        self.child, self.scope, self.stop = child._same, scope, stop
+
+    def now(self) -> Stop | None:
         child = self.child
         if child._loop is not None and not child._over.is_set():
             asyncio = sys.modules["asyncio"]
             if asyncio._get_running_loop() is child._loop:
                 raise BadOption(f"{child.name} is a task of this loop", hint="Use `await child.ajoin()` or acancel().")
         if self.stop:
-            child._halt()
+            child.ask()
             if child._task is not None:
                 child._loop.call_soon_threadsafe(child._task.cancel)
-        child._over.wait()
+        for pause_s in self._pauses():
+            if child._over.wait(pause_s):
+                break
+            stop: Stop | None = self.scope.look() if self.scope is not None else None
+            if stop is not None:
+                return stop
+        return None
 
-    async def later(self) -> None:
+    async def later(self) -> Stop | None:
         child = self.child
         if self.stop:
-            child._halt()
+            child.ask()
             if child._task is not None:
                 child._task.cancel()
-        loop = sys.modules["asyncio"].get_running_loop()
+        asyncio = sys.modules["asyncio"]
+        loop = asyncio.get_running_loop()
         over = loop.create_future()
         child._when_over(lambda: loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None)))
-        await over
+        for pause_s in self._pauses():
+            await asyncio.wait((over,), timeout=pause_s)
+            if over.done():
+                break
+            stop: Stop | None = await off_loop(self.scope.look) if self.scope is not None else None
+            if stop is not None:
+                return stop
+        return None
+
+    def _pauses(self) -> Iterator[float | None]:
+        """How long to wait before each look."""
+        pause_s = waiting.LOOK_S
+        while True:
+            yield pause_s if self.scope is not None else None
+            pause_s = min(pause_s * 1.5, waiting.LOOK_MAX_S)
 
 
 def ending(lane: Lane, child: Child, what: Tool) -> Steps:
@@ -448,7 +612,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     call = scope.recorded(path, what, mark, arguments)
     if call is not None and call.outcome is not None:
         yield Turn(scope, path)
-        return _given(scope, child, path, call.outcome, None)
+        return _given(scope, child, path, call.outcome, None, what)
     if call is not None and call.cancelled:
         yield from cancelled_again(scope, call)
     scope.check_settled(what)
@@ -456,8 +620,16 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     done.args = stow(arguments, scope.registry).value
     with scope.lock:
         scope.live += 1
+    asks = scope if scope.run_id and what is JOINING else None
+    stop = None
     try:
-        yield Over(child, stop=what is CANCELLING)
+        if asks is not None:  # before a child that is put off puts off its parent
+            stop = yield from stopping(scope, JOINING.kind, at_once=True)
+        while stop is None:
+            stop = yield Over(child, asks, stop=what is CANCELLING)
+            if stop is None:
+                break
+            stop = stop if scope.takes(stop) else None
     except BaseException as error:
         if scope.run_id and is_cancelled(error):
             yield from cancelled(scope, done)
@@ -465,11 +637,13 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     finally:
         with scope.lock:
             scope.live -= 1
+    if stop is not None:
+        yield from tell(scope, what, stop, done)
     stowed = yield from _outcome(scope, child._same, path, what, done)
     done.at = now_us()
     scope.complete(done, stowed)
     yield Turn(scope, path)
-    return _given(scope, child, path, done, stowed)
+    return _given(scope, child, path, done, stowed, what)
 
 
 def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
@@ -477,12 +651,15 @@ def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) 
     error = child._error
     if isinstance(error, InDoubt | Suspended):  # the latter: the process ends, and the child goes on next time
         raise error
+    if isinstance(error, LEDGER) and scope.run_id:  # its store went away: it has not ended, and goes on with its parent
+        scope.broken = error
+        raise error
     if what is CANCELLING:
         return None
     if isinstance(child._told, rec.Done):
         done.how, done.value, done.fault = child._told.how, child._told.value, child._told.fault
         if child._told.tool == CANCEL:
-            done.how, done.fault = "error", (_CANCELLED, "Cancelled", child._cancelled().message, None)
+            done.how, done.fault = "error", ("", "Cancelled", child._cancelled().message, None)
         return None
     if isinstance(error, Waiting):
         if scope.run_id:
@@ -492,10 +669,8 @@ def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) 
         raise error
     if error is not None:
         kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-        message = secrets.scrub(scope.agent, said(error)[:MESSAGE_MAX], f"an error of {child.name}")
-        # One that fails because a child of its own was cancelled has failed.
-        declared = _CANCELLED if isinstance(error, Cancelled) and child._stop else ""
-        done.how, done.fault = "error", (declared, kind, message, None)
+        message = scrub(scope.agent, said(error)[:MESSAGE_MAX], f"an error of {child.name}")
+        done.how, done.fault = "error", ("", kind, message, None)
         return None
     try:
         stowed = stow(child._result, scope.registry)
@@ -506,17 +681,42 @@ def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) 
     return stowed
 
 
-def _given(scope: Scope, child: Child, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None) -> Any:
+def _given(
+    scope: Scope, child: Child, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None, what: Tool
+) -> Any:
+    if isinstance(outcome, rec.Done) and outcome.how == "stopped":
+        return give(scope, what, path, outcome)
     if isinstance(outcome, rec.Done) and outcome.fault is not None:
-        declared, kind, message, _ = outcome.fault
-        if declared == _CANCELLED:
-            raise Cancelled(message)
+        _, kind, message, _ = outcome.fault
         if outcome.how == "lost":
             raise lost(child.name, path, message)
         raise ToolFailed(f"child {child.name} failed: {kind}: {message}", tool=child.name, error_type=kind, path=path)
     if stowed is not None:
         return fetch(outcome.value, Local(stowed), scope.registry)
     return give(scope, JOINING, path, outcome) if outcome.value is not None else None
+
+
+class Halt(Over):
+    """Let a child stop where it is, without an end, and wait for that. A call that is under way may end first."""
+
+    def now(self) -> None:
+        if not self.child._over.wait(EXIT_S):
+            self._late()
+
+    async def later(self) -> None:
+        child, asyncio = self.child, sys.modules["asyncio"]
+        over = asyncio.ensure_future(super().later())
+        until = time.monotonic() + EXIT_S
+        while not over.done() and time.monotonic() < until:
+            if child._task is not None and (child._own is None or not child._own.live):
+                child._task.cancel()  # it may await something that never comes
+            await asyncio.wait({over}, timeout=waiting.LOOK_S)
+        if not over.done():
+            over.cancel()
+            self._late()
+
+    def _late(self) -> None:
+        log.warning("%s has not stopped with its parent yet: it does so at its next call", self.child.name)
 
 
 def leaving(run: Run) -> Steps:
@@ -527,3 +727,12 @@ def leaving(run: Run) -> Steps:
                 yield from ending(run.lane, child, JOINING)
     except Suspended:
         raise (run.reason or waiting.put_off(run)) from None
+
+
+def abandoning(run: Run) -> Steps:
+    """A run stops before its end: so do its children that run here. They resume when it does."""
+    children = [child for child in run.children if child.running]
+    for child in children:
+        child._same._interrupt()
+    for child in children:
+        yield Halt(child)

@@ -12,26 +12,27 @@ that is stored: by a checkpoint of the agent, or however the framework stores it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadName, HoldfastError, MaybeRepeated
+from holdfast.errors import BadName, HoldfastError, MaybeRepeated, command
 from holdfast.run import records as rec
-from holdfast.run.arguments import fetch, stow
-from holdfast.run.context import active
+from holdfast.run.arguments import Stowed, fetch, stow
 from holdfast.run.doubt import settle_all
-from holdfast.run.notes import since_of
+from holdfast.run.effects import OWN, Standing
 from holdfast.run.order import Unordered
 from holdfast.run.past import CLAIMED, GUARDED, LOST, TASK, Call, Past, add_to, task_in
-from holdfast.run.positions import Lane
-from holdfast.run.scope import Host, Scope, now_us, whose
-from holdfast.run.standing import OWN, Standing
+from holdfast.run.resilience import since_of
+from holdfast.run.scope import Host, Lane, Scope, active, now_us, whose
 from holdfast.run.steps import Join, Steps, Work
 from holdfast.run.tools import TOOLS, Tool
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
+
+    from holdfast.run.runs import Run
+    from holdfast.store.engine import Shared
 
 _OTHER = Call("", "", -1)
 NOTE = "unclaimed"
@@ -115,6 +116,77 @@ def task_of(lane: Lane | None) -> Task | None:
     return lane.task_ if lane is not None else None
 
 
+class Left:
+    """Writes that are left, oldest first, each with the execution of a task here that made or claimed it, if one did.
+
+    What asks for one of a thousand finds it without looking at the others.
+    """
+
+    def __init__(self, calls: Iterable[Call] = ()) -> None:
+        self._known: dict[int, tuple[Call, Task | None, list[Any]]] = {}  # by id: where to find each
+        self._found: dict[Any, dict[int, Call]] = {}
+        self._owned: dict[Any, dict[Task | None, dict[int, Call]]] = {}
+        for call in calls:
+            self.put(call)
+
+    def __iter__(self) -> Iterator[Call]:
+        return iter([call for call, _, _ in self._known.values()])
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def put(self, call: Call, owner: Task | None = None) -> None:
+        """Add a call, or note what has changed about one that is there."""
+        self._lose(call)
+        self._known[id(call)] = (
+            call,
+            owner,
+            [(call.path,), key_in(call), call.number, call.tool, (call.tool, call.fingerprint)],
+        )
+        *places, tool, like = self._known[id(call)][2]
+        for place in places:
+            self._found.setdefault(place, {})[id(call)] = call
+        for place in (tool, like):
+            self._owned.setdefault(place, {}).setdefault(owner, {})[id(call)] = call
+
+    def remove(self, call: Call) -> None:
+        self._lose(call)
+        del self._known[id(call)]
+
+    def _lose(self, call: Call) -> None:
+        _, owner, places = self._known.get(id(call), (call, None, []))
+        for place in places[:-2]:
+            self._found[place].pop(id(call))
+            if not self._found[place]:
+                del self._found[place]
+        for place in places[-2:]:
+            self._owned[place][owner].pop(id(call))
+            if not self._owned[place][owner]:
+                del self._owned[place][owner]
+            if not self._owned[place]:
+                del self._owned[place]
+
+    def at(self, path: str) -> list[Call]:
+        return list(self._found.get((path,), {}).values())
+
+    def by_key(self, key: str) -> Call | None:
+        return next(iter(self._found.get(key, {}).values()), None)
+
+    def by_number(self, number: int) -> Call | None:
+        return next(iter(self._found.get(number, {}).values()), None)
+
+    def of(self, *what: str | tuple[str, bytes], of_others: Task | None = None) -> list[Call]:
+        """Calls of tools, or of tools with such arguments; with a task, those that it may have made before."""
+        found = [
+            call
+            for one in what
+            for owner, calls in self._owned.get(one, {}).items()
+            if owner is None or (of_others is not None and of_others.follows(owner))
+            for call in calls.values()
+        ]
+        return sorted(found, key=lambda call: call.number)
+
+
 class Loop(Scope):
     """The use of an agent without durable functions; its state is that of a checkpoint with that id and position.
 
@@ -133,14 +205,15 @@ class Loop(Scope):
         self._checkpoint = checkpoint
         self._known = False
         self._open: list[Call] = []
-        self._left: list[Call] = []  # not claimed yet, and all that tasks do here
+        self._left = Left()  # not claimed yet, and all that tasks do here
         self._noted: list[int] = []  # what the newest note of the line says about that
         self._owner: dict[str, Task] = {}  # of those that tasks have made or claimed here, by key
         self._reads: dict[str, Call] = {}  # what tasks have read, by path
         self._paths: set[str] = set()  # where tasks have made calls
-        self._under_way: dict[str, Future[None]] = {}
+        self._under_way: dict[str, tuple[Future[None], str, Task]] = {}  # by path; with the tool
         self._made: dict[str, str] = {}  # the same by the paths at which they are made -> that of the call
         self._settling: Future[None] | None = None
+        self.received: list[tuple[rec.Done, Stowed]] = []  # signals that no checkpoint knows yet
         self.raised: set[str] = set()  # the tasks whose newest execution here has raised
         self.over: set[str] = set()  # those that have ended since the last checkpoint
 
@@ -150,7 +223,7 @@ class Loop(Scope):
             self._since = self.since = since
             self._checkpoint = checkpoint
             self._known = False
-            self._open, self._left, self._noted = [], [], []
+            self._open, self._left, self._noted = [], Left(), []
             self._owner.clear()
             self._reads.clear()
             self.unsettled.clear()
@@ -162,7 +235,7 @@ class Loop(Scope):
         with self.lock:
             if self._known:
                 return
-            past = past if past is not None else Past(self.ledger.records())
+            past = past if past is not None else Past(self.ledger.recent(self._since))
             self.incarnation = past.incarnation - 1  # a task that is executed again after a rollback has other keys
             since = since_of(past, self._checkpoint, self._since)
             self.taken |= past.taken
@@ -185,12 +258,12 @@ class Loop(Scope):
             loose = [call for call in past.loose if call.intent is None or call.intent.key not in adopted]
             left = [
                 call
-                for call in (*past.kept, *loose)
+                for call in loose
                 if call.kind in GUARDED
                 and (max(call.number, call.ended) > since or call.open or call.number in noted)
                 and (call.number not in gone or call.open)
             ]
-            self._left = [call for call in (*ended, *left) if not _never_happened(call)]
+            self._left = Left(call for call in (*ended, *left) if not _never_happened(call))
             notes = {name: note for (what, name), note in past.notes.items() if what == RAISED}
             raised = {name: fetch(note.value, self.ledger, self.registry) for name, note in notes.items()}
             for call in past.loose:
@@ -200,7 +273,7 @@ class Loop(Scope):
                     if call.read and call.outcome is not None and call.number > asked_since:
                         self._reads[call.path] = call
             self._known = True
-            self.loaded()
+            self.loaded(past)
 
     def _settled(self, past: Past) -> set[int]:
         """The numbers of writes of which somebody said that they are known, and of those that are undone."""
@@ -213,20 +286,37 @@ class Loop(Scope):
             found.update(one.call.number for one in Standing(self.ledger.records()).effects if one.undone)
         return found
 
-    def loaded(self) -> None:
+    def loaded(self, past: Past) -> None:
         """What is left was read from the line. Whoever knows of more that is finished can look it up now."""
 
     def _is_part(self, call: Call) -> bool:
         """Whether it was made inside a call of a task that is left itself, and has an outcome: that one answers."""
-        return "/" in call.path.partition(TASK)[2] and any(
-            call.path.startswith(f"{one.path}/") and one.outcome is not None for one in self._left if one is not call
-        )
+        path = call.path
+        at = path.find("/", path.find(TASK) + len(TASK)) if TASK in path else -1
+        while at >= 0:
+            if any(one.outcome is not None for one in self._left.at(path[:at])):
+                return True
+            at = path.find("/", at + 1)
+        return False
 
     @property
     def unclaimed(self) -> list[Call]:
         """Writes that happened after the loaded checkpoint and have answered no call yet."""
         self.read()
         return [call for call in self._left if call.outcome is not None]
+
+    def forget(self, call: Call) -> None:
+        """This one answers nobody."""
+        with self.lock:
+            if any(one is call for one in self._left):
+                self._left.remove(call)
+
+    @property
+    def clear(self) -> bool:
+        """Whether whoever goes on from a checkpoint that is taken now needs to know of nothing before it."""
+        with self.lock:
+            self.read()
+            return not (self._left or self._open or self._noted or self._paths or self.unsettled)
 
     def note(self) -> None:
         """A checkpoint is about to be taken: keep in the line what it will not know."""
@@ -235,7 +325,8 @@ class Loop(Scope):
             if not self._known and self.ledger.count <= self._since:
                 return
             self.read()
-            self._left = [call for call in self._left if not self.finished(call)]
+            for call in [call for call in self._left if self.finished(call)]:
+                self._left.remove(call)
             if self.over:
                 self._reads = {path: call for path, call in self._reads.items() if task_in(path) not in self.over}
                 self.over.clear()
@@ -259,6 +350,27 @@ class Loop(Scope):
         owner = self._owner.get(key_in(call))
         return owner is not None and owner.over
 
+    def receive(self, done: rec.Done, stowed: Stowed) -> None:
+        """A signal was taken. The next checkpoint says so: a process that dies before it has not made use of it."""
+        with self.lock:
+            self.received.append((done, stowed))
+
+    def take_received(self) -> list[tuple[rec.Done, Stowed]]:
+        """What the next checkpoint is to say."""
+        with self.lock:
+            found, self.received = self.received, []
+        return found
+
+    @contextmanager
+    def recording(self, received: list[tuple[rec.Done, Stowed]]) -> Iterator[None]:
+        """Inside, these are written; what raises has not written them."""
+        try:
+            yield
+        except BaseException:
+            with self.lock:
+                self.received[:0] = received
+            raise
+
     def accept(self, keys: Collection[str] | None = None) -> list[Call]:
         """The program knows of these writes, or of all: they answer no call any more. Durable when it returns."""
         with self.lock:
@@ -266,8 +378,8 @@ class Loop(Scope):
             # What is in doubt stays so: whether it happened is another question than whether it is known.
             settled = [call for call in self._left if call.kind != "write" or not call.open]
             given_up = [call for call in settled if keys is None or (call.intent and call.intent.key in keys)]
-            self._left = [call for call in self._left if call not in given_up]
             for call in given_up:
+                self._left.remove(call)
                 # One that is not known to have ended would be offered to whatever state is loaded.
                 if call.kind != "write" and call.open:
                     self.write(rec.Done(now_us(), call.run, call.path, "cancelled", of=call.number))
@@ -282,36 +394,44 @@ class Loop(Scope):
         with self.lock:
             self.read()
             mine = not call.run or any(one.number == call.number for one in (*self._open, *self.unsettled, *self._left))
-            for calls in (self._open, self.unsettled, self._left):
+            for calls in (self._open, self.unsettled):
                 calls[:] = [one for one in calls if one.number != call.number]
+            while (known := self._left.by_number(call.number)) is not None:
+                self._left.remove(known)
             if mine:
                 call.kept = True
-                self._left.append(call)
+                self._left.put(call, self._owner.get(key_in(call)))
 
-    def write(self, record: rec.Record, stowed: Any = None, *, flush: bool = False) -> int:
+    def write(self, record: rec.Record, stowed: Any = None, *, flush: bool = False, soon: bool = False) -> int:
         if not isinstance(record, (rec.Intent, rec.Done, rec.Doubt, rec.Decision)) or not task_in(record.path):
-            return super().write(record, stowed, flush=flush)
+            return super().write(record, stowed, flush=flush, soon=soon)
         with self.lock:  # a checkpoint that is taken meanwhile must not miss it
-            number = super().write(record, stowed)
+            number = super().write(record, stowed, soon=flush or soon)
             self._follow(number, record)
         if flush:
             self.ledger.flush()
         return number
 
+    def commit(self, shared: Shared, intent: rec.Intent, done: rec.Done, stowed: Stowed) -> int:
+        with self.lock:  # as above
+            number = super().commit(shared, intent, done, stowed)
+            if task_in(intent.path):
+                self._follow(number, intent)
+                self._follow(number + 1, done)
+            return number
+
     def _follow(self, number: int, record: rec.Intent | rec.Done | rec.Doubt | rec.Decision) -> None:
         """A task has done something here: the next execution of it may ask for that."""
         if isinstance(record, rec.Intent):
-            call = next((one for one in self._left if key_in(one) == record.key), None)
-            if call is None:
-                call = Call(record.run, record.path)
-                self._left.append(call)
+            call = self._left.by_key(record.key) or Call(record.run, record.path)
             call.path = record.path  # one that another task has begun before is made by this one now
             add_to(call, number, record)
+            self._left.put(call, self._owner.get(record.key))
         elif isinstance(record, rec.Done) and not record.of:
             call = self._reads[record.path] = Call(record.run, record.path)
             add_to(call, number, record)
         else:
-            found = next((one for one in self._left if one.number == record.of), None)
+            found = self._left.by_number(record.of)
             if found is not None:
                 add_to(found, number, record)
                 if _never_happened(found):
@@ -320,8 +440,8 @@ class Loop(Scope):
     def keep_lost(self, call: Call) -> None:
         with self.lock:
             self.read()
-            if all(one.number != call.number for one in self._left):
-                self._left.append(call)
+            if self._left.by_number(call.number) is None:
+                self._left.put(call, self._owner.get(key_in(call)))
 
     # -- what is in doubt -----------------------------------------------------------------------------------
 
@@ -369,8 +489,7 @@ class Loop(Scope):
             return None
         with self.lock:
             self.read()
-            mine = [call for call in self._left if call.tool in {tool.name, LOST} and key_in(call) not in self._owner]
-            return self._claim(tool, mark, mine, arguments) if tool.kind in GUARDED else None
+            return self._claim(tool, mark, self._left.of(tool.name, LOST), arguments) if tool.kind in GUARDED else None
 
     def _begin(self, path: str, tool: Tool, task: Task) -> Future[None] | None:
         """A call that is waited for; None: from now on this one is under way.
@@ -379,21 +498,23 @@ class Loop(Scope):
         whether it answers this one.
         """
         with self.lock:
-            paths = [path]
-            if tool.kind in GUARDED:
-                left = [call for call in self._left if call.tool == tool.name and self.is_left(call, task, path)]
-                paths += [call.path for call in left]
-            other = next((self._under_way[one] for one in paths if one in self._under_way), None)
-            if other is None:
-                self._under_way[path] = _future()
-            return other
+            for one, (over, name, other) in self._under_way.items():
+                if one == path or (
+                    name == tool.name
+                    and tool.kind in GUARDED
+                    and task.follows(other)
+                    and self.may_answer(one, task, path)
+                ):
+                    return over
+            self._under_way[path] = _future(), tool.name, task
+            return None
 
     def leave_call(self, path: str) -> None:
         with self.lock:
             mine = self._under_way.pop(path, None)
             self._made = {made: asked for made, asked in self._made.items() if asked != path}
         if mine is not None:
-            mine.set_result(None)
+            mine[0].set_result(None)
 
     def _answered(
         self, task: Task, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]
@@ -404,10 +525,11 @@ class Loop(Scope):
             if tool.kind not in GUARDED:
                 read = self._reads.get(path) if task.reads else None
                 return path, read if read is not None and read.fingerprint == mark and read.tool == tool.name else None
-            same = [call for call in self._left if call.tool in {tool.name, LOST} and self.is_left(call, task, path)]
-            same.sort(key=lambda call: call.path != path)  # its own, if there is one
-            stops = [call for call in same if self.stops(call, task)]
-            call = self._claim(tool, mark, same, arguments, stops, keep=True)
+            call = self._found(task, path, tool, mark)
+            if call is None:
+                others = self._left.of(tool.name, LOST, of_others=task)
+                stops = [one for one in others if self.is_left(one, task, path) and self.stops(one, task)]
+                self._check_repeated(tool, stops, arguments)
             if call is not None and call.kind == "write" and call.open:  # it ended without an outcome
                 self.unsettled += [call] if all(one.number != call.number for one in self.unsettled) else []
                 self.check_settled()
@@ -422,18 +544,35 @@ class Loop(Scope):
                 self.write(rec.Note(now_us(), "", CLAIMED, key_in(call), None, path), flush=True)
                 call.path = path
             self._owner[key_in(call)] = task
+            self._left.put(call, task)
             return path, call
 
-    def is_left(self, call: Call, task: Task, path: str) -> bool:  # noqa: ARG002 - a framework may know more
+    def _found(self, task: Task, path: str, tool: Tool, mark: bytes) -> Call | None:
+        """The call that answers one of a task: its own, if there is one."""
+        like = (tool.name, mark)
+        own = [call for call in self._left.at(path) if (call.tool, call.fingerprint) == like]
+        for calls in (own, self._left.of(like, of_others=task)):
+            found = next((call for call in calls if self.is_left(call, task, path)), None)
+            if found is not None:
+                return found
+        return None
+
+    def is_left(self, call: Call, task: Task, path: str) -> bool:
         """Whether a task that calls at this path may have made this call before: what it is part of is done again."""
         owner = self._owner.get(key_in(call))
-        return (owner is None or task.follows(owner)) and not self._is_part(call)
+        if (owner is not None and not task.follows(owner)) or self._is_part(call):
+            return False
+        return self.may_answer(call.path, task, path)
+
+    def may_answer(self, made: str, task: Task, path: str) -> bool:  # noqa: ARG002 - a framework may know more
+        """Whether a call that an earlier execution made at one path can be that of a task at another."""
+        return True
 
     def stops(self, call: Call, task: Task) -> bool:  # noqa: ARG002 - as above
         """Whether one that is left stops other calls of its tool, too: nobody else will ask for it."""
         return True
 
-    def kept(self, tool: Tool, mark: bytes, own: Mapping[str, Call]) -> Call | None:
+    def kept(self, tool: Tool, mark: bytes, arguments: dict[str, Any], own: Mapping[str, Call]) -> Call | None:
         """The same for a call in a run: what a plain loop left can answer it, or a run that ended before it.
 
         ``own`` are the recorded calls of the run itself, should it have ended and be resumed.
@@ -447,32 +586,22 @@ class Loop(Scope):
             same = [call for call in self._left if call.tool == tool.name and (call.kept or _of_loop(call))]
             # Those of the run itself have positions.
             same = [call for call in same if not call.run or own.get(call.path, _OTHER).number != call.number]
-            return self._claim(tool, mark, [*same, *(call for call in self._left if call.tool == LOST)])
+            return self._claim(tool, mark, [*same, *(call for call in self._left if call.tool == LOST)], arguments)
 
-    def _claim(
-        self,
-        tool: Tool,
-        mark: bytes,
-        same: list[Call],
-        arguments: dict[str, Any] | None = None,
-        stops: list[Call] | None = None,
-        *,
-        keep: bool = False,
-    ) -> Call | None:
+    def _claim(self, tool: Tool, mark: bytes, same: list[Call], arguments: dict[str, Any]) -> Call | None:
         for call in same:
             if call.fingerprint == mark:
-                if not keep:
-                    self._left.remove(call)
+                self._left.remove(call)
                 return call
+        self._check_repeated(tool, same, arguments)
+        return None
+
+    def _check_repeated(self, tool: Tool, calls: list[Call], arguments: dict[str, Any]) -> None:
         # Other agents are known by their names: what else one of them does is no repetition.
-        known = [
-            call
-            for call in (same if stops is None else stops)
-            if call.outcome is not None and not (call.run and tool.name.startswith(OWN))
-        ]
+        own = tool.name.startswith(OWN)
+        known = [call for call in calls if call.outcome is not None and not (call.run and own)]
         if known:
             raise self._maybe_repeated(tool, known, arguments)
-        return None
 
     def check_settled(self, tool: Tool | None = None) -> None:
         if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for
@@ -481,11 +610,11 @@ class Loop(Scope):
     settling_words = "agent.accept(effect)"
     """How a program says that it knows what is left."""
 
-    def _maybe_repeated(self, tool: Tool, calls: list[Call], arguments: dict[str, Any] | None) -> MaybeRepeated:
+    def _maybe_repeated(self, tool: Tool, calls: list[Call], arguments: dict[str, Any]) -> MaybeRepeated:
         effects = tuple(map(self.effect_of, calls))
         before = "; ".join(f"{effect.id} at {effect.at:%H:%M:%S} with {_told(effect.args)}" for effect in effects[:3])
-        now = f", now with {_told(tool.binder.completed(arguments))}" if arguments is not None else ""
-        what = f"{tool.name} was called before, and what was loaded does not know that: {before}{now}"
+        now = _told(tool.binder.completed(arguments))
+        what = f"{tool.name} was called before, and what was loaded does not know that: {before}, now with {now}"
         if any(call.tool == LOST for call in calls):
             what = f"something was done of which the record is lost, and {tool.name} may be that"
         return MaybeRepeated(
@@ -493,7 +622,7 @@ class Loop(Scope):
             unclaimed=effects,
             hint="Declare arguments that differ each time as volatile=(...), make the same call again to get its"
             f" result, or say that what happened is known: {self.settling_words},"
-            f" or holdfast effects accept {whose(self.agent)}.",
+            f" or {command('effects', 'accept', whose(self.agent))}.",
         )
 
 
@@ -539,6 +668,37 @@ def _never_happened(call: Call) -> bool:
     return False
 
 
+def adopt(run: Run, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
+    """The standing effect that answers this call, now recorded at its position; None when there is none."""
+    loop = run.host.loop
+    found = loop.kept(tool, mark, arguments, run.past.calls)
+    if found is None or found.intent is None or found.outcome is None:
+        return found  # one without an outcome is made again, with its key
+    old, outcome = found.intent, found.outcome
+    # With the number of the attempt that it was: a greater one would say that it was called again. Should the outcome
+    # of a transaction be lost some day, it is in doubt here, as a write.
+    kind = "write" if old.kind == "transaction" else old.kind
+    intent = rec.Intent(
+        now_us(), run.run_id, path, old.tool, kind, old.args, old.fingerprint, old.key, old.attempt,
+        run.agent.generation,
+    )  # fmt: skip
+    how = outcome.how if isinstance(outcome, rec.Done) else "value"
+    fault = outcome.fault if isinstance(outcome, rec.Done) else None
+    call, done = Call(run.run_id, path), rec.Done(now_us(), run.run_id, path, how, fault=fault, started=old.at)
+    done.value = outcome.value
+
+    def ended(number: int) -> rec.Done:
+        done.of = number
+        return done
+
+    with run.lock:
+        number = run.ledger.append_both(intent, ended)
+        run.order.enter(path)
+    add_to(call, number - 1, intent)
+    add_to(call, number, done)
+    return call
+
+
 @contextmanager
 def executing(loop: Loop, name: str) -> Iterator[None]:
     """Inside, calls belong to an execution of the task of that name."""
@@ -557,13 +717,3 @@ def executing(loop: Loop, name: str) -> Iterator[None]:
         raise
     task.over = True
     loop.over.add(name)
-
-
-@contextmanager
-def using(loop: Loop) -> Iterator[Loop]:
-    """Inside, the agent is current."""
-    try:
-        with active(loop.lane):
-            yield loop
-    finally:
-        loop.ended = True

@@ -8,23 +8,26 @@ absent is believed only when nobody can still be doing it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
+from msgspec.structs import replace
+
+from holdfast.agent import watchers
 from holdfast.errors import BadOption, Unencodable
 from holdfast.run import records as rec
-from holdfast.run import secrets
-from holdfast.run.arguments import Stowed, stow
+from holdfast.run.arguments import Stowed, scrub, stow
 from holdfast.run.effects import Absent, Effect, Found, Unknown
-from holdfast.run.faults import told
-from holdfast.run.outcomes import give, is_healed, lost
+from holdfast.run.former import MAYBE, Former, look, wait
+from holdfast.run.outcomes import give, is_healed, lost, told
 from holdfast.run.past import LOST, Call
-from holdfast.run.scope import Scope, now_us, whose
-from holdfast.run.steps import Aside, Write, awaited
+from holdfast.run.scope import EFFECT, Scope, branch_of, now_us, whose
+from holdfast.run.steps import Aside, Work, Write, awaited
 from holdfast.run.tools import Tool
 
 REPEATABLE = frozenset({"read", "idempotent"})
+_NEVER = Former(over=False)
 
 
 class Ask:
@@ -33,11 +36,21 @@ class Ask:
     def __init__(self, probe: Callable[..., Any], effect: Effect) -> None:
         self.probe, self.effect = probe, effect
 
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """What a probe asks for changes nothing, whatever the call does that it is about."""
+        token = EFFECT.set(replace(self.effect, kind="read"))
+        try:
+            yield
+        finally:
+            EFFECT.reset(token)
+
     def now(self) -> Any:
         try:
-            answer = self.probe(self.effect)
-            if inspect.isawaitable(answer):
-                answer = awaited(answer)
+            with self.inside():
+                answer = self.probe(self.effect)
+                if inspect.isawaitable(answer):
+                    answer = awaited(answer)
         except Exception as error:  # noqa: BLE001 - a probe that fails has not found out
             return Unknown(f"the probe failed: {told(error)}")
         return self._checked(answer)
@@ -46,7 +59,8 @@ class Ask:
         if not inspect.iscoroutinefunction(self.probe):
             return await Aside(self.now, "probe").begin()
         try:
-            answer = await self.probe(self.effect)
+            with self.inside():
+                answer = await self.probe(self.effect)
         except Exception as error:  # noqa: BLE001 - as above
             return Unknown(f"the probe failed: {told(error)}")
         return self._checked(answer)
@@ -63,22 +77,22 @@ def settle(
     """Find out about one call. None: nobody can tell. The decision is not written yet."""
     if tool is None or tool.probe is None:
         return None, None
+    former = (yield Work(lambda: look(scope, call))) if not live else None
     answer = yield Ask(tool.probe, effect)
     if isinstance(answer, Found):
         try:
-            result = secrets.scrub(scope.agent, answer.result, f"the result of {call.tool}")
+            result = scrub(scope.agent, answer.result, f"the result of {call.tool}")
             stowed = stow(result, scope.registry)
         except Unencodable as error:  # it has happened, but what would be given to the program?
             effect.why = f"the probe found it, but its result cannot be saved: {error.message}"
             return None, None
         return _decision(scope, call, "found", "the probe found it", stowed.value), stowed
     if isinstance(answer, Absent):
-        generation = call.intent.generation if call.intent is not None else 0
-        # In this process the call is over when it raised, unless its thread was given up. Elsewhere, whoever made it
-        # must have ended.
-        if not effect.still() if live else scope.agent.is_dead(generation, call.number):
+        # In this process the call is over when it raised, unless its thread was given up.
+        if former.over if former is not None else not effect.still():
             return _decision(scope, call, "absent", "the probe found nothing", None), None
-        effect.why = "the probe found nothing, but whoever made the call may still be at it"
+        effect.why = former.why if former is not None else MAYBE
+        call.former = former
         return None, None
     effect.why = answer.why or "the probe cannot tell"
     return None, None
@@ -95,12 +109,13 @@ def recall(scope: Scope, tool: Tool, call: Call) -> Generator[Any, Any, Any]:
         answer = yield Ask(tool.probe, scope.effect_of(call))
         if isinstance(answer, Found):
             with suppress(Unencodable):
-                stowed = stow(secrets.scrub(scope.agent, answer.result, f"the result of {call.tool}"), scope.registry)
+                stowed = stow(scrub(scope.agent, answer.result, f"the result of {call.tool}"), scope.registry)
                 decision = _decision(scope, call, "found", "the probe found it", stowed.value)
     if decision is None:
         scope.keep_lost(call)
         why = done.fault[2] if done is not None and done.fault is not None else ""
-        raise lost(tool.name, call.path, why, f"{whose(scope.agent)} {call.intent.key[:12]}" if call.intent else "")
+        effect = (whose(scope.agent), call.intent.key[:12]) if call.intent else ()
+        raise lost(tool.name, call.path, why, *effect)
     yield Write(scope, decision, stowed)
     call.decision = decision
     return give(scope, tool, call.path, decision, stowed)
@@ -108,12 +123,26 @@ def recall(scope: Scope, tool: Tool, call: Call) -> Generator[Any, Any, Any]:
 
 def settle_all(scope: Scope, calls: list[Call], find: Callable[[str], Tool | None]) -> Generator[Any, Any, list[Call]]:
     """The pass before anything new starts. Returns the calls that stay in doubt, each with its reason."""
+    open_calls = [call for call in calls if call.kind not in REPEATABLE]  # these are made again, with the same key
+    if not open_calls:
+        return []
+    with watchers.watching("recovery", scope.agent.name, branch_of(scope.agent), run=scope.run_id) as watch:
+        left = yield from _settle_each(scope, open_calls, find)
+        # Where all that is left can be believed from some moment on, that is waited for, and then they are asked again.
+        while left and (yield from wait(scope, [(call, call.former or _NEVER) for call in left])):
+            left = yield from _settle_each(scope, left, find)
+        watch.tell(settled=len(open_calls) - len(left), in_doubt=len(left))
+        return left
+
+
+def _settle_each(
+    scope: Scope, calls: list[Call], find: Callable[[str], Tool | None]
+) -> Generator[Any, Any, list[Call]]:
     left: list[Call] = []
     for call in calls:
-        if call.kind in REPEATABLE:
-            continue  # it is made again, with the same key, when the run gets there
         tool = find(call.tool)
         effect = scope.effect_of(call)
+        call.former = None
         decision, stowed = yield from settle(scope, call, tool, effect)
         if decision is None:
             known = tool is not None or call.tool == LOST
@@ -127,7 +156,7 @@ def settle_all(scope: Scope, calls: list[Call], find: Callable[[str], Tool | Non
             scope.leave(call.path)
             scope.ledger.flush()
         else:
-            scope.write(decision, flush=True)
+            scope.write(decision)  # durable with the next intent, before the call is made again
     return left
 
 

@@ -9,35 +9,41 @@ from __future__ import annotations
 
 import contextvars
 import logging
+import time
 import warnings
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
 
 import holdfast.agent.agent as below
 from holdfast.agent.branch import BranchWriter
 from holdfast.agent.checkpoint import Checkpoint
-from holdfast.errors import BadOption, ReadOnly, UnsavedChanges
+from holdfast.errors import AgentBusy, BadOption, ReadOnly, UnsavedChanges
 from holdfast.run import children, listing, runs
 from holdfast.run.children import Child
 from holdfast.run.claims import Loop, executing
-from holdfast.run.context import EFFECT, active
 from holdfast.run.doubt import decide
-from holdfast.run.durables import Options, configured, options_of
+from holdfast.run.durables import Options, configured, known, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
-from holdfast.run.positions import HERE, Lane, flow, here, number_tasks
+from holdfast.run.queues import check_declared
 from holdfast.run.records import Record, Saved
 from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
 from holdfast.run.runs import Run
-from holdfast.run.scope import now_us
-from holdfast.run.steps import Work, drive, drive_later
+from holdfast.run.scope import EFFECT, HERE, Lane, active, flow, here, now_us, number_tasks
+from holdfast.run.steps import Long, Rest, Steps, Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
+from holdfast.run.twins import twin
+from holdfast.run.waiting import check_seconds
 from holdfast.store.catalog import Point
 from holdfast.store.changes import who
+
+if TYPE_CHECKING:
+    from holdfast.run.forking import ForkPlan
+    from holdfast.run.worker import Submitted
 
 log = logging.getLogger("holdfast.run")
 R = TypeVar("R")
@@ -45,6 +51,8 @@ R = TypeVar("R")
 
 class Agent(Surroundings, below.Agent):
     """The handle on an agent. Get one from ``store.agent(name)``."""
+
+    _alone = False  # a worker, or somebody who submits a run, has it: nobody else in this process gets it
 
     @cached_property
     def _host(self) -> AgentHost:
@@ -63,78 +71,124 @@ class Agent(Surroundings, below.Agent):
         An unfinished run with equal arguments is resumed; a finished one starts anew, unless it has an id: then its
         result is returned. How it is executed is said with the function: ``travel.options(id="7", wait=False)``.
         """
-        options = options_of(function)
-        self._check_outside(options)
-        found: R = self._execute(function, args, kwargs, options)
+        runs.check_plain(function)
+        found: R = drive(self._executing(function, args, kwargs))
         return found
 
-    def _execute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
-        with self._host.executing():
+    def _executing(self, function: Any, args: Any, kwargs: Any) -> Steps:
+        options = options_of(function)
+        self._check_outside(options)
+        taken = yield from self._wait_for_turn(options.turn_s)
+        with self._host.executing(taken=taken):
             if options.replan is not None:
                 from holdfast.run.replanning import executing
 
-                runs.check_plain(function)
-                return drive(executing(self._host, function, args, kwargs, options, options.replan))
-            drive(resuming(self._host))
-            return runs.run_now(self._host, function, args, kwargs, options)
+                return (yield from executing(self._host, function, args, kwargs, options, options.replan))
+            yield from resuming(self._host)
+            return (yield from runs.execute(self._host, known(function), args, kwargs, options))
+
+    def _wait_for_turn(self, turn_s: float) -> Steps:
+        """Whether it is the caller's turn to execute a run. Inside a run of its own, that cannot come."""
+        check_seconds(turn_s, "a turn")
+        end_s = time.monotonic() + turn_s
+        while not (taken := self._host.take_turn()) and self._lane() is None and time.monotonic() < end_s:
+            yield Rest()
+        return taken
 
     def _check_outside(self, options: Options) -> None:
-        """Refuse a run inside another agent's run, unless the caller says which run it means.
-
-        When the outer run is executed again nobody would know which one it was.
-        """
-        lane = here() if options.id is None else None
-        if lane is None or not isinstance(lane.scope, Run) or lane.scope.ended or lane.scope.agent is self._host:
-            return
-        outer = lane.scope.agent.name
-        raise BadOption(
-            f"a run of {self.name} inside a run of {outer} would be done twice when that is executed again;"
-            " it was not begun",
-            hint="Begin a child: agent.spawn(function, name, ...).join(). Or give the run an id of its own.",
-        )
+        if self._lane() is None:
+            check_repeatable(options, self.name)
 
     @overload
     async def arun(self, function: Callable[..., Awaitable[R]], /, *args: Any, **kwargs: Any) -> R: ...
     @overload
     async def arun(self, function: Callable[..., R], /, *args: Any, **kwargs: Any) -> R: ...
     async def arun(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """As run(), for async functions."""
-        options = options_of(function)
-        self._check_outside(options)
-        return await self._aexecute(function, args, kwargs, options)
-
-    async def _aexecute(self, function: Any, args: Any, kwargs: Any, options: Options) -> Any:
+        """As run(), for async functions. A plain one is executed, too, and blocks the loop as it would anywhere."""
         import asyncio
 
-        with self._host.executing():
-            if options.replan is not None:
-                from holdfast.run.replanning import executing
+        number_tasks(asyncio.get_running_loop())
+        return await drive_later(self._executing(function, args, kwargs))
 
-                number_tasks(asyncio.get_running_loop())
-                return await drive_later(executing(self._host, function, args, kwargs, options, options.replan))
-            await drive_later(resuming(self._host))
-            return await runs.run_later(self._host, function, args, kwargs, options)
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Submitted:
+        """Hand a run over to whoever works on this store (``store.worker()``, `holdfast worker`): it begins there.
+
+        The agent is handed over with it: this handle is closed. One with an id that is there already is not begun
+        again, and answers the same.
+        """
+        found: Submitted = drive(self._submitting(function, args, kwargs))
+        return found
+
+    async def asubmit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Submitted:
+        """As submit(), for async code."""
+        found: Submitted = await drive_later(self._submitting(function, args, kwargs))
+        return found
+
+    def _submitting(self, function: Any, args: Any, kwargs: Any) -> Steps:
+        from holdfast.run.worker import Submitted
+
+        options = options_of(function)
+        self._check_outside(options)
+        check_declared(self._store._db, known(function).queue)
+        with self._host.executing():
+            yield from resuming(self._host)
+            id = yield from runs.submitting(self._host, known(function), args, kwargs, options)
+        yield Work(self.close)
+        return Submitted(self._store, self.name, self.branch_name, id)  # type: ignore[arg-type] # of this room
 
     def resume(self, run: str, *, wait: bool = True) -> Any:
         """Go on with a run by its id, with the function and the arguments that it was executed with last."""
-        function, args, kwargs = listing.find_run(self._view(), run, self)
+        function, args, kwargs = self._as_it_was(run)
         return self.run(configured(function, id=run, wait=wait), *args, **kwargs)
 
     async def aresume(self, run: str, *, wait: bool = True) -> Any:
         """As resume(), for async functions."""
-        function, args, kwargs = listing.find_run(self._view(), run, self)
+        function, args, kwargs = self._as_it_was(run)
         return await self.arun(configured(function, id=run, wait=wait), *args, **kwargs)
 
-    def cancel(self, run: str) -> None:
-        """End a run that nobody executes, by its id. What it has saved and done stays, and its branch is free again.
+    def _as_it_was(self, run: str) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+        """The function and the arguments of a run."""
+        self._check_open()
+        view = listing.View(self._store, self._row, self._branch)
+        return listing.find_run(view, run, self, self._host.glance(whole=True))
 
-        Raises ``InDoubt`` while an effect of it is: what became of that has to be found out first. So do its children
-        have to end: ``RunUnfinished`` names one that has not.
-        """
+    def cancel(self, run: str, *, compensate: bool = False) -> RunInfo:
+        """Cancel a run of this branch, by its id: see ``store.cancel``. No worker has it while this handle is open."""
+        self._check_writer()
+        store = cast("Any", self._store)  # the stores of this room make these
+        info: RunInfo = store.cancel(self.name, run, branch=self.branch_name, compensate=compensate)
+        return info
+
+    def _end(self, run: str, by: str, *, compensate: bool) -> None:
+        """End a run that nobody executes."""
         with self._host.executing():
             drive(resuming(self._host))
-            listing.check_children(self._view(), run)
-            drive(runs.cancelling(self._host, run))
+            if compensate:
+                drive(plan_rollback(self._host, listing.began_at(self._view(), run))._going())
+            else:
+                listing.check_children(self._view(), run)
+                drive(runs.cancel(self._host, run, by))
+
+    def plan_fork(self, run: str, *, at: str) -> ForkPlan:
+        """What it would mean to execute a run once more from a position on, on a branch: ``.apply(branch)`` does it.
+
+        ``at`` is the path of a call, as ``Effect.path`` has it, or a step: ``plan:0``. The run is as it was before it.
+        """
+        from holdfast.run.forking import plan_fork  # few programs need it
+
+        return plan_fork(self, run, at)
+
+    def fork(self, run: str, *, at: str, branch: str) -> RunInfo:
+        """Execute a run once more from a position on, on a new branch: calls before it are answered from the record.
+
+        What the run did from there on may happen again: look first, with ``plan_fork``. Returns the run there. It is
+        interrupted: ``resume`` of a handle on that branch goes on with it, or a worker.
+        """
+        return self.plan_fork(run, at=at).apply(branch)
+
+    async def afork(self, run: str, *, at: str, branch: str) -> RunInfo:
+        """As fork()."""
+        return await self.plan_fork(run, at=at).aapply(branch)
 
     def runs(self) -> list[RunInfo]:
         """The runs of this branch, oldest first."""
@@ -200,13 +254,13 @@ class Agent(Surroundings, below.Agent):
     def events(self, limit: int | None = None) -> list[dict[str, Any]]:
         """What was moved, decided or sent, newest first, and by whom (``by``), on all branches.
 
-        ``what`` is branch, tag, untag, rollback, rolled back, validity, decision, cancelled, signal, open ...
+        ``what`` is branch, tag, untag, rollback, rolled back, validity, decision, cancel, cancelled, signal, open ...
         """
         views = [listing.View(self._store, self._row, branch) for branch in self._store._db.view.branches(self._row.a)]
         found = super().events()
         for view in views:
             found += listing.decided(view)
-            found += [{"when": one.sent, "what": "signal", **one.to_json()} for one in listing.signals_of(view)]
+            found += [listing.sent(one) for one in listing.signals_of(view)]
         return sorted(found, key=lambda one: one["when"], reverse=True)[:limit]
 
     def resolve(
@@ -240,7 +294,7 @@ class Agent(Surroundings, below.Agent):
 
     def _evidence(self) -> dict[str, Any]:
         """For a dump of this process."""
-        from holdfast.run.evidence import evidence
+        from holdfast.run.listing import evidence
 
         head = below.Agent.head.fget(self)  # type: ignore[attr-defined] # of the branch, wherever a run is
         return evidence(self._view(), head._id if head is not None else b"")
@@ -350,6 +404,14 @@ class Agent(Surroundings, below.Agent):
 
     # -- the handle -------------------------------------------------------------------------------------------
 
+    def _check_idle(self) -> None:
+        if self._alone or ((host := self._made_host()) is not None and host.busy):
+            who = "a worker of this process has" if self._alone else "this process executes"
+            raise AgentBusy(
+                f"{who} a run of {self.name}; nothing was removed",
+                hint="Cancel the run first (store.cancel), or wait until it has ended.",
+            )
+
     def _made_host(self) -> AgentHost | None:
         """The host, if anything needed it yet."""
         return self.__dict__.get("_host")
@@ -368,10 +430,9 @@ class Agent(Surroundings, below.Agent):
                 "an item of a batch changes the agent's state, which others use at the same time",
                 hint="Return the value: store.map gives you all of them, in the order of the items.",
             )
-        if EFFECT.get() is not None and lane is not None:
-            tool_name = EFFECT.get().tool  # type: ignore[union-attr] # just looked
+        if (effect := EFFECT.get()) is not None and lane is not None:
             raise ReadOnly(
-                f"{tool_name} changes the agent's state: the change would be missing when its recorded result is used",
+                f"{effect.tool} changes the agent's state; the change would be missing when its record answers",
                 hint='Return the value and change the state in the caller, or declare the tool effect="local".',
             )
 
@@ -387,6 +448,10 @@ class Agent(Surroundings, below.Agent):
             return head._current()
         return super()._find(revision)
 
+    acancel = twin(cancel, Long)
+    aresolve, aaccept, aundo, aredo = twin(resolve), twin(accept), twin(undo), twin(redo)
+    aflush = twin(below.Agent.flush)
+
     def close(self) -> None:
         """Let go of the branch. Changes since the last checkpoint are not saved."""
         if not self._closed and (host := self._made_host()) is not None:
@@ -395,11 +460,15 @@ class Agent(Surroundings, below.Agent):
 
     def __enter__(self) -> Self:
         if self._writer is not None:
-            if not self._host.busy:
-                with self._host.executing():
-                    drive(resuming(self._host))
+            drive(self._whole())
             self._enter(self._host.loop)
         return self
+
+    def _whole(self) -> Steps:
+        """Finish a rollback that was interrupted, unless whoever executes here has done so."""
+        if not self._host.busy:
+            with self._host.executing():
+                yield from resuming(self._host)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -409,9 +478,7 @@ class Agent(Surroundings, below.Agent):
 
     async def __aenter__(self) -> Self:
         if self._writer is not None:
-            if not self._host.busy:
-                with self._host.executing():
-                    await drive_later(resuming(self._host))
+            await drive_later(self._whole())
             loop = self._host.loop
             await drive_later(loop.settling())  # probes may be async, and could not be asked later from plain code
             self._enter(loop)
@@ -457,6 +524,21 @@ class Agent(Surroundings, below.Agent):
             HERE.set(None)
 
 
+def check_repeatable(options: Options, name: str) -> None:
+    """Refuse a run inside another agent's run, unless the caller says which run it means.
+
+    When the outer run is executed again nobody would know which one it was.
+    """
+    lane = here() if options.id is None else None
+    if lane is None or not isinstance(lane.scope, Run) or lane.scope.ended:
+        return
+    raise BadOption(
+        f"a run of {name} inside a run of {lane.scope.agent.name} would be done twice when that is executed again;"
+        " it was not begun",
+        hint="Begin a child: agent.spawn(function, name, ...).join(). Or give the run an id of its own.",
+    )
+
+
 class Step:
     """A part of a run with a name."""
 
@@ -468,16 +550,12 @@ class Step:
         if self._lane is not None:
             self._token = HERE.set(self._lane.step(self._name))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             HERE.reset(self._token)
 
     async def __aenter__(self) -> None:
         self.__enter__()
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, trace)
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()

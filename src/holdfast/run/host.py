@@ -1,15 +1,17 @@
-"""An agent as runs and calls see it: its line, and moving its state to where a run is.
+"""An agent as runs, calls and rollbacks see it: its line, and moving its state to where a run is, or back.
 
-Owns how a run's checkpoints are taken, and what the live state stands on while a run is executed again. Must not know
-what user code sees. What always holds: changes in memory are relative to the checkpoint that the next one becomes a
-child of, wherever the branch stands; nothing that was not saved is overwritten before it is.
+Owns how a run's checkpoints are taken, what the live state stands on while a run is executed again, and the step from a
+rollback's questions to revisions, branches and handles. Must not know what user code sees, nor effects. What always
+holds: changes in memory are relative to the checkpoint that the next one becomes a child of, wherever the branch
+stands; nothing that was not saved is overwritten before it is; the state, the head and the record of a rollback move
+together or not at all.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,45 +22,56 @@ from holdfast.agent.history import Stored
 from holdfast.agent.names import check_label
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
-from holdfast.errors import HoldfastError, ReadOnly, RunUnfinished, UnknownRevision
+from holdfast.errors import BadOption, HoldfastError, RunUnfinished, UnknownRevision
+from holdfast.run import former, waiting
 from holdfast.run import records as rec
-from holdfast.run import signals
 from holdfast.run.arguments import Stowed
 from holdfast.run.claims import Loop
-from holdfast.run.companions import Companion
-from holdfast.run.ledger import Ledger
-from holdfast.run.listing import origin_of
-from holdfast.run.past import RunPast
-from holdfast.run.returning import Returning
-from holdfast.run.signals import Signal
-from holdfast.run.stored import StoredLedger, StoredLine, entries
+from holdfast.run.durables import unfinished
+from holdfast.run.line import Line, entries
+from holdfast.run.listing import end_at, origin_of
+from holdfast.run.outcomes import together
+from holdfast.run.past import OPEN, Call, Past, RunPast
+from holdfast.run.planning import Target
+from holdfast.run.waiting import Signal
 from holdfast.store.catalog import Point
 from holdfast.store.changes import NewRecord
+from holdfast.store.engine import Lease
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent
+    from holdfast.run.resources import Companions
 
 log = logging.getLogger("holdfast.run")
 
 
-class AgentHost(Returning):
-    """What the rest of this room asks of an agent (``runs.RunHost``)."""
+class AgentHost:
+    """What the rest of this room asks of an agent: a ``Host``, and more."""
+
+    whole = False  # known to have no run and no rollback under way
+    resumed = ""  # the run of which it is recorded that it is resumed, before that is done
+    for_worker = False  # whoever executes its runs is a worker
+    borrowed = False  # the handle was opened for somebody else's rollback, or for a run as a child
 
     def __init__(self, agent: Agent) -> None:
         self.handle = agent
         self.name = agent.name
         self.registry = agent._store._registry
-        self.ledger: Ledger = open_ledger(agent)
+        self.ledger = Line(agent._store._db, agent._branch.b, agent._writer)
         self.base: Point | None = None  # what the live state stands on while that is not the writer's head
-        self.companions: dict[type[Companion], Companion] = {}
+        self._companions: Companions | None = None
         self._loop: Loop | None = None
-        self._signals: tuple[tuple[int, int], list[Signal]] = (
-            (-1, 0),
-            [],
-        )  # of which run, how many entries; what was read
+        # Of which run, how many entries; what was read.
+        self._signals: tuple[tuple[int, int], list[Signal]] = ((-1, 0), [])
         self._rows: dict[bytes, Point] = {}
+        self._glanced: dict[tuple[int, int], Past] = {}  # what somebody has looked at, and where line and head were
+        self._proven: Past | None = None  # the last one that was read from the beginning of the line
         self._remains = b""  # the digest of what a run left behind that stopped
         self._executing = threading.Lock()
+
+    @property
+    def branch_name(self) -> str:
+        return self.handle.branch_name
 
     @property
     def identity(self) -> tuple[bytes, bytes]:
@@ -69,14 +82,15 @@ class AgentHost(Returning):
         writer = self.handle._writer
         return writer.generation if writer is not None else 0
 
-    def is_dead(self, generation: int, number: int) -> bool:
-        db = self.handle._store._db
-        made = db.view.numbered(db.view.branch_at(self.handle._branch.b).line, number)
-        if not made.b:  # in another store: nobody here can tell whether whoever wrote it is still at it
-            return False
-        if (made.b, generation) == (self.handle._branch.b, self.generation):
-            return False
-        return not db.leases.alive(db.view.branch_at(made.b).uuid, generation)
+    @property
+    def lease(self) -> Lease | None:
+        return self.handle._lease
+
+    def outlives_s(self, call: Call) -> float | None:
+        return former.outlives_s(self.handle._store._db, self.handle._branch.b, self.generation, call)
+
+    def shared_us(self) -> int:
+        return self.handle._store._db.engine.clock()
 
     @property
     def config_hash(self) -> str:
@@ -88,14 +102,13 @@ class AgentHost(Returning):
     def signals(self, run: RunPast | None) -> list[Signal]:
         """The signals that a run may take, or, without one, a plain loop; oldest first. Read when some have come."""
         view, agent = self.handle._store._db.view, self.handle._row
-        stamp = run.number if run is not None else 0, signals.stamp(view, agent, run)
+        stamp = run.number if run is not None else 0, waiting.stamp(view, agent, run)
         if self._signals[0] != stamp:
-            self._signals = stamp, signals.visible(view, agent, self.handle._branch, run)
+            self._signals = stamp, waiting.visible(view, agent, self.handle._branch, run)
         return self._signals[1]
 
     @cached_property
     def origin(self) -> int:
-        """How many records of the line the checkpoint knows that the branch began with."""
         return origin_of(self.handle._store._db.view, self.handle._branch)
 
     # -- plain use --------------------------------------------------------------------------------------
@@ -115,41 +128,87 @@ class AgentHost(Returning):
         if self._loop is not None:  # perhaps in use at this moment
             head = self.handle.head
             self._loop.restart(position_of(head), head.id if head is not None else "")
-        for one in self.companions.values():
-            one.restore(replaying=False)
+        if self._companions is not None:
+            self._companions.restore(replaying=False)
 
-    def along(self, kind: type[Companion]) -> None:
-        """From now on this is kept along with the state."""
-        if kind not in self.companions:
-            self.companions[kind] = kind(self)
+    @property
+    def companions(self) -> Companions:
+        """What is kept along with the state, from now on."""
+        if self._companions is None:
+            from holdfast.run.resources import Companions  # few programs have any
+
+            self._companions = Companions(self)
+        return self._companions
 
     def close(self) -> None:
         """The handle is being closed."""
-        for one in self.companions.values():
-            one.close()
+        if self._companions is not None:
+            self._companions.close()
 
     # -- a run's checkpoints ----------------------------------------------------------------------------
 
     @contextmanager
-    def executing(self) -> Iterator[None]:
-        """Inside, a run of this agent is executed: one at a time."""
-        self.handle._check_writer()
-        if not self._executing.acquire(blocking=False):
+    def executing(self, *, taken: bool = False) -> Iterator[None]:
+        """Inside, a run of this agent is executed: one at a time. ``taken``: it is the caller's turn already."""
+        if not taken and not self.take_turn():
             raise RunUnfinished(
                 f"{self.name} is executing a run",
-                hint="Inside a run, call the function itself, or give it an agent of its own.",
+                hint="Wait until it has ended. Inside a run, call the function itself, or give it an agent of its own.",
             )
         try:
             yield
         finally:
+            self._glanced, self._proven = {}, None
             self._executing.release()
+
+    def take_turn(self) -> bool:
+        """Whether nobody executes a run of this agent: then it is the caller's turn."""
+        self.handle._check_writer()
+        return self._executing.acquire(blocking=False)
 
     @property
     def busy(self) -> bool:
         """Whether a run is being executed."""
         return self._executing.locked()
 
-    def begin(self, record: rec.Begin, stowed: Stowed) -> Callable[[], Checkpoint]:
+    def past(self, id: str | None = None) -> Past:
+        """What the line says to whoever goes on from the head; with the id of a run, what it says of that, too."""
+        recent = self._glanced.pop(self._stamp, None)  # whoever gets it may change it: nobody else does
+        if recent is None:
+            recent = Past(self.ledger.recent(position_of(self.handle.head)))
+        if id is None or id in recent.runs or not self.ledger.begun(id):
+            return recent
+        return Past(self.ledger.records())
+
+    def glance(self, *, whole: bool = False) -> Past:
+        """As past(), for whoever only looks at it. Who asks next gets the same, if nothing was recorded in between.
+
+        With ``whole`` it is read from the beginning of the line, which the chain proves.
+        """
+        stamp = self._stamp
+        past = self._glanced.get(stamp)
+        if past is None or (whole and self._proven is not past):
+            past = Past(self.ledger.records()) if whole else self.past()
+            self._proven = past if whole else self._proven
+        self._glanced = {stamp: past}
+        return past
+
+    def picked_up(self, run: str, past: Past) -> None:
+        """Whoever took the branch has read the whole line, and has recorded with that that a run is resumed."""
+        self.resumed, self._proven, self._glanced = run, past, {self._stamp: past}
+
+    @property
+    def _stamp(self) -> tuple[int, int]:
+        return self.ledger.count, position_of(self.handle.head)
+
+    def begin(self, record: rec.Begin, stowed: Stowed, past: Past) -> Callable[[], Checkpoint]:
+        """Take the checkpoint that a run begins with; the record, completed, goes with it."""
+        past.incarnation += record.run in past.begun  # it is done anew, so its calls have other keys
+        record.generation, record.life = self.generation, past.incarnation
+        if self.loop.clear and record.kind == "run":
+            taken = past.taken | self.loop.taken
+            record.taken = [one.id for one in self.signals(None) if one.id in taken]
+
         def note(made: Checkpoint) -> list[rec.Record]:
             record.start = made._id
             return [record]
@@ -157,12 +216,15 @@ class AgentHost(Returning):
         return self.capture(f"run {record.function}", note, stowed)
 
     def save(self, label: str, record: Callable[[bytes, bytes], rec.Saved]) -> Callable[[], Checkpoint]:
-        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))])
+        """Take a checkpoint. ``record(id, digest)`` goes with it."""
+        # One that a tool takes does not say what a plain loop has made of a signal; inside runs they have records.
+        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))], takes=False)
 
     def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
+        """The run has ended well: keep its state, if that has changed, and its result, in one transaction."""
         if self.handle.dirty or self.behind:
             return self.capture(label, None, stowed, first=[record])  # so that a branch that begins here knows it
-        return lambda: self.ledger.append(record, nodes=stowed.nodes, chunks=stowed.chunks, flush=True)
+        return lambda: self.ledger.append(record, stowed=stowed, flush=True)
 
     def capture(
         self,
@@ -172,44 +234,58 @@ class AgentHost(Returning):
         kind: str = "checkpoint",
         target: bytes = b"",
         first: Sequence[rec.Record] = (),
+        *,
+        takes: bool = True,
     ) -> Callable[[], Checkpoint]:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
 
-        It knows those in ``first``, and what ``note`` makes comes after it.
+        It knows those in ``first``, and what ``note`` makes comes after it. With ``takes``, it also knows the signals
+        that a plain loop has received.
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
-        for one in self.companions.values():
-            one.keep()
-            one.describe()
+        if self._companions is not None:
+            self._companions.keep()
+            self._companions.describe()
         self.loop.note()
+        received = self.loop.take_received() if takes else []
+        named = together(stowed, *(one for _, one in received))
 
         def noted(pending: Pending) -> Sequence[NewRecord]:
             made = Checkpoint(self.handle._store, self.handle._row, pending.raw, pending.manifest)
             return entries(*note(made)) if note is not None else ()
 
-        pending = writer.capture(
-            document,
-            label,
-            kind,
-            target,
-            first=entries(*first),
-            note=noted if note is not None else None,
-            nodes=stowed.nodes if stowed is not None else None,
-            chunks=stowed.chunks if stowed is not None else None,
-        )
-        return lambda: self.handle._remember(writer.finish(pending))
+        with self.loop.recording(received):
+            pending = writer.capture(
+                document,
+                label,
+                kind,
+                target,
+                first=entries(*(done for done, _ in received), *first),
+                note=noted if note is not None else None,
+                nodes=named.nodes,
+                chunks=named.chunks,
+            )
+
+        def write() -> Checkpoint:
+            with self.loop.recording(received):
+                return self.handle._remember(writer.finish(pending))
+
+        return write
 
     # -- executing again --------------------------------------------------------------------------------
 
     def state_digest(self) -> bytes:
-        for one in self.companions.values():
-            one.keep()
+        if self._companions is not None:
+            self._companions.keep()
         return bytes.fromhex(self.handle.digest)
 
     def rewind(self, start: bytes) -> None:
+        """Make the live state that of this checkpoint, in memory. The head stays where it is."""
         agent, document = self.handle, self.handle._document
         writer = agent._check_writer()
+        if self._companions is None and self.base is None and start == writer.head_id and not document.changed:
+            return  # it is: nobody has saved anything since
         with writer.still(document):
             row = self._row(start)
             if document.changed and not self.has_remains:
@@ -219,24 +295,42 @@ class AgentHost(Returning):
                     " and take them out of agent.state, or forget them with agent.close().",
                 )
             self._stand_on(row)
-            replaying = row.row.b != agent._branch.b and row.id != self._origin
-            for one in self.companions.values():
-                one.restore(replaying=replaying)
+            replaying = row.row.b != agent._branch.b and (row.id != self._origin or self._amid)
+            if self._companions is not None:
+                self._companions.restore(replaying=replaying)
 
     def difference(self, id: bytes) -> list[str]:
+        """What differs between that checkpoint's state and the live one, for people."""
         return self.handle.diff(self.handle._seen(self._row(id))).brief()
 
     def saved(self, id: bytes) -> Checkpoint:
+        """A checkpoint that was taken before; the changes that led to it are recorded there already."""
         row = self._row(id)
         # What led here is in that checkpoint. Nodes that were made on the way stay, to be written with the next one.
         self.handle._document.forget_changes()
         self.base = row
-        if row.id == self._origin:
-            for one in self.companions.values():
-                one.passed()
+        if row.id == self._origin and not self._amid and self._companions is not None:
+            self._companions.passed()
         return self.handle._seen(row)
 
+    @property
+    def _amid(self) -> bool:
+        """Whether the branch began behind its first checkpoint, in the middle of what a run did."""
+        return self.inherited > self.origin
+
+    def inherits(self, calls: Iterable[Call], saves: Iterable[rec.Saved] = ()) -> bool:
+        """Whether one of these was made on the branch that this one comes from."""
+        if any(call.number <= self.inherited for call in calls):
+            return True
+        return any(self._row(one.id).row.b != self.handle._branch.b for one in saves)
+
+    def reached(self, call: Call | None) -> None:
+        """A run has come to a call, or makes it: where that is the branch's own, so are the numbers from here on."""
+        if self._companions is not None and self._amid and (call is None or not self.inherits((call,))):
+            self._companions.passed()
+
     def stopped(self) -> None:
+        """The run did not get to its end. If it had not caught up with its record, the state is the head's again."""
         agent = self.handle
         if agent.closed:
             return
@@ -252,13 +346,13 @@ class AgentHost(Returning):
         agent = self.handle
         with agent._check_writer().still(agent._document):
             self._stand_on(agent._store._db.view.point(agent._fresh_branch().head))
-            for one in self.companions.values():
-                one.restore(replaying=False)
+            if self._companions is not None:
+                self._companions.restore(replaying=False)
 
     @property
     def has_remains(self) -> bool:
         """Whether what is not saved is what a run left behind that stopped."""
-        return self.handle._document.changed and self.state_digest() == self._remains
+        return bool(self._remains) and self.handle._document.changed and self.state_digest() == self._remains
 
     def abandoned(self) -> None:
         """The run that stopped here has ended: what it left behind and did not save goes."""
@@ -293,7 +387,7 @@ class AgentHost(Returning):
 
     def _row(self, id: bytes) -> Point:
         if id not in self._rows:
-            self.handle._store.flush()
+            self.ledger.flush()  # not the store: whoever else writes there may wait for what is locked here
             found = self.handle._store._db.view.find(id)
             if found is None:
                 raise UnknownRevision(
@@ -303,24 +397,138 @@ class AgentHost(Returning):
             self._rows[id] = found
         return self._rows[id]
 
+    # -- going back ----------------------------------------------------------------------------------------
+
+    def target(self, revision: Any) -> Target:
+        """A checkpoint by a revision, or by the bytes of its id."""
+        agent = self.handle
+        row = agent._find(f"id:{revision.hex()}" if isinstance(revision, bytes) else revision)
+        found = self._target(agent._seen(row))
+        position = row.manifest.effects[0]
+        if position and not self._knows(row, position):
+            raise BadOption(
+                f"{found.name} was made on another branch, after effects that this one knows nothing of",
+                hint="Begin a branch there: agent.branch(name, at=...).",
+            )
+        return found
+
+    def _target(self, found: Checkpoint) -> Target:
+        manifest, agent = found._manifest, self.handle
+        end = end_at(agent._store._db.view, agent._branch.b, found._current())
+        return Target(found._id, end.records, manifest.time_us, found.label or found.short_id, found)
+
+    def _knows(self, point: Point, count: int) -> bool:
+        """Whether the records before a checkpoint are those that this branch's line begins with."""
+        view, branch = self.handle._store._db.view, self.handle._fresh_branch()
+        return count <= branch.records and view.numbered(branch.line, count).r == point.row.line
+
+    def newest_before(self, at_us: int) -> Target | None:
+        """The newest checkpoint of this branch that is not newer."""
+        agent = self.handle
+        agent._store.flush()
+        for row in agent._store._db.view.walk(agent._fresh_branch().head):
+            found = agent._seen(row)
+            if found._manifest.time_us <= at_us:
+                return self._target(found)
+        return None
+
+    def stands_at(self, target: Target) -> bool:
+        """Whether the branch's head is that checkpoint."""
+        self.handle._store.flush()
+        return self.handle._fresh_branch().id == target.id and not self.handle.dirty
+
+    @property
+    def inherited(self) -> int:
+        """How many records of the line are those of the branch that it comes from."""
+        return int(self.handle._branch.body.get("start", 0))
+
+    def users(self) -> list[tuple[str, int]]:
+        """Branches that inherit from this line: what people call them, and how many records they share."""
+        view, mine = self.handle._store._db.view, self.handle._fresh_branch()
+        line = view.handles(mine.line)
+        found = []
+        for agent in view.agents():
+            for branch in view.branches(agent.a):
+                if branch.b == mine.b or not branch.line:
+                    continue
+                shared = max((i for r, i in view.handles(branch.line).items() if r in line), default=0)
+                if shared > self.inherited:
+                    own = agent.a == mine.a
+                    found.append((f"branch {branch.name}" if own else f"agent {agent.name}", shared))
+        return found
+
+    def leaving(self, target: Target) -> tuple[list[Any], Any]:
+        """The checkpoints that the branch would leave behind, and how the live state would change."""
+        shown = self.handle._leaving(target.checkpoint)
+        return shown.abandons, shown.diff
+
+    def return_to(self, target: Target, record: rec.RolledBack | None) -> Checkpoint:
+        """Make the live state and the head those of the target, the record going along in the same transaction."""
+        records = self.ledger.entries(record) if record is not None else ()
+        made = self.handle._go_back(target.checkpoint._current(), records)
+        self.whole = True
+        self.moved()
+        loop = self.loop
+        for done, stowed in loop.take_received():  # a signal that was taken is not given back
+            loop.write(done, stowed)
+        return made
+
+    def check_free(self) -> None:
+        """Raise while a run or a rollback has begun and not ended: what is done beside it would be in its way."""
+        if self.whole:
+            return
+        owner = self.past().owner(self.origin) if self.ledger.count else None
+        if owner is not None:
+            raise unfinished(self, owner, executing=self.busy)
+        self.whole = True
+
+    def stands_in(self, run: RunPast) -> bool:
+        head = self.handle.head
+        while head is not None and head.kind == "recover":  # the state of the one before it
+            head = self.handle.at(f"id:{head.parent_id}")
+        if head is None or head._id in run.checkpoints:
+            return True
+        # A branch does not inherit the record of the checkpoint that it begins at.
+        origin = bytes(self.handle._branch.body["from"])
+        began = run.status in OPEN and run.newest <= self.origin
+        return began and head._id == origin and bytes.fromhex(head.parent_id) in run.checkpoints
+
+    # -- other agents ---------------------------------------------------------------------------------------
+
+    def child(self, name: str, branch: str, *, write: bool) -> AgentHost | None:
+        """Another agent of the same store; None when there is none of that name."""
+        store = self.handle._store
+        row = store._db.view.agent(name)
+        known = store._db.view.branch(row.a, branch) if row is not None else None
+        return self._opened(name, branch, known.b, write=write) if known is not None else None
+
+    def own_child(self, name: str, branch: str) -> AgentHost:
+        store = self.handle._store
+        row = store._db.view.agent(name)
+        if row is None:
+            row = store._add_agent(name)
+        known = store._db.view.branch(row.a, branch)
+        if known is None:  # this branch's child shares nothing with that of another branch
+            known = store._add_branch(row, branch, None)
+        return self._opened(name, branch, known.b, write=True)
+
+    def _opened(self, name: str, branch: str, b: int, *, write: bool) -> AgentHost:
+        store = self.handle._store
+        with store._lock:
+            found: Any = store._handles.get(b)
+            if found is None or found.closed:
+                found = store.agent(name, branch=branch, readonly=not write)
+                found._host.borrowed = write
+        host: AgentHost = found._host
+        return host
+
+    def release(self) -> None:
+        """Close the handle, if it was opened for somebody else."""
+        if self.borrowed:
+            self.borrowed = False
+            self.handle.close()
+
 
 def position_of(checkpoint: Checkpoint | None) -> int:
     """How many records of its line a checkpoint knows."""
     return checkpoint._manifest.effects[0] if checkpoint is not None else 0
-
-
-class _Reading(StoredLine):
-    """The line of a handle that only reads."""
-
-    def append(self, *records: rec.Record, **_options: Any) -> int:  # noqa: ARG002 - as the protocol has it
-        raise ReadOnly("this handle is read-only: nothing can be recorded", hint="Open it without readonly=True.")
-
-    def flush(self) -> None: ...
-
-
-def open_ledger(agent: Agent) -> Ledger:
-    """The line of an agent's branch."""
-    db, b = agent._store._db, agent._branch.b
-    if agent._writer is None:
-        return _Reading(db, b)
-    return StoredLedger(db, b, agent._writer)

@@ -1,52 +1,65 @@
 """Lists of runs and effects, for people and for whoever decides what to do next.
 
-Owns what is said about a run, and finding a call by what a person names it by. Writes nothing. What always holds: what
-is listed is folded from the line at that moment; values are read only when they are asked for.
+Owns what is said about a run, finding a call by what a person names it by, and what matters after a failure. Writes
+nothing. What always holds: what is listed is folded from the line at that moment; values are read only when they are
+asked for, and for a dump as inert data, so that no class of the program is asked for anything, and within bounds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.codec.document import Document
 from holdfast.codec.values import decode
-from holdfast.errors import BadOption, RunEnded, RunUnfinished, UnknownTool
-from holdfast.run import signals
+from holdfast.errors import BadOption, Damaged, RunEnded, RunUnfinished, UnknownAgent, UnknownTool
+from holdfast.run import opened, waiting
+from holdfast.run import records as rec
 from holdfast.run.arguments import Passed, fetch, fill
-from holdfast.run.choosing import arguments_of, call_of
-from holdfast.run.durables import DURABLES
-from holdfast.run.effects import Effect
-from holdfast.run.past import OPEN, ROLLED_BACK, Call, Past, RunPast
-from holdfast.run.records import Decision, End, RolledBack, Saved, Value
+from holdfast.run.cancelling import asked_by
+from holdfast.run.durables import DURABLES, arguments_of, call_of, result_of_run
+from holdfast.run.effects import SAVED, SPAWN, Effect, Standing
+from holdfast.run.line import Line
+from holdfast.run.opened import REFUSING, is_over
+from holdfast.run.past import OPEN, ROLLED_BACK, TRACE, Call, Past, RunPast
+from holdfast.run.queues import ahead
+from holdfast.run.records import STOP, Decision, Done, End, LetGo, RolledBack, Saved, Value, decode_record
 from holdfast.run.scope import effect_of, now_us
-from holdfast.run.signals import Signal
-from holdfast.run.standing import SPAWN, Standing
-from holdfast.run.stored import StoredLine
-from holdfast.run.waiting import due, open_waits
+from holdfast.run.waiting import Signal, due, open_waits
 from holdfast.store import catalog
-from holdfast.store.catalog import Agent, Branch
+from holdfast.store.catalog import Agent, Branch, Open, Point, link
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
 
 STATUSES = (
-    "running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled", "rolled back",
+    "queued", "running", "interrupted", "waiting", "needs attention", "failed", "finished", "cancelled", "rolled back",
 )  # fmt: skip
-_WORDS = {"attention": "needs attention"}
-_OVER = frozenset({"finished", "failed", "cancelled", ROLLED_BACK})
-REFUSING = frozenset({"finished", "cancelled", ROLLED_BACK})
-"""Runs that take no signal any more. One that failed can be executed again, and may."""
+WORDS = {"attention": "needs attention"}
+OVER = frozenset({"finished", "failed", "cancelled", ROLLED_BACK})
+"""Runs that have ended."""
+_LAST_ACT = 3
+"""Records of a last act: the checkpoint was taken, in async code that it was written, and the end."""
+_LOOKS = 8
+"""How often a line is read again that others write meanwhile, and let go of."""
 SIGNAL_STATUSES = ("pending", "taken", "dropped", "ended")
 
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One line of the list of runs. ``status`` is one of ``STATUSES``; ``waits_for`` names other agents."""
+    """One line of the list of runs. ``status`` is one of ``STATUSES``; ``waits_for`` names other agents.
+
+    ``due``: it was put off, and what it waits for has come: it can be resumed.
+    ``limit`` is when its time is over; ``cancelled_by``: who has cancelled it, though it has not been told so yet.
+    ``queue``: where it waits for its turn, if it was submitted.
+    ``let_go``: what it was given, or what it returned, was let go, and reading that raises ``ResultForgotten``.
+    """
 
     agent: str
     branch: str
@@ -60,8 +73,28 @@ class RunInfo:
     signal: str
     error: str
     waits_for: tuple[str, ...]
+    due: bool
+    limit: datetime | None
+    cancelled_by: str
+    queue: str
+    partition: str
+    priority: int
+    let_go: bool
     _args: Callable[[], dict[str, Any]] = field(repr=False, compare=False)
     _result: Callable[[], Any] = field(repr=False, compare=False)
+    _trace: Callable[[], str] = field(repr=False, compare=False)
+    _ahead: Callable[[], int] = field(repr=False, compare=False)
+    _last: bool = field(repr=False, compare=False)  # no other run of its branch was begun since
+
+    @property
+    def trace(self) -> str:
+        """Where it was observed last, as a ``traceparent``; empty when nobody did."""
+        return self._trace()
+
+    @property
+    def ahead(self) -> int | None:
+        """How many runs stand before one that is queued, in its queue and its partition; None for all others."""
+        return self._ahead() if self.status == "queued" else None
 
     @property
     def args(self) -> dict[str, Any]:
@@ -87,6 +120,15 @@ class RunInfo:
             "signal": self.signal,
             "error": self.error,
             "waits_for": list(self.waits_for),
+            "due": self.due,
+            "limit": self.limit.isoformat() if self.limit is not None else None,
+            "cancelled_by": self.cancelled_by,
+            "queue": self.queue,
+            "partition": self.partition,
+            "priority": self.priority,
+            "ahead": self.ahead,
+            "let_go": self.let_go,
+            "trace": self.trace,
         }
 
 
@@ -129,7 +171,7 @@ class View:
     def __init__(self, store: Store, agent: Agent, branch: Branch) -> None:
         self.name = agent.name
         self.branch_name = branch.name
-        self.line = StoredLine(store._db, branch.b)
+        self.line = Line(store._db, branch.b)
         self.registry, self.inert = store._registry, store._inert
         self._store, self._agent, self._branch = store, agent, branch
         self._points: list[Checkpoint] | None = None  # newest first
@@ -139,6 +181,18 @@ class View:
 
     def past(self) -> Past:
         return Past(self.line.records())
+
+    def now(self) -> tuple[Past, bool]:
+        """What the line says, and whether somebody may be executing a run, both of one moment.
+
+        Whoever ends a run lets go of the branch after that: neither may be seen without the other.
+        """
+        for _ in range(_LOOKS):
+            count, past = self.line.count, self.past()
+            at_it = self.at_it()
+            if at_it or self.line.count == count:
+                break
+        return past, at_it
 
     @property
     def own_from(self) -> int:
@@ -159,10 +213,17 @@ class View:
         mine = self._store._handles.get(self._branch.b)
         if mine is not None and not mine.closed:
             return bool(mine._host.busy)  # type: ignore[attr-defined] # the handles of this room's store
-        return self._store._db.leases.alive(self._branch.uuid, self._branch.generation)
+        with suppress(UnknownAgent):
+            branch = self._store._db.view.branch_at(self._branch.b)  # somebody may have become its writer just now
+            return self._store._db.leases.alive(branch.uuid, branch.generation)
+        return False
 
     def signals(self, run: RunPast | None) -> list[Signal]:
-        return signals.visible(self._store._db.view, self._agent, self._branch, run)
+        return waiting.visible(self._store._db.view, self._agent, self._branch, run)
+
+    def opened(self) -> list[Open]:
+        """The rows of the branch in the table of open runs."""
+        return self._store._db.view.opened(self._branch.b)
 
     @property
     def identity(self) -> tuple[bytes, bytes]:
@@ -190,13 +251,39 @@ class View:
 def origin_of(view: catalog.View, branch: Branch) -> int:
     """How many records of its line the checkpoint knows that a branch began with.
 
-    A branch inherits no others, unless it goes on from damage: then what was done is known beyond the state.
+    A branch inherits no others, unless it goes on from damage: then what was done is known beyond the state. A fork
+    goes on with a run of another branch, and what that one had as its own is its own, too.
     """
+    if "fork" in branch.body:
+        return int(branch.body["fork"])
     began = bytes(branch.body["from"])
     point = view.find(began) if began else None
     if not began:
         return 0
     return point.manifest.effects[0] if point is not None else int(branch.body.get("start", 0))
+
+
+def end_at(view: catalog.View, b: int, point: Point) -> catalog.End:
+    """Where the records of branch ``b`` end that belong to a checkpoint.
+
+    Where it was the last act of a run that has finished, the run's end is one of them: it changed nothing.
+    """
+    end = view.end_at(point)
+    chain = end.chain
+    with suppress(Damaged, UnknownAgent):  # its branch may be gone, and what came later is not needed
+        line = view.branch_at(b)
+        marked = view.line(line.back, end.records, marked=True)
+        if not marked or marked[0].i > end.records + _LAST_ACT:
+            return end
+        for record in view.line(line.line, end.records)[:_LAST_ACT]:
+            chain = link(chain, record.digest)
+            said = decode_record(record.body) if record.body else None
+            if isinstance(said, End) and said.how == "finished" and record.i > end.records + 1:
+                return catalog.End(record.r, record.r, record.i, chain)
+            taken = isinstance(said, Saved) and said.id == point.id
+            if not taken and not (isinstance(said, Done) and said.tool == SAVED):
+                break
+    return end
 
 
 def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
@@ -206,16 +293,23 @@ def runs_of(view: View, *, only_due: bool = False) -> list[RunInfo]:
     """
     if only_due and view.at_it():
         return []  # whoever is at it goes on by itself
-    past = view.past()
-    found = [run for run in _due(view, past) if run.begin.kind != "map"] if only_due else past.every_run
+    past, at_it = view.now()
+    looks = not at_it and (only_due or _may_be_due(past))
+    come = [run for run in _due(view, past) if run.begin.kind != "map"] if looks else []
+    ids = {row.run for row in view.opened()} if come else set()
+    ready = [run for run in come if opened.key(run.id) in ids]  # what came from elsewhere is never due by itself
     first = view.own_from
     # What ended before the branch began belongs to the one that it comes from. What is unfinished there can be resumed
     # here as well, until something else is saved.
     return [
-        _info(view, run)
-        for run in found
-        if run.newest >= first or (run.status not in _OVER and (run.newest > view.origin or view.is_new))
+        info_of(view, run, past.taken, running=at_it, due=run in ready, last=run is past.last)
+        for run in (ready if only_due else past.every_run)
+        if run.newest >= first or (run.status not in OVER and (run.newest > view.origin or view.is_new))
     ]
+
+
+def _may_be_due(past: Past) -> bool:
+    return any(run.status in {"", "waiting"} and open_waits(run) for run in past.runs.values())
 
 
 def _due(view: View, past: Past) -> list[RunPast]:
@@ -237,30 +331,57 @@ def _child_moves(view: View, run: RunPast, name: str) -> bool:
     return any(one is its[-1] for one in _due(child, past))
 
 
-def check_children(view: View, id: str) -> None:
-    """Raise while a child of a run has not ended: it would go on acting by itself."""
+def open_children(view: View, id: str) -> list[tuple[str, str]]:
+    """The children of a run that have not ended: their names, and the ids of their runs."""
     run = view.past().runs.get(id)
+    found = []
     for call in run.calls.values() if run is not None else ():
         if call.tool == SPAWN and call.intent is not None:
             name = view.read(call.args)["child"]
             child = view.other(name, view.branch_name)
             its = child.past().runs.get(call.intent.key) if child is not None else None
             if its is not None and its.status in OPEN:
-                raise RunUnfinished(
-                    f"child {name} of run {id} has not ended",
-                    run=its.id,
-                    hint=f"Cancel it first: `holdfast runs cancel {name} {its.id}`, or"
-                    f" store.agent({name!r}).cancel({its.id!r}).",
-                )
+                found.append((name, its.id))
+    return found
 
 
-def _info(view: View, run: RunPast) -> RunInfo:
+def check_children(view: View, id: str) -> None:
+    """Raise while a child of a run has not ended: it would go on acting by itself."""
+    for name, run in open_children(view, id):
+        raise RunUnfinished(
+            f"child {name} of run {id} has been told to stop, and has not ended",
+            run=run,
+            hint="Another process executes it. Cancel the run again when the child has ended.",
+        )
+
+
+def began_at(view: View, id: str) -> bytes:
+    """The checkpoint that a run began with."""
+    return view.past().runs[id].begin.start
+
+
+def sent(signal: SignalInfo) -> dict[str, Any]:
+    """That a signal was sent, as an event. One that asks a run to stop is not meant for its program."""
+    found = {"when": signal.sent, "what": "signal", **signal.to_json()}
+    if signal.name == STOP:
+        found = {"when": signal.sent, "what": "cancel", "branch": signal.branch, "run": signal.run, "id": signal.id,
+                 "status": signal.status, "by": signal.by}  # fmt: skip
+    return found
+
+
+def info_of(
+    view: View, run: RunPast, taken: Collection[Any], *, running: bool, due: bool = False, last: bool = False
+) -> RunInfo:
+    """What is said about a run. ``taken``: the signals that the line has received; ``running``: somebody is at it."""
     end, begin = run.end, run.begin
     waits = open_waits(run)
-    until = min((wait.until for wait in waits if wait.until), default=0)
-    status = _WORDS.get(run.status, run.status)
+    until = waiting.ends_at(run, waits) if waits else 0
+    status = WORDS.get(run.status, run.status)
+    told = [*([end.fault] if end is not None else []), *(done.fault for done in run.stops)]
+    fault = next((one for one in told if one is not None), None) if run.status not in {"", "finished"} else None
     if not status:
-        status = "running" if view.at_it() else "waiting" if waits else "interrupted"
+        idle = "queued" if begin.queue and run.newest == run.number else "interrupted"
+        status = "running" if running else "waiting" if waits else idle
     return RunInfo(
         agent=view.name,
         branch=view.branch_name,
@@ -272,16 +393,26 @@ def _info(view: View, run: RunPast) -> RunInfo:
         ended=_date(end.at) if end is not None else None,
         until=_date(until) if until else None,
         signal=next((wait.name for wait in waits if wait.what == "signal"), ""),
-        error=f"{end.fault[1]}: {end.fault[2]}" if end is not None and end.fault is not None else "",
+        error=f"{fault[1]}: {fault[2]}" if fault is not None else "",
         waits_for=tuple(sorted({wait.name for wait in waits if wait.what == "child"})),
+        due=due,
+        limit=_date(begin.until) if begin.until else None,
+        cancelled_by=asked_by(view.signals(run), taken) if run.status in OPEN else "",
+        queue=begin.queue,
+        partition=begin.part,
+        priority=begin.priority,
+        _ahead=lambda: sum(ahead(view._store._db.view, row) for row in view.opened() if row.run == opened.key(run.id)),
+        let_go=isinstance(begin.args, LetGo) or isinstance(end.value if end is not None else None, LetGo),
         _args=lambda: arguments_of(run, view.line, view.registry, inert=view.inert),
-        _result=lambda: view.read(end.value) if end is not None else None,
+        _result=lambda: result_of_run(run, view.line, view.registry, inert=view.inert),
+        _trace=lambda: str(view.read(run.notes[TRACE].value)) if TRACE in run.notes else "",
+        _last=last,
     )
 
 
 def signals_of(view: View, past: Past | None = None) -> list[SignalInfo]:
     """The signals to a branch and its runs, oldest first."""
-    sent, dropped = signals.all_of(view._store._db.view, view._agent)
+    sent, dropped = waiting.all_of(view._store._db.view, view._agent)
     mine = [one for one in sent if one.branch in {None, view.identity[1]}]
     if not mine:
         return []
@@ -310,14 +441,16 @@ def _status(signal: Signal, past: Past, dropped: set[bytes]) -> str:
         return "taken"
     if signal.id in dropped:
         return "dropped"
-    run = past.runs.get(signal.run)
-    over = signal.run and (run is None or run.number != signal.begun or run.status in REFUSING)
-    return "ended" if over else "pending"
+    return "ended" if is_over(signal, past) else "pending"
 
 
 def open_runs(past: Past) -> list[RunPast]:
     """The runs that have not ended."""
-    return [run for run in past.runs.values() if run.begin.kind != "rollback" and run.status in OPEN]
+    return [run for run in past.runs.values() if not is_rollback(run) and run.status in OPEN]
+
+
+def is_rollback(run: RunPast) -> bool:
+    return run.begin.kind == "rollback"
 
 
 def waited_for(run: RunPast) -> list[str]:
@@ -325,34 +458,34 @@ def waited_for(run: RunPast) -> list[str]:
     return sorted({wait.name for wait in open_waits(run) if wait.what == "signal"})
 
 
-def addressee(view: View, past: Past, id: str | None) -> RunPast:
-    """The run that a signal is for: the one that is named, or the one that has not ended."""
+def addressee(view: View, past: Past, id: str | None, refusing: Collection[str] = REFUSING) -> RunPast:
+    """The run that is meant: the one that is named, unless it has ended so, or the one that has not ended."""
     whose = f"{view.name}@{view.branch_name}"
     if id is not None:
         run = past.runs.get(id)
-        if run is None and all(one.id != id for one in past.former):
+        if (run is None and all(one.id != id for one in past.former)) or (run is not None and is_rollback(run)):
             raise BadOption(f"{id!r} is no run of {whose}", hint="See store.runs(), or `holdfast runs`.")
-        if run is None or run.status in REFUSING:
+        if run is None or run.status in refusing:
             how = run.status if run is not None else ROLLED_BACK
-            raise RunEnded(f"run {id} of {whose} has ended ({how}): it takes no signal", run=id, status=how)
+            raise RunEnded(f"run {id} of {whose} has ended ({how}): there is nobody to tell", run=id, status=how)
         return run
     found = open_runs(past)
     if len(found) > 1:
         raise BadOption(
             f"{len(found)} runs of {whose} have not ended: {', '.join(run.id for run in found)}",
-            hint="Say which of them the signal is for: run=ID (--run ID).",
+            hint="Say which of them is meant, by its id.",
         )
     if not found:
         raise RunEnded(
-            f"no run of {whose} is open: nobody would take the signal",
-            hint="Begin the run first. To keep it for whichever run asks next, say so: any_run=True (--any-run).",
+            f"no run of {whose} is open: there is nobody to tell",
+            hint="Begin the run first. To keep a signal for whichever run asks next, say so: any_run=True (--any-run).",
         )
     return found[0]
 
 
-def find_run(view: View, id: str, agent: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def find_run(view: View, id: str, agent: Any, past: Past) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What is to be executed to go on with a run: the durable function of this program, and the arguments."""
-    run = view.past().runs.get(id)
+    run = past.runs.get(id)
     if run is None:
         raise BadOption(f"{id!r} is no run of {view.name}", hint="See agent.runs() for what there is.")
     if run.begin.kind not in {"run", "child"}:
@@ -379,6 +512,7 @@ def effects_of(view: View, after: int = 0, run: str | None = None) -> list[Effec
                 effect.status = "undone"
             elif call.number in left and call.read:
                 effect.status = ROLLED_BACK
+            effect.agent, effect.branch = view.name, view.branch_name
             if call.holes:
                 effect._whole = partial(whole_args, view, call, effect)
             found.append(effect)
@@ -418,13 +552,24 @@ def _calls(view: View) -> tuple[list[Call], set[str], set[int]]:
     """Every call of a line, oldest first, the keys of those that were undone, the numbers of those left behind."""
     standing = Standing(view.line.records())
     past = Past(standing.records)
-    calls = [*past.calls(), *past.kept]
+    calls = [*past.calls(), *_streaming(past)]
     known = {call.intent.key for call in calls if call.intent is not None}
     calls += [one.call for one in standing.effects if one.key not in known]
     known |= {one.key for one in standing.effects}
     calls += [call for call in past.voided if call.intent is None or call.intent.key not in known]
     undone = {one.key for one in standing.effects if one.undone}
     return sorted(calls, key=lambda call: call.number), undone, {call.number for call in past.voided}
+
+
+def _streaming(past: Past) -> list[Call]:
+    """Streams that only read and have no outcome: of them there is nothing else but their items."""
+    found = []
+    for run in past.runs.values():
+        for path, given in run.streams.items():
+            if path not in run.calls and not run.is_inside(path):
+                done = rec.Done(given.at, run.id, path, "open", tool=given.tool, kind="read")
+                found.append(Call(run.id, path, number=given.number, done=done, read=True, given=given))
+    return found
 
 
 def decided(view: View) -> list[dict[str, Any]]:
@@ -438,7 +583,8 @@ def decided(view: View) -> list[dict[str, Any]]:
         elif isinstance(record, RolledBack):
             found.append({**about, "what": "rolled back", "to": record.id.hex(), "records": number - 1 - record.to})
         elif isinstance(record, End) and record.how == "cancelled":
-            found.append({**about, "what": "cancelled", "why": record.fault[2] if record.fault is not None else ""})
+            why = record.fault[2] if record.fault is not None else ""
+            found.append({**about, "what": "cancelled", "why": why, "by": record.by})
     return found
 
 
@@ -452,3 +598,53 @@ def stack_of(view: View, checkpoint: bytes) -> list[str]:
 
 def _date(at_us: int) -> datetime:
     return datetime.fromtimestamp(at_us / 1e6, UTC)
+
+
+# -- what an agent has been doing, for a dump -----------------------------------------------------------------
+
+
+_EFFECTS = 50
+_OF_EFFECTS = ("id", "tool", "kind", "status", "path", "run", "attempt", "error", "why")
+_IN_DOUBT = 200
+_RUNS = 10
+
+
+def evidence(view: View, checkpoint: bytes) -> dict[str, Any]:
+    """Recent effects (newest last), the ids of those in doubt, unfinished runs, and where the last checkpoint was."""
+    view.inert = True
+    effects = effects_of(view)
+    doubtful = [effect for effect in effects if effect.status == "in doubt"][-_IN_DOUBT:]
+    recent = effects[-_EFFECTS:]
+    shown = [*(effect for effect in doubtful if all(effect is not other for other in recent)), *recent]
+    runs = [info for info in runs_of(view) if info.status not in {"finished", "rolled back"}][-_RUNS:]
+    newest = runs[-1] if runs else None
+    last = next((effect.path for effect in reversed(effects) if newest is not None and effect.run == newest.id), "")
+    stack = stack_of(view, checkpoint) if checkpoint else []
+    return {
+        "effects": [
+            {name: getattr(effect, name) for name in _OF_EFFECTS}
+            | {"at": effect.at.timestamp(), "args": {} if effect.let_go else _shown_args(effect.args)}
+            | {"result": None if effect.let_go else effect.result}
+            for effect in shown
+        ],
+        "in_doubt": [effect.id for effect in doubtful],
+        "runs": [{name: getattr(info, name) for name in ("id", "function", "status", "error")} for info in runs],
+        "run": newest.id if newest is not None else "",
+        "function": newest.function if newest is not None else "",
+        "path": last,
+        "stack": max(_stack_at(newest.function, last) if newest is not None else [], stack, key=len),
+    }
+
+
+def _shown_args(value: Any) -> Any:
+    """Arguments, with a text for what is not written out."""
+    if isinstance(value, Passed):
+        return repr(value)
+    if isinstance(value, dict):
+        return {key: _shown_args(item) for key, item in value.items()}
+    return type(value)(map(_shown_args, value)) if type(value) in {list, tuple} else value
+
+
+def _stack_at(function: str, path: str) -> list[str]:
+    """The steps on the way to a call: `plan:0/~3/2` is in step plan."""
+    return [function, *(unquote(part.rpartition(":")[0]) for part in path.split("/") if ":" in part)]

@@ -134,12 +134,8 @@ class Order:
             released = self._released
             await asyncio.wait((nothing,), timeout=limit_s)
             if self._released == released and self.waiting_for == path:
-                raise self._unlike(
-                    path,
-                    "it is cancelled",
-                    "it is not cancelled",
-                    f"the call at {path} was cancelled when it was recorded, and is not now",
-                )
+                message = f"the call at {path} was cancelled when it was recorded, and is not now"
+                raise _unlike(message, path, "it is cancelled", "it is not cancelled")
             limit_s = self._stall_s
 
     def _check_stall(self, path: str, released: int) -> None:
@@ -151,7 +147,9 @@ class Order:
             if self._released != released:
                 loop.call_later(self._stall_s, self._check_stall, path, self._released)
             elif not future.done():
-                future.set_exception(self._stalled(path))
+                first = self.waiting_for
+                message = f"the call at {path} waits for the recorded one at {first}, which is not made"
+                future.set_exception(_unlike(message, first, f"the call at {first}", "no call"))
                 del self._parked[path]
 
     def _advance(self) -> None:
@@ -187,22 +185,10 @@ class Order:
                 self._busy = []
             self._advance()
 
-    def _stalled(self, path: str) -> Diverged:
-        return self._unlike(
-            self.waiting_for,
-            f"the call at {self.waiting_for}",
-            "no call",
-            f"the call at {path} waits for the recorded one at {self.waiting_for}, which is not made",
-        )
 
-    def _unlike(self, path: str, expected: str, actual: str, message: str) -> Diverged:
-        return Diverged(
-            message,
-            path=path,
-            expected=expected,
-            actual=actual,
-            hint="Run the code that made the record, or mark the change with agent.version(name).",
-        )
+def _unlike(message: str, path: str, expected: str, actual: str) -> Diverged:
+    hint = "Run the code that made the record, or mark the change with agent.version(name)."
+    return Diverged(message, path=path, expected=expected, actual=actual, hint=hint)
 
 
 WATCHED = "_holdfast_watched"

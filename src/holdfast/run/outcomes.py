@@ -1,30 +1,44 @@
-"""Outcomes: from what a record says to what the program gets, and back.
+"""Outcomes: from what a record says to what the program gets, and back; exceptions as values.
 
-Owns which exceptions are recorded with all that is in them, and the errors that speak of recorded calls. Must not write
-records. What always holds: an exception belongs to a class that the tool declared; what its caller gets the first time
-is made of the same parts as when the run is executed again.
+Owns what is kept of an exception that a tool declared, how it is made again, and the errors that speak of recorded
+calls. Must not write records. What always holds: an exception is made of a class that the program has, one that was
+declared or one derived from it, found among those that are loaded; nothing is imported, and no constructor runs: what
+it had set up is among the attributes. What its caller gets the first time is made of the same parts as when the run is
+executed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import builtins
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
 
 from holdfast.codec.types import Registry, default_name
 from holdfast.codec.values import encode, outline
-from holdfast.errors import BreakerOpen, Diverged, HoldfastError, ResultLost, ToolFailed, Unencodable
-from holdfast.run import faults, secrets
+from holdfast.errors import (
+    BreakerOpen,
+    Cancelled,
+    Diverged,
+    HoldfastError,
+    ResultLost,
+    ToolFailed,
+    Unencodable,
+    command,
+)
 from holdfast.run import records as rec
-from holdfast.run.arguments import Blocks, Stowed, fetch, stow, stow_encoded
-from holdfast.run.tools import Tool
+from holdfast.run.arguments import Blocks, Stowed, exposed, fetch, leaked, scrub, stow, stow_encoded
 
 if TYPE_CHECKING:
     from holdfast.run.scope import Scope
+    from holdfast.run.tools import Tool
 
 MESSAGE_MAX = 10_000
 """Characters of an exception's message that are kept."""
 REFUSED = "holdfast.BreakerOpen"
 """Stands where the name of a declared exception does: the tool was not called."""
+STOPPED = "holdfast.Cancelled"
+"""The same: nor was this one, the run was told to stop."""
 
 
 class Local:
@@ -43,8 +57,11 @@ class Local:
 def give(scope: Scope, tool: Tool, path: str, outcome: rec.Done | rec.Decision, stowed: Stowed | None = None) -> Any:
     """What the record says: a value, or an exception."""
     blocks: Any = Local(stowed) if stowed is not None else scope.ledger
-    if isinstance(outcome, rec.Done) and outcome.how == "error" and outcome.fault is not None:
-        raise failure(tool, path, outcome.fault, fetch(outcome.fault[3], blocks, scope.registry))
+    if isinstance(outcome, rec.Done) and outcome.how in {"error", "stopped"} and outcome.fault is not None:
+        error = failure(tool, path, outcome.fault, fetch(outcome.fault[3], blocks, scope.registry))
+        if isinstance(error, Cancelled) and outcome.how == "stopped":
+            scope.hears(error)
+        raise error
     return fetch(outcome.value, blocks, scope.registry)
 
 
@@ -56,20 +73,26 @@ def fault_of(tool: Tool, error: BaseException, scope: Scope) -> tuple[rec.Fault,
     declared = tool.declared(error)
     stowed = None
     what = f"an error of {tool.name}"
-    message = str(secrets.scrub(scope.agent, faults.said(error)[:MESSAGE_MAX], what))
+    message = str(scrub(scope.agent, said(error)[:MESSAGE_MAX], what))
 
     def keep(value: Any) -> Any:
-        clean = secrets.scrub(scope.agent, value, what)
-        if name := secrets.leaked(scope.agent, encode(clean, scope.registry)):
-            raise secrets.exposed(name, what)
+        clean = scrub(scope.agent, value, what)
+        if name := leaked(scope.agent, encode(clean, scope.registry)):
+            raise exposed(name, what)
         return clean
 
     if declared:
         try:
-            stowed = stow(faults.parts_of(error, keep), scope.registry)
+            stowed = stow(parts_of(error, keep), scope.registry)
         except (Unencodable, RecursionError):  # groups in groups without an end
             stowed = stow((message,), scope.registry)
     return (declared, type(error).__qualname__, message, stowed.value if stowed is not None else None), stowed
+
+
+def brief_fault(agent: Any, error: BaseException, what: str) -> rec.Fault:
+    """An exception by its type and its message alone."""
+    kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
+    return "", kind, str(scrub(agent, said(error)[:MESSAGE_MAX], what)), None
 
 
 def failure(tool: Tool, path: str, fault: rec.Fault, parts: Any) -> BaseException:
@@ -77,9 +100,11 @@ def failure(tool: Tool, path: str, fault: rec.Fault, parts: Any) -> BaseExceptio
     declared, kind, message, _ = fault
     if declared == REFUSED and isinstance(parts, list) and len(parts) == 2:
         return BreakerOpen(message, tool=tool.name, breaker=parts[0], until=parts[1])
+    if declared == STOPPED and isinstance(parts, list) and len(parts) == 2:
+        return Cancelled(message, by=parts[0], undo=parts[1])
     for known in tool.raises:
-        if declared and faults.named(known, tool.raises) == declared:
-            return _made(tool, path, faults.class_of(known, kind, parts), kind, message, parts)
+        if declared and declared_name(known, tool.raises) == declared:
+            return _made(tool, path, class_of(known, kind, parts), kind, message, parts)
     return _failed(tool, path, kind, message)
 
 
@@ -89,16 +114,16 @@ def _made(
     """An instance of a class of the program, or, where none can be made, what stands for those it does not have."""
 
     def member(name: str, message: str, parts: Any) -> BaseException:
-        classes = [faults.class_of(known, name, parts) for known in tool.raises]
+        classes = [class_of(known, name, parts) for known in tool.raises]
         kind = next((one for one in classes if one.__qualname__ == name), None)
         if kind is None and parts["module"] == "builtins":
-            kind = faults.builtin(name)
+            kind = builtin(name)
         return _made(tool, path, kind, name, message, parts)
 
     if kind is None:
         return _failed(tool, path, name, message)
     try:
-        error = faults.made(kind, parts, message, member)
+        error = rebuilt(kind, parts, message, member)
     except Exception:  # noqa: BLE001 - the class has changed since, or its fields are not to be set
         return _failed(tool, path, name, message)
     if isinstance(error, HoldfastError) and not isinstance(parts, dict):  # of a time when attributes were not kept
@@ -122,8 +147,8 @@ def unsaved(value: Any, error: Unencodable, scope: Scope, what: str) -> tuple[re
     """What is kept of a result that cannot be saved: its outline, why, and the classes that are in the way."""
     why = str(error)[:MESSAGE_MAX]
     try:
-        data, names = outline(secrets.scrub(scope.agent, value, what), scope.registry)
-        if secrets.leaked(scope.agent, data):
+        data, names = outline(scrub(scope.agent, value, what), scope.registry)
+        if leaked(scope.agent, data):
             raise Unencodable("a secret is in it")
         kept, named = stow_encoded(data), stow(sorted(set(names)), scope.registry)
     except (Unencodable, RecursionError):
@@ -148,11 +173,11 @@ def result_of(outcome: rec.Done | rec.Decision, blocks: Blocks, registry: Regist
     return fetch(outcome.value, blocks, registry, inert=inert)
 
 
-def lost(tool: str, path: str, why: str, effect: str = "") -> ResultLost:
+def lost(tool: str, path: str, why: str, *effect: str) -> ResultLost:
     """``effect`` is the agent's name and the id by which a person can settle it."""
     hint = "The call is not repeated. Register the class that is named, and run it again"
     if effect:
-        hint += f"; or say what it returned: holdfast effects resolve {effect} --done JSON --why TEXT"
+        hint += f"; or say what it returned: {command('effects', 'resolve', *effect)} --done JSON --why TEXT"
     return ResultLost(
         f"{tool} was called and is done, but its result cannot be saved: {why}",
         tool=tool,
@@ -177,3 +202,157 @@ def diverged(path: str, expected: str, actual: str, differs: Sequence[str] = ())
         text += f"\n  differs:  {'; '.join(differs)}"
         hint = f"Time or random between calls? Use agent.now(), agent.random() or agent.uuid(). Otherwise: {hint}"
     return Diverged(text, path=path, expected=expected, actual=actual, hint=hint)
+
+
+# -- exceptions as values, and back ---------------------------------------------------------------------------
+
+
+Keep = Callable[[Any], Any]
+"""A value as it may be recorded. Raises where it may not, or cannot."""
+
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: a class that Python code has rebuilt
+_SLOTS = (MemberDescriptorType, GetSetDescriptorType)
+
+
+def said(error: BaseException) -> str:
+    """What an exception says, without a hint."""
+    return _text(error.message if isinstance(error, HoldfastError) and error.message else error)
+
+
+def told(error: BaseException) -> str:
+    """Its type and all that it says."""
+    text = _text(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _text(thing: Any) -> str:
+    """As ``str()``, which may raise for a class that somebody else has written."""
+    try:
+        return str(thing)
+    except Exception:  # noqa: BLE001 - as Python shows it in a traceback
+        return "<exception str() failed>"
+
+
+# -- taking it apart ------------------------------------------------------------------------------------------
+
+
+def parts_of(error: BaseException, keep: Keep) -> dict[str, Any]:
+    """What is kept of an exception: its arguments, its attributes, and the members of a group.
+
+    What cannot be kept is left out.
+    """
+    parts: dict[str, Any] = {"module": type(error).__module__}
+    if isinstance(error, BaseExceptionGroup):
+        parts["args"] = (keep(error.message),)
+        parts["members"] = [[type(one).__qualname__, keep(said(one)), parts_of(one, keep)] for one in error.exceptions]
+    else:
+        try:
+            parts["args"] = keep(error.args)
+        except Exception:  # noqa: BLE001 - whatever the reason, there is the text
+            parts["args"] = (keep(said(error)),)
+    attributes = {}
+    for name, value in _attributes(error):
+        try:
+            attributes[name] = keep(value)
+        except Exception:  # noqa: BLE001, S112 - it is left out
+            continue
+    if attributes:
+        parts["attributes"] = attributes
+    return parts
+
+
+def _attributes(error: BaseException) -> Iterator[tuple[str, Any]]:
+    yield from vars(error).items()
+    for name, slot in _slots(type(error)).items():
+        try:
+            value = slot.__get__(error)
+        except AttributeError:
+            continue
+        if value is not None:
+            yield name, value
+
+
+def _slots(kind: type[BaseException]) -> dict[str, Any]:
+    """Attributes that are not in an instance's dict: those of built-in classes, and ``__slots__``."""
+    found: dict[str, Any] = {}
+    for one in kind.__mro__:
+        if one is not BaseException:
+            for name, slot in vars(one).items():
+                if isinstance(slot, _SLOTS) and not name.startswith("__"):
+                    found.setdefault(name, slot)
+    return found
+
+
+# -- putting it together ----------------------------------------------------------------------------------------
+
+
+def rebuilt(kind: type[BaseException], parts: Any, message: str, member: Callable[..., BaseException]) -> BaseException:
+    """An exception of this class, from its parts. ``member(type, message, parts)`` makes those of a group."""
+    if not isinstance(parts, dict):  # before attributes were kept: the arguments alone
+        return _from_arguments(kind, parts if isinstance(parts, tuple) else (message,))
+    args = parts["args"]
+    error = _blank(kind, (args[0], [member(*one) for one in parts["members"]]) if "members" in parts else args)
+    slots = _slots(kind)
+    for name, value in parts.get("attributes", {}).items():
+        if name not in slots:
+            error.__dict__[name] = value
+            continue
+        try:
+            slots[name].__set__(error, value)
+        except (AttributeError, TypeError):  # one that follows from the arguments
+            continue
+    return error
+
+
+def _from_arguments(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    try:
+        return kind(*args)
+    except Exception:  # noqa: BLE001 - its constructor wants something else than what ends up in `args`
+        return _blank(kind, args)
+
+
+def _blank(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
+    """An instance whose constructor has not run."""
+    for one in kind.__mro__:
+        if one.__flags__ & _HEAP or not issubclass(one, BaseException):
+            continue
+        try:
+            error = one.__new__(kind, *args)
+        except TypeError:  # another base has fields of its own, so it has to begin with that one
+            continue
+        if not isinstance(error, BaseExceptionGroup):
+            error.args = args
+        return error
+    raise TypeError(f"no {kind.__qualname__} can be rebuilt of {len(args)} arguments")
+
+
+# -- which class ------------------------------------------------------------------------------------------------
+
+
+def class_of(known: type[BaseException], name: str, parts: Any) -> type[BaseException]:
+    """The class of that name among a declared one and those derived from it; the declared one when there is none."""
+    if known.__qualname__ == name:
+        return known
+    found = [one for one in _derived(known) if one.__qualname__ == name]
+    same = [one for one in found if isinstance(parts, dict) and one.__module__ == parts["module"]]
+    if same or len(found) == 1:
+        return (same or found)[-1]  # the newest, where a module was loaded again
+    return known
+
+
+def builtin(name: str) -> type[BaseException] | None:
+    """The exception that Python itself calls so."""
+    found = getattr(builtins, name, None)
+    return found if isinstance(found, type) and issubclass(found, BaseException) else None
+
+
+def declared_name(kind: type[BaseException], among: Sequence[type[BaseException]]) -> str:
+    """What one of the declared classes is called in a record."""
+    same = {other for other in among if other.__qualname__ == kind.__qualname__}
+    return kind.__qualname__ if len(same) == 1 else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _derived(kind: type[BaseException]) -> Iterable[type[BaseException]]:
+    for one in kind.__subclasses__():
+        yield one
+        yield from _derived(one)

@@ -8,10 +8,10 @@ have said that something happened.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
@@ -19,10 +19,10 @@ from holdfast.codec.wire import collector_paused
 from holdfast.run import records as rec
 from holdfast.run.records import Record, Value
 
-SETTLED = frozenset({"value", "error", "lost", "fallback"})
+SETTLED = frozenset({"value", "error", "lost", "fallback", "stopped"})
 """Outcomes that were given to the program."""
 
-GUARDED = frozenset({"write", "idempotent"})
+GUARDED = frozenset({"write", "idempotent", "transaction"})
 """Kinds of calls that are not simply made again."""
 
 AFTER_INTENTS = (rec.Done, rec.Doubt, rec.Decision, rec.Progress)
@@ -51,6 +51,20 @@ def task_in(path: str) -> str:
     return name if ends else ""
 
 
+class Given(Struct, eq=False):
+    """What the newest attempt of a stream has given, while its call had no outcome: values, each a list of items."""
+
+    tool: str
+    attempt: int
+    number: int = 0  # of the newest record
+    at: int = 0
+    values: list[Value] = field(default_factory=list)
+
+    def items(self, read: Callable[[Value], Any]) -> list[Any]:
+        """All of them, in order."""
+        return [item for value in self.values for item in read(value)]
+
+
 class Call(Struct, eq=False):
     """Everything that is recorded about the call at one position."""
 
@@ -66,6 +80,8 @@ class Call(Struct, eq=False):
     progress: Value = None
     read: bool = False
     kept: bool = False  # it stands outside, though the state does not know it
+    given: Given | None = None  # of a stream
+    former: Any = None  # what is known about who made it, once somebody has looked (``former.Former``)
 
     @property
     def tool(self) -> str:
@@ -127,6 +143,9 @@ class Call(Struct, eq=False):
 _NOTHING = rec.Done(0, "", "", "")
 _NO_ARGUMENTS = encode({})
 
+TRACE = "=trace"
+"""The place of a run's note that says where it was observed."""
+
 
 class RunPast:
     """What is recorded about one run."""
@@ -142,6 +161,7 @@ class RunPast:
         self.calls: dict[str, Call] = {}
         self.saved: dict[str, rec.Saved] = {}
         self.waits: dict[str, rec.Wait] = {}
+        self.streams: dict[str, Given] = {}
         self.notes: dict[str, rec.Note] = {}  # by path
         self._order: dict[str, None] = {}  # paths in the order in which they completed
 
@@ -166,6 +186,16 @@ class RunPast:
         """The paths of all calls that have completed."""
         return self._order.keys()
 
+    @property
+    def stops(self) -> list[rec.Done]:
+        """The records that say that it was told to stop."""
+        return [call.done for call in self.calls.values() if call.done is not None and call.done.how == "stopped"]
+
+    @property
+    def limit(self) -> int:
+        """When its time is over; 0 when it has no limit, or was told to stop before."""
+        return self.begin.until if self.begin.until and not self.stops else 0
+
     def is_inside(self, path: str) -> bool:
         """Whether a position lies inside a call that has an outcome."""
         if "/" not in path:
@@ -185,7 +215,9 @@ class RunPast:
     def add(self, number: int, record: Record) -> None:
         """One more record of this run."""
         self.newest = number
-        if isinstance(record, _OF_CALLS):
+        if isinstance(record, rec.Progress) and record.attempt:
+            self._stream(number, record)
+        elif isinstance(record, _OF_CALLS):
             self._call(number, record)
         elif isinstance(record, rec.Saved):
             self.saved[record.path] = record
@@ -204,25 +236,31 @@ class RunPast:
                 del self.calls[path]
                 self._order.pop(path, None)
         elif isinstance(record, rec.End):
-            self.ended = number
-            self._finish(record)
+            self.end, self.ended = record, number
+            if record.how == "failed":
+                # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done
+                # anew. What was cancelled then will not be, should this one go well.
+                self.forget_failure()
 
     def _call(self, number: int, record: rec.Done | rec.Intent | rec.Doubt | rec.Decision | rec.Progress) -> None:
         call = self.calls.get(record.path)
         if call is None:
-            call = self.calls[record.path] = Call(record.run, record.path)
+            call = self.calls[record.path] = Call(record.run, record.path, given=self.streams.get(record.path))
         if call.cancelled or isinstance(record, rec.Intent):  # of an earlier execution; now it is made again
             self._order.pop(record.path, None)
         add_to(call, number, record)
         if call.outcome is not None or call.cancelled:
             self._order.setdefault(record.path)
 
-    def _finish(self, record: rec.End) -> None:
-        self.end = record
-        if record.how == "failed":
-            # What made the run fail would make it fail again for ever. Nothing came after it, so it can be done anew.
-            # What was cancelled then will not be, should this one go well.
-            self.forget_failure()
+    def _stream(self, number: int, record: rec.Progress) -> None:
+        given = self.streams.get(record.path)
+        if given is None or given.attempt != record.attempt:
+            given = self.streams[record.path] = Given(record.tool, record.attempt)
+            if record.path in self.calls:
+                self.calls[record.path].given = given
+        given.number, given.at = number, record.at
+        if record.value is not None:
+            given.values.append(record.value)
 
     def parts(self) -> dict[str, RunPast]:
         """What is recorded, apart for each part of the first step of its positions: the items of a batch."""
@@ -242,6 +280,8 @@ class RunPast:
             part(path).waits[path] = wait
         for path, note in self.notes.items():
             part(path).notes[path] = note
+        for path, given in self.streams.items():
+            part(path).streams[path] = given
         return found
 
     def forget_failure(self, told: str = "") -> None:
@@ -251,11 +291,11 @@ class RunPast:
         for path in self._forget_last({"cancelled", "error"}):
             self.waits.pop(path, None)  # one that timed out is begun anew
 
-    def resumed(self, at: int) -> rec.Note:
+    def resumed(self, at: int, by: str = "") -> rec.Note:
         """The run is resumed: what is to be recorded about that. From then on it owns its branch."""
         before = self.status
         self.end, self.back = None, False
-        return rec.Note(at, self.id, "resume", before)
+        return rec.Note(at, self.id, "resume", before, path=by)
 
     def left(self) -> list[Call]:
         """What it has done, or may have done, to the world outside. What is inside of such a call is part of it."""
@@ -343,19 +383,18 @@ def add_to(call: Call, number: int, record: Record) -> None:
         call.doubt = record
     elif isinstance(record, rec.Decision):
         call.decision, call.ended = record, number
-    elif isinstance(record, rec.Progress):
+    elif isinstance(record, rec.Progress) and not record.attempt:
         call.progress = record.value
 
 
 class Past:
-    """What a whole line says."""
+    """What a line says: all of it, or from where on it matters (``Line.recent``)."""
 
     def __init__(self, records: Iterable[tuple[int, Record]] = ()) -> None:
         self.runs: dict[str, RunPast] = {}
         self.begun: set[str] = set()  # the ids of all runs, also of those that were rolled back
         self.incarnation = 1
         self.loose: list[Call] = []  # calls outside of runs, in order
-        self.kept: list[Call] = []  # calls that stand outside and can be claimed
         self.former: list[RunPast] = []  # runs that were rolled back to before their beginning
         self.voided: list[Call] = []  # calls that a rollback has left behind
         self.notes: dict[tuple[str, str], rec.Note] = {}  # what and name -> the newest
@@ -372,9 +411,11 @@ class Past:
                 self._fold(number, record)
         for run in self.runs.values():
             run.back = run.newest < self._back and run.status in OPEN and run.begin.kind != "rollback"
-        if self.kept:  # one that answered a call since has been written down there, with its key
-            claimed = {call.intent.key for call in self.calls() if call.intent is not None}
-            self.kept = [call for call in self.kept if call.intent is not None and call.intent.key not in claimed]
+
+    @property
+    def entries(self) -> Sequence[tuple[int, Record]]:
+        """The records that no rollback has voided, with their numbers."""
+        return self._entries
 
     @property
     def newest(self) -> tuple[int, int]:
@@ -397,8 +438,11 @@ class Past:
         record = entry[1]
         if isinstance(record, rec.Done) and record.event:
             self.taken.add(record.event)
-        if isinstance(record, rec.Begin) and record.kind != "map":
-            self.incarnation += record.run in self.begun  # it is done anew, so its calls have other keys
+        if isinstance(record, rec.Begin):
+            if not self._entries and entry[0] > 1:  # nothing before it matters, and this is left of it
+                self.taken.update(record.taken or ())
+            # One that is done anew has another, so that its calls have other keys.
+            self.incarnation = max(record.life, self.incarnation)
             self.begun.add(record.run)
         if not isinstance(record, rec.RolledBack):
             self._entries.append(entry)
@@ -409,7 +453,6 @@ class Past:
         left: list[tuple[int, Record]] = []
         for one in self._entries:
             (stays if one[0] <= record.to or _lasts(one[1], record) else left).append(one)
-        self.kept = [call for call in self.kept if call.number <= record.to]
         self._entries = stays
         gone = Past(left)
         self.voided += [*gone.voided, *gone.calls()]
@@ -488,8 +531,10 @@ class Past:
             if call.intent is not None and call.number >= newest.get(call.intent.key, call).number:
                 newest[call.intent.key] = call
         for run in (*self._replaced, *self.runs.values()):
-            # A batch does what is left when it is called again.
-            if run.status in ENDED and run.ended > origin and run.begin.kind not in {"map", "rollback"}:
+            # What came of a failed batch was returned, item by item.
+            if run.status == "failed" and run.begin.kind == "map":
+                continue
+            if run.status in ENDED and run.ended > origin and run.begin.kind != "rollback":
                 for call in run.left():
                     if call.intent is not None and newest[call.intent.key] is call:
                         yield call, run.ended

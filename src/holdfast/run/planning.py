@@ -10,20 +10,20 @@ begun before goes back to its newest checkpoint that is not newer than the targe
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
 
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch
 from holdfast.run.claims import left_at
-from holdfast.run.effects import Effect
+from holdfast.run.effects import ENDS, OWN, SPAWN, Effect, Standing, Traced
 from holdfast.run.past import LOST, Past, RunPast, task_in
-from holdfast.run.runs import RunHost
 from holdfast.run.scope import effect_of
-from holdfast.run.standing import ENDS, OWN, Standing, Traced
 from holdfast.run.tools import TOOLS, Tool
+
+if TYPE_CHECKING:
+    from holdfast.run.host import AgentHost
 
 DEPTH_MAX = 32
 """Children of children of children: more is a loop in the names."""
@@ -37,44 +37,6 @@ class Target(Struct, frozen=True):
     at_us: int
     name: str
     checkpoint: Any = None
-
-
-class RollbackHost(RunHost, Protocol):
-    """What a rollback asks of an agent besides."""
-
-    def target(self, revision: Any) -> Target:
-        """A checkpoint by a revision, or by the bytes of its id."""
-
-    def newest_before(self, at_us: int) -> Target | None:
-        """The newest checkpoint of this branch that is not newer."""
-
-    def stands_at(self, target: Target) -> bool:
-        """Whether the branch's head is that checkpoint."""
-
-    @property
-    def inherited(self) -> int:
-        """How many records of the line are those of the branch that it comes from."""
-
-    def users(self) -> list[tuple[str, int]]:
-        """Branches that inherit from this line: what people call them, and how many records they share."""
-
-    def leaving(self, target: Target) -> tuple[list[Any], Any]:
-        """The checkpoints that the branch would leave behind, and how the live state would change."""
-
-    def secure(self, label: str) -> None:
-        """Save what has changed since the last checkpoint."""
-
-    def return_to(self, target: Target, record: rec.RolledBack | None) -> Any:
-        """Make the live state and the head those of the target, the record going along in the same transaction."""
-
-    def child(self, name: str, branch: str, *, write: bool) -> RollbackHost | None:
-        """Another agent of the same store; None when there is none of that name."""
-
-    def release(self) -> None:
-        """Close the handle, if it was opened for this."""
-
-    def executing(self) -> AbstractContextManager[None]:
-        """Inside, nothing else is executed with this agent."""
 
 
 class Planned(Struct):
@@ -105,7 +67,7 @@ class Planned(Struct):
 class Part(Struct):
     """What concerns one agent."""
 
-    host: RollbackHost
+    host: AgentHost
     target: Target
     standing: Standing
     past: Past
@@ -137,20 +99,24 @@ def pending(past: Past) -> RunPast | None:
     return run if run is not None and run.begin.kind == "rollback" else None
 
 
-def plan_part(host: RollbackHost, target: Target, accept: Collection[str], *, write: bool, depth: int = 0) -> Part:
+def plan_part(host: AgentHost, target: Target, accept: Collection[str], *, write: bool, depth: int = 0) -> Part:
     """What it takes to bring one agent back, and its children."""
     standing = Standing(host.ledger.records())
     part = Part(host, target, standing, Past(standing.records))
-    users = _Users(host)
-    _Sorter(part, accept, users).sort()
+    sorter = _Sorter(part, accept, _Users(host))
+    sorter.sort()
     part.harmless = [
         effect_of(call, host.ledger, host.registry)
         for call in part.past.calls()
         if call.read and call.number > target.position and not call.tool.startswith(OWN)
     ][::-1]
     if depth < DEPTH_MAX:
-        for name, branch, goal in _children(part):
+        for name, branch, begun, goal in _children(part):
             child = host.child(name, branch, write=write)
+            notes = Past(child.ledger.records()).notes if child is not None and begun else {}
+            for one in begun:
+                if (SPAWN, one.key) not in notes:
+                    sorter.block(one, f"it began {name}, which is not in this store: what that did cannot be undone")
             found = goal(child) if child is not None else None
             if child is not None and found is not None:
                 below = plan_part(child, found, accept, write=write, depth=depth + 1)
@@ -162,7 +128,7 @@ def plan_part(host: RollbackHost, target: Target, accept: Collection[str], *, wr
 class _Users:
     """Who else knows an effect. Asked only when there is one."""
 
-    def __init__(self, host: RollbackHost) -> None:
+    def __init__(self, host: AgentHost) -> None:
         self._host = host
         self._known: list[tuple[str, int]] | None = None
 
@@ -218,6 +184,8 @@ class _Sorter:
             self._block(planned, "another branch made it and may count on it")
         elif one.call.tool == LOST:
             self._block(planned, "what was recorded of it is lost")
+        elif planned.effect.let_go:
+            self._block(planned, "what it was given was let go")
         elif tool is None:
             self._block(planned, f"the tool {one.call.tool} is not loaded in this program")
         elif tool.compensate is None:
@@ -235,6 +203,10 @@ class _Sorter:
                 planned.why = "undoing it has failed before"
             self.part.undo.append(planned)
 
+    def block(self, one: Traced, why: str) -> None:
+        """What nobody can take back, unless it is accepted."""
+        self._block(self._planned(one), why)
+
     def _block(self, planned: Planned, why: str) -> None:
         planned.why = why
         accepted = planned.effect.tool in self.accept or planned.effect.id in self.accept
@@ -250,12 +222,15 @@ def _failed(one: Traced) -> bool:
     return one.undo is not None and one.undo.done is not None and one.undo.done.how == "error"
 
 
-def _children(part: Part) -> Iterator[tuple[str, str, Callable[[RollbackHost], Target | None]]]:
-    """The children that go back as well: name, branch, and where to."""
+def _children(part: Part) -> Iterator[tuple[str, str, list[Traced], Callable[[AgentHost], Target | None]]]:
+    """The children that go back as well: name, branch, which calls are known to have begun them, and where to."""
     host, to = part.host, part.target.position
     over = _ended(part)
+    # What an earlier rollback took back, it has taken back with its children.
+    counts = {call.intent.key for call in part.past.calls() if call.intent is not None and call.outcome is not None}
     new: dict[tuple[str, str], list[str]] = {}
     old: dict[tuple[str, str], str] = {}
+    begun_by: dict[tuple[str, str], list[Traced]] = {}
     for one in part.standing.spawned:
         if one.number <= host.inherited:
             continue  # the other branch's child
@@ -270,11 +245,13 @@ def _children(part: Part) -> Iterator[tuple[str, str, Callable[[RollbackHost], T
             new.setdefault(child, []).append(run)
         else:
             old[child] = run
+        if one.key in counts and (one.number > to or run not in over):
+            begun_by.setdefault(child, []).append(one)
     for child, runs in new.items():
-        yield *child, _start_of(runs)
+        yield *child, begun_by.get(child, []), _start_of(runs)
     for child, run in old.items():
         if child not in new and run not in over:
-            yield *child, _before(part.target.at_us)
+            yield *child, begun_by.get(child, []), _before(part.target.at_us)
 
 
 def _ended(part: Part) -> set[str]:
@@ -283,13 +260,13 @@ def _ended(part: Part) -> set[str]:
     for number, record in part.standing.records:
         if number > part.target.position:
             break
-        if isinstance(record, rec.Done) and record.tool in ENDS and record.how != "cancelled":
+        if isinstance(record, rec.Done) and record.tool in ENDS and record.how not in {"cancelled", "stopped"}:
             found.add(fetch(record.args, part.host.ledger, part.host.registry, inert=True)["run"])
     return found
 
 
-def _start_of(runs: list[str]) -> Callable[[RollbackHost], Target | None]:
-    def find(child: RollbackHost) -> Target | None:
+def _start_of(runs: list[str]) -> Callable[[AgentHost], Target | None]:
+    def find(child: AgentHost) -> Target | None:
         for _, record in child.ledger.records():
             if isinstance(record, rec.Begin) and record.run in runs:
                 return child.target(record.start)
@@ -298,8 +275,8 @@ def _start_of(runs: list[str]) -> Callable[[RollbackHost], Target | None]:
     return find
 
 
-def _before(at_us: int) -> Callable[[RollbackHost], Target | None]:
-    def find(child: RollbackHost) -> Target | None:
+def _before(at_us: int) -> Callable[[AgentHost], Target | None]:
+    def find(child: AgentHost) -> Target | None:
         past = Past(child.ledger.records())
         _, newest = past.newest
         return child.newest_before(at_us) if newest > at_us or pending(past) is not None else None

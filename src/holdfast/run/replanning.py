@@ -30,6 +30,7 @@ from holdfast.errors import (
     InDoubt,
     NoAgent,
     Outcome,
+    RollbackBlocked,
     RunRolledBack,
     ToolFailed,
     Unavailable,
@@ -37,19 +38,15 @@ from holdfast.errors import (
     Waiting,
 )
 from holdfast.run import records as rec
-from holdfast.run import secrets
 from holdfast.run.arguments import Stowed, fetch
-from holdfast.run.choosing import call_of, mark_of
-from holdfast.run.durables import DURABLES, Options, known, options_of
-from holdfast.run.effects import Effect
-from holdfast.run.faults import said
-from holdfast.run.outcomes import MESSAGE_MAX
+from holdfast.run.durables import DURABLES, Options, call_of, known, mark_of, options_of
+from holdfast.run.effects import Effect, Standing
+from holdfast.run.host import AgentHost
+from holdfast.run.outcomes import brief_fault
 from holdfast.run.past import Past, RunPast
-from holdfast.run.planning import RollbackHost
 from holdfast.run.rollback import RollbackPlan, resuming
 from holdfast.run.runs import called_with, execute
 from holdfast.run.scope import effect_of, now_us
-from holdfast.run.standing import Standing
 from holdfast.run.steps import Request, Steps, Work
 
 log = logging.getLogger("holdfast.run")
@@ -79,7 +76,7 @@ class Setback:
 
 
 def executing(
-    agent: RollbackHost,
+    agent: AgentHost,
     function: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -142,7 +139,7 @@ def _chosen(chosen: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     )
 
 
-def _going_on(agent: RollbackHost, run: RunPast, function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+def _going_on(agent: AgentHost, run: RunPast, function: Any) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """What is to be executed to go on with a run that a hook chose."""
     name = run.begin.function
     made = known(function) if known(function).name == name else DURABLES.get(name)
@@ -155,34 +152,42 @@ def _going_on(agent: RollbackHost, run: RunPast, function: Any) -> tuple[Any, tu
     return made, args, kwargs
 
 
-def _taken_back(agent: RollbackHost, name: str, error: Exception, attempt: int, before: int) -> Steps:
+def _taken_back(agent: AgentHost, name: str, error: Exception, attempt: int, before: int) -> Steps:
     """Roll a failed run back to where it began. ``before``: how many records there were when it was to be executed."""
     past = yield Work(lambda: Past(agent.ledger.records()))
     run = past.last
     if run is None or run.status != "failed" or run.newest <= before:
         raise error  # it did not get so far as to begin
-    kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-    message = secrets.scrub(agent, said(error)[:MESSAGE_MAX], "the error that ended a run")
+    _, kind, message, _ = brief_fault(agent, error, "the error that ended a run")
     cause = {"run": run.id, "function": name, "kind": kind, "message": message, "attempt": attempt}
     plan = yield Work(lambda: RollbackPlan(agent, run.begin.start, (), cause=cause))
     try:
         checkpoint = yield from plan._going()
-    except Outcome as blocked:
+    except RollbackBlocked as blocked:
+        effects: Any = blocked  # whose errors know no effects
+        names = sorted({effect.tool for effect in effects.blocked}) or [effect.id for effect in effects.remaining[:1]]
+        blocked.hint = (
+            "The hook was not asked. Mend the cause and run it again, or take it back yourself:"
+            f" agent.rollback('id:{run.begin.start.hex()}', accept={names!r})"
+        )
         raise blocked from error
+    except Outcome as other:
+        raise other from error
     undone = tuple(one.effect for one in plan.undo)
     return Setback(agent.handle, run.id, name, error, undone, checkpoint, attempt)
 
 
-def _given_up(agent: RollbackHost, setback: Setback) -> Steps:
+def _given_up(agent: AgentHost, setback: Setback) -> Steps:
     """Nothing is executed instead. What was called has failed, and says so in the list of runs; it can be tried again.
 
     What the hook changed in the state is where that begins.
     """
     plans = yield Work(lambda: _Plans(agent))
-    begin = replace(plans.first[setback.run], generation=agent.generation)
+    begin = replace(plans.first[setback.run])
     fault = ("", plans.cause["kind"], plans.cause["message"], None)
     try:
-        yield Work(agent.begin(begin, Stowed(None, {}, {})))
+        past = yield Work(lambda: agent.past(begin.run))
+        yield Work(agent.begin(begin, Stowed(None, {}, {}), past))
         agent.ledger.append(rec.End(now_us(), begin.run, "failed", fault=fault), flush=True)
     except HoldfastError as error:  # the caller gets the one that counts
         log.warning("that run %s of %s failed could not be recorded: %s", begin.run, agent.name, error)
@@ -191,7 +196,7 @@ def _given_up(agent: RollbackHost, setback: Setback) -> Steps:
 class _Plans:
     """What a line says about replanning: which run was begun in the place of which, and what no hook has answered."""
 
-    def __init__(self, agent: RollbackHost) -> None:
+    def __init__(self, agent: AgentHost) -> None:
         self.agent = agent
         self.first: dict[str, rec.Begin] = {}  # by the id of a run: how the first one began in whose place it is
         self.attempts: dict[str, int] = {}

@@ -1,26 +1,28 @@
-"""Resilience: how long to wait before trying again, and when to stop trying.
+"""Resilience: how long to wait before trying again, when to stop trying, and what an agent remembers of both.
 
-Owns the timing of retries and the breakers. How a call goes is the business of ``calls``, which asks here. What always
-holds: a breaker's state is a note of the line, so that restarts share it; while it is open the tool is not called, and
-when it has been open for ``reset_s`` one call at a time may try.
-
-    backoff_s(attempt)                   seconds before another attempt, from 1 on: growing, with jitter
-    Breaker(failures=5, reset_s=60, mode=None, name=None, checkpoint=True)     for ``tool(breaker=...)``
-    gate_of(agent, breaker, tool)        the breaker as it is now: ``.refusal() .failed() .passed() .released()``
+Owns the timing of retries, the breakers, the notes of a line that belong to no run (breakers, modes, resources, seeds),
+and the two clocks: the date, which means something to another process but may be set, and one that counts evenly. How a
+call goes is the business of ``calls``, which asks here. What always holds: a note is a record of the line, so restarts
+and branches share it, and a rollback leaves it alone; the newest one of a name counts. A breaker's state is such a
+note; while it is open the tool is not called, and when it has been open for ``reset_s`` one call at a time may try. An
+agent that has a ``clock`` of its own is timed by that one alone.
 """
 
 from __future__ import annotations
 
-import functools
+import sys
+import threading
 import time
-from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
+from holdfast.codec.values import decode
 from holdfast.errors import BadOption, BreakerOpen
-from holdfast.run.clock import clock_of
-from holdfast.run.notes import Notes, notes_of
+from holdfast.run import records as rec
+from holdfast.run.arguments import fetch, stow
+from holdfast.run.past import Past
 
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 30.0
@@ -31,24 +33,12 @@ WHY_MAX = 500
 """Characters of the last failure that a breaker's note keeps."""
 
 
-@functools.cache
-def _timing() -> Callable[[int], float]:
-    # Only a program in which something fails loads it.
-    from tenacity import RetryCallState, wait_exponential, wait_random
-
-    growing = wait_exponential(multiplier=BACKOFF_S, max=BACKOFF_MAX_S - BACKOFF_S) + wait_random(0, BACKOFF_S)
-
-    def seconds(attempt: int) -> float:
-        state = RetryCallState(None, None, (), {})  # type: ignore[arg-type] # of all it knows only the count is used
-        state.attempt_number = attempt
-        return float(growing(state))
-
-    return seconds
-
-
 def backoff_s(attempt: int) -> float:
     """How long to wait after this many failed attempts: longer each time, and never two callers in step."""
-    return _timing()(attempt)
+    from random import uniform  # only a program in which something fails loads it
+
+    growing = BACKOFF_S * 2.0 ** min(attempt - 1, 32)
+    return min(growing, BACKOFF_MAX_S - BACKOFF_S) + uniform(0, BACKOFF_S)  # noqa: S311 - nothing secret depends on it
 
 
 class Breaker(Struct, frozen=True):
@@ -160,3 +150,112 @@ def gate_of(agent: Any, breaker: Breaker, tool: str) -> Gate:
         if gate is None:
             gate = notes.gates[name] = Gate(agent, name)
         return gate
+
+
+# -- notes of the line ----------------------------------------------------------------------------------------
+
+
+_lock = threading.Lock()
+_notes: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
+
+
+class Remembered(Struct, frozen=True):
+    """One note: its place in the line, when it was written, its value."""
+
+    number: int
+    at: int
+    value: Any
+
+
+class Notes:
+    """The notes of one line."""
+
+    def __init__(self, agent: Any) -> None:
+        self._ledger, self._registry = agent.ledger, agent.registry
+        self.lock = threading.RLock()
+        self.gates: dict[str, Any] = {}  # breakers as they are in this process, by name
+        self.modes: tuple[str, ...] = ()  # declared in this process
+        self._newest: dict[tuple[str, str], tuple[int, rec.Note, Any]] = {}
+        for number, record in self._ledger.marked():
+            if isinstance(record, rec.Note) and not record.run:
+                self._newest[record.what, record.name] = (number, record, self)
+
+    def find(self, what: str, name: str) -> Remembered | None:
+        """The newest note of that name."""
+        with self.lock:
+            found = self._newest.get((what, name))
+            if found is None:
+                return None
+            number, note, value = found
+            if value is self:  # not read yet
+                value = fetch(note.value, self._ledger, self._registry, inert=True)
+                self._newest[what, name] = (number, note, value)
+            return Remembered(number, note.at, value)
+
+    def get(self, what: str, name: str) -> Any:
+        found = self.find(what, name)
+        return found.value if found is not None else None
+
+    def all(self, what: str) -> dict[str, Remembered]:
+        """Every note of a kind, by name."""
+        with self.lock:
+            names = [name for kind, name in self._newest if kind == what]
+        return {name: found for name in names if (found := self.find(what, name)) is not None}
+
+    def put(self, what: str, name: str, value: Any, *, at: int | None = None) -> None:
+        """Write a note."""
+        with self.lock:
+            stowed = stow(value, self._registry)
+            note = rec.Note(time.time_ns() // 1000 if at is None else at, "", what, name, stowed.value)
+            number = self._ledger.append(note, stowed=stowed)
+            self._newest[what, name] = (number, note, value)
+
+
+def notes_of(agent: Any) -> Notes:
+    """The notes of an agent's line."""
+    with _lock:
+        found = _notes.get(agent)
+        if found is None:
+            found = _notes[agent] = Notes(agent)
+        return found
+
+
+def since_of(past: Past, checkpoint: str, count: int) -> int:
+    """The position up to which the program knew what had happened when this checkpoint was made.
+
+    A checkpoint that a tool or a breaker took, not the program, says nothing about what the program had made of the
+    calls before it: they can still be claimed.
+    """
+    note = past.notes.get(("auto", checkpoint))
+    if note is None or not isinstance(note.value, bytes):
+        return count
+    since = decode(note.value, inert=True)
+    return since if type(since) is int else count
+
+
+# -- the time -------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """The time. ``elapsed_s`` counts evenly, whatever happens to the date, also while the machine is asleep."""
+
+    def wall_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def elapsed_s(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def asleep(self, seconds: float) -> None:
+        await sys.modules["asyncio"].sleep(seconds)
+
+
+CLOCK = Clock()
+
+
+def clock_of(agent: Any) -> Clock:
+    """The agent's clock."""
+    clock: Clock = getattr(agent, "clock", CLOCK)
+    return clock

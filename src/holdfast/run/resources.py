@@ -1,32 +1,36 @@
-"""Resources: handles that cannot be saved, kept as a description by which they are opened again.
+"""Resources: what goes where the state goes: handles that are opened again by a description, and random generators.
 
-Owns the open handles of an agent and the notes that describe them. Must not know what a handle is. What always holds: a
-handle is opened when it is first used; what is recorded is its description, never the handle; a branch does not get
-what another branch has open: it opens its own, or what ``fork`` made for it.
-
-    resource(agent, name, open=, close=None, describe=None, fork=None)    a ``Resource``; ``.handle`` opens it
-    describe_all(agent)                  note descriptions that have changed: before a checkpoint
-    close_all(agent)                     close every handle: when the agent is closed, rolled back or rewound
+Owns the open handles of an agent, the notes that describe them, and the way of a random generator's state into the
+document and back. Must not know what a handle is, nor when checkpoints are taken: the host calls its companions. Loaded
+only by programs that use it. What always holds: a handle is opened when it is first used; what is recorded is its
+description, never the handle; a branch does not get what another branch has open: it opens its own, or what ``fork``
+made for it. A restored generator continues the same sequence; a branch does not repeat the numbers of the line that it
+left: it gets a seed of its own, once, and says so in its notes and in the log.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import random
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary, ref
+from weakref import ref
 
-from holdfast.errors import BadName, BadOption, NoAgent
-from holdfast.run import secrets
-from holdfast.run.notes import Notes, notes_of
+from holdfast.agent.names import check_text
+from holdfast.errors import BadOption, NoAgent
+from holdfast.run.arguments import refuse
+from holdfast.run.resilience import Notes, notes_of
+from holdfast.run.scope import here
 
 log = logging.getLogger("holdfast.run")
 H = TypeVar("H")
-NAME_MAX = 200
+G = TypeVar("G")
 _CLOSED = object()
-_lock = threading.Lock()
-_known: WeakKeyDictionary[Any, dict[str, Resource[Any]]] = WeakKeyDictionary()
+SECTION = "holdfast.random"
+"""The section of the state that holds generators. Only agents that keep one have it."""
 
 
 class Resource(Generic[H]):
@@ -100,7 +104,7 @@ class Resource(Generic[H]):
                 agent = self._agent()
                 if agent is None:
                     raise NoAgent(f"the agent of resource {self.name} is gone")
-                secrets.refuse(agent, f"the description of {self.name}", description)
+                refuse(agent, f"the description of {self.name}", description)
                 self._notes.put("resource", self.name, {"branch": self._branch, "description": description})
 
     def close(self) -> None:
@@ -128,44 +132,181 @@ class Resource(Generic[H]):
         return f"<Resource {self.name}: {'open' if self.is_open else 'closed'}>"
 
 
-def resource(
-    agent: Any,
-    name: str,
-    *,
-    open: Callable[..., H],
-    close: Callable[[H], object] | None = None,
-    describe: Callable[[H], Any] | None = None,
-    fork: Callable[[Any], Any] | None = None,
-) -> Resource[H]:
-    """Declare a resource.
+class Companions:
+    """What an agent's host tells where the state goes: its resources and its generators, by name."""
 
-    With ``describe`` it is opened by ``open(description)``: the newest that ``describe(handle)`` gave on this branch,
-    or None. Without, by ``open()``. ``fork(description)`` makes a description for a new branch.
-    """
-    if not 0 < len(name) <= NAME_MAX:
-        raise BadName(f"a resource's name has 1 to {NAME_MAX} characters")
-    if fork is not None and describe is None:
-        raise BadOption(f"resource {name}: fork() needs a description to start from", hint="Give describe, too.")
-    with _lock:
-        mine = _known.setdefault(agent, {})
-        known = mine.get(name)
-        if known is None:
-            known = mine[name] = Resource(agent, name, open, close, describe, fork)
-        elif not known.is_open:  # the program is executed again: its newest functions count
-            known.open, known.close_, known.describe, known.fork = open, close, describe, fork
-        return known
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._lock = threading.Lock()
+        self._resources: dict[str, Resource[Any]] = {}
+        self._generators: dict[str, tuple[Any, bytes]] = {}  # each with the branch whose numbers it draws
+
+    def resource(
+        self,
+        name: str,
+        *,
+        open: Callable[..., H],
+        close: Callable[[H], object] | None = None,
+        describe: Callable[[H], Any] | None = None,
+        fork: Callable[[Any], Any] | None = None,
+    ) -> Resource[H]:
+        """Declare a resource (``Agent.resource``)."""
+        check_text(name, "a resource's name")
+        if fork is not None and describe is None:
+            raise BadOption(f"resource {name}: fork() needs a description to start from", hint="Give describe, too.")
+        with self._lock:
+            known = self._resources.get(name)
+            if known is None:
+                known = self._resources[name] = Resource(self._agent, name, open, close, describe, fork)
+            elif not known.is_open:  # the program is executed again: its newest functions count
+                known.open, known.close_, known.describe, known.fork = open, close, describe, fork
+            return known
+
+    def generator(self, name: str, of: G) -> G:
+        """Keep a generator's state with the agent's from now on, and restore what is kept of it."""
+        check_text(name, "a generator's name")
+        _state(of)  # refuses what is no generator
+        lane = here()
+        scope = lane.scope if lane is not None and lane.scope.agent is self._agent else None
+        self._generators[name] = (of, self._agent.identity[1])
+        self._restore(name, replaying=bool(getattr(scope, "inheriting", False)))
+        return of
+
+    # -- what the host says ---------------------------------------------------------------------------------
+
+    def keep(self) -> None:
+        """Before a digest or a capture: put into the state what belongs there. What has not changed is not touched."""
+        state = self._agent.handle.state
+        for name, (of, branch) in list(self._generators.items()):
+            now = {"branch": branch, "state": _state(of)}
+            section = state.get(SECTION)
+            if section is None:
+                state[SECTION] = {name: now}
+            elif state.plain(section.get(name)) != now:
+                section[name] = now
+
+    def describe(self) -> None:
+        """Before a capture: record the descriptions that have changed."""
+        for one in list(self._resources.values()):
+            one.update()
+
+    def restore(self, *, replaying: bool) -> None:
+        """The state was moved. ``replaying``: to before the branch began, for a run that is executed again."""
+        for name in list(self._generators):
+            self._restore(name, replaying=replaying)
+        self.close()  # what is open fits no other state
+
+    def passed(self) -> None:
+        """A replay has come to where the branch began: from here on it has numbers of its own."""
+        for name, (of, branch) in list(self._generators.items()):
+            if branch != self._agent.identity[1]:
+                self._reseed(name, of)
+
+    def close(self) -> None:
+        """Close every handle. One that cannot be closed does not keep the others open."""
+        for one in list(self._resources.values()):
+            try:
+                one.close()
+            except Exception:
+                log.exception("resource %s could not be closed", one.name)
+
+    def _restore(self, name: str, *, replaying: bool) -> None:
+        """Continue from the state in the document."""
+        of, _ = self._generators[name]
+        state = self._agent.handle.state
+        section = state.get(SECTION)
+        found = state.plain(section.get(name)) if section is not None else None
+        if found is None:
+            return
+        _set_state(name, of, found["state"])
+        self._generators[name] = (of, found["branch"])
+        if found["branch"] != self._agent.identity[1] and not replaying:
+            self._reseed(name, of)
+
+    def _reseed(self, name: str, of: Any) -> None:
+        """Once for a branch: executed again, it has to draw the same numbers again."""
+        mine: bytes = self._agent.identity[1]
+        notes = notes_of(self._agent)
+        known = notes.get("seed", name)
+        if not isinstance(known, dict) or known["branch"] != mine:
+            known = {"branch": mine, "seed": os.urandom(32)}
+            notes.put("seed", name, known)
+            log.warning("generator %s of %s: this branch has a new seed", name, self._agent.name)
+        _seed(of, int.from_bytes(known["seed"], "big"))
+        self._generators[name] = (of, mine)
 
 
-def describe_all(agent: Any) -> None:
-    """Record the descriptions that have changed."""
-    for one in list(_known.get(agent, {}).values()):
-        one.update()
+# -- the kinds of generators ------------------------------------------------------------------------------------
 
 
-def close_all(agent: Any) -> None:
-    """Close every handle. One that cannot be closed does not keep the others open."""
-    for one in list(_known.get(agent, {}).values()):
-        try:
-            one.close()
-        except Exception:
-            log.exception("resource %s could not be closed", one.name)
+def _numpy(of: Any) -> str:
+    """Which of NumPy's generators it is, empty when none."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None:
+        return ""
+    if isinstance(of, numpy.random.Generator):
+        return "generator"
+    return "legacy" if of is numpy.random or isinstance(of, numpy.random.RandomState) else ""
+
+
+def _state(of: Any) -> dict[str, Any]:
+    """A generator's state as the codec keeps it."""
+    if of is random or isinstance(of, random.Random):
+        if isinstance(of, random.SystemRandom):
+            raise BadOption("SystemRandom has no state to be kept")
+        version, words, gauss = of.getstate()
+        return {"kind": "random", "state": [version, list(words), gauss]}
+    kind = _numpy(of)
+    if kind == "generator":
+        return {"kind": f"numpy.{type(of.bit_generator).__name__}", "state": _listed(of.bit_generator.state)}
+    if kind == "legacy":
+        return {"kind": "numpy.legacy", "state": _listed(of.get_state(legacy=False))}
+    raise BadOption(
+        f"{type(of).__name__} is no generator whose state can be kept",
+        hint="Use random, random.Random, numpy.random.default_rng() or numpy.random.RandomState.",
+    )
+
+
+def _set_state(name: str, of: Any, kept: dict[str, Any]) -> None:
+    if kept["kind"] != _state(of)["kind"]:
+        raise BadOption(
+            f"generator {name} was kept as {kept['kind']}, not as {_state(of)['kind']}", hint="Use another name for it."
+        )
+    state = kept["state"]
+    if kept["kind"] == "random":
+        version, words, gauss = state
+        of.setstate((version, tuple(words), gauss))
+    elif _numpy(of) == "generator":
+        of.bit_generator.state = _arrays(state)
+    else:
+        of.set_state(_arrays(state))
+
+
+def _seed(of: Any, seed: int) -> None:
+    kind = _numpy(of)
+    if kind == "generator":
+        of.bit_generator.state = type(of.bit_generator)(seed).state
+    elif kind == "legacy":
+        numpy = sys.modules["numpy"]
+        of.set_state(numpy.random.RandomState(numpy.random.MT19937(seed)).get_state(legacy=False))
+    else:
+        of.seed(seed)
+
+
+def _listed(state: Any) -> Any:
+    """NumPy's arrays as lists of numbers: they are compared, and the state stays readable without NumPy."""
+    if isinstance(state, dict):
+        return {key: _listed(item) for key, item in state.items()}
+    if hasattr(state, "tolist"):
+        return state.tolist()
+    return state
+
+
+def _arrays(state: Any) -> Any:
+    """The way back: NumPy takes lists of numbers where it gives arrays, if they are unsigned."""
+    numpy = sys.modules["numpy"]
+    if isinstance(state, dict):
+        return {key: _arrays(item) for key, item in state.items()}
+    if isinstance(state, list):
+        return numpy.array(state, dtype=numpy.uint64)
+    return state

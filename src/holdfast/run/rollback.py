@@ -1,48 +1,52 @@
 """Rollback: planned, shown, then done; and finished when it was interrupted.
 
 Owns the order of things: what is in doubt is asked about, what can be undone is undone, newest first, and only then the
-state moves. What has to be done is the business of ``planning``. What always holds: nothing moves while an effect
-stands in the way that nobody accepted; nothing is skipped; a rollback that has begun is finished before anything else
-begins; the record that voids what came after the target goes to disk with the move of the head.
-
-    plan_rollback(agent, revision, *, accept=()) -> RollbackPlan      reads only
-    RollbackPlan.apply() -> Checkpoint          await RollbackPlan.aapply()
-    resuming(agent) -> Steps                    finish an interrupted one; answers whether there was one
+state moves; and how one effect is undone: intent, compensation, outcome, and how often it is tried. What has to be done
+is the business of ``planning``. What always holds: nothing moves while an effect stands in the way that nobody
+accepted; nothing is skipped; a rollback that has begun is finished before anything else begins; the record that voids
+what came after the target goes to disk with the move of the head. A compensation is not called before its intent is
+durable; it has the same key each time, whoever tries again; what was undone is not undone again. It may be called more
+than once, with that key: it has to bear it.
 """
 
 from __future__ import annotations
 
 import heapq
+import inspect
 import logging
-from collections.abc import Collection, Iterator
-from contextlib import ExitStack
+import sys
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
-from holdfast.errors import BadOption, RollbackBlocked, RunRolledBack
-from holdfast.run import children, secrets
+from holdfast.agent import watchers
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.values import encode
+from holdfast.errors import BadOption, Cancelled, InDoubt, RollbackBlocked, RunRolledBack, Waiting
+from holdfast.run import children
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
-from holdfast.run.compensation import Failed, undo
-from holdfast.run.context import EFFECT
 from holdfast.run.doubt import settle, settle_all
 from holdfast.run.effects import Effect
-from holdfast.run.outcomes import MESSAGE_MAX
-from holdfast.run.past import Past, RunPast
-from holdfast.run.planning import Part, Planned, RollbackHost, pending, plan_part
-from holdfast.run.positions import here
+from holdfast.run.outcomes import MESSAGE_MAX, brief_fault, told
+from holdfast.run.past import RunPast
+from holdfast.run.planning import Part, Planned, pending, plan_part
 from holdfast.run.runs import Run
-from holdfast.run.scope import Scope, Suspended, now_us
-from holdfast.run.steps import Steps, Work, drive, drive_later
-from holdfast.run.tools import TOOLS
+from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, active, branch_of, here, now_us
+from holdfast.run.steps import Aside, Pause, Request, Steps, Work, Write, awaited, drive, drive_later
+from holdfast.run.tools import TOOLS, Tool
+
+if TYPE_CHECKING:
+    from holdfast.run.host import AgentHost
 
 log = logging.getLogger("holdfast.run")
 FUNCTION = "holdfast.rollback"
 """What a rollback is called in the list of runs."""
 
 
-def plan_rollback(agent: RollbackHost, revision: Any, *, accept: Collection[str] = ()) -> RollbackPlan:
+def plan_rollback(agent: AgentHost, revision: Any, *, accept: Collection[str] = ()) -> RollbackPlan:
     """What going back to a checkpoint would do. Changes nothing.
 
     ``accept`` names effects that may be left standing: tools, or ids of single effects.
@@ -57,7 +61,7 @@ def plan_rollback(agent: RollbackHost, revision: Any, *, accept: Collection[str]
 class RollbackPlan:
     """What a rollback will do. Lists of effects are in the order of undoing: newest first."""
 
-    def __init__(self, agent: RollbackHost, to: bytes, accept: tuple[str, ...], *, cause: Any = None) -> None:
+    def __init__(self, agent: AgentHost, to: bytes, accept: tuple[str, ...], *, cause: Any = None) -> None:
         self._agent, self._to, self._accept, self._cause = agent, to, accept, cause
         self._part = self._made(write=False)
         self.abandons, self.diff = agent.leaving(self._part.target)
@@ -84,22 +88,22 @@ class RollbackPlan:
     @property
     def undo(self) -> list[Planned]:
         """Effects that will be undone, those of children included."""
-        return list(_in_order([[*part.undo, *part.ask] for part in self._part.all()]))
+        return _in_order([*part.undo, *part.ask] for part in self._part.all())
 
     @property
     def blocked(self) -> list[Planned]:
         """Effects that stand in the way: ``why`` says why. They stop the rollback."""
-        return list(_in_order([part.blocked for part in self._part.all()]))
+        return _in_order(part.blocked for part in self._part.all())
 
     @property
     def accepted(self) -> list[Planned]:
         """Effects that will be left standing."""
-        return list(_in_order([part.accepted for part in self._part.all()]))
+        return _in_order(part.accepted for part in self._part.all())
 
     @property
     def undone(self) -> list[Planned]:
         """Effects that were undone before."""
-        return list(_in_order([part.undone for part in self._part.all()]))
+        return _in_order(part.undone for part in self._part.all())
 
     @property
     def harmless(self) -> list[Effect]:
@@ -197,11 +201,16 @@ class RollbackPlan:
         raise Suspended
 
     def _going(self) -> Steps:
+        about = {"target": self._to.hex(), "label": self._part.target.name, "undo": len(self.undo)}
+        with watchers.watching("rollback", self._agent.name, branch_of(self._agent), **about):
+            return (yield from self._gone())
+
+    def _gone(self) -> Steps:
         shown = {(one.agent, one.effect.key) for one in (*self.undo, *self.blocked, *self.accepted)}
         self._check_blocked()
         for part in self._part.all():
             if part is not self._part:  # which may be a child that rolls itself back
-                yield from children.stopping(part.host)
+                yield from children.halting(part.host)
         with ExitStack() as held:
             part = self._part = yield Work(self._current)
             held.callback(_release, part)
@@ -243,9 +252,10 @@ class RollbackPlan:
             for below in parts:
                 if below.undo or below is part:
                     label = f"before rollback to {below.target.name}"
-                    yield Work(partial(below.host.secure, label))
+                    yield Work(partial(below.host.handle._secure, label))
                     active[id(below)] = yield Work(partial(self._begun, below, whole=below is part))
-        left = list(_in_order([[(one, active[id(below)]) for one in below.undo] for below in parts if below.undo]))
+        whose = {id(one): active[id(below)] for below in parts for one in below.undo}
+        left = _in_order(below.undo for below in parts)
         try:
             for run in active.values():
                 doubtful = yield from settle_all(run, run.past.open_calls(), TOOLS.find)
@@ -253,11 +263,10 @@ class RollbackPlan:
                     run.unsettled = doubtful
                     run.check_settled()
             while left:
-                one, run = left[0]
-                yield from undo(run, one)
+                yield from undo(whose[id(left[0])], left[0])
                 left.pop(0)
         except Exception as error:
-            raise self._stuck(active, [one for one, _ in left], error) from error
+            raise self._stuck(active, left, error) from error
         made = None
         for below in reversed(parts):
             run_id = active[id(below)].run_id if id(below) in active else ""
@@ -276,7 +285,7 @@ class RollbackPlan:
             stowed = stow(given, host.registry)
             begin = rec.Begin(now_us(), uuid4().hex[:16], FUNCTION, stowed.value, b"", kind="rollback")
             begin.generation = host.generation
-            number = host.ledger.append(begin, nodes=stowed.nodes, chunks=stowed.chunks, flush=True)
+            number = host.ledger.append(begin, stowed=stowed, flush=True)
             this = RunPast(number, begin)
         run = Run(host, part.past, this, strict=False)
         run.order.drop(path for path in this.order if path.isdigit())  # undone already, so not called again
@@ -291,8 +300,7 @@ class RollbackPlan:
 
     def _stuck(self, active: dict[int, Run], left: list[Planned], error: Exception) -> RollbackBlocked:
         """Record that a person is needed; the error that says for what."""
-        said = secrets.scrub(self._agent, str(error)[:MESSAGE_MAX], "the error that stopped a rollback")
-        fault = ("", type(error).__qualname__, said, None)
+        fault = brief_fault(self._agent, error, "the error that stopped a rollback")
         for run in active.values():
             run.ledger.append(rec.End(now_us(), run.run_id, "attention", fault=fault), flush=True)
             run.ended = True
@@ -310,10 +318,9 @@ class RollbackPlan:
         )
 
 
-def resuming(agent: RollbackHost) -> Steps:
+def resuming(agent: AgentHost) -> Steps:
     """Finish a rollback that was interrupted. Answers whether there was one."""
-    marked = getattr(agent.ledger, "marked", agent.ledger.records)
-    found = yield Work(lambda: pending(Past(marked())))
+    found = yield Work(lambda: pending(agent.glance()))
     if found is None:
         return False
     given = fetch(found.begin.args, agent.ledger, agent.registry)
@@ -333,8 +340,7 @@ def _ask(part: Part) -> Steps:
             one.why = f"it is in doubt: {one.effect.why or 'its probe cannot tell'}"
             part.blocked.append(one)
             continue
-        nodes, chunks = (stowed.nodes, stowed.chunks) if stowed is not None else (None, None)
-        part.host.ledger.append(decision, nodes=nodes, chunks=chunks, flush=True)
+        part.host.ledger.append(decision, stowed=stowed, flush=True)
         traced.call.decision, traced.call.done = decision, None
         if traced.happened == "yes":
             one.effect = part.host.loop.effect_of(traced.call)
@@ -342,18 +348,10 @@ def _ask(part: Part) -> Steps:
     part.undo.sort(key=lambda one: one.traced.number, reverse=True)
 
 
-def _in_order(lists: list[list[Any]]) -> Iterator[Any]:
+def _in_order(lists: Iterable[list[Planned]]) -> list[Planned]:
     """The lists of several lines in one, newest first. Within a line the order of its records counts, not the clock."""
-
-    def number(entry: Any) -> int:
-        one: Planned = entry[0] if isinstance(entry, tuple) else entry
-        return one.traced.number
-
-    def at(entry: Any) -> int:
-        one: Planned = entry[0] if isinstance(entry, tuple) else entry
-        return one.traced.at
-
-    return heapq.merge(*(sorted(one, key=number, reverse=True) for one in lists), key=at, reverse=True)
+    sorted_lists = [sorted(one, key=lambda planned: planned.traced.number, reverse=True) for one in lists]
+    return list(heapq.merge(*sorted_lists, key=lambda planned: planned.traced.at, reverse=True))
 
 
 def _release(part: Part) -> None:
@@ -366,3 +364,108 @@ def _when(at_us: int) -> str:
     import time
 
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_us / 1e6))
+
+
+# -- undoing one effect ---------------------------------------------------------------------------------------
+
+
+TRIES = 5
+"""How often a compensation is tried, with longer and longer pauses, before a person is asked. More where its tool has
+more retries."""
+
+
+class Failed(Exception):
+    """A compensation did not go through. ``planned`` is what still stands."""
+
+    def __init__(self, planned: Planned, error: BaseException, tries: int) -> None:
+        super().__init__(told(error)[:MESSAGE_MAX])
+        self.planned, self.error, self.tries = planned, error, tries
+
+
+def undo(run: Run, planned: Planned) -> Steps:
+    """Undo one effect, as part of this rollback. Raises ``Failed`` when that does not work out."""
+    tool, traced = cast("Tool", planned.tool), planned.traced  # without its tool nothing is planned to be undone
+    path = str(traced.number)
+    key = digest_of("holdfast.key", encode(["undo", traced.key])).hex()[:32]  # the same whoever tries again
+    before = run.past.calls.get(path)
+    tries, most = 0, max(TRIES, tool.retries + 1)
+    attempt = traced.undo.attempts if traced.undo is not None else 0
+    own = Effect(
+        tool=f"undo {tool.name}",
+        kind="idempotent",
+        key=key,
+        path=path,
+        run=run.run_id,
+        _args=lambda: planned.effect.args,
+        _last_progress=lambda: fetch(before.progress, run.ledger, run.registry) if before is not None else None,
+    )
+    while True:
+        tries, attempt = tries + 1, attempt + 1
+        started = own._at_us = now_us()
+        own.attempt = attempt
+        intent = rec.Intent(
+            started, run.run_id, path, own.tool, own.kind, None, b"", key, attempt, run.agent.generation,
+            undoes=traced.number,
+        )  # fmt: skip
+        number = own.number = yield Write(run, intent)
+        own._report = lambda value, number=number: run.report(path, number, value)
+        done = rec.Done(0, run.run_id, path, "value", number, started=started)
+        try:
+            yield Compensate(run, tool, planned.effect, own, path)
+        except (InDoubt, Waiting, Cancelled) as error:  # of a call inside: trying again would not change that
+            raise Failed(planned, error, tries) from error
+        except Exception as error:
+            if tries < most:
+                yield Pause(run, tries)
+                continue
+            done.at, done.how = now_us(), "error"
+            done.fault = brief_fault(run.agent, error, f"an error of {own.tool}")
+            yield Write(run, done)
+            raise Failed(planned, error, tries) from error
+        done.at = now_us()
+        yield Write(run, done)
+        return
+
+
+class Compensate(Request):
+    """Call a compensation. An async one is awaited on the caller's loop, or, in plain code, on one of its own."""
+
+    def __init__(self, run: Run, tool: Tool, effect: Effect, own: Effect, path: str) -> None:
+        self.run, self.tool, self.effect, self.own, self.path = run, tool, effect, own, path
+        self.function: Any = tool.compensate
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        agent = self.run.agent
+        with (
+            watchers.watching("call", agent.name, branch_of(agent), effect=self.own),
+            active(Lane(self.run, f"{self.path}/", self.run.lane, self.own.tool)),
+        ):
+            token = EFFECT.set(self.own)
+            try:
+                yield
+            finally:
+                EFFECT.reset(token)
+
+    def now(self) -> None:
+        if self.tool.timeout_s is None:
+            self._call()
+        else:  # in a thread of its own: nothing stops a blocking call
+            Aside(self._call, self.own.tool).wait(self.tool.timeout_s)
+
+    def elsewhere(self) -> Any:
+        return Aside(self.now, self.own.tool).begin()
+
+    async def later(self) -> None:
+        if not inspect.iscoroutinefunction(self.function):
+            await super().later()
+            return
+        with self.inside():
+            async with sys.modules["asyncio"].timeout(self.tool.timeout_s):
+                await self.function(self.effect)
+
+    def _call(self) -> None:
+        with self.inside():
+            answer = self.function(self.effect)
+            if inspect.isawaitable(answer):
+                awaited(answer)

@@ -12,97 +12,65 @@ import functools
 import inspect
 import logging
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
+from holdfast.agent import watchers
+from holdfast.codec.types import Registry
+from holdfast.codec.values import decode
 from holdfast.errors import (
+    AgentBusy,
     BadOption,
     Cancelled,
     Diverged,
     InDoubt,
-    RunEnded,
     RunRolledBack,
-    ToolFailed,
+    RunUnfinished,
     Unencodable,
     Waiting,
 )
+from holdfast.run import cancelling, queues, waiting
 from holdfast.run import records as rec
-from holdfast.run import secrets, waiting
-from holdfast.run.arguments import Stowed, differences, fetch, fill, fingerprint, stow
-from holdfast.run.changes import compare, config_of
-from holdfast.run.choosing import ARGUMENTS, choose, mark_of
-from holdfast.run.claims import Loop
-from holdfast.run.context import active
+from holdfast.run.arguments import Stowed, differences, fetch, fill, fingerprint, refuse, scrub, stow
+from holdfast.run.calls import LEDGER
+from holdfast.run.claims import adopt
 from holdfast.run.doubt import settle_all
-from holdfast.run.durables import Durable, Options, known
-from holdfast.run.faults import said
-from holdfast.run.keeping import adopt
+from holdfast.run.durables import ARGUMENTS, Durable, Options, choose, known, mark_of, result_of_run
+from holdfast.run.effects import SAVED
 from holdfast.run.order import Order
-from holdfast.run.outcomes import MESSAGE_MAX, diverged
-from holdfast.run.past import ENDED, LOST, Call, Past, RunPast
-from holdfast.run.positions import HERE, Lane, number_tasks
-from holdfast.run.scope import Host, Scope, in_doubt, now_us
-from holdfast.run.steps import Steps, Turn, Work, cancelled, cancelled_again, drive, drive_later, is_cancelled
+from holdfast.run.outcomes import brief_fault, diverged
+from holdfast.run.past import ENDED, LOST, TRACE, Call, Past, RunPast
+from holdfast.run.resilience import clock_of
+from holdfast.run.scope import HERE, Lane, Scope, active, branch_of, in_doubt, now_us
+from holdfast.run.steps import Request, Steps, Turn, Work, cancelled, cancelled_again, is_cancelled
 from holdfast.run.tools import TOOLS, Tool, tool
+
+if TYPE_CHECKING:
+    from holdfast.run.host import AgentHost
 
 log = logging.getLogger("holdfast.run")
 SHOWN_MAX = 200
 """Characters of a call's arguments in a message."""
 
 
-class Saves(Protocol):
-    """A checkpoint, as far as a run cares."""
+class Beginner(Protocol):
+    """An agent as far as the beginning of a run needs one: it may not be there yet."""
+
+    handle: Any
+    registry: Registry
 
     @property
-    def id(self) -> str: ...
-
-
-class RunHost(Host, Protocol):
-    """What a run asks of an agent besides."""
-
-    @property
-    def loop(self) -> Loop:
-        """The agent's use outside of runs."""
-
-    # These fix what is to be written and return the function that writes it, which may be called on another thread.
-
-    def begin(self, record: rec.Begin, stowed: Stowed) -> Callable[[], Any]:
-        """Take the checkpoint that a run begins with; the record, with ``start`` set to its id, goes with it."""
-
-    def save(self, label: str, record: Callable[[bytes, bytes], rec.Saved]) -> Callable[[], Saves]:
-        """Take a checkpoint. ``record(id, digest)`` goes with it."""
-
-    def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
-        """The run has ended well: keep its state, if that has changed, and its result, in one transaction."""
-
-    # These change the live state or look at it.
-
-    def rewind(self, start: bytes) -> None:
-        """Make the live state that of this checkpoint, in memory. The head stays where it is."""
-
-    def state_digest(self) -> bytes:
-        """Of the live state."""
-
-    def difference(self, id: bytes) -> list[str]:
-        """What differs between that checkpoint's state and the live one, for people."""
-
-    def saved(self, id: bytes) -> Saves:
-        """A checkpoint that was taken before; the changes that led to it are recorded there already."""
-
-    def stopped(self) -> None:
-        """The run did not get to its end. If it had not caught up with its record, the state is the head's again."""
-
-    def abandoned(self) -> None:
-        """The run that stopped here has ended: what it left behind and did not save goes."""
+    def config_hash(self) -> str: ...
 
 
 class Run(Scope):
     """One execution of a run."""
 
-    def __init__(self, agent: RunHost, past: Past, this: RunPast, *, strict: bool) -> None:
+    def __init__(self, agent: AgentHost, past: Past, this: RunPast, *, strict: bool) -> None:
         super().__init__(agent, past.incarnation, Order(this.order))
         self.host = agent
         self.run_id = this.id
@@ -110,6 +78,10 @@ class Run(Scope):
         self.taken = agent.loop.taken  # one for all that the agent does in this process
         self.taken |= past.taken
         self.strict = strict
+        self.parent_says: cancelling.Stop | None = None  # what its parent says
+        self.heard: Cancelled | None = None  # what it was told last
+        self._limit = this.limit
+        self._look_at_s = 0.0
         self._before = sys.exception()  # what the program deals with by executing this run
         self.lane = Lane(self, label=this.begin.function)
         # Recorded and not reached yet. What is inside a call that has an outcome is not reached again.
@@ -123,12 +95,18 @@ class Run(Scope):
         """Whether something that is recorded has not been reached yet."""
         return bool(self._waiting or self._saves)
 
+    @property
+    def inheriting(self) -> bool:
+        """The same, of what another branch has recorded."""
+        return self.host.inherits(self._waiting.values(), self._saves.values())
+
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
         call = self._waiting.pop(path, None)
+        self.host.reached(call)
         if call is None:
             if path in self._saves:
                 raise diverged(path, "checkpoint", describe(tool.name, arguments))
-            return adopt(self, path, tool, mark)
+            return adopt(self, path, tool, mark, arguments)
         if call.tool == tool.name and call.fingerprint == mark:
             return call
         self._waiting[path] = call
@@ -185,6 +163,47 @@ class Run(Scope):
         if self.given_up:
             raise sys.modules["asyncio"].CancelledError
         super().check_settled(tool)
+
+    # -- stopping -------------------------------------------------------------------------------------------
+
+    def looks(self, kind: str) -> bool:
+        """Before each call that changes something outside; otherwise every 50 ms, as looking takes longer than most."""
+        return kind != "read" or self.parent_says is not None or time.monotonic() >= self._look_at_s
+
+    def look(self) -> cancelling.Stop | None:
+        self._look_at_s = time.monotonic() + waiting.LOOK_S
+        whose = f"run {self.run_id} of {self.agent.name}"
+        if self.parent_says is not None:
+            return self.parent_says
+        if self.left_s <= 0:
+            over = waiting.date(self.past.begin.until)
+            return cancelling.Stop(f"the time of {whose} was over at {over}", cancelling.LIMIT)
+        for signal in self.host.signals(self.past):
+            if signal.name == rec.STOP and signal.id not in self.taken:
+                undo = bool(decode(signal.value, self.registry))
+                return cancelling.Stop(f"{whose} was cancelled by {signal.by}", signal.by, undo, signal.id)
+        return None
+
+    def takes(self, stop: cancelling.Stop) -> bool:
+        with self.lock:
+            if stop.event:
+                new = stop.event not in self.taken
+                self.taken.add(stop.event)
+            elif stop is self.parent_says:
+                new, self.parent_says = True, None
+            else:
+                new, self._limit = bool(self._limit), 0
+            return new
+
+    @property
+    def left_s(self) -> float:
+        """How long it may go on before its time is over."""
+        return (self._limit - clock_of(self.agent).wall_us()) / 1e6 if self._limit else super().left_s
+
+    def hears(self, error: Cancelled) -> None:
+        self.heard, self._limit = error, 0
+        for child in self.children:
+            child.ask(error)
 
     # -- intended changes ------------------------------------------------------------------------------------
 
@@ -248,7 +267,7 @@ class Run(Scope):
         return self.host.saved(found.id)
 
 
-@tool(name="holdfast.checkpoint", effect="read")
+@tool(name=SAVED, effect="read")
 def _written() -> None:
     """Stands for the return of acheckpoint() in the order of completions."""
 
@@ -265,12 +284,6 @@ def describe(tool: str, arguments: dict[str, Any]) -> str:
 # -- executing ----------------------------------------------------------------------------------------------
 
 
-def run_now(agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Any:
-    """Execute a plain durable function, from the beginning or from where it stopped."""
-    made = check_plain(function)
-    return drive(execute(agent, made, args, kwargs, options))
-
-
 def check_plain(function: Any) -> Durable:
     """What is known about a function that plain code can execute."""
     made = known(function)
@@ -279,29 +292,19 @@ def check_plain(function: Any) -> Durable:
     return made
 
 
-async def run_later(
-    agent: RunHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
-) -> Any:
-    """Execute an async durable function. A plain one is executed, too, and blocks the loop as it would anywhere."""
-    import asyncio
+class Body(Request):
+    """Call the function that a run executes."""
 
-    number_tasks(asyncio.get_running_loop())
-    return await drive_later(execute(agent, known(function), args, kwargs, options))
-
-
-class _Body:
-    """Call the durable function itself."""
-
-    def __init__(self, run: Run, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.run, self.made, self.args, self.kwargs = run, made, args, kwargs
+    def __init__(self, run: Run, name: str, function: Callable[[], Any]) -> None:
+        self.run, self.name, self.function = run, name, function
 
     def now(self) -> Any:
         self.run.plain = True
         with active(self.run.lane):
             try:
-                return self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
+                return self.function()
             except StopIteration as error:  # which no generator can pass on
-                raise RuntimeError(f"{self.made.name} raised StopIteration") from error
+                raise RuntimeError(f"{self.name} raised StopIteration") from error
 
     async def later(self) -> Any:
         return await apart(self.run, self._body)
@@ -309,7 +312,7 @@ class _Body:
     async def _body(self) -> Any:
         self.run.plain = True
         with active(self.run.lane):
-            result = self.made.function(self.run.agent.handle, *self.args, **self.kwargs)
+            result = self.function()
             self.run.plain = not inspect.isawaitable(result)
             return result if self.run.plain else await result
 
@@ -338,36 +341,44 @@ async def apart(run: Scope, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any
         raise
 
 
-def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Steps:
-    past = yield Work(lambda: Past(agent.ledger.records()))
+def execute(agent: AgentHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Steps:
+    with watchers.watching("run", agent.name, branch_of(agent), function=made.name) as watch:
+        return (yield from _execute(agent, made, args, kwargs, options, watch))
+
+
+def _execute(
+    agent: AgentHost,
+    made: Durable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    watch: watchers.Watch,
+) -> Steps:
+    past = yield Work(lambda: agent.past(options.id))
     given, mark = called_with(agent, made, args, kwargs)
     this = choose(agent, past, mark, options)
     if this is not None and this.status == "finished" and this.end is not None:
-        return fetch(this.end.value, agent.ledger, agent.registry)
+        return result_of_run(this, agent.ledger, agent.registry)
     agent.loop.read(past)
     yield from agent.loop.settling()
     agent.loop.check_settled()
     resumed = this is not None
     agent.whole = False
     if this is None:
-        agent.abandoned()
-        stowed = stow(given, agent.registry)
-        begin = rec.Begin(now_us(), options.id or uuid4().hex[:16], made.name, stowed.value, mark, code=made.code)
-        begin.config = config_of(agent)
-        begin.generation = agent.generation
-        yield Work(agent.begin(begin, stowed))
-        past.incarnation += begin.run in past.begun
-        this = RunPast(agent.ledger.count, begin)
+        this = yield from _begin(agent, past, made, given, mark, options)
     else:
         yield Work(functools.partial(_resume, agent, made, this, mark, given))
     run = Run(agent, past, this, strict=made.strict if options.strict is None else options.strict)
     run.waits = options.wait
     try:
+        traced(agent, this, watch, resumed=resumed)
         left = yield from settle_all(run, this.open_calls(), TOOLS.find)
         if left:
             run.unsettled = left
             raise in_doubt(run, left)
-        result = yield from waiting.body(run, _Body(run, made, args, kwargs))
+        result = yield from waiting.body(
+            run, Body(run, made.name, functools.partial(made.function, agent.handle, *args, **kwargs))
+        )
         if run.children:
             from holdfast.run.children import leaving  # which needs runs
 
@@ -383,58 +394,129 @@ def execute(agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[s
         return fetch(kept.value, agent.ledger, agent.registry)
     except BaseException as error:
         try:
-            how = stopped(run, error)
+            ending = yield from cancelling.ending(run, error)
+            # One that is put off leaves them to go on; nobody waits for anything where a coroutine is thrown away.
+            if run.children and not isinstance(error, Waiting | GeneratorExit):
+                from holdfast.run.children import abandoning
+
+                yield from abandoning(run)
+            how = stopped(run, ending)
+            watch.tell(status=how)
         finally:
             agent.stopped()
         if how in ENDED:
             ended(agent)
+        if run.heard is not None and ending is run.heard and run.heard.undo:
+            yield from cancelling.undoing(run, run.heard)
+        if ending is not error:
+            raise ending from error
         raise
     finally:
         run.ended = True
 
 
-def ended(agent: RunHost) -> None:
+def submitting(
+    agent: AgentHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Steps:
+    """Begin a run and leave it to whoever resumes it; answers its id. One that is there already is not begun again."""
+    past = yield Work(lambda: agent.past(options.id))
+    given, mark = called_with(agent, made, args, kwargs)
+    this = choose(agent, past, mark, options)
+    if this is not None:
+        if agent.handle.dirty and not agent.has_remains:
+            raise RunUnfinished(
+                f"the state of {agent.name} has changes that are not saved, and run {this.id} is there already",
+                run=this.id,
+                hint="Handing the agent over would lose them. Keep them elsewhere, and forget them with agent.close().",
+            )
+        # One that failed without an id, or came with the branch, is handed over again: resumed, it is open here.
+        answered = {"finished"} if options.id is None else {"finished", "failed"}
+        if this.status not in answered and not agent.ledger.is_open(this.id):
+            yield Work(lambda: agent.ledger.append(this.resumed(now_us()), flush=True))
+        return this.id
+    agent.loop.read(past)
+    yield from agent.loop.settling()
+    agent.loop.check_settled()
+    agent.whole = False
+    begun: RunPast = yield from _begin(agent, past, made, given, mark, options, made.queue)
+    return begun.id
+
+
+def _begin(
+    agent: AgentHost, past: Past, made: Durable, given: dict[str, Any], mark: bytes, options: Options, queue: str = ""
+) -> Steps:
+    agent.abandoned()
+    begin, stowed = beginning(agent, made, given, mark, options, queue)
+    yield Work(agent.begin(begin, stowed, past))
+    return RunPast(agent.ledger.count, begin)
+
+
+def beginning(
+    agent: Beginner, made: Durable, given: dict[str, Any], mark: bytes, options: Options, queue: str
+) -> tuple[rec.Begin, Stowed]:
+    """The record with which a run begins, as far as it does not depend on the line, and what that names."""
+    stowed = stow(given, agent.registry)
+    id = options.id or uuid4().hex[:16]
+    begin = rec.Begin(now_us(), id, made.name, stowed.value, mark, code=made.code)
+    if queue:
+        queues.place(begin, queue, options.partition, options.priority)
+    begin.config = agent.config_hash
+    if options.limit_s is not None:
+        waiting.check_seconds(options.limit_s, "a time limit")
+        begin.until = clock_of(agent).wall_us() + round(options.limit_s * 1e6)
+    return begin, stowed
+
+
+def traced(agent: AgentHost, this: RunPast, watch: watchers.Watch, *, resumed: bool) -> None:
+    """Tell whoever watches which run it is, and keep where it was watched: with the run, as a note."""
+    if watch is watchers.UNWATCHED:
+        return
+    before = this.notes.get(TRACE)
+    mark = fetch(before.value, agent.ledger, agent.registry, inert=True) if before is not None else ""
+    watch.tell(run=this.id, resumed=resumed, before=mark)
+    if watch.mark:
+        value = stow(watch.mark, agent.registry).value
+        note = this.notes[TRACE] = rec.Note(now_us(), this.id, "trace", "", value, TRACE)
+        agent.ledger.append(note)
+
+
+def ended(agent: AgentHost) -> None:
     """A run has ended without finishing: the branch is free, and what it has done is left to whoever comes next."""
     agent.whole = True
     agent.loop.restart(agent.ledger.count, "")
 
 
-def cancelling(agent: RunHost, id: str) -> Steps:
+def cancel(agent: AgentHost, id: str, by: str) -> Steps:
     """End a run that nobody executes. What it has saved and done stays."""
     past = yield Work(lambda: Past(agent.ledger.records()))
-    this = past.runs.get(id)
-    if this is None or this.begin.kind == "rollback":
-        what = "was rolled back" if this is None and id in past.begun else f"is no run of {agent.name}"
-        raise BadOption(f"{id!r} {what}", hint="See agent.runs() for what there is.")
-    if this.status == "finished":
-        raise RunEnded(f"run {id!r} has finished", run=id, status="finished", hint="Roll back to undo what it did.")
-    if this.status == "cancelled":
-        return
+    this = past.runs[id]
     agent.loop.read(past)
     left = yield from settle_all(agent.loop, this.open_calls(), TOOLS.find)
     if left:
         raise in_doubt(agent.loop, left)
     agent.loop.note()
-    yield Work(lambda: agent.ledger.append(rec.End(now_us(), id, "cancelled"), flush=True))
+    fault = "", Cancelled.__name__, f"run {id} of {agent.name} was cancelled by {by}", None
+    end = rec.End(now_us(), id, "cancelled", fault=fault, by=by)
+    yield Work(lambda: agent.ledger.append(end, flush=True))
     agent.abandoned()
     ended(agent)
 
 
 def called_with(
-    agent: RunHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any]
+    agent: Beginner, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[dict[str, Any], bytes]:
     """The arguments by name, without the agent, and the fingerprint of function and arguments."""
     given = made.given(agent.handle, args, kwargs)
     mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
-    secrets.refuse(agent, f"the arguments of {made.name}", given)
+    refuse(agent, f"the arguments of {made.name}", given)
     return given, mark
 
 
-def _kept(agent: RunHost, made: Durable, result: Any) -> Stowed:
+def _kept(agent: AgentHost, made: Durable, result: Any) -> Stowed:
     """What a function returned, for the record."""
     what = f"the result of {made.name}"
     try:
-        return stow(secrets.scrub(agent, result, what), agent.registry)
+        return stow(scrub(agent, result, what), agent.registry)
     except Unencodable as error:
         error.root = what
         if inspect.iscoroutine(result):
@@ -443,34 +525,62 @@ def _kept(agent: RunHost, made: Durable, result: Any) -> Stowed:
         raise
 
 
-def _resume(agent: RunHost, made: Durable, this: RunPast, mark: bytes, given: dict[str, Any]) -> None:
+def _resume(agent: AgentHost, made: Durable, this: RunPast, mark: bytes, given: dict[str, Any]) -> None:
     agent.rewind(this.begin.start)
     agent.loop.note()
     if mark != mark_of(agent, this):
         stowed = stow({"fingerprint": mark, "arguments": given}, agent.registry)
         note = this.notes[ARGUMENTS] = rec.Note(now_us(), this.id, "arguments", made.name, stowed.value, ARGUMENTS)
-        agent.ledger.append(note, nodes=stowed.nodes, chunks=stowed.chunks)
+        agent.ledger.append(note, stowed=stowed)
         log.info("run %s of %s is resumed with other arguments", this.id, agent.name)
-    agent.ledger.append(this.resumed(now_us()))
+    # Durable before it is executed: a run that ends its process each time is found out by that.
+    if agent.resumed != this.id:
+        agent.ledger.append(this.resumed(now_us(), rec.WORKER if agent.for_worker else ""), flush=True)
+    agent.resumed = ""
     compare(agent, made, this)
 
 
 def stopped(run: Run, error: BaseException) -> str:
     """Record how a run ended that did not finish, and answer that. One that is interrupted has not ended."""
+    if run.broken is not None or isinstance(error, LEDGER):
+        return ""  # the store went away, which is no failure of the run
     if isinstance(error, InDoubt) or run.unsettled:
         how = "attention"
     elif isinstance(error, Waiting | RunRolledBack):
         return ""  # that is recorded already
     elif isinstance(error, Diverged):
         return ""  # the record stays as it is; other code can go on from it
-    elif isinstance(error, Exception):
-        # Of a child that was cancelled, the same error is a failure.
-        how = "cancelled" if isinstance(error, Cancelled) and error is run.reason else "failed"
+    elif isinstance(error, AgentBusy) and error is run.reason:
+        return ""  # somebody else has its child at the moment
+    elif isinstance(error, Exception | Cancelled) and not (error is run.heard and error.undo):
+        # What another run was told is a failure of this one.
+        how = "cancelled" if error is run.heard else "failed"
     else:
         run.ledger.flush()
         return ""
-    kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
-    message = secrets.scrub(run.agent, said(error)[:MESSAGE_MAX], "the error that ended a run")
-    fault = ("", kind, message, None)
-    run.ledger.append(rec.End(now_us(), run.run_id, how, fault=fault), flush=True)
+    fault = brief_fault(run.agent, error, "the error that ended a run")
+    by = error.by if isinstance(error, Cancelled) and how == "cancelled" else ""
+    run.ledger.append(rec.End(now_us(), run.run_id, how, fault=fault, by=by), flush=True)
     return how
+
+
+# -- what has changed around a run since it began -------------------------------------------------------------
+
+
+def compare(agent: AgentHost, made: Durable, this: RunPast) -> None:
+    """Say what has changed since a run began, before that shows in what it does."""
+    begin = this.begin
+    pairs = {"code": (begin.code, made.code), "configuration": (begin.config, agent.config_hash)}
+    for what, (was, now) in pairs.items():
+        if was == now or not begin.code:
+            continue
+        log.warning(
+            "run %s of %s: the %s of %s has changed since it began; it stops where it does not do what is recorded",
+            this.id, agent.name, what, made.name,
+        )  # fmt: skip
+        path = f"={what}"
+        last = this.notes.get(path)
+        if last is None or fetch(last.value, agent.ledger, agent.registry, inert=True) != now:
+            value = stow(now, agent.registry).value
+            note = this.notes[path] = rec.Note(now_us(), this.id, "changed", what, value, path)
+            agent.ledger.append(note)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -19,12 +20,10 @@ from holdfast.codec.values import encode
 from holdfast.run import records as rec
 from holdfast.run import resilience
 from holdfast.run.arguments import Stowed
-from holdfast.run.clock import clock_of
-from holdfast.run.context import EFFECT
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call
-from holdfast.run.positions import Lane, within
-from holdfast.run.scope import Scope
+from holdfast.run.resilience import clock_of
+from holdfast.run.scope import EFFECT, Lane, Scope, within
 from holdfast.run.tools import Tool
 from holdfast.store.apart import off_loop
 
@@ -129,6 +128,17 @@ class Work(Request):
         return self.function()
 
 
+class Long(Work):
+    """Call a function that may wait for others, or call code of the user: it has a thread of its own."""
+
+    def elsewhere(self) -> Any:
+        return Aside(self.now, "holdfast-wait").begin()
+
+
+class Share(Long):
+    """Begin a transaction for a tool. Others may have all there are."""
+
+
 class Join(Request):
     """Wait for something that goes on elsewhere."""
 
@@ -208,6 +218,18 @@ class Pause(Request):
         await self.clock.asleep(self.seconds)
 
 
+class Rest(Request):
+    """Wait a moment before looking again."""
+
+    SECONDS = 0.01
+
+    def now(self) -> None:
+        time.sleep(self.SECONDS)
+
+    async def later(self) -> None:
+        await sys.modules["asyncio"].sleep(self.SECONDS)
+
+
 class Park(Request):
     """The call was cancelled when it was recorded: wait until the program does that again."""
 
@@ -249,7 +271,7 @@ class Keep(Request):
     def _fixed(self) -> Callable[[], Any]:
         """What writes the state of this moment, with a note: the program may not know yet what was done before it.
 
-        After a load of this checkpoint that can still be claimed (notes.since_of).
+        After a load of this checkpoint that can still be claimed (``resilience.since_of``).
         """
         known_to = getattr(self.scope, "since", None)
         agent = self.scope.agent
@@ -270,20 +292,30 @@ class Invoke(Request):
         self.tool, self.effect, self.lane = tool, effect, lane
         self.args, self.kwargs = args, kwargs
         self.given: list[Any] = []  # what a stream has handed out
+        self.kept: Any = None  # the same, as far as it is kept before the end (``streams.Kept``)
+
+    def received(self, item: Any) -> None:
+        """A stream has given this."""
+        self.given.append(item)
+        if self.kept is not None:
+            self.kept.add(item)
 
     @contextmanager
     def inside(self, owner: Any = None) -> Iterator[None]:
         """The context of the tool's body. ``owner`` is the flow of control that executes it, if not the caller's."""
         token = EFFECT.set(self.effect)
         try:
-            with within(self.place(owner)):
+            with within(self.place(owner)), self.effect._watch.inside():
                 yield
         finally:
             EFFECT.reset(token)
 
     def place(self, owner: Any) -> Lane:
         """The lane of what it calls."""
-        return self.lane.body(self.effect.path, self.tool.name, owner)
+        lane = self.lane.body(self.effect.path, self.tool.name, owner)
+        if self.effect._connection is not None:
+            lane.inside = self.tool.name
+        return lane
 
     def now(self) -> Any:
         if self.tool.timeout_s is not None and not self.tool.stream:

@@ -1,34 +1,67 @@
 """A store whose agents can act: what concerns the runs of all of them.
 
-Owns opening such a store, sending signals, and the list of runs. Names and bytes are the business of the room below.
-What always holds: every store that a program gets is one of these, so that no agent is used without its ledger.
+Owns opening such a store, sending signals, the list of runs, and which checkpoints runs still need. Names and bytes are
+the business of the room below. What always holds: every store that a program gets is one of these, so that no agent is
+used without its line; a run that can still go on finds the checkpoint that it began with and every one that it took, a
+rollback the one that it goes to, and whoever decides about an effect in doubt the checkpoint before it.
 """
 
 from __future__ import annotations
 
-import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
 from uuid import uuid4
 
 import holdfast.agent.store as below
-from holdfast.errors import BadOption, Damaged, UnknownRevision
-from holdfast.run import secrets, signals
-from holdfast.run.handle import Agent
-from holdfast.run.listing import STATUSES, RunInfo, SignalInfo, View, addressee, runs_of, signals_of
-from holdfast.run.needed import needed
-from holdfast.run.stored import StoredLine
-from holdfast.store.catalog import Branch, Point
-from holdfast.store.changes import Change, Said, who
-from holdfast.store.keys import Key
+from holdfast.agent.fleet import Page
+from holdfast.agent.opened import adopt, settle
+from holdfast.codec.types import Registry
+from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
+from holdfast.run import fleet, opened, queues, schedule, waiting
+from holdfast.run.arguments import fetch, refuse
+from holdfast.run.durables import configured, known, options_of
+from holdfast.run.effects import Effect
+from holdfast.run.handle import Agent, check_repeatable
+from holdfast.run.line import Line
+from holdfast.run.listing import (
+    RunInfo,
+    SignalInfo,
+    View,
+    addressee,
+    end_at,
+    info_of,
+    open_children,
+    runs_of,
+    signals_of,
+)
+from holdfast.run.outlived import Outlived
+from holdfast.run.past import ROLLED_BACK, Past, RunPast
+from holdfast.run.queues import QueueInfo
+from holdfast.run.records import STOP
+from holdfast.run.scope import here
+from holdfast.run.steps import Long
+from holdfast.run.streams import Follow
+from holdfast.run.twins import twin
+from holdfast.store.catalog import Branch, End, Point
+from holdfast.store.catalog import View as ReadView
+from holdfast.store.changes import Change, Said, now_us, who
 
 if TYPE_CHECKING:
     from holdfast.run.batch import Batch, OnError
+    from holdfast.run.schedule import ScheduleInfo
+    from holdfast.run.worker import Submitted, Worked, Worker
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_LOOK_S = 0.04
+"""How often whoever waits for an agent that is busy in this process looks again."""
+
+_SUBMIT_S = 30.0
+"""How long a run is submitted while somebody has its agent open who has not begun it: he may have been stopped."""
 
 
 class Store(below.Store):
@@ -48,17 +81,44 @@ class Store(below.Store):
         recover: bool = False,
         config: Any = None,
     ) -> Agent:
-        made = super().agent(
-            name,
-            branch=branch,
-            create=create,
-            readonly=readonly,
-            wait_s=wait_s,
-            takeover=takeover,
-            recover=recover,
-            config=config,
-        )
-        return cast("Agent", made)  # _handle says what is made
+        end_s = time.monotonic() + wait_s
+        while True:
+            left_s = max(0.0, end_s - time.monotonic())
+            made = super().agent(
+                name,
+                branch=branch,
+                create=create,
+                readonly=readonly,
+                wait_s=left_s,
+                takeover=takeover,
+                recover=recover,
+                config=config,
+            )
+            handle = cast("Agent", made)  # _handle says what is made
+            if not handle._alone or handle._lane() is not None:
+                return handle
+            if not left_s:
+                raise AgentBusy(
+                    f"a worker of this process executes a run of {name}",
+                    hint="Wait for it with wait_s=, or open read-only.",
+                )
+            time.sleep(min(left_s, _LOOK_S))
+
+    def _open_alone(self, name: str, *, branch: str = below.MAIN, create: bool = True) -> Agent:
+        """A handle that nobody else in this process gets; ``AgentBusy`` where somebody has one."""
+        with self._lock:
+            made, known = self._found(name, branch=branch, create=create)
+            if known:
+                raise AgentBusy(f"{name} is open in this process", hint="Close the handle on it.")
+            made._alone = True
+        return made
+
+    def _found(self, name: str, *, branch: str = below.MAIN, create: bool = True) -> tuple[Agent, bool]:
+        """A handle, and whether somebody in this process had it before: if not, whoever asks closes it."""
+        with self._lock:
+            before = list(self._handles.values())
+            made = self.agent(name, branch=branch, create=create)
+            return made, any(made is one for one in before)
 
     def signal(
         self,
@@ -81,33 +141,41 @@ class Store(below.Store):
         self._check_writable()
         if any_run and run is not None:
             raise BadOption("a signal is for one run, or for any", hint="Give either run= or any_run=True.")
-        signals.check_name(name)
-        secrets.refuse(self, f"the signal {name}", value)
+        waiting.check_name(name)
+        refuse(self, f"the signal {name}", value)
         view = self._view(agent, branch)
-        row, given = view._agent, signals.check_id(id) if id is not None else b""
+        row, given = view._agent, waiting.check_id(id) if id is not None else b""
         past = view.past()
         body: dict[str, Any] = {}
-        if not (given and signals.sent_before(self._db.view, row, given)):
+        if not (given and waiting.sent_before(self._db.view, row, given)):
             to = None if any_run else addressee(view, past, run)
-            body = signals.body_of(
+            body = waiting.body_of(
                 given or uuid4().hex[:16].encode(), name, value, self._registry,
                 branch=view.identity[1], run=to, by=who(),
             )  # fmt: skip
 
-        def say(change: Change) -> bool:
-            if not body or (given and signals.sent_before(change, row, given)):
-                return False
-            for one, key in signals.entries_of(row.uuid, body):
-                change.say(row.a, Said(one, key))
-            return True
-
-        new = bool(body) and self._db.change(say)
+        new = bool(body) and self._send(view, body, given)
         wanted = (given or body["id"]).decode()
         for other in [view, *(one for one in self._views(empty=True) if one.name == agent)]:
             for one in signals_of(other):
                 if one.id == wanted:
                     return replace(one, repeated=not new)
         raise Damaged(f"the signal {wanted!r} of {agent} was sent before, and is not in the store any more")
+
+    def _send(self, view: View, body: dict[str, Any], given: bytes = b"") -> bool:
+        """Send a signal, unless that was done before with the id that was given."""
+        row = view._agent
+
+        def say(change: Change) -> bool:
+            if given and waiting.sent_before(change, row, given):
+                return False
+            change.hold_agent(row.a)
+            for one, key in waiting.entries_of(row.uuid, body):
+                change.say(row.a, Said(one, key))
+            change.set_open(view._branch.b, opened.sent(body))
+            return True
+
+        return self._db.change(say)
 
     def signals(self, agent: str | None = None, *, branch: str | None = None) -> list[SignalInfo]:
         """The signals that were sent, oldest first: to all agents, to one, or to one branch of it (``SignalInfo``)."""
@@ -121,7 +189,7 @@ class Store(below.Store):
         """Let a signal that nobody has taken count no more. A run that takes it at this very moment may have it."""
         self._check_writable()
         view = self._view(agent, branch)
-        found = [one for one in signals.all_of(self._db.view, view._agent)[0] if one.text == id]
+        found = [one for one in waiting.all_of(self._db.view, view._agent)[0] if one.text == id]
         status = next((one.status for one in signals_of(view) if one.id == id), "")
         if not status:
             raise BadOption(
@@ -129,8 +197,14 @@ class Store(below.Store):
             )
         if status != "pending":
             raise BadOption(f"the signal {id} cannot be dropped: it is {status}")
-        entry, key = signals.drop_of(view._agent.uuid, found[0], who())
-        self._db.change(lambda change: change.say(view._agent.a, Said(entry, key)))
+        entry, key = waiting.drop_of(view._agent.uuid, found[0], who())
+
+        def drop(change: Change) -> None:
+            change.hold_agent(view._agent.a)
+            change.say(view._agent.a, Said(entry, key))
+            change.set_open(view._branch.b, opened.dropped(found[0]))
+
+        self._db.change(drop)
         return next(one for one in signals_of(view) if one.id == id)
 
     def _view(self, agent: str, branch: str) -> View:
@@ -143,16 +217,239 @@ class Store(below.Store):
             raise UnknownRevision(f"agent {agent!r} has no branch {branch!r}")
         return View(self, row, found)
 
-    def runs(self, status: str | None = None) -> list[RunInfo]:
-        """The runs of all agents and branches; with ``status`` those that are so. See ``RunInfo``."""
-        if status is not None and status not in STATUSES:
-            raise BadOption(f"status {status!r}", hint=f"Use one of {', '.join(STATUSES)}.")
-        found = [info for view in self._views() for info in runs_of(view)]
-        return [info for info in found if status in {None, info.status}]
+    def runs(
+        self,
+        pattern: str | None = None,
+        *,
+        branch: str | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+        sort: Literal["began", "urgent"] = "began",
+    ) -> Page[RunInfo]:
+        """The runs of all agents, of the one of a name, or of those like ``trip-*``, the newest first (``RunInfo``).
+
+        ``sort="urgent"``: first those that need somebody: in need of attention, interrupted, due, failed. ``limit``: at
+        most so many; the list's ``more`` says how many branches have others.
+        """
+        return fleet.runs(self, pattern, branch, status, limit, sort)
+
+    def open_runs(self, pattern: str | None = None) -> dict[str, int]:
+        """How many runs have not ended, by status; ``due``: how many of them can be resumed, which ``due()`` lists."""
+        return fleet.counts(self, pattern)
+
+    def effects(
+        self,
+        pattern: str | None = None,
+        *,
+        branch: str | None = None,
+        in_doubt: bool = False,
+        limit: int | None = None,
+    ) -> Page[Effect]:
+        """Calls that were recorded by all agents, or by some as in ``runs()``, the newest first; or those in doubt."""
+        return fleet.effects(self, pattern, branch, limit, in_doubt=in_doubt)
+
+    def cancel(
+        self,
+        agent: str | RunInfo,
+        run: str | None = None,
+        *,
+        branch: str = below.MAIN,
+        compensate: bool = False,
+        wait_s: float = 0.0,
+    ) -> RunInfo:
+        """Cancel a run: one of ``store.runs()``, or an agent and the run's id; without it, the one that is open.
+
+        One that is executed now, in whatever process, is told so at its next recorded call, or where it waits: that
+        raises ``Cancelled`` there, once, and in its children. One that nobody executes is left to a worker for
+        ``wait_s`` seconds, which tells it so, and lets it clean up. Where none has come then, it ends, and its children
+        before it; none of its functions is executed for that. What it did stands; with ``compensate`` it is undone, and
+        the run rolled back to its beginning. Returns what is known of the run when it has ended, or the time is over:
+        cancelled, or still running.
+        """
+        self._check_writable()
+        if isinstance(agent, RunInfo):
+            return self.cancel(agent.agent, agent.id, branch=agent.branch, compensate=compensate, wait_s=wait_s)
+        waiting.check_seconds(wait_s)
+        end_s = time.monotonic() + wait_s
+        view = self._view(agent, branch)
+        this = addressee(view, view.past(), run, _NOTHING_TO_CANCEL)
+        lane = here()
+        if lane is not None and (lane.scope.run_id, lane.scope.agent.identity) == (this.id, view.identity):
+            raise RunUnfinished(
+                f"run {this.id} is executing this: when it is executed again, it would cancel itself once more",
+                run=this.id,
+                hint="Return, or raise an exception of your own.",
+            )
+        # A run that waits, or was interrupted, is found by a worker if it has a row.
+        rows = {row.run for row in view.opened()} if wait_s > 0 and this.status in {"", "waiting"} else set()
+        left = opened.key(this.id) in rows
+        if this.status != "cancelled" and (
+            left or view.at_it() or not self._end_run(view, this.id, compensate=compensate)
+        ):
+            body = waiting.body_of(
+                uuid4().hex[:16].encode(), STOP, compensate, self._registry,
+                branch=view.identity[1], run=this, by=who(),
+            )  # fmt: skip
+            self._send(view, body)
+            info = self._awaited(agent, branch, this.id, end_s)
+            told = info.status == "running" or not info.cancelled_by  # by whoever executes it, or did
+            if not told and left and not self._end_run(view, this.id, compensate=compensate):
+                return info  # a worker has come at the last moment, and finds the signal
+        return self._awaited(agent, branch, this.id, 0.0)
+
+    def _awaited(self, agent: str, branch: str, run: str, end_s: float) -> RunInfo:
+        """What is known of a run when it has ended, or when the time is over."""
+        while True:
+            view = self._view(agent, branch)
+            past, running = view.now()
+            found = next(one for one in reversed(past.every_run) if one.id == run)
+            left_s = end_s - time.monotonic()
+            if left_s <= 0 or found.status not in {"", "waiting"}:
+                return info_of(view, found, past.taken, running=running)
+            time.sleep(min(left_s, _LOOK_S))
+
+    def _end_run(self, view: View, run: str, *, compensate: bool) -> bool:
+        """End a run that nobody executes. False: somebody does by now."""
+        if not compensate:  # a rollback takes the children along
+            for child, its in open_children(view, run):
+                self.cancel(child, its, branch=view.branch_name)
+        try:
+            handle, known = self._found(view.name, branch=view.branch_name, create=False)
+        except AgentBusy:
+            return False
+        try:
+            if handle._host.busy:
+                return False
+            handle._end(run, who(), compensate=compensate)
+        finally:
+            if not known:
+                handle.close()
+        return True
+
+    def follow(
+        self, agent: str | RunInfo, run: str | None = None, *, branch: str = below.MAIN, wait: bool = True
+    ) -> Follow:
+        """The items of a run's streams, as they come, from whatever process: for ``for`` and ``async for``.
+
+        Each is a ``Streamed``: attempt, index, item, and the path and tool of the stream. An attempt that begins again,
+        because the one before it was interrupted, is told with index -1. It ends when the run has, or, with
+        ``wait=False``, when there is nothing more now.
+        """
+        if isinstance(agent, RunInfo):
+            return self.follow(agent.agent, agent.id, branch=agent.branch, wait=wait)
+        view = self._view(agent, branch)
+        return Follow(view, addressee(view, view.past(), run, (ROLLED_BACK,)), wait=wait)
 
     def due(self) -> list[RunInfo]:
-        """Runs that were put off and can be resumed now: their time, or their signal, has come."""
-        return [info for view in self._views() for info in runs_of(view, only_due=True)]
+        """Runs that were put off and can be resumed now: their time, or their signal, has come.
+
+        Those that came from elsewhere, or with a branch, are not among them until somebody resumes or adopts them.
+        """
+        self._check_open()
+        self.flush()
+        view, found = self._db.view, opened.candidates(self._db.view, now_us())
+        branches = sorted((one.a, one.b, one) for one in map(view.branch_at, found) if one.a)
+        return [
+            info for a, _, branch in branches for info in runs_of(View(self, view.agent_at(a), branch), only_due=True)
+        ]
+
+    def adopt(self, agent: str, *, branch: str = below.MAIN) -> list[RunInfo]:
+        """Let the runs that came from elsewhere, or with the branch, be its own. Returns those that are open.
+
+        From then on they are due when their time or signal comes. Whoever has them elsewhere should not go on with
+        them, too. Raises ``AgentBusy`` while somebody writes the branch.
+        """
+        self._check_writable()
+        view = self._view(agent, branch)
+        lease = self._lease(agent, view._branch, wait_s=0.0)
+
+        def own(change: Change) -> None:
+            settle(change, [adopt(change, change.branch_at(lease.b))])
+
+        try:
+            self._db.change(own, lease.b)
+        finally:
+            lease.release()
+        ids = {one.run for one in self._db.view.opened(lease.b)}
+        return [info for info in runs_of(self._view(agent, branch)) if opened.key(info.id) in ids]
+
+    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Submitted:
+        """Hand a run over to whoever works on this store, as a run of the agent FUNCTION/ID, which is made for it.
+
+        ``store.submit(send.options(id="order-7"), ...)``: an id is begun once, however often it is submitted.
+        """
+        from holdfast.run import founding
+        from holdfast.run.worker import Submitted
+
+        self._check_writable()
+        made, options = known(function), options_of(function)
+        check_repeatable(options, made.name)
+        queues.check_declared(self._db, made.queue)
+        if "/" in str(options.id):
+            raise BadOption(
+                f"{options.id!r} cannot be the id of a run that has an agent of its own",
+                hint="A slash stands before the name of a child. Use another id, or agent.submit(...).",
+            )
+        id = options.id if options.id is not None else uuid4().hex[:16]
+        name, end_s = f"{made.name}/{id}", time.monotonic() + _SUBMIT_S
+        if self._db.view.agent(name) is None and founding.found(self, name, made, args, kwargs, options, id):
+            return Submitted(self, name, below.MAIN, id)
+        while True:
+            try:
+                agent = self._open_alone(name)
+            except AgentBusy:  # somebody submits it just now, or executes it
+                view = self._view(name, below.MAIN)
+                if view.line.begun(id):
+                    found = Submitted(self, name, below.MAIN, id)
+                    found.check_same(made, args, kwargs)
+                    return found
+                if time.monotonic() >= end_s:
+                    raise
+                time.sleep(_LOOK_S)
+            else:
+                with closing(agent):
+                    return agent.submit(configured(made, options, id=id), *args, **kwargs)
+
+    def queues(self) -> list[QueueInfo]:
+        """The queues that runs wait in, with their limits, by name (``QueueInfo``)."""
+        self._check_open()
+        self.flush()
+        return queues.infos(self._db)
+
+    def set_queue(
+        self,
+        name: str,
+        *,
+        concurrency: int | None = None,
+        rate: tuple[int, float] | None = None,
+        partition_concurrency: int | None = None,
+        partition_rate: tuple[int, float] | None = None,
+    ) -> QueueInfo:
+        """Give a queue other limits, from now on and for all workers; what is not given is not limited.
+
+        A worker whose program declares others does not start any more: change the declaration, too.
+        """
+        self._check_writable()
+        made = queues.checked(queues.Queue(name, concurrency, rate, partition_concurrency, partition_rate))
+        queues.change(self._db, made)
+        return next(one for one in self.queues() if one.name == name)
+
+    def schedules(self) -> list[ScheduleInfo]:
+        """The functions that workers execute by themselves, ``durable(every=...)``, the next one first."""
+        self._check_open()
+        self.flush()
+        return schedule.listed(self)
+
+    def worker(self, *, concurrency: int = 16, tell: Callable[[Worked], None] | None = None) -> Worker:
+        """Whoever resumes runs that were killed, have come due or were submitted: ``store.worker().run()``.
+
+        Any number of them, in any number of processes, may work on a store. ``tell`` is called with what became of each
+        run.
+        """
+        from holdfast.run.worker import Worker
+
+        self._check_writable()
+        return Worker(self, concurrency=concurrency, tell=tell)
 
     def map(
         self,
@@ -187,20 +484,24 @@ class Store(below.Store):
         with self._batch(function, items, name, key, workers, on_error) as batch:
             return await batch.later()
 
+    aagent, asubmit, acancel = twin(agent, Long), twin(submit, Long), twin(cancel, Long)
+    asignal, adrop_signal, aadopt, aflush = twin(signal), twin(drop_signal), twin(adopt), twin(below.Store.flush)
+
     @contextmanager
     def _batch(self, function: Any, items: Any, name: str, key: Any, workers: int, on_error: Any) -> Iterator[Batch]:
         from holdfast.run.batch import Batch
 
-        with self._lock:
-            before = list(self._handles.values())
-            agent = self.agent(name)
+        agent, known = self._found(name)
         try:
             batch = Batch(agent._host, function, items, key, workers, on_error)
-            with agent._host.executing():
+            with agent._host.executing(), batch.watched():
                 yield batch
         finally:
-            if not any(agent is one for one in before):  # nobody else holds it
+            if not known:
                 agent.close()
+
+    def _inherited(self, view: ReadView, b: int, point: Point | None) -> End:
+        return end_at(view, b, point) if point is not None else super()._inherited(view, b, point)
 
     def _needed(self, branches: Sequence[Branch], points: Iterable[Point]) -> Iterator[tuple[bytes, str]]:
         """What runs that have not ended would look for when they go on, and where effects in doubt can be undone to."""
@@ -208,7 +509,10 @@ class Store(below.Store):
         known = ((point.manifest.effects[0], point.manifest.depth, point.id) for point in points) if busy else ()
         places = sorted(known)
         for branch in busy:
-            yield from needed(StoredLine(self._db, branch.b), places)
+            yield from needed(Line(self._db, branch.b), places)
+
+    def _outlived(self, view: ReadView) -> Outlived:
+        return Outlived(view, now_us())
 
     def _views(self, *, empty: bool = False) -> Iterator[View]:
         """The lines of all branches; with ``empty``, those without a record, too."""
@@ -220,39 +524,40 @@ class Store(below.Store):
                     yield View(self, agent, branch)
 
 
-def open_store(
-    path: str | os.PathLike[str] | None = None,
-    *,
-    create: bool = True,
-    readonly: bool = False,
-    durability: Literal["commit", "batched"] = "commit",
-    types: Sequence[Any] = (),
-    paranoid: bool = False,
-    recover: bool = False,
-    trust_older: bool = False,
-    inert: bool = False,
-    key: Key = None,
-    objects: str | None = None,
-) -> Store:
-    """Open a store, making it first if there is none.
+open_store = Store.opened
 
-    ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover`` accepts
-    that acknowledged commits are missing from a damaged catalog, and goes on with what is there; ``trust_older`` that
-    the whole store is older than it was when it was last used here (``StoreWentBack``): a backup was put back.
-    ``key`` opens an encrypted store, and makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32 bytes.
-    Without it, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with ``False`` none of them.
-    """
-    return below.open_as(
-        Store,
-        path,
-        create=create,
-        readonly=readonly,
-        durability=durability,
-        types=types,
-        paranoid=paranoid,
-        recover=recover,
-        trust_older=trust_older,
-        inert=inert,
-        key=key,
-        objects=objects,
-    )
+
+# -- what runs still need of the history ----------------------------------------------------------------------
+
+
+_OVER = frozenset({"finished", "cancelled"})
+_NOTHING_TO_CANCEL = frozenset({"finished", ROLLED_BACK})
+
+Place = tuple[int, int, bytes]
+"""How many records a checkpoint knows, its number, its id."""
+
+
+def needed(line: Line, places: Sequence[Place]) -> Iterator[tuple[bytes, str]]:
+    """Ids and reasons. ``places`` are the agent's checkpoints, sorted."""
+    past = Past(line.records())
+    for run in past.runs.values():
+        # One that failed or was rolled back can be executed again as long as nothing else has been begun since.
+        if run.status in _OVER or (run.status in {"failed", ROLLED_BACK} and run is not past.last):
+            continue
+        yield from _of_run(line, run)
+    for call in past.calls():
+        if call.open and call.kind == "write":
+            before = [identity for known, _, identity in places if known < call.number]
+            yield from ((identity, f"before {call.tool}, which is in doubt") for identity in before[-1:])
+
+
+def _of_run(line: Line, run: RunPast) -> Iterator[tuple[bytes, str]]:
+    name = f"run {run.begin.function}, which has not finished"
+    if run.begin.kind == "rollback":
+        given: Any = fetch(run.begin.args, line, Registry(), inert=True)
+        if isinstance(given, dict) and type(given.get("to")) is bytes:
+            yield given["to"], name
+    if run.begin.start:
+        yield run.begin.start, name
+    for saved in run.saved.values():
+        yield saved.id, name

@@ -1,7 +1,9 @@
-"""What an agent has around its state: the time, chance, signals, handles, modes and secrets.
+"""What an agent has around its state: the time, chance, signals, handles, secrets, and modes: how well it is doing.
 
-Owns these methods of the handle. What they do is the business of the modules that they name. What always holds: in a
-run, what would differ the next time is recorded.
+Owns these methods of the handle, and which mode holds. What the others do is the business of the modules that they
+name; what a mode means is the program's. What always holds: in a run, what would differ the next time is recorded; the
+mode is folded from the notes of the line: the one that was set by hand, or a worse one of a breaker that opened since
+and is not closed again.
 """
 
 from __future__ import annotations
@@ -13,8 +15,12 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from holdfast.run import calls, companions, modes, secrets, waiting
-from holdfast.run.clock import clock_of
+from holdfast.agent.names import check_text
+from holdfast.errors import BadOption
+from holdfast.run import calls, waiting
+from holdfast.run.arguments import ASKED, Secret, secret
+from holdfast.run.resilience import clock_of, notes_of
+from holdfast.run.scope import EFFECT, current, here
 from holdfast.run.tools import Tool, tool
 
 if TYPE_CHECKING:
@@ -24,7 +30,6 @@ if TYPE_CHECKING:
 
 H = TypeVar("H")
 G = TypeVar("G")
-_ASKED: Any = object()
 
 
 class Surroundings:
@@ -61,7 +66,7 @@ class Surroundings:
     def sleep(self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0) -> Any:
         """Sleep; in async code, await it. A run that is interrupted meanwhile sleeps on for what is left."""
         how = waiting.asleep if waiting.on_loop() else waiting.sleep
-        return how(self._host, _seconds(seconds, days, hours, minutes))
+        return how(self._host, seconds + 60 * (minutes + 60 * (hours + 24 * days)))
 
     def wait_for(self, name: str, timeout_s: float | None = None) -> Any:
         """Wait for a signal (``store.signal``) and give its value; in async code, await it. Raises TimeoutError."""
@@ -84,40 +89,54 @@ class Surroundings:
         With ``describe``, ``open(description)`` gets what ``describe(handle)`` last said on this branch, or None.
         ``fork(description)`` makes the description for a new branch; without it a branch begins with None.
         """
-        from holdfast.run import resources
-
         self._check_writer()
-        self._host.along(companions.Resources)
-        return resources.resource(self._host, name, open=open, close=close, describe=describe, fork=fork)
+        return self._host.companions.resource(name, open=open, close=close, describe=describe, fork=fork)
 
     def generator(self, name: str, of: G) -> G:
         """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's."""
-        from holdfast.run import generators
-
         self._check_writer()
-        self._host.along(companions.Generators)
-        generators.generator(self._host, name, of)
-        return of
+        return self._host.companions.generator(name, of)
 
     # -- modes ------------------------------------------------------------------------------------------------
 
     def declare_modes(self, *names: str) -> None:
         """The modes that this agent knows, from the best to the worst; the first is the usual one."""
-        modes.declare_modes(self._host, *names)
+        if not names or len(set(names)) != len(names):
+            raise BadOption("modes are one or more different names, from the best to the worst")
+        for name in names:
+            check_text(name, "the name of a mode", MODE_MAX)
+        notes_of(self._host).modes = names
 
     @property
     def mode(self) -> str:
-        """How well things are: one of the declared modes, set by hand or by a breaker that opened."""
-        return modes.get_mode(self._host)
+        """How well things are: one of the declared modes, set by hand or by a breaker that opened.
+
+        In a run it is a recorded answer, because the program may go another way by it. What is set by hand holds until
+        it is set again, or a breaker that opens later asks for a worse one.
+        """
+        return _read_mode() if self._in_run() else _mode_of(self._host)
 
     @mode.setter
     def mode(self, name: str) -> None:
         self._check_writer()
-        modes.set_mode(self._host, name)
+        declared = notes_of(self._host).modes
+        if name not in declared and name != NORMAL:
+            raise BadOption(
+                f"mode {name!r} is not declared",
+                hint=f"Use one of {', '.join(declared)}." if declared else "Declare it: agent.declare_modes(...).",
+            )
+        if self._in_run():
+            _write_mode(name, "")
+        else:
+            _set(self._host, name)
 
-    def secret(self, name: str, value: Any = _ASKED) -> secrets.Secret | None:
+    def _in_run(self) -> bool:
+        lane = here()
+        return lane is not None and bool(lane.scope.run_id) and self._host is lane.scope.agent and EFFECT.get() is None
+
+    def secret(self, name: str, value: Any = ASKED) -> Secret | None:
         """A secret that this process was given, or with ``value`` give it one. Secrets are never stored."""
-        return secrets.secret(self._host, name) if value is _ASKED else secrets.secret(self._host, name, value)
+        return secret(self._host, name, value)
 
 
 @tool(name="holdfast.now", effect="read")
@@ -140,5 +159,44 @@ def _uuid() -> uuid.UUID:
     return uuid.uuid4()
 
 
-def _seconds(seconds: float, days: float, hours: float, minutes: float) -> float:
-    return seconds + 60 * (minutes + 60 * (hours + 24 * days))
+# -- modes ----------------------------------------------------------------------------------------------------
+
+
+NORMAL = "normal"
+MODE_MAX = 100
+_WHO = "agent"
+
+
+def _mode_of(agent: Any) -> str:
+    """The mode that holds now."""
+    notes = notes_of(agent)
+    by_hand = notes.find("mode", _WHO)
+    mode = str(by_hand.value["mode"]) if by_hand is not None else (notes.modes or (NORMAL,))[0]
+    for breaker in notes.all("breaker").values():
+        state = breaker.value
+        set_since = by_hand is None or state.get("opened", 0) >= by_hand.number
+        if state["state"] != "closed" and state.get("mode") and set_since:
+            mode = max(mode, state["mode"], key=lambda name: _rank(notes.modes, name))
+    return mode
+
+
+def _rank(modes: tuple[str, ...], name: str) -> int:
+    """The place of a mode. One that is not declared in this process is worse than all: somebody meant something."""
+    if name in modes:
+        return modes.index(name)
+    return 0 if name == NORMAL else len(modes)
+
+
+@tool(name="holdfast.mode", effect="read")
+def _read_mode() -> str:
+    return _mode_of(current()._host)
+
+
+@tool(name="holdfast.set_mode", effect="read")
+def _write_mode(mode: str, why: str = "") -> None:
+    _set(current()._host, mode, why)
+
+
+def _set(agent: Any, mode: str, why: str = "") -> None:
+    notes_of(agent).put("mode", _WHO, {"mode": mode, "why": why})
+    agent.ledger.flush()

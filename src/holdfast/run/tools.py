@@ -16,13 +16,13 @@ from typing import Any, Literal, ParamSpec, Protocol, TypeVar, get_args, overloa
 
 from holdfast.codec.types import Registry, declared_classes, default_name
 from holdfast.errors import BadName, BadOption, FailedBeforeEffect, Unencodable, UnknownTool
-from holdfast.run import faults
 from holdfast.run.arguments import Binder
+from holdfast.run.outcomes import declared_name
 from holdfast.run.resilience import Breaker
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Kind = Literal["write", "read", "idempotent", "local"]
+Kind = Literal["write", "read", "idempotent", "local", "transaction"]
 When = Literal["before", "after"]
 RETRIES_MAX = 100
 """More attempts are a loop that nobody watches."""
@@ -44,6 +44,7 @@ class Tool:
         self.volatile = frozenset(options["volatile"])
         self.retries: int = options["retries"]
         self.timeout_s: float | None = options["timeout_s"]
+        self.limit_us = round((self.timeout_s or 0) * 1e6)
         breaker = options["breaker"]
         self.breaker: Breaker | None = Breaker(failures=breaker) if isinstance(breaker, int) else breaker
         self.fallback: Callable[..., Any] | None = options["fallback"]
@@ -92,6 +93,10 @@ class Tool:
     def _check(self) -> None:
         if self.kind in {"read", "local"} and (self.compensate or self.probe):
             raise BadOption(f"{self.name}: a {self.kind} tool changes nothing outside, so it has no probe or undoing")
+        if self.kind == "transaction" and (self.probe or self.stream):
+            raise BadOption(
+                f"{self.name}: a transaction is committed with its record or not at all, so it has no probe or stream"
+            )
         self._check_failing()
         known = self.binder.signature.parameters
         odd = [name for name in self.volatile if name.partition(".")[0] not in known and self.binder.variadic is None]
@@ -144,7 +149,7 @@ class Tool:
         kinds = [kind for kind in self.raises if type(error) is kind] or [
             kind for kind in self.raises if isinstance(error, kind)
         ]
-        return faults.named(kinds[0], self.raises) if kinds else ""
+        return declared_name(kinds[0], self.raises) if kinds else ""
 
     def __repr__(self) -> str:
         return f"<Tool {self.name} ({self.kind})>"
@@ -278,7 +283,8 @@ def tool(
     """Record the calls of a function inside a run or ``with agent:``; elsewhere it is an ordinary function.
 
     ``effect``: ``write`` (changes something outside, must not be repeated), ``idempotent`` (may be repeated with the
-    same key), ``read`` (may be repeated), ``local`` (changes only the agent's own state and files).
+    same key), ``read`` (may be repeated), ``local`` (changes only the agent's own state and files), ``transaction``
+    (changes tables beside the store on PostgreSQL through ``effect().connection``: exactly once).
     ``compensate(effect)`` undoes a call, ``probe(effect)`` finds out whether it happened. ``raises`` are exceptions
     that are answers. ``volatile`` names arguments that differ each time without meaning something else.
     ``retries``: a write is tried again only when it is known that nothing happened. ``breaker``, a ``Breaker`` or a
@@ -321,22 +327,15 @@ def _wrapper(made: Tool) -> Callable[..., Any]:
             yield from calls.flow(made, args, kwargs)
 
         return flowing
-    if made.waits:
 
-        @functools.wraps(function)
-        async def later(*args: Any, **kwargs: Any) -> Any:
-            return await calls.later(made, args, kwargs)
-
-        later.acall = later  # type: ignore[attr-defined] # functions may have attributes
-        return later
+    @functools.wraps(function)
+    async def later(*args: Any, **kwargs: Any) -> Any:
+        return await calls.later(made, args, kwargs)
 
     @functools.wraps(function)
     def now(*args: Any, **kwargs: Any) -> Any:
         return calls.now(made, args, kwargs)
 
-    @functools.wraps(function)
-    async def aside(*args: Any, **kwargs: Any) -> Any:
-        return await calls.aside(made, args, kwargs)
-
-    now.acall = aside  # type: ignore[attr-defined] # as above
-    return now
+    wrapper: Any = later if made.waits else now
+    wrapper.acall = later
+    return wrapper  # type: ignore[no-any-return] # functions may have attributes

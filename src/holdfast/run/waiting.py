@@ -1,14 +1,22 @@
 """Waiting: sleeping, and signals from elsewhere, both as long as it takes and through any number of restarts.
 
-Owns how long a run waits, what ends a wait, and putting a run off when it is not to block. Must not know where signals
-are kept: the agent lists them. What always holds: a wait that was begun ends when it would have ended, whoever resumes
-it; a signal ends one wait on a line, once, and a rollback does not give it back; a run is put off only when no call of
-it is under way.
+Owns how long a run waits, what ends a wait, putting a run off when it is not to block; what a signal is, whom it is
+for, and how it lies in the log. Must not know how the log is kept. What always holds: a wait that was begun ends when
+it would have ended, whoever resumes it; a signal to a run is for that run alone, and for no later one of the same id;
+it ends one wait on a line, once, and a rollback does not give it back; one that a plain loop took is taken with its
+next checkpoint, and until then the next process is given it again; one id is one signal, however often it is sent; a
+run is put off only when no call of it is under way.
 
     sleep(agent, seconds)                asleep(agent, seconds)                 both return None
     wait_for(agent, name, timeout_s)     await_for(agent, name, timeout_s)      the signal's value, or TimeoutError
     due(past, signals, at_us)            the runs of a line that can resume now; ``open_waits(run)`` what they wait for
     body(run, request)                   a run's body, put off where ``run.waits`` is false: raises ``Waiting``
+
+    key_of(agent, run="")                the key of the entries that are signals to that run; "": to the agent
+    body_of(name, value, ...), read(at, body)      a signal as an entry of the log, and from one
+    visible(view, agent, branch, run)    what a run may take, oldest first; None for a run: what a plain loop may
+    sent_before(view, agent, id)         whether this id was used before
+    all_of(view, agent)                  every signal to an agent, oldest first, with the ids of those dropped
 
 Asked of an agent: ``signals(run) -> Sequence[Signal]``, those that this run may take, oldest first, or a plain loop
 where it is None; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``live``, ``taken``, ``stopped``.
@@ -19,34 +27,29 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import Any
 
-from holdfast.codec.values import decode
-from holdfast.errors import BadOption, NoAgent, Waiting
+from msgspec import Struct
+
+from holdfast.agent.names import check_text
+from holdfast.codec.blocks import digest_of
+from holdfast.codec.types import Registry
+from holdfast.codec.values import decode, encode
+from holdfast.errors import BadName, BadOption, CorruptValue, NoAgent, Waiting
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, fingerprint, stow
-from holdfast.run.clock import clock_of
-from holdfast.run.context import EFFECT, place
+from holdfast.run.cancelling import Stop, asked_by, tell
 from holdfast.run.outcomes import Local, failure, fault_of, give
 from holdfast.run.past import Past, RunPast
-from holdfast.run.positions import Lane, here
-from holdfast.run.scope import Scope, Suspended, in_doubt
-from holdfast.run.signals import Signal, check_name
-from holdfast.run.steps import (
-    Request,
-    Steps,
-    Turn,
-    Write,
-    cancelled,
-    cancelled_again,
-    drive,
-    drive_later,
-    is_cancelled,
-)
+from holdfast.run.records import STOP
+from holdfast.run.resilience import clock_of
+from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, place
+from holdfast.run.steps import Request, Steps, Turn, Write, cancelled, cancelled_again, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
 from holdfast.store.apart import off_loop
+from holdfast.store.catalog import Agent, Branch, View
 
 WAIT_MAX_S = 100 * 366 * 86_400.0
 """Longer than anybody waits, and far from the end of dates."""
@@ -96,7 +99,7 @@ def on_loop() -> bool:
 
 def sleep(agent: Any, seconds: float) -> None:
     """Sleep. In a run the time is kept through restarts."""
-    _seconds(seconds)
+    check_seconds(seconds)
     lane = _place(agent, _SLEEP)
     if lane is None:
         clock_of(agent).sleep(seconds)
@@ -106,7 +109,7 @@ def sleep(agent: Any, seconds: float) -> None:
 
 async def asleep(agent: Any, seconds: float) -> None:
     """As sleep()."""
-    _seconds(seconds)
+    check_seconds(seconds)
     lane = _place(agent, _SLEEP)
     if lane is None:
         await clock_of(agent).asleep(seconds)
@@ -127,16 +130,16 @@ async def await_for(agent: Any, name: str, timeout_s: float | None = None) -> An
 def _receive(agent: Any, name: str, timeout_s: float | None) -> Steps:
     check_name(name)
     if timeout_s is not None:
-        _seconds(timeout_s)
+        check_seconds(timeout_s)
     lane = _place(agent, _WAIT_FOR)
     if lane is None:
         raise NoAgent("signals are received in a run, or inside `with agent:`")
     return (yield from _wait(lane, _WAIT_FOR, {"name": name, "timeout_s": timeout_s}, "signal", name, timeout_s))
 
 
-def _seconds(seconds: float) -> None:
+def check_seconds(seconds: float, what: str = "a wait") -> None:
     if not isfinite(seconds) or not 0 <= seconds <= WAIT_MAX_S:
-        raise BadOption(f"a wait of {seconds!r} s", hint=f"Use a number from 0 to {WAIT_MAX_S:g}.")
+        raise BadOption(f"{what} of {seconds!r} s", hint=f"Use a number from 0 to {WAIT_MAX_S:g}.")
 
 
 def _place(agent: Any, what: Tool) -> Lane | None:
@@ -184,6 +187,10 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
             yield Write(scope, began)
         while True:
             over = yield looking
+            if looking.stop is not None:
+                if scope.takes(looking.stop):
+                    yield from tell(scope, what, looking.stop, done)
+                continue
             stowed = None
             if over and kind == "signal":
                 error = TimeoutError(f"no signal {name!r} within {limit_s:g} s")
@@ -201,9 +208,11 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
             yield from cancelled(scope, done)
         raise
     done.at = clock_of(scope.agent).wall_us()
-    if scope.run_id or done.event:
+    if scope.run_id:
         scope.complete(done, stowed)
         yield Turn(scope, path, flush=True)
+    elif stowed is not None and done.event:
+        scope.receive(done, stowed)  # type: ignore[attr-defined] # a loop
     if done.fault is not None:
         raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
     return fetch(done.value, Local(stowed), scope.registry)
@@ -240,13 +249,17 @@ def _claim(scope: Scope, found: Iterable[Signal]) -> Signal | None:
 
 
 class Until(Request):
-    """Wait until the time is over (answers True) or the signal is there (answers False, and ``found`` has it)."""
+    """Wait until the time is over (answers True) or the signal is there (answers False, and ``found`` has it).
+
+    Or until the run is to stop (``stop``).
+    """
 
     def __init__(self, scope: Scope, began: rec.Wait) -> None:
         self.scope, self.began = scope, began
         self.agent: Any = scope.agent
         self.clock = clock_of(scope.agent)
         self.found: list[Signal] = []
+        self.stop: Stop | None = None
         self._pause_s = LOOK_S
         self._seen = (-1, 0.0)
         # Between two processes there is only the date. It may have been set: no wait gets longer than it was meant to
@@ -264,7 +277,7 @@ class Until(Request):
     async def later(self) -> bool:
         while True:
             # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
-            on_disk = self.began.what == "signal"
+            on_disk = self.began.what == "signal" or self.scope.run_id
             pause_s = await off_loop(self._look) if on_disk else self._look()
             if pause_s is None:
                 return not self.found
@@ -275,6 +288,9 @@ class Until(Request):
         scope = self.scope
         if scope.reason is not None or threading.get_ident() in ENDING:
             raise Suspended
+        self.stop = scope.look()
+        if self.stop is not None:
+            return None
         if self.began.what == "signal":
             sent = self.agent.signals(scope.past if scope.run_id else None)  # type: ignore[attr-defined] # as above
             self.found = [one for one in sent if one.name == self.began.name and one.id not in scope.taken]
@@ -283,11 +299,10 @@ class Until(Request):
         left = SLICE_S if self._end_s is None else self._end_s - self.clock.elapsed_s()
         if left <= 0:
             return None
+        left = min(left, scope.left_s)
         if not scope.waits:
             self._put_off()
             return min(left, LOOK_S)
-        if self.began.what == "sleep":
-            return min(left, SLICE_S)
         self._pause_s = min(self._pause_s * 1.5, LOOK_MAX_S)
         return min(left, self._pause_s)
 
@@ -330,13 +345,18 @@ def body(run: Scope, request: Any) -> Steps:
 
 def put_off(run: Scope) -> Waiting:
     """Record that the run waits; the error that says so."""
-    waits = open_waits(Past(run.ledger.records()).runs[run.run_id])
-    until = min((wait.until for wait in waits if wait.until), default=0)
+    waits = open_waits(Past(run.ledger.recent(run.past.number - 1)).runs[run.run_id])  # type: ignore[attr-defined] # a run
+    past: RunPast = run.past  # type: ignore[attr-defined] # a run
+    until = ends_at(past, waits)
     name = next((wait.name for wait in waits if wait.what == "signal"), "")
-    run.ledger.append(rec.End(clock_of(run.agent).wall_us(), run.run_id, "waiting", until=until, name=name), flush=True)
+    end = rec.End(clock_of(run.agent).wall_us(), run.run_id, "waiting")
+    end.waits = [(wait.what, wait.name, wait.until) for wait in waits]
+    if past.limit:
+        end.waits.append(("limit", "", past.limit))
+    run.ledger.append(end, flush=True)
     others = {wait.name for wait in waits if wait.what == "child"}
     parts = [f"for the signal {name!r}" if name else "", *(f"for {other}" for other in sorted(others))]
-    what = " or ".join([*filter(None, parts), *([f"until {_date(until)}"] if until else [])])
+    what = " or ".join([*filter(None, parts), *([f"until {date(until)}"] if until else [])])
     return Waiting(
         f"run {run.run_id} of {run.agent.name} waits {what}",
         run=run.run_id,
@@ -346,7 +366,12 @@ def put_off(run: Scope) -> Waiting:
     )
 
 
-def _date(at_us: int) -> str:
+def ends_at(run: RunPast, waits: Iterable[rec.Wait]) -> int:
+    """When a run that waits so goes on at the latest: a wait is over, or its own time is; 0: nobody knows."""
+    return min((at for at in (run.limit, *(wait.until for wait in waits)) if at), default=0)
+
+
+def date(at_us: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_us / 1e6))
 
 
@@ -370,6 +395,10 @@ def due(
     ``child(run, name)`` says whether a run can resume that waits for its child of that name.
     """
 
+    def is_to_stop(run: RunPast) -> bool:
+        over = run.status == "waiting" and 0 < run.limit <= at_us
+        return over or bool(asked_by(signals(run), past.taken))
+
     def has_come(run: RunPast, wait: rec.Wait) -> bool:
         if wait.until and wait.until <= at_us:
             return True
@@ -380,5 +409,132 @@ def due(
     return [
         run
         for run in past.runs.values()
-        if run.status in {"", "waiting"} and any(has_come(run, wait) for wait in open_waits(run))
+        if run.status in {"", "waiting"} and (any(has_come(run, wait) for wait in open_waits(run)) or is_to_stop(run))
     ]
+
+
+# -- signals --------------------------------------------------------------------------------------------------
+
+
+VALUE_MAX_BYTES = 1 << 20
+"""A signal is a message, not a way to move data: it is read again at each look until it is received."""
+
+
+class Signal(Struct, frozen=True):
+    """A message: its id, its time, its name, its encoded value, the branch, the run, and who sent it.
+
+    ``begun`` is the number of the record with which the run began: a later run may have the same id. The id of a
+    signal is its own, not its entry's number: a record that says it was received means the same in every store.
+    """
+
+    id: bytes
+    at: int
+    name: str
+    value: bytes
+    branch: bytes | None = None
+    run: str = ""
+    begun: int = 0
+    by: str = ""
+
+    @property
+    def text(self) -> str:
+        """Its id, for people."""
+        try:
+            return self.id.decode()
+        except UnicodeDecodeError:
+            return self.id.hex()
+
+    def is_for(self, branch: bytes, run: RunPast | None) -> bool:
+        """Whether this run, or a plain loop of this branch, may take it."""
+        if self.branch not in {None, branch}:
+            return False
+        return not self.run or (run is not None and (self.run, self.begun) == (run.id, run.number))
+
+
+def key_of(agent: bytes, run: str = "") -> bytes:
+    """The key of the entries that are signals to a run of the agent with this uuid, or to the agent."""
+    return digest_of("holdfast.signal", agent + run.encode())[:16]
+
+
+def _id_key(agent: bytes, id: bytes) -> bytes:
+    return digest_of("holdfast.signal id", agent + id)[:16]
+
+
+def body_of(
+    id: bytes, name: str, value: Any, registry: Registry, *, branch: bytes, run: RunPast | None, by: str
+) -> dict[str, Any]:
+    """The body of the entry that is a signal."""
+    if name != STOP:
+        check_name(name)
+    data = encode(value, registry)
+    if len(data) > VALUE_MAX_BYTES:
+        raise BadOption(f"a signal's value takes {len(data)} bytes, more than {VALUE_MAX_BYTES}")
+    whose: dict[str, Any] = {} if run is None else {"run": run.id, "begun": run.number}
+    return {"what": "signal", "name": name, "value": data, "branch": branch, "id": id, "by": by, **whose}
+
+
+def entries_of(agent: bytes, body: dict[str, Any]) -> list[tuple[dict[str, Any], bytes]]:
+    """The entries that a signal consists of, each with its key: itself, and that its id is used."""
+    used = {"what": "signal id", "run": body.get("run", "")}
+    return [(body, key_of(agent, body.get("run", ""))), (used, _id_key(agent, body["id"]))]
+
+
+def drop_of(agent: bytes, signal: Signal, by: str) -> tuple[dict[str, Any], bytes]:
+    """The entry that says that a signal counts no more, and its key."""
+    return {"what": "signal dropped", "id": signal.id, "by": by}, key_of(agent, signal.run)
+
+
+def read(at: int, parts: Mapping[str, Any]) -> Signal:
+    """A signal from its entry."""
+    try:
+        whose = parts.get("run", ""), parts.get("begun", 0), parts.get("by", "")
+        return Signal(parts["id"], at, parts["name"], parts["value"], parts["branch"], *whose)
+    except (AttributeError, KeyError, TypeError) as error:
+        raise CorruptValue("an entry that should be a signal does not follow the format") from error
+
+
+def visible(view: View, agent: Agent, branch: Branch, run: RunPast | None) -> list[Signal]:
+    """The signals that a run may take, or, without one, a plain loop; oldest first. Some may have been taken before."""
+    keys = [key_of(agent.uuid), *([key_of(agent.uuid, run.id)] if run is not None else [])]
+    found = [entry for entry in view.log_under(keys) if entry.a == agent.a]
+    signals, dropped = sorted_entries((entry.at, entry.body) for entry in found)
+    return [one for one in signals if one.is_for(branch.uuid, run) and one.id not in dropped]
+
+
+def stamp(view: View, agent: Agent, run: RunPast | None) -> int:
+    """A number that differs when something was sent to a run, or dropped: asking for it reads no entry."""
+    return view.count_under([key_of(agent.uuid), *([key_of(agent.uuid, run.id)] if run is not None else [])])
+
+
+def sent_before(view: View, agent: Agent, id: bytes) -> bool:
+    """Whether an id was used for a signal to this agent."""
+    return any(entry.a == agent.a for entry in view.log_under([_id_key(agent.uuid, id)]))
+
+
+def all_of(view: View, agent: Agent) -> tuple[list[Signal], set[bytes]]:
+    """Every signal to an agent, oldest first, and the ids of those that were dropped."""
+    return sorted_entries((entry.at, entry.body) for entry in view.log(agent.a))
+
+
+def sorted_entries(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[list[Signal], set[bytes]]:
+    """The signals among entries of a log, with their times, and the ids of those that were dropped."""
+    signals: dict[bytes, Signal] = {}
+    dropped: set[bytes] = set()
+    for at, body in entries:
+        if body.get("what") == "signal":
+            one = read(at, body)
+            signals.setdefault(one.id, one)
+        elif body.get("what") == "signal dropped":
+            dropped.add(body["id"])
+    return list(signals.values()), dropped
+
+
+def check_name(name: str) -> None:
+    check_text(name, "a signal's name")
+    if name == STOP:
+        raise BadName(f"{name!r} is no name for a signal", hint="To stop a run, cancel it: store.cancel(agent, run).")
+
+
+def check_id(id: str) -> bytes:
+    """An id that a sender gave, as it is kept."""
+    return check_text(id, "a signal's id").encode()

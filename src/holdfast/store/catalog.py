@@ -15,11 +15,12 @@ from ormsgpack import packb, unpackb
 
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Damaged, Forgotten, HoldfastError, UnknownAgent
+from holdfast.store.bodies import LET_GO, MARKED, is_written
 from holdfast.store.cipher import HINT, Cipher, digest
 from holdfast.store.engine import Args, Reader
 from holdfast.store.manifest import TIME_MAX, Manifest, Position, identity, mark_of, split_payload, uncompressed
 from holdfast.store.segments import Packed, Segment
-from holdfast.store.tables import CHECKPOINTS, NUMBER_MAX, TABLES
+from holdfast.store.tables import CHECKPOINTS, HANDLES, NUMBER_MAX, TABLES
 
 NODE_MAX_BYTES = 2**28
 ROWS_AT_ONCE = 256
@@ -71,6 +72,10 @@ def _are(*kinds: type) -> Callable[[Any], bool]:
     return fits
 
 
+def _is_range(value: Any) -> bool:
+    return type(value) is list and len(value) == 2 and all(map(_is_number, value))
+
+
 _FIELDS: dict[str, tuple[set[str], dict[str, Callable[[Any], bool]]]] = {
     "agent": (
         {"created"},
@@ -78,9 +83,26 @@ _FIELDS: dict[str, tuple[set[str], dict[str, Callable[[Any], bool]]]] = {
     ),
     "branch": (
         {"created", "from"},
-        {"created": _is_time, "from": _is(bytes), "start": _is_number, "origins": _are(int), "dump": _is(str)},
+        {
+            "created": _is_time,
+            "from": _is(bytes),
+            "start": _is_number,
+            "fork": _is_number,
+            "origins": _are(int),
+            "dump": _is(str),
+            "own": _is_range,
+        },
     ),
     "validity": ({"validity"}, {"validity": _is(str), "reason": _is(str), "at": _is(int)}),
+    "open": (
+        {"function", "code", "kind", "status", "number", "waits"},
+        {
+            **dict.fromkeys(("function", "code", "kind", "status"), _is(str)),
+            "number": _is_number,
+            "waits": _are(str, str, int),
+        },
+    ),
+    "signal": ({"name", "begun"}, {"name": _is(str), "begun": _is_number}),
     "log": (
         {"what"},
         {
@@ -132,6 +154,14 @@ class Agent(NamedTuple):
     body: Body
 
 
+class Counted(NamedTuple):
+    """An agent among many, and when it last changed."""
+
+    a: int
+    name: str
+    at: int
+
+
 class End(NamedTuple):
     """Where a line of records ends: the newest one, the newest marked one, how many there are, and their chain."""
 
@@ -151,6 +181,7 @@ BEGINNING = End()
 class Branch(NamedTuple):
     """A branch: the one thing that a commit moves. ``head`` and ``id`` are 0 and empty while it has no checkpoint.
 
+    ``at`` is when it last changed, in microseconds: a checkpoint, a record or a move. It puts branches in order.
     ``epoch`` rises when it moves other than by a commit onto its head; with ``b`` it says on which stretch a checkpoint
     was made, so that every head can be derived from the log. ``generation`` is raised by whoever becomes its writer.
     """
@@ -169,6 +200,7 @@ class Branch(NamedTuple):
     records: int
     chain: bytes
     generation: int
+    at: int
 
     @property
     def end(self) -> End:
@@ -176,10 +208,10 @@ class Branch(NamedTuple):
 
     def standing(self, head: int, id: bytes, depth: int, epoch: int) -> Branch:
         """The branch as it is with another checkpoint at its head."""
-        return Branch(*self[:5], head, id, depth, epoch, *self[9:])
+        return self._replace(head=head, id=id, depth=depth, epoch=epoch)
 
     def at_end(self, end: End) -> Branch:
-        return Branch(*self[:9], *end, self.generation)
+        return Branch(*self[:9], *end, self.generation, self.at)
 
 
 class Tag(NamedTuple):
@@ -230,8 +262,15 @@ class Point(NamedTuple):
         return not self.row.parent and bool(self.manifest.parent)
 
 
+LOST = b"\0lost"
+"""The key of a record that is a stand-in for one that is gone."""
+
+
 class Record(NamedTuple):
-    """Record ``i`` of a line. ``body`` is empty where a policy has dropped it; its digest is left."""
+    """Record ``i`` of a line. ``key`` is the id of the run that it begins, ``LOST`` where nothing is known of it.
+
+    ``mark`` has bits (bodies.py). ``body`` is empty where it is gone; its digest is left.
+    """
 
     r: int
     prev: int
@@ -239,9 +278,36 @@ class Record(NamedTuple):
     i: int
     b: int
     mark: int
+    key: bytes
     digest: bytes
     refs: list[bytes]
     body: bytes
+
+    @property
+    def marked(self) -> bool:
+        """Whether summaries need it."""
+        return bool(self.mark & MARKED)
+
+    @property
+    def let_go(self) -> bool:
+        """Whether its values went on purpose."""
+        return bool(self.mark & LET_GO)
+
+
+class Open(NamedTuple):
+    """A run of a branch that has not ended, or, where ``signal`` is its id, a signal that nobody has taken yet.
+
+    ``due`` is when somebody should look at it, in microseconds. It tells where to look, and never what to do. ``queue``
+    is where it waits for its turn, if it was handed over, and ``turn`` its place there: the lowest comes first.
+    """
+
+    b: int
+    run: bytes
+    signal: bytes
+    due: int
+    body: Body
+    queue: bytes = b""
+    turn: int = 0
 
 
 class Entry(NamedTuple):
@@ -312,6 +378,11 @@ _HANDLES = (
     "WITH RECURSIVE up (r, prev, i) AS (SELECT r, prev, i FROM record WHERE r = ? UNION ALL"
     " SELECT c.r, c.prev, c.i FROM up JOIN record c ON c.r = up.prev WHERE c.i > ?) SELECT r, i FROM up ORDER BY i DESC"
 )
+_QUEUES = (
+    "WITH RECURSIVE one (queue) AS (SELECT (SELECT queue FROM open WHERE queue > ? ORDER BY queue LIMIT 1) UNION ALL"
+    " SELECT (SELECT o.queue FROM open o WHERE o.queue > one.queue ORDER BY o.queue LIMIT 1)"
+    " FROM one WHERE one.queue IS NOT NULL) SELECT queue FROM one WHERE queue IS NOT NULL"
+)
 _LINE_ALL, _LINE_MARKED = _LINE.format("prev"), _LINE.format("back")
 
 
@@ -356,10 +427,37 @@ class View:
     def facts(self) -> dict[str, bytes]:
         return dict(self.rows("store"))
 
+    def fact(self, name: str) -> bytes | None:
+        return next((value for _, value in self.rows("store", "WHERE name = ?", (name,))), None)
+
     # -- refs -----------------------------------------------------------------------------------------------
 
     def agents(self) -> list[Agent]:
         return [_agent(row) for row in self.rows("agent", "ORDER BY a")]
+
+    def census(self) -> list[Counted]:
+        """Every agent's handle and name, and when it last changed, as they are stored: no sum is looked at.
+
+        For choosing few among many; whoever shows one reads its row.
+        """
+        changed: dict[int, int] = {}
+        for a, at in self.reader.run("SELECT a, at FROM branch"):
+            changed[a] = max(at, changed.get(a, 0))
+        unname = self.cipher.unname
+        return [
+            Counted(a, text_of(unname("agent", name), f"agent {a}"), changed.get(a, 0))
+            for a, name in self.reader.run("SELECT a, name FROM agent")
+        ]
+
+    def changed(self) -> list[tuple[int, int, int]]:
+        """Time, agent and handle of the branches that have records, the last changed first, as they are stored."""
+        return self.reader.run("SELECT at, a, b FROM branch WHERE a > 0 AND count > 0 ORDER BY at DESC, b DESC")
+
+    def bodies_with(self, table: str, word: bytes) -> set[int]:
+        """The handles of agents or branches in whose bodies a word stands somewhere, as they are stored."""
+        unbox, kind = self.cipher.unbox, f"{table}.body"
+        found = self.reader.run(f"SELECT {HANDLES[table]}, body FROM {table}")
+        return {handle for handle, body in found if word in unbox(kind, [handle], body)}
 
     def agent(self, name: str) -> Agent | None:
         found = self.rows("agent", "WHERE name = ?", (self.cipher.name("agent", name.encode()),))
@@ -426,6 +524,51 @@ class View:
         names = [self.cipher.name("log", key) for key in keys]
         sql = f"SELECT count(*) FROM log WHERE length(key) > 0 AND key IN {listed(len(names))}"
         return int(self.reader.run(sql, names)[0][0])
+
+    def opened(self, b: int | None = None, damaged: list[Damaged] | None = None) -> list[Open]:
+        """The rows of a branch's open runs, of signals to it, and of effects that are not settled; or those of all.
+
+        With ``damaged``, what is wrong with rows is added there, and they are passed over.
+        """
+        where, args = ("WHERE b = ?", (b,)) if b is not None else ("", ())
+        return self._opened(where, args, damaged)
+
+    def _opened(self, where: str, args: Args, damaged: list[Damaged] | None) -> list[Open]:
+        found = []
+        for row in self.reader.run(f"SELECT {TABLES['open'].listed} FROM open {where}", args):
+            try:
+                found.append(_open(self.cipher.loaded("open", row)))
+            except Damaged as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
+        return found
+
+    def open_branches(self, where: str, *args: int) -> set[int]:
+        """The branches that have such a row, as it is stored: no sum is looked at."""
+        return {b for (b,) in self.reader.run(f"SELECT DISTINCT b FROM open WHERE {where}", args)}
+
+    def opened_until(self, due: int, damaged: list[Damaged] | None = None) -> list[Open]:
+        """The rows that somebody should look at by then; ``damaged`` as above."""
+        lanes = (b"", *self.queues(damaged))
+        return [row for queue in lanes for row in self.opened_in(queue, "due <= ?", due, damaged=damaged)]
+
+    def opened_in(self, queue: bytes, where: str, *args: int, damaged: list[Damaged] | None = None) -> list[Open]:
+        """Rows of runs that wait in a queue; where that is empty, of those that wait in none, and all the others."""
+        name = self.cipher.name("open", queue) if queue else queue
+        return self._opened(f"WHERE queue = ? AND {where}", (name, *args), damaged)
+
+    def queues(self, damaged: list[Damaged] | None = None) -> list[bytes]:
+        """The queues in which runs are that have not ended. It costs as much as there are queues, not runs."""
+        found = []
+        for (queue,) in self.reader.run(_QUEUES, (b"",)):
+            try:
+                found.append(self.cipher.unname("open", queue))
+            except Damaged as error:
+                if damaged is None:
+                    raise
+                damaged.append(error)
+        return found
 
     # -- checkpoints ----------------------------------------------------------------------------------------
 
@@ -667,12 +810,29 @@ class View:
     def records(self, numbers: Sequence[int]) -> list[Record]:
         return [_record(row) for row in self.some("record", "r", numbers)]
 
+    def has_key(self, branch: Branch, key: bytes) -> bool:
+        """Whether a record of a branch's line has this key, or may have had it: one that is gone."""
+        names = [self.cipher.name("record", one) for one in (key, LOST)]
+        sql = "SELECT r, i, b FROM record WHERE length(key) > 0 AND key IN (?, ?)"
+        found = self.reader.run(sql, names)
+        if any(b == branch.b for _, _, b in found):
+            return True
+        # Those of other branches, or of other stores (0), may be part of the line, too.
+        start = int(branch.body.get("start", 0))
+        others = {r for r, i, b in found if i <= (branch.records if not b else start)}
+        return bool(others) and not others.isdisjoint(self.handles(branch.line))
+
+    def branches_with(self, key: bytes) -> set[int]:
+        """The branches on which records with this key were written, as they are stored."""
+        sql = "SELECT DISTINCT b FROM record WHERE length(key) > 0 AND key = ?"
+        return {b for (b,) in self.reader.run(sql, (self.cipher.name("record", key),))}
+
     def end_at(self, point: Point | None) -> End:
         """The end of the line as a checkpoint speaks of it."""
         if point is None or not point.row.line:
             return BEGINNING
         newest = self.record(point.row.line)
-        return End(newest.r, newest.r if newest.mark else newest.back, *point.manifest.effects)
+        return End(newest.r, newest.r if newest.marked else newest.back, *point.manifest.effects)
 
     def counts(self) -> dict[str, int]:
         return {table: self.reader.run(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}
@@ -701,6 +861,11 @@ def _entry(row: tuple[Any, ...]) -> Entry:
     return Entry(e, a, key, at, read_body(body, f"log {e}", "" if key else "log"))
 
 
+def _open(row: tuple[Any, ...]) -> Open:
+    b, run, signal, due, queue, turn, body = row
+    return Open(b, run, signal, due, read_body(body, f"open {b}", "signal" if signal else "open"), queue, turn)
+
+
 def _row(table: str, row: tuple[Any, ...]) -> Row:
     n, mark, key, parent, line, b, epoch, sealed, last = row
     s, data = (0, last) if table == "loose" else (last, None)
@@ -708,14 +873,14 @@ def _row(table: str, row: tuple[Any, ...]) -> Row:
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    r, prev, back, i, b, mark, about, body = row
+    r, prev, back, i, b, mark, key, about, body = row
     body_digest, refs = about[:DIGEST_BYTES], about[DIGEST_BYTES:]
-    if len(body_digest) != DIGEST_BYTES or len(refs) % DIGEST_BYTES:
+    if len(body_digest) != DIGEST_BYTES or len(refs) % DIGEST_BYTES or not 0 <= mark <= MARKED | LET_GO:
         raise malformed(f"record {r}")
-    if body and digest(b"record", body) != body_digest:
+    if body and not is_written(body, body_digest):
         raise Damaged(f"record {r} is not what was written", what=(f"record {r}",), hint=HINT)
     named = [refs[at : at + DIGEST_BYTES] for at in range(0, len(refs), DIGEST_BYTES)]
-    return Record(r, prev, back, i, b, mark, body_digest, named, body)
+    return Record(r, prev, back, i, b, mark, key, body_digest, named, body)
 
 
 SHAPES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
@@ -723,6 +888,7 @@ SHAPES: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "branch": _branch,
     "tag": _tag,
     "log": _entry,
+    "open": _open,
     "loose": partial(_row, "loose"),
     "checkpoint": partial(_row, "checkpoint"),
     "record": _record,

@@ -15,12 +15,15 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.errors import BadOption, Forgotten, UnknownAgent
+from holdfast.store.bodies import MARKED, body_digest
 from holdfast.store.catalog import (
+    BEGINNING,
     NODE_MAX_BYTES,
     Agent,
     Body,
     Branch,
     End,
+    Open,
     Point,
     Row,
     Tag,
@@ -30,7 +33,7 @@ from holdfast.store.catalog import (
     listed,
     slices,
 )
-from holdfast.store.cipher import Cipher, digest
+from holdfast.store.cipher import Cipher
 from holdfast.store.engine import Args, Refused, Tx
 from holdfast.store.engine import Row as Stored
 from holdfast.store.manifest import compressed, mark_of, pack_payload
@@ -58,20 +61,43 @@ def who() -> str:
         return f"uid {os.getuid()}"
 
 
-class NewRecord(NamedTuple):
-    """A record still to be written: 1 if summaries need it, the digests of nodes that it names, its body.
+class Opens(NamedTuple):
+    """How the rows of a branch's open runs change: which go (by run and by signal, None: any), then which come.
 
-    Where a policy has dropped the body, ``known`` is its digest.
+    One that is there already stays. Written blindly, so that nobody has to read what is there.
+    """
+
+    drop: Sequence[tuple[bytes | None, bytes | None]] = ()
+    put: Sequence[Open] = ()
+
+    def applied(self, rows: Mapping[bytes, Open]) -> dict[bytes, Open]:
+        """The rows of the runs, by id, after this."""
+        gone = {run for run, signal in self.drop if not signal}
+        left = {} if None in gone else {run: row for run, row in rows.items() if run not in gone}
+        return {**{row.run: row for row in self.put if not row.signal}, **left}
+
+
+UNCHANGED = Opens()
+
+
+class NewRecord(NamedTuple):
+    """A record still to be written: its mark, the digests of nodes that it names, its body.
+
+    Where the body is gone, ``known`` is its digest. ``key`` is what it is looked up by, if it is. ``opens`` is written
+    with it; ``follow`` makes that, when the record gets its number, of the rows that there are then.
     """
 
     mark: int
     refs: bytes
     body: bytes
     known: bytes = b""
+    key: bytes = b""
+    opens: Opens = UNCHANGED
+    follow: Callable[[Mapping[bytes, Open], int], Opens] | None = None
 
     @property
     def digest(self) -> bytes:
-        return self.known or digest(b"record", self.body)
+        return self.known or body_digest(self.body)
 
 
 class Said(NamedTuple):
@@ -99,6 +125,12 @@ class NewCheckpoint(NamedTuple):
     key: bytes = b""
     sealed: bool = False
     first: Sequence[NewRecord] = ()
+
+
+class Parent(NamedTuple):
+    """What the next checkpoint is a child of, where that is not the head of the branch. Nothing: a root."""
+
+    point: Point | None
 
 
 class Objects(NamedTuple):
@@ -186,6 +218,12 @@ class Collected:
         self._numbers[table] = known + 1
         return known + 1
 
+    def alone(self, name: bytes) -> None:  # noqa: ARG002 - whoever asks looks at something then
+        raise CannotCollect
+
+    def clock(self) -> int:
+        raise CannotCollect
+
     def naming(self) -> None:
         if self._own is not None:  # others sweep while this engine takes a call
             raise CannotCollect
@@ -196,7 +234,8 @@ class Collected:
 
 _MOVE = (
     "UPDATE branch SET body = ?, head = CASE WHEN generation = ? AND head = ? AND line = ? THEN CAST(? AS bigint) END,"
-    " id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, sum = ? WHERE b = ?"
+    " id = ?, depth = ?, epoch = ?, line = ?, back = ?, count = ?, chain = ?, generation = ?, at = ?, sum = ?"
+    " WHERE b = ?"
 )
 _GUARD = "UPDATE branch SET generation = CASE WHEN generation = ? THEN generation END WHERE b = ?"
 
@@ -224,6 +263,19 @@ class Change(View):
         self.tx.do("DELETE FROM store WHERE name = ?", (name,))
         if value is not None:
             self.put("store", name, value)
+
+    def swap_fact(self, name: str, work: Callable[[bytes | None], bytes]) -> None:
+        """Let a fact be what ``work`` makes of it. Refused if somebody else changes it meanwhile."""
+        spec = TABLES["store"]
+        there = self.tx.run(f"SELECT {spec.listed} FROM store WHERE name = ?", (name,))
+        stored = self.cipher.stored("store", name, work(self.cipher.loaded("store", there[0])[1] if there else None))
+        if there:
+            sql = "UPDATE store SET value = ?, sum = ? WHERE name = ? AND value = ? RETURNING name"
+            done = self.tx.run(sql, (*stored[1:], name, there[0][1]))
+        else:
+            done = self.tx.run(f"{spec.insert}{_UNLESS_THERE} RETURNING name", stored)
+        if not done:
+            raise Refused("somebody else has changed it meanwhile; nothing was written")
 
     def say(self, a: int, said: Said | Body) -> None:
         """One more entry of the log. One about refs says who moved them, if it does not say so already."""
@@ -259,17 +311,24 @@ class Change(View):
         if point is not None:
             self.hold(point.n)
         b = self._number("branch")
-        head, id, depth = (point.n, point.id, point.manifest.depth) if point is not None else (0, b"", 0)
-        made = Branch(b, a, name, uuid, body, head, id, depth, 0, *end, 0)
+        made = Branch(b, a, name, uuid, body, 0, b"", 0, 0, *end, 0, body["created"])
+        if point is not None:
+            made = made.standing(point.n, point.id, point.manifest.depth, 0)._replace(at=point.manifest.time_us)
         self.put("branch", *branch_columns(made))
-        self.say(a, {"what": "branch", "name": name, "uuid": uuid, "b": b, "epoch": 0, "to": id, **(said or {})})
+        self.say(a, {"what": "branch", "name": name, "uuid": uuid, "b": b, "epoch": 0, "to": made.id, **(said or {})})
         return made
 
-    def move(self, old: Branch, new: Branch) -> None:
-        """Let a branch that is ``old`` be ``new``. If generation, head or line differ the transaction is refused."""
+    def move(self, old: Branch, new: Branch) -> Branch:
+        """Let a branch that is ``old`` be ``new``, from now on; returns it as it is then.
+
+        If generation, head or line differ the transaction is refused.
+        """
+        if (new.head, new.line) != (old.head, old.line):
+            new = new._replace(at=max(old.at, now_us()))
         row = self.cipher.stored("branch", *branch_columns(new))
         self.tx.do(_MOVE, (row[4], old.generation, old.head, old.line, *row[5:], new.b))
         self.moved[new.b] = new.generation, new.head
+        return new
 
     def guard(self, b: int, generation: int) -> None:
         """Refuse the transaction unless a branch still has that generation: its lease covers what is written."""
@@ -278,11 +337,12 @@ class Change(View):
     def retire(self, branch: Branch) -> None:
         """What is left of a branch whose agent is removed: a row that no comparison fits, and that says nothing."""
         name = f"{branch.uuid.hex()}-{branch.b}"  # it may come again from elsewhere, and go again
-        gone = Branch(branch.b, 0, name, branch.uuid, {}, 0, b"", 0, 0, 0, 0, 0, b"", branch.generation + 1)
+        gone = Branch(branch.b, 0, name, branch.uuid, {}, 0, b"", 0, 0, *BEGINNING, branch.generation + 1, 0)
         # Changed, not deleted and written anew: a comparison that waits for this must find it.
         sets = ", ".join(f"{name} = ?" for name in TABLES["branch"].names[1:])
         _, *row = self.cipher.stored("branch", *branch_columns(gone))
         self.tx.do(f"UPDATE branch SET {sets} WHERE b = ?", (*row, branch.b))
+        self.set_open(branch.b, Opens([(None, None)]))
 
     def set_tag(self, tag: Tag) -> None:
         """``a`` is 0 where it is nobody's, but holds what arrives."""
@@ -342,39 +402,53 @@ class Change(View):
         line, back, count, chain = end
         for record in records:
             r = self._number("record")
-            body_digest = record.digest
-            count, chain = count + 1, link(chain, body_digest)
-            self.put("record", r, line, back, count, b, record.mark, body_digest + record.refs, record.body)
+            known = record.digest
+            count, chain = count + 1, link(chain, known)
+            about = known + record.refs
+            self.put("record", r, line, back, count, b, record.mark, record.key, about, record.body)
             line = r
-            if record.mark:
+            if record.mark & MARKED:
                 back = r
+            if record.opens is not UNCHANGED:
+                self.set_open(b, record.opens)
         return End(line, back, count, chain)
 
-    def commit(self, old: Branch, new: NewCheckpoint, records: Sequence[NewRecord] = ()) -> Branch:
-        """A checkpoint onto the head of a branch, and records with it; returns the branch as it is then."""
-        end = self.put_records(old.b, old.end, new.first) if new.first else old.end
-        n = self.put_checkpoint(new, old.head, end.line, old.b, old.epoch)
-        moved = old.standing(n, new.id, old.depth + 1, old.epoch)
-        if new.first or records:
-            moved = moved.at_end(self.put_records(old.b, end, records))
-        self.move(old, moved)
-        return moved
+    def set_open(self, b: int, opens: Opens) -> None:
+        """Change the rows of a branch's open runs."""
+        for run, signal in opens.drop:
+            parts: list[str] = ["b = ?"]
+            args: list[int | bytes] = [b]
+            for column, value in (("run", run), ("signal", signal)):
+                if value is not None:
+                    parts.append(f"{column} = ?")
+                    args.append(self.cipher.name("open", value) if value else value)
+            self.tx.do(f"DELETE FROM open WHERE {' AND '.join(parts)}", args)
+        for one in opens.put:
+            row = (one.run, one.signal, one.due, one.queue, one.turn, body_bytes(one.body))
+            self.put("open", b, *row, unless_there=True)
 
-    def commit_onto(
-        self, old: Branch, point: Point | None, new: NewCheckpoint, records: Sequence[NewRecord] = ()
+    def commit(
+        self, old: Branch, new: NewCheckpoint, records: Sequence[NewRecord] = (), onto: Parent | None = None
     ) -> Branch:
-        """As ``commit``, but the checkpoint's parent is another one than the head: the branch leaves its line."""
-        if point is not None:
-            self.hold(point.n)
-        above, depth = (point.n, point.manifest.depth) if point is not None else (0, 0)
-        epoch = old.epoch + 1
+        """A checkpoint onto the head of a branch, and records with it; returns the branch as it is then.
+
+        With ``onto``, its parent is another one than the head: the branch leaves its line.
+        """
+        head, depth, epoch = old.head, old.depth, old.epoch
+        if onto is not None:
+            epoch += 1
+            head, depth = 0, 0
+            if onto.point is not None:
+                self.hold(onto.point.n)
+                head, depth = onto.point.n, onto.point.manifest.depth
         end = self.put_records(old.b, old.end, new.first) if new.first else old.end
-        n = self.put_checkpoint(new, above, end.line, old.b, epoch)
+        n = self.put_checkpoint(new, head, end.line, old.b, epoch)
         moved = old.standing(n, new.id, depth + 1, epoch)
         if new.first or records:
             moved = moved.at_end(self.put_records(old.b, end, records))
-        self.move(old, moved)
-        self.say(old.a, moved_body(old, moved, point.id if point is not None else b""))
+        moved = self.move(old, moved)
+        if onto is not None:
+            self.say(old.a, moved_body(old, moved, onto.point.id if onto.point is not None else b""))
         return moved
 
     def move_to(self, old: Branch, point: Point, records: Sequence[NewRecord] = ()) -> Branch:
@@ -383,7 +457,7 @@ class Change(View):
         moved = old.standing(point.n, point.id, point.manifest.depth, old.epoch + 1)
         if records:
             moved = moved.at_end(self.put_records(old.b, old.end, records))
-        self.move(old, moved)
+        moved = self.move(old, moved)
         self.say(old.a, moved_body(old, moved, point.id))
         return moved
 

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import select
+import socket
 import struct
 import threading
 import urllib.parse
@@ -20,7 +21,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg import pq
@@ -33,22 +34,31 @@ from holdfast.store.engine import Args, Row
 ANSWER_S = 600
 """How long a statement may take before its connection is given up."""
 
+CANCEL_S = 5.0
+"""How long it may take to tell the server that a statement is not wanted any more."""
+
 PREPARED = 256
 """Statements that a connection prepares. Those with lists come in too many lengths to be worth it."""
 
 SEND_BYTES = 2**18
 """What is queued at most before it is sent."""
 
+KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+GONE_MS = 25_000
+"""A machine that vanished is found out by the other side within so long, whether it owes an answer or not."""
+
+LEASE_S, LEASE_MIN_S, LEASE_MAX_S = 10.0, 0.1, 3600.0
+"""For how long a lease counts once the server has confirmed it: as given in the address, or so long."""
+
 _USUAL: dict[str, Any] = {
     "connect_timeout": 10,
     "application_name": "holdfast",
-    "keepalives_idle": 30,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "tcp_user_timeout": 60_000,
+    "tcp_user_timeout": GONE_MS,
+    **KEEPALIVES,
 }
 
 Statement = tuple[str, Args]
+C = TypeVar("C", bound="psycopg.Connection[Any] | psycopg.AsyncConnection[Any]")
 
 
 class _Connection(psycopg.Connection[Any]):
@@ -62,8 +72,8 @@ class Address:
     """A URL, taken apart. ``place`` says it without what is secret, which nothing but this object has."""
 
     def __init__(self, url: str, schema: str | None = None, store: str | None = None) -> None:
-        ours = dict(re.findall(r"[?&](schema|shared)=([^&]*)", url))
-        rest = re.sub(r"(?<=[?&])(schema|shared)=[^&]*&?", "", url).rstrip("?&")
+        ours = dict(re.findall(r"[?&](schema|shared|lease_s)=([^&]*)", url))
+        rest = re.sub(r"(?<=[?&])(schema|shared|lease_s)=[^&]*&?", "", url).rstrip("?&")
         info: dict[str, Any] = {}
         with suppress(psycopg.Error):  # its words would have the whole URL in them
             info = conninfo_to_dict(rest)
@@ -77,6 +87,7 @@ class Address:
                 hint="postgresql://USER:PASSWORD@HOST:PORT/DATABASE?schema=NAME, with %-codes for special characters."
                 " The name of a schema has letters, digits, _ and -.",
             )
+        self.lease_s = _seconds(ours.get("lease_s", ""))
         name = store or urllib.parse.unquote(ours.get("shared", ""))
         self.store = _store_id(name) if name else ""
         self._info = info
@@ -97,6 +108,19 @@ class Address:
         raise StoreFailed(
             f"{self.place} cannot be reached: {said}", hint="See that the server runs, and that the address is right."
         )
+
+
+def _seconds(text: str) -> float:
+    """How long a lease counts."""
+    try:
+        seconds = float(text or LEASE_S)
+    except ValueError:
+        seconds = 0.0
+    if not LEASE_MIN_S <= seconds <= LEASE_MAX_S:
+        raise BadOption(
+            f"a lease of lease_s={text}", hint=f"Use a number of seconds from {LEASE_MIN_S:g} to {LEASE_MAX_S:g}."
+        )
+    return seconds
 
 
 def _store_id(name: str) -> str:
@@ -298,6 +322,31 @@ class Link:
             return not self._readable.poll(0)
         except psycopg.Error:
             return False
+
+    def lend(self, kind: type[C]) -> C:
+        """The connection for code that uses psycopg, until ``take_back``."""
+        self.clean = False
+        self._pg.exit_pipeline_mode()
+        return kind(self._pg)
+
+    def take_back(self) -> bool:
+        """Whether what was lent can be used here again: nothing is under way on it."""
+        idle = (pq.TransactionStatus.IDLE, pq.TransactionStatus.INTRANS, pq.TransactionStatus.INERROR)
+        if self._pg.pipeline_status != pq.PipelineStatus.OFF:  # it is here already, or was left in the middle
+            return self.clean
+        self.clean = self._pg.transaction_status in idle
+        if self.clean:
+            self._pg.enter_pipeline_mode()
+        return self.clean
+
+    def cut(self) -> None:
+        """End it, whatever another thread does with it: the server rolls back. It is closed when nobody has it."""
+        self.clean = False
+        with suppress(psycopg.Error):
+            if self._pg.transaction_status == pq.TransactionStatus.ACTIVE:
+                self._connection.cancel_safe(timeout=CANCEL_S)
+        with suppress(OSError), socket.socket(fileno=os.dup(self._socket)) as same:
+            same.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         self.clean = False

@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -40,7 +39,7 @@ from holdfast.store import files, forks, keys, sqlite
 from holdfast.store.catalog import View
 from holdfast.store.changes import CannotCollect, Change, Collected, Work, now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
-from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Tx, check_poison
+from holdfast.store.engine import Args, Engine, Leases, Objects, Row, Shared, Tx, check_poison
 from holdfast.store.files import Layout
 from holdfast.store.keys import Secret
 from holdfast.store.leases import FileLeases
@@ -60,8 +59,14 @@ COLD = "cold"
 CLOSE_WAIT_S = 10.0
 """How long closing, or the end of the program, waits for changes that nobody waits for."""
 
+TICK_S = 0.01
+"""How often whoever waits for a change asks whether there was one."""
+
 MOVED = "moved"
 """The fact that a store was moved, and where to."""
+
+SCHEDULES = "schedules"
+"""The fact that says which functions are executed at which times. It is the store's own: a copy has none."""
 
 _open: weakref.WeakSet[Database] = weakref.WeakSet()
 
@@ -111,6 +116,7 @@ class Database:
         self.now = Contents(self.view, packs)
         self.before_close: list[Callable[[], None]] = []
         self.leases = leases
+        self.lost_effects = False  # somebody accepts that acknowledged records are missing, and nothing says so yet
         self.released = False
         self._refusal: type[HoldfastError] | None = None
         self._readonly = readonly
@@ -118,6 +124,13 @@ class Database:
         self._writers = None if readonly is not None else Writers(engine, lambda: self.cipher, self._committed)
         forks.watch(self)
         _open.add(self)
+
+    def accept_loss(self) -> None:
+        """The store counts as it is from now on."""
+        self.flush()
+        if self.witness is not None:
+            self.witness.accept(self.view)
+        self.lost_effects = False
 
     # -- use and refusal ------------------------------------------------------------------------------------
 
@@ -176,6 +189,19 @@ class Database:
         with self.engine.moment() as reader:
             yield Contents(View(reader, self.cipher), self.packs)
 
+    def await_change(self, seen: int | None, most_s: float) -> None:
+        """Return soon after anybody has committed something since ``stamp`` gave that, or when the time is over."""
+        end_s = time.monotonic() + most_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            time.sleep(min(left_s, TICK_S if seen is not None else left_s))
+            if seen is not None and self.stamp() != seen:
+                return
+
+    def stamp(self) -> int | None:
+        """Another number after each commit of anybody; None where that cannot be told."""
+        self.check_usable()
+        return self.engine.stamp()
+
     def change(self, work: Work[T], b: int = 0) -> T:
         """Make a change; durable when it returns. ``b``: of that branch, so in order with its others."""
         return self.writers.do(work, b)
@@ -192,6 +218,8 @@ class Database:
         What comes out of it other than that says nothing about whether it was made: ask the store.
         """
         self.check_usable()
+        if self.engine.busy:  # before anything is prepared in vain
+            return None
         collected = Collected(self._numbers, self.engine.handles())
         change = Change(collected, self.cipher)
         try:
@@ -202,6 +230,23 @@ class Database:
             return None
         self._committed(change)
         return (result,)
+
+    def share(self, *, later: bool) -> Shared:
+        """Begin a transaction in which user code writes first."""
+        _ = self.writers  # raises where nothing may be written
+        return self.engine.share(later=later)
+
+    def commit(self, shared: Shared, work: Work[T]) -> T:
+        """Make a change in a transaction that user code has written in, and commit both; durable when it returns."""
+        made: list[Change] = []
+
+        def whole(tx: Tx) -> T:
+            made[:] = [Change(tx, self.cipher)]
+            return work(made[0])
+
+        result = shared.commit(whole)
+        self._committed(made[0])
+        return result
 
     def _committed(self, change: Change) -> None:
         """After the flush, before anybody is told."""
@@ -298,7 +343,8 @@ def open_database(
 ) -> Database:
     """Open the store in a directory, or at a ``postgresql://`` URL, making it first if there is none.
 
-    ``accept_loss`` opens a store that is behind its witness, and makes the witness agree with what is left.
+    ``accept_loss`` opens a store that is behind its witness, and makes the witness agree with what is left; where that
+    lacks records, the caller does that (``accept_loss``) when the lines say so.
     ``trust_older`` opens one that is older than what this user has seen of it, and takes it as it is from now on.
     ``secret`` is the key of an encrypted store; a new store is encrypted if one is given. ``objects`` is where packs
     lie, if not in the store's directory. ``remember=False`` leaves no record of it in the user's state directory: for a
@@ -313,12 +359,12 @@ def open_database(
             )
         return _open_server(place, create=create, readonly=readonly, secret=secret, objects=objects)
     real = Path(os.path.realpath(place))
-    if not files.classify(real) and not files.finish_exchange(real):
+    layout = Layout(real)
+    if not files.classify(real):
         if readonly or not create:
             raise NotAStore(f"there is no store at {real}", hint="Check the path, or open it with create=True.")
         create_store(real, secret, objects)
         files.classify(real)
-    layout = Layout(real)
     forks.close_inherited(layout.catalog)
     refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
     try:
@@ -334,7 +380,8 @@ def open_database(
         witness = Witness(layout, facts.uuid, readonly=refusal is not None, remember=remember)
         engine.check_schema()
         view = View(engine, facts.cipher)
-        _check_loss(view, witness, layout, accept_loss=accept_loss, trust_older=trust_older)
+        options = {"accept_loss": accept_loss, "trust_older": trust_older, "writing": refusal is None}
+        lost = _check_loss(view, witness, layout, **options)
         here = _objects(facts, objects, engine.place) or Folder(layout.packs, poisoned=engine.poisoned)
         cold_now = partial(_cold_place, engine, facts)
         leases = FileLeases(layout.locks, facts.cipher)
@@ -344,7 +391,9 @@ def open_database(
             witness.close()
         engine.close()
         raise
-    return Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=witness, readonly=refusal)
+    db = Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=witness, readonly=refusal)
+    db.lost_effects = lost
+    return db
 
 
 def _server(url: str, *, readonly: bool = True, make: Callable[[Tx], None] | None = None) -> Any:
@@ -366,7 +415,7 @@ def _open_server(url: str, *, create: bool, readonly: bool, secret: Secret | Non
 
     engine = _server(url, readonly=readonly, make=make if create and not readonly else None)
     try:
-        from holdfast.store.postgres import AdvisoryLeases
+        from holdfast.store.advisory import AdvisoryLeases
 
         facts = read_facts(engine, secret)
         _check_moved(facts, engine.place, writing=not readonly)
@@ -459,18 +508,8 @@ def unlock(engine: Engine, secret: Secret | None, uuid: bytes) -> Cipher:
             f"{engine.place} is encrypted",
             hint="Give the key: key=, HOLDFAST_KEY, HOLDFAST_KEY_FILE or HOLDFAST_KEY_COMMAND.",
         )
-    require_cryptography()
     master, _ = slots.unlock(secret)
     return Keyed(master, uuid)
-
-
-def require_cryptography() -> None:
-    try:
-        import_module("cryptography.hazmat.primitives.kdf.argon2")
-    except ImportError as error:
-        raise Incompatible(
-            "encrypted stores need the package cryptography, 44 or newer", hint="pip install 'holdfast[crypto]'"
-        ) from error
 
 
 def create_store(path: Path, secret: Secret | None = None, objects: str | None = None) -> None:
@@ -508,7 +547,6 @@ def fill(tx: Tx, secret: Secret | None, objects: str | None) -> None:
     if objects is not None:
         open_objects(objects, uuid.hex()).prepare()
     if secret is not None:
-        require_cryptography()
         created, master = keys.new_keys(uuid, secret, now_us())
         keys.write_slots(Change(tx, PLAIN), created)
         cipher = Keyed(master, uuid)
@@ -531,7 +569,10 @@ def _cold_place(engine: Engine, facts: Facts) -> Objects | None:
     return open_objects(place, facts.uuid.hex()) if place else None
 
 
-def _check_loss(view: View, witness: Witness, layout: Layout, *, accept_loss: bool, trust_older: bool) -> None:
+def _check_loss(
+    view: View, witness: Witness, layout: Layout, *, accept_loss: bool, trust_older: bool, writing: bool
+) -> bool:
+    """Whether somebody accepts that records of what happened outside are lost: that is to be written down first."""
     lost, older = witness.compare(view)
     if lost and not accept_loss:
         raise Damaged(
@@ -547,7 +588,9 @@ def _check_loss(view: View, witness: Witness, layout: Layout, *, accept_loss: bo
             lost=", ".join(older),
             hint="If a backup was put back on purpose, say so: `holdfast trust`, or trust_older=True.",
         )
-    if lost or older:
-        witness.accept(view)
-    else:
+    lost_effects = writing and any(one.startswith("effect") for one in lost)
+    if not lost and not older:
         witness.catch_up(view)
+    elif not lost_effects:
+        witness.accept(view)
+    return lost_effects

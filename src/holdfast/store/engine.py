@@ -1,17 +1,17 @@
 """What a store stands on: three small interfaces, each with two implementations.
 
-``Engine`` keeps rows (sqlite.py, postgres.py), ``Leases`` say who may write a branch (leases.py, postgres.py),
+``Engine`` keeps rows (sqlite.py, postgres.py), ``Leases`` say who may write a branch (leases.py, advisory.py),
 ``Objects`` keep whole files (objects.py). What always holds: when ``transaction`` or ``direct`` returns, what was
 written is durable; when they raise ``Refused`` or anything else but ``Unsure``, nothing was written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from holdfast.errors import Contention, StorePoisoned, Unavailable
+from holdfast.errors import Contention, StoreBusy, StorePoisoned, Unavailable
 from holdfast.store.tables import Dialect
 
 T = TypeVar("T")
@@ -29,6 +29,14 @@ class Unsure(Unavailable):
     """Whether the last change is there is not known: the connection broke while it was being committed. Ask."""
 
     kind = "unsure"
+
+
+class Again(StoreBusy):
+    """A transaction lost against another one. Nothing was written, and it may be made once more."""
+
+
+class Escaped(Exception):
+    """User code has ended the transaction that it was to share: what it wrote may be there without its record."""
 
 
 class Reader(Protocol):
@@ -49,8 +57,26 @@ class Tx(Reader, Protocol):
     def naming(self) -> None:
         """From here to the end nobody sweeps: what is found to be there, and is named, stays."""
 
+    def alone(self, name: bytes) -> None:
+        """From here to the end nobody else is in a transaction that has asked for the same."""
+
+    def clock(self) -> int:
+        """Microseconds since 1970, UTC, as the database has it: one clock for all who use the store."""
+
     def erasing(self) -> None:
         """What is deleted from here on is not to be found in the engine's own files, if it has any."""
+
+
+class Shared(Protocol):
+    """A transaction in which user code writes, and then its record is written (sharing.py)."""
+
+    @property
+    def connection(self) -> Any:
+        """What user code writes with."""
+
+    def check(self) -> None: ...
+    def commit(self, work: Callable[[Tx], T]) -> T: ...
+    def abandon(self, error: BaseException) -> bool: ...
 
 
 class Engine(Protocol):
@@ -64,11 +90,20 @@ class Engine(Protocol):
 
     def run(self, sql: str, args: Args = ()) -> list[Row]: ...
 
+    def stamp(self) -> int | None:
+        """Another number after each commit of anybody; None where only reading tells. Costs microseconds."""
+
     def moment(self) -> AbstractContextManager[Reader]:
         """One snapshot, on a connection of its own. While it is open no pack is deleted that it can see."""
 
     def transaction(self, work: Callable[[Tx], T], begun: Callable[[], None] | None = None) -> T:
         """Do ``work`` whole or not at all. ``begun`` is called when nobody else can write any more."""
+
+    def share(self, *, later: bool) -> Shared:
+        """Begin a transaction for user code; ``later``: for async code. Raises where the engine has none."""
+
+    def clock(self) -> int:
+        """As in a transaction."""
 
     def check_place(self) -> None:
         """Raise unless what is written now can be found again by whoever opens the store."""
@@ -116,11 +151,25 @@ class Lease(Protocol):
 
     @property
     def held(self) -> bool: ...
+
+    @property
+    def fresh(self) -> bool:
+        """Whether what changes something outside may be called: nobody who passed us over goes by its absence yet."""
+
+    def confirm(self) -> None:
+        """Return when it is fresh; raises where it is not ours any more, or nobody can tell."""
+
     def release(self) -> None: ...
 
 
 class Leases(Protocol):
-    """Who may write a branch. A lease is a courtesy and a sign of life; the generation in the branch is the proof."""
+    """Who may write a branch. A lease is a courtesy and a sign of life; the generation in the branch is the proof.
+
+    ``said`` is what a holder says about itself in the log, as it becomes the writer.
+    """
+
+    @property
+    def said(self) -> Mapping[str, object]: ...
 
     def take(
         self,
@@ -142,6 +191,15 @@ class Leases(Protocol):
         """One that was released, taken up again; None when somebody else has had the branch since."""
 
     def alive(self, branch: bytes, generation: int) -> bool: ...
+    def living(self, some: Collection[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
+        """Which of these generations of branches somebody holds."""
+
+    def outlives_s(self, branch: bytes, generation: int, said: Mapping[str, object]) -> float | None:
+        """How long the holder of a generation that has passed may still begin calls; 0: it has ended.
+
+        None: nobody knows. ``said`` is what it said about itself in the log.
+        """
+
     def holders(self) -> list[dict[str, object]]: ...
     def abandon(self) -> None: ...
     def close(self) -> None: ...

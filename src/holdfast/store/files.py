@@ -11,19 +11,19 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import os
 import urllib.parse
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import apsw
 from msgspec import Struct
 
-from holdfast.errors import BadOption, Damaged, DiskFull, Incompatible, NotAStore, StoreFailed, StoreReadOnly
+from holdfast.errors import BadOption, Damaged, DiskFull, NotAStore, StoreFailed, StoreReadOnly
 from holdfast.store import witness
-from holdfast.store.tables import APPLICATION_ID, FORMER_APPLICATION_ID
+from holdfast.store.tables import APPLICATION_ID
 
 BuildCatalog = Callable[[Path], None]
 
@@ -188,26 +188,14 @@ def _check_first_page(layout: Layout) -> None:
         raise NotAStore(f"{layout.catalog} is a database of another program, so {layout.path} is not a store")
 
 
-def refuse_former(layout: Layout) -> None:
-    """Raise for a store of the layout before this one, whatever state it is in."""
-    with contextlib.suppress(apsw.Error):
-        _application_id(layout)
-
-
 def _application_id(layout: Layout) -> int:
     """Whose database it is. Read by SQLite: closing a descriptor of our own would drop its locks in this process."""
     uri = f"file:{urllib.parse.quote(str(layout.catalog))}?immutable=1"
     connection = apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
     try:
-        found = int(connection.execute("PRAGMA application_id").get)
+        return int(connection.execute("PRAGMA application_id").get)
     finally:
         connection.close()
-    if found == FORMER_APPLICATION_ID:
-        raise Incompatible(
-            f"{layout.path} is a store of the layout before this one, which was never released",
-            hint="Read it with the Holdfast that wrote it. Nothing was changed.",
-        )
-    return found
 
 
 def _size(path: Path) -> int:
@@ -219,32 +207,44 @@ def _size(path: Path) -> int:
         return 1  # nobody can tell: there may be something
 
 
+@contextmanager
+def scratch(beside: Path | None, mode: int = 0o700) -> Iterator[Path]:
+    """A new folder, in a directory or where temporary files go, which is gone at the end if it is still there."""
+    if beside is None:
+        from tempfile import gettempdir  # slow to load, as shutil is: most programs need neither
+
+        beside = Path(gettempdir())
+    room = beside / f".holdfast-scratch-{uuid.uuid4().hex}"
+    room.mkdir(mode)
+    try:
+        yield room
+    finally:
+        if os.path.exists(room):
+            discard(room)
+
+
+def put_in_place(new: Path, path: Path) -> bool:
+    """Give a store that was built elsewhere the place where it belongs; False: somebody else has made one meanwhile."""
+    make_folder(path.parent)
+    try:
+        new.rename(path)
+    except OSError as error:
+        if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        return False
+    fsync_directory(path.parent)
+    return True
+
+
 def create(path: Path, build_catalog: BuildCatalog) -> None:
     """Make a new store at ``path``. If another process does so at the same time, its store is the one."""
     try:
         make_folder(path.parent)
-        _sweep(path)
-        new, fd = _claim(path)
+        with scratch(path.parent, 0o777) as room:
+            _build(Layout(room), build_catalog)
+            put_in_place(room, path)
     except OSError as error:
         raise unavailable(error, f"cannot create a store at {path}") from error
-    try:
-        _build(Layout(new), build_catalog)
-        try:
-            os.rename(new, path)
-        except OSError as error:
-            if error.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
-                raise
-            discard(new)  # somebody else was faster
-        fsync_directory(path.parent)
-    except OSError as error:
-        discard(new)
-        raise unavailable(error, f"cannot create a store at {path}") from error
-    except BaseException:
-        discard(new)
-        raise
-    finally:
-        with contextlib.suppress(OSError):  # it only kept a sweep away
-            os.close(fd)
 
 
 def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
@@ -266,28 +266,14 @@ _EXCHANGE = 2  # RENAME_EXCHANGE
 
 
 def exchange(path: Path, other: Path) -> None:
-    """Let two directories of one folder change places: in one step, or so that ``finish_exchange`` puts it right."""
+    """Let two directories of one folder change places, in one step. Raises where the system cannot do that."""
     libc = ctypes.CDLL(None, use_errno=True)
     here, there = os.fsencode(path), os.fsencode(other)
     if not hasattr(libc, "renameat2") or libc.renameat2(-100, here, -100, there, _EXCHANGE):
-        between = aside(path)
-        path.rename(between)
-        other.rename(path)
-        between.rename(other)
-    fsync_directory(path.parent)
-
-
-def finish_exchange(path: Path) -> bool:
-    """Put a store back that was about to give its place to another one; whether there was such a store."""
-    with contextlib.suppress(OSError):  # there is none, or somebody else does it
-        aside(path).rename(path)
-        fsync_directory(path.parent)
-    return classify(path)
-
-
-def aside(path: Path) -> Path:
-    """Where a store is while it gives its place to another one."""
-    return path.with_name(f".{path.name}.aside")
+        raise StoreFailed(
+            f"the file system of {path.parent} cannot let two directories change places; nothing was changed",
+            hint="Make a new store with another key, and move this one there: `holdfast move`.",
+        )
 
 
 def make_folder(parent: Path) -> None:
@@ -298,41 +284,9 @@ def make_folder(parent: Path) -> None:
         fsync_directory(directory.parent)
 
 
-def _claim(path: Path) -> tuple[Path, int]:
-    """A directory beside ``path`` to build in, locked so that a sweep can tell it from a dead one's."""
-    while True:
-        new = path.parent / f".{path.name}.new-{uuid.uuid4().hex}"
-        new.mkdir()
-        # A sweep that comes between these two calls takes the directory for a dead one's; then try another name.
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):
-            fd = os.open(new, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                new.stat()
-            except OSError:
-                os.close(fd)
-                raise
-            return new, fd
-
-
 def discard(directory: Path) -> None:
     """Remove it as far as that goes; what is left is waste, not harm."""
     import shutil
 
     with contextlib.suppress(OSError):  # not every failure is one that rmtree ignores
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _sweep(path: Path) -> None:
-    """Remove what creators that died left behind. Whatever cannot be removed does no harm."""
-    for name in os.listdir(path.parent):
-        if not name.startswith(f".{path.name}.new-"):
-            continue
-        left = path.parent / name
-        with contextlib.suppress(OSError):
-            fd = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                discard(left)
-            finally:
-                os.close(fd)

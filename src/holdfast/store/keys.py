@@ -67,7 +67,6 @@ VARIABLES = ("HOLDFAST_KEY", "HOLDFAST_KEY_FILE", "HOLDFAST_KEY_COMMAND")
 _MAGIC = b"HFKEYS01"
 _START_BYTES = len(_MAGIC) + 4
 _SUM_BYTES = 32
-_MARKING = os.urandom(32)
 
 
 def require_cryptography() -> None:
@@ -77,13 +76,6 @@ def require_cryptography() -> None:
         raise Incompatible(
             "encrypted stores need the package cryptography, 44 or newer", hint="pip install 'holdfast[crypto]'"
         ) from error
-
-
-def _same(one: bytes, other: bytes) -> bool:
-    """Whether they are equal, in a time that does not tell where they differ."""
-    from hmac import compare_digest  # slow to load, and only encrypted stores need it
-
-    return compare_digest(one, other)
 
 
 # -- what somebody gives ------------------------------------------------------------------------------------
@@ -100,13 +92,6 @@ class Secret:
 
     def __repr__(self) -> str:  # it must not get into a log or a traceback
         return f"Secret({self.kind})"
-
-    def mark(self) -> bytes:
-        """What tells it from others in this process, and gives nothing away."""
-        return blake3(self.kind.encode() + self.data, key=_MARKING).digest()
-
-    def same(self, mark: bytes) -> bool:
-        return _same(self.mark(), mark)
 
 
 def secret_of(given: str | bytes) -> Secret:
@@ -279,7 +264,9 @@ class Keys(NamedTuple):
                 f"this {secret.kind} does not open the store; nothing was changed",
                 hint=f"Check it, and where it comes from: key=, {', '.join(VARIABLES[:-1])} or {VARIABLES[-1]}.",
             )
-        if not _same(self._check(found[0]), self.check):
+        from hmac import compare_digest  # slow to load, and only encrypted stores need it
+
+        if not compare_digest(self._check(found[0]), self.check):
             raise NotAuthentic(
                 "slot: the list of keys was changed by somebody without one",
                 what=("table slot",),

@@ -3,9 +3,9 @@
 Owns the files ``BRANCH-GENERATION`` below ``locks/``. They are held with locks of the open file, which the system frees
 when a process dies, however it dies, and which can be asked about without taking them. Knows nothing of what is
 written. What always holds: the lock of a branch alone never proves the right to write; every commit also compares the
-branch's generation, so a holder that was passed over is fenced whatever it believes. An open lock file belongs from its
-first moment to an object that closes it when it is dropped; and what an interrupted call has left is given back by the
-next one, even if somebody keeps the traceback. So no interrupt leaves a branch locked.
+branch's generation, so a holder that was passed over is fenced whatever it believes. Locks are taken where no signal
+handler can raise (``apart``), and given back when whoever asked for one was interrupted: no interrupt leaves a branch
+locked.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ import os
 import stat
 import struct
 import sys
-import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack, suppress
+from functools import partial
 from io import FileIO
 from pathlib import Path
+from typing import TypeVar
 
 from holdfast.errors import AgentBusy, HoldfastError, StoreFailed
 from holdfast.store import engine
+from holdfast.store.apart import apart
 from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.files import unavailable
 
@@ -38,6 +40,8 @@ TRIES = 100
 WHO_MAX_BYTES = 4096
 """The most that is read from a lock file: it only describes the holder."""
 
+L = TypeVar("L", bound=engine.Lease)
+
 _LOCK = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
 _FREE = fcntl.F_UNLCK.to_bytes(2, sys.byteorder)
 
@@ -45,6 +49,7 @@ _FREE = fcntl.F_UNLCK.to_bytes(2, sys.byteorder)
 class FileLease:
     """The lock of one generation of a branch, and with it the right to write, unless a later generation was taken."""
 
+    fresh = True  # whoever has passed us over sees on this machine whether we live
     _file: FileIO | None = None
 
     def __init__(self, path: Path, b: int, generation: int, who: Mapping[str, object]) -> None:
@@ -56,6 +61,9 @@ class FileLease:
     @property
     def held(self) -> bool:
         return self._file is not None and not self._file.closed
+
+    def confirm(self) -> None:
+        """It is always fresh."""
 
     def release(self) -> None:
         """Give the branch back. The file goes first, while it is still ours. Can be repeated."""
@@ -73,7 +81,8 @@ class FileLease:
                 self._file.close()
 
     def __del__(self) -> None:
-        self.abandon()
+        if self.held:
+            self.abandon()
 
     def lock(self) -> bool:
         """Open the file, making it if need be, and lock it; False when somebody else has it."""
@@ -140,60 +149,29 @@ def _locked(path: Path) -> bool:
         raise unavailable(error, f"looking at locks/{path.name}") from error
 
 
-class _Attempt:
-    """The locks of a call that is under way. What is left here when it has ended, nobody has."""
-
-    def __init__(self, frame: int) -> None:
-        self.frame = frame  # its address: a reference would keep alive what is to be collected
-        self.locks: list[FileLease] = []
-
-    def drop(self) -> None:
-        while self.locks:
-            self.locks[-1].release()
-            self.locks.pop()
-
-    @property
-    def running(self) -> bool:
-        # Without this very frame: a frame that refers to itself is not collected at once if an interrupt comes.
-        (tops := sys._current_frames()).pop(threading.get_ident(), None)  # noqa: SLF001  nothing else tells
-        for top in (sys._getframe().f_back, *tops.values()):  # noqa: SLF001
-            frame = top
-            while frame is not None:
-                if id(frame) == self.frame:
-                    return True
-                frame = frame.f_back
-        return False
-
-
-_attempts: set[weakref.ref[_Attempt]] = set()
-"""Of all stores: two handles of this process may have the same one open."""
-
-
-def _begin() -> _Attempt:
-    attempt = _Attempt(id(sys._getframe(1)))  # noqa: SLF001
-    _attempts.add(weakref.ref(attempt, _attempts.discard))
-    return attempt
-
-
-def _clean_up() -> bool:
-    """Give back what interrupted calls have left. Whether there was something."""
-    found = False
-    for one in tuple(_attempts):
-        attempt = one()
-        if attempt is not None and attempt.locks and not attempt.running:
-            attempt.drop()
-            found = True
-    return found
-
-
 def describe_self() -> dict[str, object]:
     program = sys.argv[0] if sys.argv and sys.argv[0] else sys.executable
     since = time.time_ns() // 1000
     return {"pid": os.getpid(), "host": os.uname().nodename, "program": program, "since": since}
 
 
-def had(attempt: Callable[[], bool], wait_s: float, most_s: float = POLL_S) -> bool:
-    """Attempt to become a branch's writer until that succeeds; False: others were always faster by a moment.
+def once(attempt: Callable[[], L | None]) -> L | None:
+    """Attempt to lock something where no signal handler can raise. Whoever is interrupted has nothing then.
+
+    In there nothing is asked that the caller may hold: it may be such a handler, in the middle of a read.
+    """
+    got: list[L | None] = []
+    try:
+        apart(lambda: got.append(attempt()))
+        return got.pop()
+    finally:
+        for lease in got:
+            if lease is not None:
+                lease.release()
+
+
+def had(attempt: Callable[[], L | None], wait_s: float, most_s: float = POLL_S) -> L | None:
+    """Attempt to become a branch's writer until that succeeds; None: others were always faster by a moment.
 
     While somebody has it the attempt raises ``AgentBusy``, and so does this when the time is over. ``most_s``: how long
     it waits after a while before it looks again.
@@ -201,19 +179,22 @@ def had(attempt: Callable[[], bool], wait_s: float, most_s: float = POLL_S) -> b
     deadline, pause, faster = time.monotonic() + wait_s, POLL_S, 0
     while faster < TRIES:
         try:
-            if attempt():
-                return True
+            lease = attempt()
+            if lease is not None:
+                return lease
             faster += 1
         except AgentBusy:
             if time.monotonic() >= deadline:
                 raise
             time.sleep(pause)
             pause = min(2 * pause, most_s)
-    return False
+    return None
 
 
 class FileLeases:
     """The branches of the store whose ``locks/`` is ``folder``."""
+
+    said: Mapping[str, object] = {}
 
     def __init__(self, folder: Path, cipher: Cipher = PLAIN) -> None:
         self._folder = folder
@@ -232,64 +213,59 @@ class FileLeases:
         takeover: bool,
     ) -> FileLease:
         about = {**describe_self(), **who}
-        attempt = _begin()
-        try:
-            if had(lambda: self._try(attempt, branch, read, rise, about, b=b, takeover=takeover), wait_s):
-                # One step. Before it the lock is the attempt's; after it nobody but the caller has the lease, so that
-                # it is dropped if an interrupt comes before the caller has it.
-                return attempt.locks.pop()
-            raise StoreFailed(f"locks/{branch.hex()}-*: something else than a lock file is there", hint="Remove it.")
-        finally:
-            attempt.drop()
 
-    def _try(
-        self,
-        attempt: _Attempt,
-        branch: bytes,
-        read: Callable[[], int],
-        rise: Callable[[int], bool],
-        who: Mapping[str, object],
-        *,
-        b: int,
-        takeover: bool,
-    ) -> bool:
-        """Whether the last lock of the attempt is the lease; False: somebody else was faster, so look again."""
-        attempt.drop()
-        generation = read()
-        if generation and not takeover:
-            # Whoever has released the branch, and takes it up again at this moment, must not be passed over.
-            current = self._lock(attempt, self._path(branch, generation), b, generation, who)
-            if not current.sound():
-                return False
-        # The next generation's file comes before the catalog, so that whoever sees the new number in the catalog
-        # finds its lock held.
-        taken = self._lock(attempt, self._path(branch, generation + 1), b, generation + 1, who)
-        if not taken.sound():
-            return False
-        taken.describe(self._cipher)
-        if not rise(generation):
-            return False
-        if generation and takeover:
-            self._discard(self._path(branch, generation))
-        return True
+        def attempt(generation: int) -> FileLease | None:
+            with ExitStack() as held, ExitStack() as undo:
+                if generation and not takeover:
+                    # Whoever has released the branch, and takes it up again at this moment, must not be passed over.
+                    current = self._lock(self._path(branch, generation), b, generation, about)
+                    held.callback(current.release)
+                    if not current.sound():
+                        return None
+                # The next generation's file comes before the catalog, so that whoever sees the new number in the
+                # catalog finds its lock held.
+                lease = self._lock(self._path(branch, generation + 1), b, generation + 1, about)
+                undo.callback(lease.release)
+                if not lease.sound():
+                    return None
+                lease.describe(self._cipher)
+                if not rise(generation):
+                    return None
+                undo.pop_all()
+            if generation and takeover:
+                self._discard(self._path(branch, generation))
+            return lease
+
+        lease = had(lambda: once(partial(attempt, read())), wait_s)
+        if lease is None:
+            raise StoreFailed(f"locks/{branch.hex()}-*: something else than a lock file is there", hint="Remove it.")
+        return lease
 
     def again(self, lease: engine.Lease, read: Callable[[], int]) -> FileLease | None:
         """Nothing is written: as long as the generation is the same, nobody else has written the branch."""
         if not isinstance(lease, FileLease):
             raise TypeError("a lease of another kind of store")
-        attempt = _begin()
-        try:
-            return attempt.locks.pop() if self._try_again(attempt, lease, read) else None
-        finally:
-            attempt.drop()
 
-    def _try_again(self, attempt: _Attempt, lease: FileLease, read: Callable[[], int]) -> bool:
-        who = {**lease.who, "since": time.time_ns() // 1000}
-        taken = self._lock(attempt, lease.path, lease.b, lease.generation, who)
-        if not taken.sound() or read() != lease.generation:
-            return False
-        taken.describe(self._cipher)
-        return True
+        def attempt() -> FileLease | None:
+            with ExitStack() as undo:
+                who = {**lease.who, "since": time.time_ns() // 1000}
+                taken = self._lock(lease.path, lease.b, lease.generation, who)
+                undo.callback(taken.release)
+                if not taken.sound():
+                    return None
+                taken.describe(self._cipher)
+                undo.pop_all()
+            return taken
+
+        with ExitStack() as undo:
+            taken = once(attempt)
+            if taken is None:
+                return None
+            undo.callback(taken.release)
+            if read() != lease.generation:
+                return None
+            undo.pop_all()
+        return taken
 
     def alive(self, branch: bytes, generation: int) -> bool:
         """Whether somebody holds that generation of a branch. A file that is missing or free has no holder."""
@@ -299,6 +275,13 @@ class FileLeases:
         if os.path.exists(self._path(branch, generation + 1)):
             self._discard(path)  # of the past: nobody will look for it again
         return False
+
+    def living(self, some: Collection[tuple[bytes, int]]) -> set[tuple[bytes, int]]:
+        return {one for one in some if self.alive(*one)}
+
+    def outlives_s(self, branch: bytes, generation: int, said: Mapping[str, object]) -> float | None:  # noqa: ARG002
+        """The lock is free when its holder has ended, and only then."""
+        return None if self.alive(branch, generation) else 0.0
 
     def holders(self) -> list[dict[str, object]]:
         """Who holds which branch. Looks without locking, so nobody is disturbed."""
@@ -324,23 +307,17 @@ class FileLeases:
     def _path(self, branch: bytes, generation: int) -> Path:
         return self._folder / f"{branch.hex()}-{generation}"
 
-    def _lock(self, attempt: _Attempt, path: Path, b: int, generation: int, who: Mapping[str, object]) -> FileLease:
+    def _lock(self, path: Path, b: int, generation: int, who: Mapping[str, object]) -> FileLease:
         lock = FileLease(path, b, generation, who)
         self._all.add(weakref.ref(lock, self._all.discard))
-        attempt.locks.append(lock)
-        if not lock.lock() and not (_clean_up() and lock.lock()):
-            attempt.drop()  # whoever waits now has nothing
+        if not lock.lock():
             raise busy(_holder(path, self._cipher))
         return lock
 
     def _discard(self, path: Path) -> None:
         """Remove the file of a generation that has passed, unless somebody who was passed over still holds it."""
-        attempt = _begin()
-        try:
-            with suppress(HoldfastError):  # it has no meaning without its lock
-                self._lock(attempt, path, 0, 0, {})
-        finally:
-            attempt.drop()
+        with suppress(HoldfastError):  # it has no meaning without its lock
+            self._lock(path, 0, 0, {}).release()
 
 
 def _holder(path: Path, cipher: Cipher) -> dict[str, object]:

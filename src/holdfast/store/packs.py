@@ -392,19 +392,20 @@ class Packs:
 
     # -- what nothing names ---------------------------------------------------------------------------------
 
-    def strays(self, view: View, grace_s: float = GRACE_S) -> list[tuple[Objects, str]]:
-        """What processes that died have left behind in both places, and packs whose rows are gone."""
-        return _unnamed(view, self._old(grace_s))
-
     def sweep_strays(self, view: View, engine: Engine, grace_s: float = GRACE_S) -> int:
-        """Delete them, if nobody has a moment open that may still see their rows. Returns how many went."""
+        """Delete what processes that died have left behind in both places, and packs whose rows are gone.
+
+        Nothing while somebody has a moment open that may still see their rows. Returns how many went.
+        """
         gone = 0
         old = self._old(grace_s)
         with engine.sweeping() as free:
-            for place, name in _unnamed(view, old) if free else ():
-                with suppress(ColdPlaceMissing):
-                    place.delete(name)
-                    gone += 1
+            named = {file_name(pack) for pack in view.packs()}
+            for place, name in old if free else ():
+                if name not in named:
+                    with suppress(ColdPlaceMissing):
+                        place.delete(name)
+                        gone += 1
         return gone
 
     def _old(self, grace_s: float) -> list[tuple[Objects, str]]:
@@ -415,11 +416,6 @@ class Packs:
                 names = [name for name, age in place.names() if age > grace_s]
                 found += [(place, name) for name in names if name.startswith(TEMPORARY) or _pack_of(name)]
         return found
-
-
-def _unnamed(view: View, found: list[tuple[Objects, str]]) -> list[tuple[Objects, str]]:
-    named = {file_name(pack) for pack in view.packs()}
-    return [(place, name) for place, name in found if name not in named]
 
 
 def _drop(engine: Engine, name: str, size: int, at: Objects, *, other: Objects) -> bool:

@@ -1,16 +1,15 @@
-"""PostgreSQL behind ``Engine`` and ``Leases``: one round trip per commit, moments, and who may write a branch.
+"""PostgreSQL behind ``Engine``: one round trip per commit, and moments.
 
-Owns a schema of the database, or the rows of one store in a schema that several share. Knows no table but its own
-two, and those in which an acknowledged commit is looked for. What always holds: a commit that returns was flushed
-by the server, and one whose answer is lost raises ``Unsure``; names are qualified and settings belong to transactions,
-so that nothing rests on two statements having met the same session of the server. A comparison that does not hold
-violates NOT NULL, which ends the transaction.
+Owns a schema of the database, or the rows of one store in a schema that several share. Knows no table but those two
+that no other kind of store has, and those in which an acknowledged commit is looked for. What always holds: a commit
+that returns was flushed by the server, and one whose answer is lost raises ``Unsure``; names are qualified and settings
+belong to transactions, so that nothing rests on two statements having met the same session of the server. A comparison
+that does not hold violates NOT NULL, which ends the transaction.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import random
 import re
@@ -18,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from functools import lru_cache
 from typing import TypeVar
 
@@ -36,16 +35,17 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreWentBack,
 )
-from holdfast.store import engine as interfaces
-from holdfast.store.apart import apart
-from holdfast.store.cipher import HINT, PLAIN, Cipher, digest
-from holdfast.store.connection import Address, Link, Said, Seat, Statement, free_seat
+from holdfast.store.cipher import HINT, digest
+from holdfast.store.connection import GONE_MS, KEEPALIVES, Address, Link, Said, Seat, Statement, free_seat
 from holdfast.store.engine import Args, Reader, Refused, Row, Tx, Unsure
-from holdfast.store.leases import busy, describe_self, had
+from holdfast.store.sharing import PASSING, SharedTransaction, tidied
 from holdfast.store.tables import FORMAT_VERSION, OWNER, TABLES, Dialect, check_version, columns_of, ddl
 
 WRITERS, READERS, SPARE = 4, 8, 2
 """The most connections of an open store: for transactions, for reading, and kept for the next moment."""
+
+SHARED, BUSY_S = 16, 30.0
+"""How many transactions tools may have open at once, each on a connection, and how long another one waits."""
 
 HANDLES = 64
 """Handles are taken in blocks, whose size the sequence has for good: the next one comes together with a commit."""
@@ -57,9 +57,6 @@ TRIES, APART_S = 5, 0.02
 CLOSE_S = 5.0
 """How long closing waits for somebody who is reading."""
 
-POLL_MAX_S = 0.25
-"""How often a waiting opener asks the server whether a branch is free, after a while."""
-
 UNSAFE = "HOLDFAST_ALLOW_UNSAFE_POSTGRES"
 
 _SESSION = {
@@ -69,6 +66,8 @@ _SESSION = {
     "idle_in_transaction_session_timeout": "1h",  # a moment that is left alone keeps the server from tidying up
     "client_min_messages": "error",
 }
+_WATCHED = {f"tcp_{name}": str(number) for name, number in KEEPALIVES.items()}
+"""So that the server finds out about a machine that vanished, and lets go of what its sessions had locked."""
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _SNAPSHOT = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
@@ -78,12 +77,8 @@ _OWN = ("lease", "object")
 _PARTS = re.compile(rf"'[^']*'|\?|\b(FROM|JOIN|INTO|UPDATE)\s+({'|'.join((*TABLES, *_OWN))})\b")
 _COMMENT = re.compile(r"holdfast (store|shared), format (\d+)")
 _COMPRESSED = [("loose", "data"), ("segment", "manifests"), ("segment", "operations"), ("node", "data")]
-_KEY = "(classid::bigint << 32 | objid::bigint)"
-_LOCKED = (
-    f"SELECT {_KEY} FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 1 AND granted"
-    " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-)
-
+KEY = "(classid::bigint << 32 | objid::bigint)"
+CLOCK = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
 _MAKING = int.from_bytes(digest(b"lock", b"make")[:8], "big", signed=True)
 
 T = TypeVar("T")
@@ -136,6 +131,12 @@ class _Tx:
     def naming(self) -> None:
         self.do("SELECT pg_advisory_xact_lock_shared(?)", (self._engine.key(b"sweep"),))
 
+    def alone(self, name: bytes) -> None:
+        self.do("SELECT pg_advisory_xact_lock(?)", (self._engine.key(name),))
+
+    def clock(self) -> int:
+        return int(self.run(f"SELECT {CLOCK}")[0][0])
+
     def erasing(self) -> None:
         """What becomes of deleted rows is the server's business."""
 
@@ -162,6 +163,7 @@ class Postgres:
         """
         self._address = Address(url, schema, store)
         self.place = self._address.place
+        self.lease_s = self._address.lease_s
         self.schema = self._address.schema
         self.busy = False
         self.poison: StorePoisoned | None = None
@@ -171,6 +173,8 @@ class Postgres:
         self._reading = [Seat() for _ in range(READERS)]
         self._writing = [Seat() for _ in range(WRITERS)]
         self._spare: list[Link] = []
+        self._tidy: list[Link] = []
+        self._free = threading.Semaphore(SHARED)
         self._handles: list[int] = []
         self._next_handles = f"SELECT nextval('\"{self.schema}\".handle'::regclass)"
         self._sweeper: int | None = None  # the server's process that holds the right to sweep for us
@@ -219,12 +223,17 @@ class Postgres:
             raise
         return link
 
-    def _settle(self, link: Link) -> None:
-        settings = _SESSION | ({"default_transaction_read_only": "on"} if self._readonly else {})
+    def _settings(self, link: Link) -> Statement:
+        settings = _SESSION | _WATCHED | ({"default_transaction_read_only": "on"} if self._readonly else {})
+        if link.version >= 12_00_00:
+            settings["tcp_user_timeout"] = str(GONE_MS)
         if link.version >= 14_00_00:
             settings["idle_session_timeout"] = "0"
+        return _setting(settings, local=False)
+
+    def _settle(self, link: Link) -> None:
         sql = "SELECT current_setting('fsync'), current_setting('full_page_writes'), pg_is_in_recovery()"
-        ((fsync, pages, standby),) = link.ask(_setting(settings, local=False), (sql, ()))
+        ((fsync, pages, standby),) = link.ask(self._settings(link), (sql, ()))
         if "off" in {fsync, pages} and os.environ.get(UNSAFE) != "1":
             raise StoreFailed(
                 f"the server at {self.place} has fsync={fsync} and full_page_writes={pages}: it may lose what it has"
@@ -272,14 +281,21 @@ class Postgres:
     # -- reading --------------------------------------------------------------------------------------------
 
     def run(self, sql: str, args: Args = ()) -> list[Row]:
-        seat = free_seat(self._reading)
+        seat, asked = free_seat(self._reading), (*self.owner, (self.translated(sql), args))
         with seat.lock, self.explained("reading"):
-            return seat.ready(self.connect).ask(*self.owner, (self.translated(sql), args))
+            try:
+                return seat.ready(self.connect).ask(*asked)
+            except Said as said:
+                if said.state:
+                    raise
+            return seat.ready(self.connect).ask(*asked)  # the connection was lost, and reading changes nothing
 
     @contextmanager
     def _own(self) -> Iterator[Link]:
         """A connection for a transaction that stays open."""
-        link = self._spare.pop() if self._spare else None
+        link = None
+        with suppress(IndexError):  # another thread may have taken the last one
+            link = self._spare.pop()
         if link is None or not link.fit:
             link = self.connect()
         try:
@@ -293,6 +309,10 @@ class Postgres:
         except BaseException:
             link.close()
             raise
+
+    def stamp(self) -> int | None:
+        """To ask the server would cost as much as looking."""
+        return None
 
     @contextmanager
     def moment(self) -> Iterator[_Moment]:
@@ -320,6 +340,9 @@ class Postgres:
                 self._sweeper = None
 
     # -- writing --------------------------------------------------------------------------------------------
+
+    def clock(self) -> int:
+        return int(self.run(f"SELECT {CLOCK}")[0][0])
 
     def check_place(self) -> None:
         """Whoever opens the store comes to the same server, or to one that ``connect`` has compared with it."""
@@ -358,20 +381,20 @@ class Postgres:
                 try:
                     return self._transact(link, work)
                 except Said as said:
-                    if said.state not in {"40001", "40P01", "26000"}:  # the last: a pooler has forgotten statements
+                    if said.state not in PASSING:
                         raise
                 time.sleep(random.uniform(0, tried * APART_S))  # noqa: S311 - or two would meet again and again
             return self._transact(link, work)
 
-    def _transact(self, link: Link, work: Callable[[Tx], T]) -> T:
+    def _transact(self, link: Link, work: Callable[[Tx], T], begin: Sequence[Statement] = ((_BEGIN, ()),)) -> T:
         committing = False
         try:
-            link.send(_BEGIN)
-            link.send(*self._local)
+            for statement in (*begin, self._local):
+                link.send(*statement)
             tx = _Tx(self, link)
             result = work(tx)
             if tx.deletes and self._sweeper is not None:  # with its connection, the right to sweep may have been lost
-                sql = f"SELECT pid FROM pg_locks WHERE pid = ? AND mode = 'ExclusiveLock' AND {_KEY} = ?"
+                sql = f"SELECT pid FROM pg_locks WHERE pid = ? AND mode = 'ExclusiveLock' AND {KEY} = ?"
                 if not tx.run(sql, (self._sweeper, self.key(b"sweep"))):
                     raise StoreBusy("the connection that kept others from naming things was lost; nothing was written")
             committing = True
@@ -383,6 +406,38 @@ class Postgres:
             raise
         self._keep(more)
         return result
+
+    def share(self, *, later: bool) -> SharedTransaction:
+        if not self._free.acquire(timeout=BUSY_S):
+            raise StoreBusy(f"{SHARED} tools have had a transaction open for {BUSY_S:g} s", hint="Make them shorter.")
+        link = None
+        try:
+            with suppress(IndexError):  # another thread may have taken the last one
+                while link is None or not link.fit:
+                    link = self._tidy.pop()
+            if link is None or not link.fit:
+                link = self.connect()
+            with self.explained("beginning a transaction"):
+                return SharedTransaction(self, link, _SESSION, later=later)
+        except BaseException:
+            self._free.release()
+            if link is not None:
+                link.close()
+            raise
+
+    def finish(self, link: Link, work: Callable[[Tx], T]) -> T:
+        """Write the store's part of a shared transaction, with its own settings, and commit."""
+        return self._transact(link, work, (("RESET ROLE", ()), _setting(_SESSION, local=True)))
+
+    def give_back(self, link: Link) -> None:
+        """A shared transaction has ended."""
+        try:
+            if not self._closed and len(self._tidy) < SPARE and tidied(link, self._settings(link)):
+                self._tidy.append(link)
+            elif link.fit:
+                link.close()
+        finally:
+            self._free.release()
 
     def _more_handles(self, link: Link) -> list[Row]:
         """Ask for more handles, if it is time for them."""
@@ -482,9 +537,10 @@ class Postgres:
         whose = f"store uuid NOT NULL DEFAULT {OWNER}, " if shared else ""
         yield f'SET LOCAL search_path TO "{self.schema}"'
         yield from ddl("postgres", shared=shared)
-        yield f"CREATE UNLOGGED TABLE lease ({whose}key bigint NOT NULL, body bytea NOT NULL)"
-        key = f"PRIMARY KEY ({'store, ' if shared else ''}name, part)"
-        yield f"CREATE TABLE object ({whose}name text, part bigint, made bigint, data bytea, {key})"
+        key = f"PRIMARY KEY ({'store, ' if shared else ''}"
+        held = "key bigint, b bigint NOT NULL, generation bigint NOT NULL, until bigint NOT NULL, body bytea NOT NULL"
+        yield f"CREATE UNLOGGED TABLE lease ({whose}{held}, {key}key)) WITH (fillfactor = 50)"
+        yield f"CREATE TABLE object ({whose}name text, part bigint, made bigint, data bytea, {key}name, part))"
         yield "ALTER TABLE object ALTER COLUMN data SET STORAGE EXTERNAL"
         yield f"CREATE SEQUENCE handle INCREMENT BY {HANDLES}"
         yield "ALTER TABLE branch SET (fillfactor = 50)"  # the row that every commit changes stays on its page
@@ -537,7 +593,7 @@ class Postgres:
     def abandon(self, rested: bool) -> None:  # noqa: ARG002
         """After a fork, in the child: the sessions are the parent's, and so may be what holds the locks."""
         self._closed = True
-        self._reading, self._writing, self._spare = [Seat()], [Seat()], []
+        self._reading, self._writing, self._spare, self._tidy = [Seat()], [Seat()], [], []
         for one in self._links:
             if (link := one()) is not None:
                 link.forget()
@@ -548,8 +604,9 @@ class Postgres:
             if seat.lock.acquire(timeout=CLOSE_S):
                 seat.empty()
                 seat.lock.release()
-        while self._spare:
-            self._spare.pop().close()
+        for spare in (self._spare, self._tidy):
+            while spare:
+                spare.pop().close()
 
 
 def _unsure(said: Said) -> Unsure:
@@ -573,171 +630,3 @@ def _known(said: Said, doing: str) -> HoldfastError:
     if state in {"XX001", "XX002"}:
         return Damaged(f"{doing}: the database is damaged ({said.text})", what=("database",), hint=HINT)
     return StoreFailed(f"{text}; nothing was changed", hint="" if state else "See that the server runs.")
-
-
-# -- leases --------------------------------------------------------------------------------------------------------
-
-
-def _nothing() -> None:
-    """A reference to nothing."""
-
-
-class AdvisoryLease:
-    """The lock of one generation of a branch. It ends with the connection that it was taken on."""
-
-    def __init__(
-        self, leases: AdvisoryLeases, branch: bytes, b: int, generation: int, who: Mapping[str, object]
-    ) -> None:
-        self.branch = branch
-        self.b = b
-        self.generation = generation
-        self.who = who
-        self.key = leases.key(branch, generation)
-        self._leases = leases
-
-    @property
-    def held(self) -> bool:
-        return self._leases.has(self)
-
-    def release(self) -> None:
-        """Give the branch back. Can be repeated."""
-        with suppress(HoldfastError):  # then the connection is gone, and the lock with it
-            apart(lambda: self._leases.free(self))
-
-
-class AdvisoryLeases:
-    """Leases are advisory locks of one connection, each with a row of table ``lease`` that says whose it is.
-
-    A row without its lock has no meaning. Behind a pooler that gives each transaction another session, locks are found
-    free that are not, and nobody is told that a branch is busy; its generation still lets only one write.
-    """
-
-    def __init__(self, engine: Postgres, cipher: Cipher = PLAIN) -> None:
-        self._engine = engine
-        self._cipher = cipher
-        self._seat = Seat()
-        # The keys on the connection, which would get them a second time. One whose lease is gone was cut off by an
-        # interrupt from who should have had it.
-        self._locked: dict[int, weakref.ref[AdvisoryLease]] = {}
-
-    def key(self, branch: bytes, generation: int) -> int:
-        return self._engine.key(branch + generation.to_bytes(8, "big"))
-
-    def take(
-        self,
-        branch: bytes,
-        read: Callable[[], int],
-        rise: Callable[[int], bool],
-        who: Mapping[str, object],
-        *,
-        b: int,
-        wait_s: float,
-        takeover: bool,
-    ) -> AdvisoryLease:
-        about = {**describe_self(), **who}
-        got: list[AdvisoryLease] = []
-
-        def attempt() -> bool:
-            generation = read()
-            with ExitStack() as undo:
-                if generation and not takeover:
-                    undo.callback(self._lock(branch, b, generation, about).release)
-                # The next generation's lock comes before its number: whoever sees the number finds it locked.
-                lease = self._lock(branch, b, generation + 1, about)
-                undo.callback(lambda: None if got else lease.release())
-                if rise(generation):
-                    got.append(lease)
-            return bool(got)
-
-        try:
-            if had(lambda: apart(attempt), wait_s, POLL_MAX_S):
-                return got.pop()
-            raise StoreBusy("others were always faster in becoming the branch's writer", hint="Try again.")
-        finally:
-            while got:
-                got.pop().release()
-
-    def again(self, lease: interfaces.Lease, read: Callable[[], int]) -> AdvisoryLease | None:
-        if not isinstance(lease, AdvisoryLease):
-            raise TypeError("a lease of another kind of store")
-
-        def attempt() -> AdvisoryLease | None:
-            about = {**lease.who, **describe_self()}
-            taken = self._lock(lease.branch, lease.b, lease.generation, about)
-            with ExitStack() as undo:
-                undo.callback(taken.release)
-                if read() == lease.generation:
-                    undo.pop_all()
-                    return taken
-            return None
-
-        return apart(attempt)
-
-    def alive(self, branch: bytes, generation: int) -> bool:
-        return bool(self._engine.run(f"{_LOCKED} AND {_KEY} = ?", (self.key(branch, generation),)))
-
-    def holders(self) -> list[dict[str, object]]:
-        rows = self._engine.run(f"SELECT key, body FROM lease WHERE key IN ({_LOCKED})")
-        return [holder for row in rows if (holder := self._described(row))]
-
-    def _described(self, row: Row) -> dict[str, object]:
-        """What a holder wrote about itself; empty when it cannot be read."""
-        try:
-            found = json.loads(self._cipher.unbox("lease", row[0], row[1]))
-        except (ValueError, HoldfastError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
-    def has(self, lease: AdvisoryLease) -> bool:
-        with self._seat.lock:
-            known = self._locked.get(lease.key, _nothing)() is lease
-            return known and self._seat.link is not None and self._seat.link.fit
-
-    def _lock(self, branch: bytes, b: int, generation: int, who: Mapping[str, object]) -> AdvisoryLease:
-        """Lock a generation of a branch and say who has it; raises ``AgentBusy``."""
-        lease = AdvisoryLease(self, branch, b, generation, who)
-        key = lease.key
-        body = self._cipher.box("lease", key, json.dumps(dict(who), default=str).encode())
-        sql = (
-            "WITH got AS MATERIALIZED (SELECT pg_try_advisory_lock(?) AS ok),"
-            " gone AS (DELETE FROM lease WHERE key = ? AND (SELECT ok FROM got))"
-            " INSERT INTO lease (key, body) SELECT ?, ? FROM got WHERE ok RETURNING key"
-        )
-        with self._seat.lock:
-            link = self._seat.ready(self._connect)
-            for left in [one for one, owner in self._locked.items() if owner() is None]:
-                self._unlock(link, left)
-            if key not in self._locked:
-                self._locked[key] = weakref.ref(
-                    lease
-                )  # first: if the answer is an error, it may be locked all the same
-                if self._ask(link, (sql, (key, key, key, body))):
-                    return lease
-                del self._locked[key]
-            rows = self._ask(link, ("SELECT key, body FROM lease WHERE key = ?", (key,)))
-        raise busy(self._described(rows[0]) if rows else {})
-
-    def free(self, lease: AdvisoryLease) -> None:
-        with self._seat.lock:
-            if self._locked.get(lease.key, _nothing)() is lease and self._seat.link is not None:
-                self._unlock(self._seat.link, lease.key)
-
-    def _unlock(self, link: Link, key: int) -> None:
-        del self._locked[key]
-        self._ask(link, ("DELETE FROM lease WHERE key = ?", (key,)), ("SELECT pg_advisory_unlock(?)", (key,)))
-
-    def _connect(self) -> Link:
-        self._locked.clear()
-        return self._engine.connect()
-
-    def _ask(self, link: Link, *statements: Statement) -> list[Row]:
-        with self._engine.explained("asking for a lease"):
-            return link.ask(*self._engine.owner, *((self._engine.translated(sql), args) for sql, args in statements))
-
-    def abandon(self) -> None:
-        """After a fork, in the child: the engine lets go of the connection."""
-        self._seat, self._locked = Seat(), {}
-
-    def close(self) -> None:
-        with self._seat.lock:
-            self._seat.empty()

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import apsw
 
 from holdfast.errors import (
+    BadOption,
     Damaged,
     DiskFull,
     HoldfastError,
@@ -37,7 +38,7 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store.cipher import HINT
-from holdfast.store.engine import Args, Refused, Row, Tx, check_poison
+from holdfast.store.engine import Args, Refused, Row, Shared, Tx, check_poison
 from holdfast.store.files import Layout, close_quietly, unavailable
 from holdfast.store.tables import HANDLES, NUMBER_MAX, Dialect, check_version, columns_of
 
@@ -188,6 +189,12 @@ class SqliteTx:
     def naming(self) -> None:
         """Nobody else writes while this transaction does."""
 
+    def alone(self, name: bytes) -> None:
+        """As above."""
+
+    def clock(self) -> int:
+        return time.time_ns() // 1000
+
     def erasing(self) -> None:
         self._connection.execute("PRAGMA secure_delete=ON").fetchall()
 
@@ -290,6 +297,9 @@ class Sqlite:
             except (apsw.Error, UnicodeDecodeError) as error:
                 raise reading_error(error, "reading") from error
 
+    def stamp(self) -> int | None:
+        return int(self.run("PRAGMA data_version")[0][0])
+
     @contextmanager
     def moment(self) -> Iterator[_Moment]:
         with self._reading:  # a fork waits
@@ -345,6 +355,9 @@ class Sqlite:
         made = [text.replace("INSERT ", "INSERT OR ROLLBACK ", 1) for text in statements]
         made = [text.replace("UPDATE ", "UPDATE OR ROLLBACK ", 1) if text[0] == "U" else text for text in made]
         return "; ".join(["BEGIN IMMEDIATE", *made, "COMMIT"])
+
+    def clock(self) -> int:
+        return time.time_ns() // 1000
 
     def acknowledge(self, b: int, generation: int, head: int) -> None:
         """The witness says as much."""
@@ -406,6 +419,13 @@ class Sqlite:
     def poisoned(self, error: StorePoisoned) -> None:
         """Nothing is written any more."""
         self.poison = error
+
+    def share(self, *, later: bool) -> Shared:  # noqa: ARG002 - whoever asks
+        raise BadOption(
+            f"{self.place} is a store on SQLite, which has no transaction to share: a commit of two of its files is not"
+            " one commit after a power cut",
+            hint='Use a store on PostgreSQL, or effect="write" with a probe.',
+        )
 
     def check_place(self) -> None:
         """Before a commit: what is written now can be found at the path again.

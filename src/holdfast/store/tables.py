@@ -15,9 +15,7 @@ from holdfast.errors import Damaged, NewerFormat
 
 FORMAT_VERSION = 1
 APPLICATION_ID = 0x48464F52
-"""Of the SQLite database. The layout before this one had 0x486F6C64."""
-
-FORMER_APPLICATION_ID = 0x486F6C64
+"""Of the SQLite database."""
 
 NUMBER_MAX = 2**62
 """No number in a row is higher, or below 0, so that one more has room in every engine. Marks are any."""
@@ -35,7 +33,7 @@ slot       : name text key, body blob
 floor      : name text key, number int
 agent      : a int key, uuid blob unique, name name unique, body box
 branch     : b int key, a int, name name, uuid blob, body box, head int, id box, depth int, epoch int, line int, \
-back int, count int, chain box, generation int : unique a name
+back int, count int, chain box, generation int, at int : unique a name
 tag        : a int key, name name key, n int index, id box, body box
 validity   : a int key, n int key, body box
 loose      : n int key, mark int index, key name lookup, parent int, line int, b int, epoch int, sealed int | data box
@@ -43,7 +41,10 @@ checkpoint : n int key, mark int index, key name lookup, parent int, line int, b
 shallow    : n int key, over int
 segment    : s int key, members box, refs box | manifests box, operations box
 node       : k int key, digest name unique, data box
-record     : r int key, prev int, back int, i int, b int, mark int, about box | body box
+record     : r int key, prev int, back int, i int, b int, mark int, key name lookup, about box | body box
+open       : b int key, run name key, signal name key, due int, queue name, turn int, body box : index queue due turn
+claim      : b int key, run name key, queue name, part name, generation int, first int \
+: index queue generation : index queue first
 log        : e int key, a int index, key name lookup, at int, body box
 pack       : p int key, uuid blob unique, size int
 chunk      : digest name key, p int index, start int, length int, stored int
@@ -68,11 +69,11 @@ class Column(NamedTuple):
 class Table:
     """A table. ``columns`` are those that rows are made of; the sum, where there is one, comes behind them."""
 
-    def __init__(self, name: str, columns: list[Column], covered: int, unique: list[str]) -> None:
+    def __init__(self, name: str, columns: list[Column], covered: int, together: list[list[str]]) -> None:
         self.name = name
         self.columns = columns
         self.covered = covered  # how many columns the sum covers
-        self.unique = unique
+        self.together = together  # columns that are unique together, or have an index: that word stands in front
         self.summed = name != "node"
         self.names = [column.name for column in columns] + (["sum"] if self.summed else [])
         self.keys = [at for at, column in enumerate(columns) if column.key]
@@ -110,8 +111,9 @@ class Table:
         if not alone:
             parts.append(f"PRIMARY KEY ({whose}{', '.join(self.columns[at].name for at in self.keys)})")
         parts += [f"UNIQUE ({whose}{column.name})" for column in self.columns if column.option == "unique"]
-        if self.unique:
-            parts.append(f"UNIQUE ({whose}{', '.join(self.unique)})")
+        for kind, *names in self.together:
+            if kind == "unique":
+                parts.append(f"UNIQUE ({whose}{', '.join(names)})")
         numbered = alone and self.columns[0].kind == "int"
         made = [f"CREATE TABLE {self.name} ({', '.join(parts)})"]
         if dialect == "sqlite" and not numbered:
@@ -120,6 +122,9 @@ class Table:
             if column.option in {"index", "lookup"}:
                 where = f" WHERE length({column.name}) > 0" if column.option == "lookup" else ""
                 made.append(f"CREATE INDEX {self.name}_{column.name} ON {self.name} ({whose}{column.name}){where}")
+        for kind, *names in self.together:
+            if kind == "index":
+                made.append(f"CREATE INDEX {'_'.join((self.name, *names))} ON {self.name} ({whose}{', '.join(names)})")
         return made
 
 
@@ -134,7 +139,7 @@ def _described() -> dict[str, Table]:
             for text in part.split(",")
             if (words := text.split())
         ]
-        found[name] = Table(name, columns, before.count(",") + 1, more[0].split()[1:] if more else [])
+        found[name] = Table(name, columns, before.count(",") + 1, [words.split() for words in more])
     return found
 
 

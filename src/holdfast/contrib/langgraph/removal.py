@@ -16,8 +16,8 @@ from holdfast.contrib.langgraph.thread import ROOT, Thread, about_of, has_thread
 from holdfast.contrib.langgraph.tools import levels_of
 from holdfast.contrib.langgraph.tuples import Reader, agent_of
 from holdfast.errors import BadName
+from holdfast.run.line import Line
 from holdfast.run.past import task_in
-from holdfast.run.stored import StoredLine
 from holdfast.store.catalog import Agent, Branch, Point, View
 from holdfast.store.changes import Change
 
@@ -44,7 +44,7 @@ def check_thread(saver: HoldfastSaver, row: Agent) -> None:
 
 def _of_nodes(saver: HoldfastSaver, branch: Branch) -> bool:
     """Whether all calls that are recorded for a branch were made by nodes of a graph."""
-    paths = [getattr(record, "path", "") for _, record in StoredLine(saver.store._db, branch.b).records()]
+    paths = [getattr(record, "path", "") for _, record in Line(saver.store._db, branch.b).records()]
     return all(levels_of(task_in(path))[0].checkpoint for path in paths if path)
 
 

@@ -21,7 +21,7 @@ from functools import partial, wraps
 from heapq import merge
 from itertools import islice
 from types import FrameType
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, NamedTuple, ParamSpec, Self, TypeVar
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import RunnableConfig
@@ -45,7 +45,7 @@ from holdfast.contrib.langgraph.thread import Thread, writes_said
 from holdfast.contrib.langgraph.tuples import Reader, agent_of, config_of
 from holdfast.contrib.langgraph.types import allow, registry_for
 from holdfast.errors import AgentBusy, BadName, BadOption, Unencodable
-from holdfast.run import context
+from holdfast.run import scope
 from holdfast.run.effects import Effect
 from holdfast.run.store import open_store
 from holdfast.store.keys import Key
@@ -56,11 +56,13 @@ THREADS_KEPT = 64
 # Threads that do the work of async calls. They are made when they are needed: the event loop's may all be busy, with
 # tasks that wait for these.
 _WORKERS = 64
-# What LangGraph's configs for runs have, the methods in which it enters a run's loop, and how many frames are at most
-# between one of these and the saver: a replay looks for its state, a checkpointer is wrapped in another.
-_RUNTIME = "__pregel_runtime"
+# The methods in which LangGraph enters a loop, and how many frames are at most between one of these and the saver:
+# a replay looks for its state, a checkpointer is wrapped in another.
 _ENTERING = {"__enter__", "__aenter__"}
 _DEEP = 12
+# How long an async run waits at least for another one of its thread in this process: a stream that was let go ends when
+# the event loop comes to it.
+_ENDING_S = 1.0
 _UPDATING = {"perform_superstep", "aperform_superstep"}
 
 P = ParamSpec("P")
@@ -171,19 +173,19 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         checkpoint: Checkpoint,
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
-        settled: Collection[str] = (),
+        update: Update | None,
+        run: tools.Run | None,
     ) -> RunnableConfig:
-        """Save a checkpoint. ``settled``: the nodes in whose names somebody updates the state."""
+        """Save a checkpoint, for a run, or for somebody who updates the state."""
         conf = config["configurable"]
         ns, parent = conf.get("checkpoint_ns", ""), conf.get("checkpoint_id") or None
         described = get_checkpoint_metadata(config, metadata)
-        with self._at_work(conf["thread_id"]) as thread:
+        with self._at_work(conf["thread_id"]) as thread, tools.storing(thread, run, updates=update is not None):
             running = belongs_to_run(conf)
-            control = getattr(conf.get(_RUNTIME), "control", None)
-            source = metadata.get("source", "")
-            around = partial(
-                tools.saving, thread, checkpoint=checkpoint["id"], source=source, settled=settled, control=control
-            )
+            source, settled = metadata.get("source", ""), update.nodes if update is not None else ()
+            if update is not None and not update.named and thread.tools is not None:
+                thread.check_at(ns, parent)
+            around = partial(tools.saving, thread, checkpoint=checkpoint["id"], source=source, settled=settled, run=run)
             thread.save(ns, parent, checkpoint, described, new_versions, running=running, around=around)
         return config_of(thread.name, ns, checkpoint["id"])
 
@@ -195,8 +197,9 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """Save a checkpoint. On disk when it returns; writes only what changed."""
-        settled = updated_as() if metadata.get("source") == "update" else ()
-        return self._wait(partial(self._put, config, checkpoint, metadata, new_versions, settled))
+        run = run_in(config)
+        update = updating() if run is None else None
+        return self._wait(partial(self._put, config, checkpoint, metadata, new_versions, update, run))
 
     async def aput(
         self,
@@ -206,23 +209,52 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
         """As put()."""
-        settled = updated_as() if metadata.get("source") == "update" else ()
-        return await self._aside(partial(self._put, config, checkpoint, metadata, new_versions, settled))
+        run = run_in(config)  # it may have ended when a worker comes to this
+        update = updating() if run is None else None
+        return await self._aside(partial(self._put, config, checkpoint, metadata, new_versions, update, run))
 
-    def _put_writes(
+    def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Save what a task wrote. On disk when it returns, with the flush of a checkpoint where one is on its way."""
+        run = run_in(config)
+        updates = run is None and updating() is not None
+        self._wait(partial(self._put_writes, config, writes, task_id, task_path, run, updates=updates))
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """As put_writes()."""
+        run = run_in(config)
+        updates = run is None and updating() is not None
+        await self._aside(partial(self._put_writes, config, writes, task_id, task_path, run, updates=updates))
+
+    def _put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str,
+        run: tools.Run | None,
+        *,
+        updates: bool,
+    ) -> None:
         event = self._event(config, writes, task_id, task_path)
         with self._at_work(config["configurable"]["thread_id"]) as thread:
-            thread.become_writer()
-            thread.wait(thread.queue(event))
-            if thread.tools is not None:
-                checkpoint = str(config["configurable"]["checkpoint_id"])
-                ns = config["configurable"].get("checkpoint_ns", "")
-                thread.tools.told(ns, checkpoint, task_id, [channel for channel, _ in writes])
+            if run is not None and run.is_moot(channel for channel, _ in writes):
+                return
+            with tools.storing(thread, run, updates=updates):
+                self._store_writes(thread, config, event, writes, task_id)
 
-    put_writes, aput_writes = _forms(_put_writes)
+    def _store_writes(
+        self, thread: Thread, config: RunnableConfig, event: Any, writes: Sequence[tuple[str, Any]], task_id: str
+    ) -> None:
+        thread.become_writer()
+        thread.wait(thread.queue(event))
+        if thread.tools is not None:
+            checkpoint = str(config["configurable"]["checkpoint_id"])
+            ns = config["configurable"].get("checkpoint_ns", "")
+            thread.tools.told(ns, checkpoint, task_id, [channel for channel, _ in writes])
 
     def _event(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> Any:
         conf = config["configurable"]
@@ -241,12 +273,14 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """One checkpoint: the one that the config names, or where the thread stands."""
         with self._begun(config) as run:
-            return self._wait(partial(self._read, run, config))
+            return self._wait(partial(self._read, run, config, updates=run is None and updating() is not None))
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """As get_tuple()."""
         with self._begun(config) as run:
-            return await self._aside(partial(self._read, run, config))
+            ending = run is not None and run.calls.must_wait()
+            reading = partial(self._read, run, config, updates=run is None and updating() is not None)
+            return await self._aside(reading, _ENDING_S if ending else 0.0)
 
     @contextmanager
     def _begun(self, config: RunnableConfig) -> Iterator[Run | None]:
@@ -261,11 +295,14 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
                 run.end()
             raise
 
-    def _read(self, run: Run | None, config: RunnableConfig) -> CheckpointTuple | None:
+    def _read(self, run: Run | None, config: RunnableConfig, *, updates: bool) -> CheckpointTuple | None:
         """A run becomes the writer before it reads, so that nobody goes on with the thread in between, and stays it."""
+        if updates:  # of what a run is about to leave behind
+            tools.check_at_rest(self._known(str(config["configurable"]["thread_id"])))
         if run is not None:
             with run.thread.working():  # the run itself may have ended meanwhile
                 run.thread.begin(config["configurable"].get("checkpoint_ns", ""))
+                run.calls.take_turn()
         return self._tuple(config, run)
 
     def _tuple(self, config: RunnableConfig, run: Run | None) -> CheckpointTuple | None:
@@ -279,8 +316,8 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         if row is None:
             return None
         found = reader.tuple_at(row)
-        if run is not None and run.calls.resumes:
-            run.calls.start = found.checkpoint["id"]
+        if run is not None:
+            run.calls.stands_at(reader.ns, found.checkpoint["id"], named=bool(name))
         if not name:
             return found
         thread.chosen(reader.ns, row.n)
@@ -377,7 +414,11 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
     delete_for_runs, adelete_for_runs = _forms(_delete_for_runs)
 
     def _copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Begin a thread with the whole history of another. No checkpoint is copied: both see the same."""
+        """Begin a thread with the whole history of another. No checkpoint is copied: both see the same.
+
+        The copy knows all that tools have done in the original until then, also in nodes that did not finish: the same
+        call is answered there too, and not made again.
+        """
         source = check_name(str(source_thread_id), "an agent")
         removal.check_thread(self, self.store._agent_row(source))
         self.store.clone(source, str(target_thread_id))
@@ -445,7 +486,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
                     raise
             time.sleep(POLL_S)
 
-    async def _aside(self, call: Callable[[], T]) -> T:
+    async def _aside(self, call: Callable[[], T], least_s: float = 0.0) -> T:
         """As _wait(), in a worker, which is not kept by waiting. What has begun is done, also when it is cancelled."""
         until: float | None = None
         while True:
@@ -456,7 +497,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
             try:
                 return await asyncio.shield(asyncio.wrap_future(done))
             except AgentBusy:
-                until = until if until is not None else time.monotonic() + self._wait_s
+                until = until if until is not None else time.monotonic() + max(self._wait_s, least_s)
                 if time.monotonic() >= until:
                     raise
             await asyncio.sleep(POLL_S)
@@ -467,7 +508,12 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
 def belongs_to_run(configurable: Mapping[str, Any]) -> bool:
     """Whether LangGraph asks for the sake of a run; what people ask for themselves it passes on without this."""
-    return _RUNTIME in configurable
+    return tools.RUNTIME in configurable
+
+
+def run_in(config: RunnableConfig) -> tools.Run | None:
+    """The outermost run for which LangGraph stores something."""
+    return tools.run_of(config["configurable"].get(tools.RUNTIME))
 
 
 def loop_of_caller() -> Any:
@@ -484,16 +530,25 @@ def loop_of_caller() -> Any:
     return None
 
 
-def updated_as() -> Collection[str]:
-    """The nodes that ``update_state`` was told to act as, when this is called for it."""
+class Update(NamedTuple):
+    """What somebody updates the state with: in the names of which nodes, and whether he named the checkpoint."""
+
+    nodes: Collection[str]
+    named: bool
+
+
+def updating() -> Update | None:
+    """What ``update_state`` was told, when this is called for it."""
     frame: FrameType | None = sys._getframe(1)
     for _ in range(_DEEP):
         if frame is None:
             break
         if frame.f_code.co_name in _UPDATING:
-            return {as_node for _, as_node, *_ in frame.f_locals.get("updates", ()) if as_node}
+            told = frame.f_locals
+            named = told.get("input_config", {}).get("configurable", {}).get("checkpoint_id")
+            return Update({as_node for _, as_node, *_ in told.get("updates", ()) if as_node}, bool(named))
         frame = frame.f_back
-    return ()
+    return None
 
 
 class Run(BaseCallbackHandler):
@@ -533,4 +588,4 @@ class Run(BaseCallbackHandler):
             self.thread.leave(user, lost=True)
 
 
-context.find_by(tools.find)
+scope.find_by(tools.find)

@@ -177,6 +177,9 @@ class Thread:
         self._writes = Writes()
         self._collecting = threading.Lock()
         self.tools: Any = None  # what its nodes do outside, once somebody needs to know (``tools.ThreadLoop``)
+        self.turns = threading.Condition()  # whose turn it is: held for moments, and nothing is asked for inside
+        self.holder: Any = None  # the run that may act outside (``tools.Run``)
+        self.storing: list[Any] = []  # the runs for which something is being stored, once for each thing
         self._in_vain = 0  # writes in a row that no checkpoint took along; negative: how many more need not wait
 
     # -- the lease ------------------------------------------------------------------------------------
@@ -376,6 +379,15 @@ class Thread:
         with self.lock:
             self.become_writer()
             return self.space(ns)
+
+    def check_at(self, ns: str, parent: str | None) -> None:
+        """Raise unless a namespace stands at this checkpoint: what was read there is not the newest any more."""
+        with self.lock:
+            if self.begin(ns).id != (parent or ""):
+                raise Fenced(
+                    f"thread {self.name!r} has gone on since its state was read; it was not updated",
+                    hint="Look at its state again (graph.get_state), then update that.",
+                )
 
     def save(
         self,

@@ -24,8 +24,8 @@ from holdfast.codec.values import decode
 from holdfast.contrib.langgraph.thread import ABOUT, ROOT, about_of, branch_name, check_whole, has_thread, key_of, named
 from holdfast.contrib.langgraph.types import unknown
 from holdfast.errors import BadName, Damaged, UnknownType
+from holdfast.run.line import Line
 from holdfast.run.records import RolledBack
-from holdfast.run.stored import StoredLine
 from holdfast.store.catalog import Agent, Branch, Entry, Point
 from holdfast.store.database import Database
 
@@ -294,7 +294,7 @@ def rollbacks_of(db: Database, graph: Graph) -> list[tuple[Point, int]]:
     root = next((branch for branch in graph.branches if branch.name == ROOT), None)
     if root is None or not root.records or not root.epoch:  # nothing was done outside, or it never left its line
         return []
-    went = [record for _, record in StoredLine(db, root.b).marked() if isinstance(record, RolledBack)]
+    went = [record for _, record in Line(db, root.b).marked() if isinstance(record, RolledBack)]
     return [(point, record.at) for record in went if (point := graph.view.find(record.id)) is not None]
 
 

@@ -1,0 +1,81 @@
+"""Choosing few among many agents, and what a list says of each.
+
+Owns patterns, pages and ``AgentInfo``. Writes nothing. What always holds: agents are chosen by names and times as they
+are stored, so that a page costs little however many there are; what is shown of one is read and proven.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import Struct
+
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.graph import Graph
+from holdfast.store.catalog import Agent, Counted
+
+if TYPE_CHECKING:
+    from holdfast.agent.store import Store
+
+T = TypeVar("T")
+
+_MAGIC = re.compile(r"[*?[]")
+
+
+class Page(list[T]):
+    """What a list shows of what there is.
+
+    ``more`` is 0 where that is everything. Otherwise it is how many agents are left out, and in lists of runs and of
+    effects how many branches may have others.
+    """
+
+    more: int = 0
+
+
+class AgentInfo(Struct, frozen=True):
+    """One line of the list of agents. ``updated`` is when it last saved, recorded, or went back to something."""
+
+    name: str
+    branches: list[str]
+    head: Checkpoint | None
+    checkpoints: int
+    created: datetime
+    updated: datetime | None
+    abandoned: int
+
+
+def is_pattern(text: str) -> bool:
+    """Whether a text may stand for several names, unless an agent is called so."""
+    return _MAGIC.search(text) is not None
+
+
+def pick(census: Sequence[Counted], pattern: str | None) -> list[Counted] | None:
+    """Those that a name or a pattern chooses, the most recently changed first; None where the name is nobody's."""
+    found = [one for one in census if pattern in {None, one.name}]
+    if not found and pattern is not None:
+        if not is_pattern(pattern):
+            return None
+        fits = re.compile(fnmatch.translate(pattern)).match
+        found = [one for one in census if fits(one.name)]
+    return sorted(found, key=lambda one: (one.at, one.a), reverse=True)
+
+
+def info_of(store: Store, row: Agent, shallow: dict[int, int]) -> AgentInfo:
+    graph = Graph(store._db.view, row)
+    graph.shallow = shallow  # of the whole store: read once for all agents
+    heads = [graph.view.point(n) for n in graph.heads]
+    newest = max(heads, key=lambda point: point.manifest.time_us, default=None)
+    updated = max((branch.at for branch in graph.branches if branch.head or branch.records), default=0)
+    return AgentInfo(
+        name=row.name,
+        branches=[branch.name for branch in graph.branches],
+        head=Checkpoint.of(store, row, newest) if newest is not None else None,
+        checkpoints=len(graph.numbers),
+        created=datetime.fromtimestamp(row.body["created"] / 1e6, UTC),
+        updated=datetime.fromtimestamp(updated / 1e6, UTC) if updated else None,
+        abandoned=len(graph.tips()),
+    )
