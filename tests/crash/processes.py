@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,15 @@ LIMIT_S = 300
 MARK = "holdfast: "  # how each line of ours on stderr begins
 # A dump is about what it holds, not about how long it takes on a machine that does much else.
 PATIENT = "crash.Limits(deadline_s=600, part_s=300)"
+
+
+def descriptors() -> set[tuple[str, str]]:
+    """What this process has open. What earlier tests left may be closed at any time, so ask what was *added*."""
+    found = set()
+    for number in os.listdir("/proc/self/fd"):  # noqa: PTH208 (names, not paths: one of them is the listing itself)
+        with suppress(FileNotFoundError):
+            found.add((number, os.readlink(f"/proc/self/fd/{number}")))  # noqa: PTH115 (as it is, and not resolved)
+    return found
 
 
 @dataclass

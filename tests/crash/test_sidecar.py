@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib.util
 import io
 import os
@@ -21,6 +20,7 @@ from holdfast.crash.page import page
 from holdfast.crash.summary import collect
 from holdfast.errors import DumpFailed
 from tests.crash import doomed
+from tests.crash.processes import descriptors
 
 PROGRAM = str(Path(doomed.__file__))
 PATIENCE_S = 180
@@ -308,13 +308,12 @@ def test_without_pystack_a_hang_is_told_by_the_handler_in_c(start, tmp_path):
 
 
 def test_where_none_can_be_started_that_is_said_and_nothing_is_left(tmp_path, monkeypatch):
-    gc.collect()  # what an earlier test has left open is not closed meanwhile
-    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 (their number is asked for)
+    before = descriptors()
     for executable in ("", str(tmp_path / "nothing"), "/bin/false"):
         monkeypatch.setattr(sys, "executable", executable)
         with pytest.raises(DumpFailed, match="sidecar"):
             sidecar.start(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    assert descriptors() - before == set()
 
 
 def test_forked_children_speak_for_themselves(start, tmp_path):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -38,34 +39,37 @@ def off_loop(work: Callable[..., Any], *args: Any) -> Future[Any]:
 
 def apart(work: Callable[[], T]) -> T:
     """Do ``work`` where no handler can raise in the middle of it, and return what it returns."""
-    if threading.current_thread() is not threading.main_thread():
+    if threading.get_ident() != threading.main_thread().ident:
         return work()
     context = copy_context()
     begun, over = threading.Lock(), threading.Lock()
+    todo = [work]
     results: list[T] = []
     errors: list[BaseException] = []
 
     def do() -> None:
         if begun.acquire(blocking=False):
             try:
-                results.append(context.run(work))
+                results.append(context.run(todo.pop()))
             except BaseException as error:  # noqa: BLE001 - the caller's to raise
                 errors.append(error)
         over.release()
 
     over.acquire()
-    # A daemon: a program that was interrupted twice must be able to end.
-    thread = threading.Thread(target=do, name="holdfast-apart", daemon=True)
     try:
         try:
-            thread.start()
+            # One call, which an interrupt does not cut in two: a ``Thread`` has locks of its own, and one that is cut
+            # short while it starts is kept for ever, with all that it refers to. A program that was interrupted twice
+            # can end, as with a daemon.
+            start_new_thread(do, ())
         except RuntimeError:  # the interpreter ends, and begins no thread any more
             return work()
         over.acquire()
     except BaseException:
-        if not begun.acquire(blocking=False):
-            thread.join()
+        if not begun.acquire(blocking=False) and not results and not errors:
+            over.acquire()
+        todo.clear()
         raise
     if errors:
-        raise errors[0]
+        raise errors.pop()
     return results[0]
