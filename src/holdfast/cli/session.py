@@ -92,7 +92,7 @@ Bookkeeping = Annotated[
     Parameter(
         negative="",
         show_default=False,
-        help="Show also what integrations such as LangGraph's keep for themselves: sections named __like_this__.",
+        help="Show also what integrations such as LangGraph's keep for themselves: sections named `__like_this__`.",
     ),
 ]
 Types = Annotated[
