@@ -78,7 +78,7 @@ def fill(store):
     side.state["x"] = 1
     side.checkpoint("side")
     write(side, (1, b"on the side"))
-    store.clone("a", "twin")
+    store.copy("a", "twin")
     twin = store.agent("twin")
     twin.state["y"] = {"deep": ["z" * 90] * 9}
     twin.checkpoint("twin")

@@ -67,7 +67,7 @@ def test_a_history_is_there_again(place, monkeypatch):
         other = agent.branch("other", at="c3")
         other.state["log"].clear()
         other.checkpoint("cleared")
-        store.clone("trip", "copy")
+        store.copy("trip", "copy")
         assert store.verify().ok
     with place.open() as store:
         agent = store.agent("trip")

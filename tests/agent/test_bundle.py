@@ -44,7 +44,7 @@ def written(tmp_path_factory):
     with small_limits():
         store = holdfast.open(here / "a")
         grow(store, "trip", random.Random(11), 30)
-        store.clone("trip", "copy")
+        store.copy("trip", "copy")
         file = here / "trips.hfb"
         store.export(file, ["trip", "copy"])
         yield store, file

@@ -28,7 +28,7 @@ OLD, NEW = bytes(range(32)), bytes(range(1, 33))
 def source(tmp_path):
     with small_limits(), holdfast.open(tmp_path / "a") as store:
         grow(store, "trip", random.Random(3), 25)
-        store.clone("trip", "copy")
+        store.copy("trip", "copy")
         store.set_policy(Policy(last=100))
         store.set_policy(Policy(last=50), "copy")
         yield store

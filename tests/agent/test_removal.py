@@ -84,7 +84,7 @@ def test_removing_one_of_two_equal_agents_leaves_the_other(store):
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), ("b", "a")])
 def test_copy_and_origin_are_removed_in_either_order(store, first, second):
     large(store, "a", count=20, seed=4).close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     for name in ("a", "b"):
         with closing(store.agent(name)) as agent:
             for number in range(9):
@@ -105,8 +105,8 @@ def test_copy_and_origin_are_removed_in_either_order(store, first, second):
 def test_copies_are_named_and_go_along_if_asked(store, store_path):
     for name in ("other", "a"):
         grown(store, name).close()
-    store.clone("a", "b")
-    store.clone("b", "c")
+    store.copy("a", "b")
+    store.copy("b", "c")
     for dry_run, left in ((True, 4), (False, 1)):
         found = store.remove("b", dry_run=dry_run, with_copies=True)
         assert (found.copies, found.kept_for, found.done) == (["a", "c"], [], not dry_run)
@@ -231,7 +231,7 @@ def test_what_the_log_keeps_under_a_key_goes_with_the_last_checkpoint_that_has_i
     for number, key in enumerate((b"one", b"two", b"two", b"three")):
         agent.state["n"] = number
         keep(agent, key, {"what": "write", "n": number}, label=str(number))
-    store.clone("a", "b")
+    store.copy("a", "b")
     agent.close()
     known = numbers(store, "a")
 
@@ -298,7 +298,7 @@ def test_another_process_that_writes_keeps_its_agent_and_goes_on_while_others_go
 def test_killed_anywhere_it_leaves_a_whole_store(store_path, rounds):
     with holdfast.open(store_path) as store:
         large(store, "a", count=16, seed=8).close()
-        store.clone("a", "b")
+        store.copy("a", "b")
         act(store.agent("b"))
         grown(store, "stays").close()
         before, known = picture(store, "stays"), states(store)

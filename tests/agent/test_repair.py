@@ -433,7 +433,7 @@ def test_what_is_written_meanwhile_is_not_called_lost(tmp_path):
     with holdfast.open(path) as store, store.agent("a") as agent:
         agent.state["n"] = 0
         agent.checkpoint("before")
-        store.clone("a", "b")
+        store.copy("a", "b")
 
         def meanwhile(what, done, _total):
             if (what, done) == ("reading the damaged catalog", 1):

@@ -142,7 +142,7 @@ def test_what_is_kept_of_a_line_that_was_left_can_still_be_seen(store):
 def test_what_a_copy_sees_stays_for_both(store):
     agent = talk(store, count=20)
     store.retain(Policy(last=1, labels=["m3", "m9"]))
-    store.clone("a", "b")
+    store.copy("a", "b")
     report = store.retain(Policy(last=1), ["a"])
     assert {entry.label: entry.why for entry in report.agents[0].kept} == {
         "m19": ("head of main", "last 1"), "m9": ("seen by b",), "m3": ("seen by b",),
@@ -460,7 +460,7 @@ def test_a_writer_in_another_process_goes_on_and_so_do_other_retentions(store, s
 def test_killed_anywhere_it_leaves_a_whole_store_and_goes_on(store_path, rounds):
     with holdfast.open(store_path) as store:
         large(store, "a", count=24, seed=8).close()
-        store.clone("a", "b")
+        store.copy("a", "b")
         known = states(store)
     for store in child.killed(store_path.parent, store_path, rounds(5, 300), "retaining"):
         sound(store)

@@ -96,7 +96,7 @@ class Model:
 
     def _clone(self, agent):
         if len(self.store.agents()) < 4:
-            self.store.clone(agent.name, f"copy {self.count}")
+            self.store.copy(agent.name, f"copy {self.count}")
 
     def _close(self, agent):
         agent.close()

@@ -110,12 +110,12 @@ def test_a_clone_is_refs_and_needs_no_origin(stores):
     with small_limits():
         grow(source, "trip", random.Random(1), 40)
         source.push(dest)
-        source.clone("trip", "copy")
+        source.copy("trip", "copy")
         moved = {one.name: one for one in source.push(dest).agents}["copy"]
         assert (moved.status, moved.arrived.checkpoints, moved.arrived.records) == ("new", 0, 0)
         assert_same(source, dest, "copy")
         grow(source, "copy", random.Random(2), 20)
-        source.clone("copy", "copy of a copy")
+        source.copy("copy", "copy of a copy")
         source.remove("trip")
         source.push(dest, ["copy of a copy"])
         assert_same(source, dest, "copy of a copy")
@@ -474,7 +474,7 @@ def test_any_history_arrives_as_it_is_however_often_it_is_interrupted(seed):
         for round in range(choose.randrange(1, 4)):
             grow(one, "trip", choose, choose.randrange(1, 25))
             if round == 1:
-                one.clone("trip", "copy")
+                one.copy("trip", "copy")
             names = [info.name for info in one.agents()]
             patched.setattr(Arrival, "take", take)
             for _ in count():

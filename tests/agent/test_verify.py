@@ -273,7 +273,7 @@ def test_beside_writers_and_whoever_forgets(path, key):
             if chosen.random() < 0.1:
                 agent.rollback("~1")
             if chosen.random() < 0.05:
-                store.clone("a", "brief")
+                store.copy("a", "brief")
                 store.remove("brief")
 
         def forget(chosen):

@@ -132,7 +132,7 @@ def fill(store: holdfast.Store) -> None:
 
 def share(store: holdfast.Store) -> None:
     """A clone, an agent that was removed, and checkpoints that were forgotten."""
-    store.clone("user@example.com", "clone")
+    store.copy("user@example.com", "clone")
     with closing(store.agent("clone")) as clone:
         clone.state["messages"].append("of the clone")
         clone.checkpoint("of the clone")
@@ -212,11 +212,11 @@ def act(store: holdfast.Store) -> None:
             queued._writer.append(entries(begin, *more), flush=True)
     store.set_queue("mail", concurrency=4, partition_rate=(10, 60))
     store._db.change(lambda change: change.put("claim", 1, b"q1", b"mail", b"acme", 0, at))
-    store.clone("doer", "heir")
+    store.copy("doer", "heir")
     with closing(store.agent("heir", branch="aside")) as gone:
         gone._writer.append(entries(rec.Note(at + 18, "", "mode", "of the heir")), flush=True)
         gone.checkpoint("of the heir")
-    store.clone("heir", "heir of the heir")
+    store.copy("heir", "heir of the heir")
     store.remove("heir")
 
 

@@ -730,7 +730,7 @@ def test_the_commands_that_errors_name_can_be_typed_also_for_a_thread_with_space
 @pytest.fixture(params=["the saver", "a person"])
 def copied(request):
     def copy(saver):
-        return saver.copy_thread("t", "copy") if request.param == "the saver" else saver.store.clone("t", "copy")
+        return saver.copy_thread("t", "copy") if request.param == "the saver" else saver.store.copy("t", "copy")
 
     return copy
 

@@ -70,7 +70,7 @@ def test_the_history_links_the_dump(store, crashed):
     assert told["dump"] == crashed.name
     assert told["branch"] == made.branch
     assert told["checkpoint"] == made.checkpoint.id
-    store.clone("trip-7", "trip-8")
+    store.copy("trip-7", "trip-8")
     assert [one["what"] for one in store.agent("trip-8").crashes()][:1] == ["rehydrate"]
 
 

@@ -185,7 +185,7 @@ def retention(folder: Path, ledger: Ledger) -> None:
             let_go(store, ledger, LITTLE, list(ledger.checkpoints))
         store.set_policy(None)
         ledger.write("changing", "twin")
-        store.clone("actor", "twin")
+        store.copy("actor", "twin")
         with closing(store.agent("many")) as many:  # pages become free when it goes
             for number in range(24):
                 many.state["text"] = f"{number} " * 500

@@ -144,7 +144,7 @@ def write(store: holdfast.Store) -> None:
     for name in ("waiting", "woken"):
         wait(store.agent(name))
         store.signal(name, "second", 2, run="patient")
-    store.clone("second", "heir")
+    store.copy("second", "heir")
     short = store.agent("short")
     for number in range(4):
         short.state["n"] = number

@@ -289,7 +289,7 @@ def effects(store: holdfast.Store, ledger: Ledger, mark: str) -> None:
 def clones(store: holdfast.Store, ledger: Ledger, hand: Hand, mark: str) -> None:
     name = f"clone-{mark}"
     ledger.write("changing", name)
-    store.clone(hand.agent.name, name)
+    store.copy(hand.agent.name, name)
     ledger.write("clone", hand.agent.name, name)
     clone = Hand(ledger, store.agent(name), hand.plain)
     clone.append("messages", {"role": "user", "content": "I am another"})

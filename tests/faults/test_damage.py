@@ -126,7 +126,7 @@ def moved(tmp_path):
         agent.rollback(made[0])
         agent.state["n"] = 8
         agent.checkpoint("last")
-        store.clone("a", "twin")
+        store.copy("a", "twin")
         store.push(copy)
         for one in (store, copy):
             one.agent("twin").tag("later")  # or else the witness would miss the newest entry

@@ -239,7 +239,7 @@ def test_an_older_store_that_cannot_be_remembered_as_accepted_is_an_error_of_our
 def test_a_removal_that_was_interrupted_leaves_no_line_that_rests_on_nothing(store_path, disk):
     with holdfast.open(store_path) as store:
         store.agent("actor").run(journey.options(id="one"), 2)
-        store.clone("actor", "twin")
+        store.copy("actor", "twin")
         store.remove("actor")  # its records stay, for the twin inherits them
     deletions = 0
     while True:
@@ -503,7 +503,7 @@ def test_a_store_that_cannot_be_written_is_repaired(tmp_path, disk):
     """As on a failing disk that is mounted for reading only, to save what is on it."""
     with holdfast.open(tmp_path / "store") as store, store.agent("a") as agent:
         agent.checkpoint("one")
-        store.clone("a", "b")
+        store.copy("a", "b")
     refused = []
 
     def before(call):

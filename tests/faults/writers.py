@@ -154,7 +154,7 @@ class Life:
         with suppress(*_REFUSED):
             name = f"passing-{self.who}-{self.number}"
             if self.chance.random() < 0.5:
-                self.store.clone(self.own.name, name)
+                self.store.copy(self.own.name, name)
             agent = self.store.agent(name)
             value = self.number * PROCESSES + self.who
             agent.state["bulk"] = self.board.value(value)

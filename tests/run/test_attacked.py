@@ -131,7 +131,7 @@ def test_a_run_whose_last_act_is_a_checkpoint_is_finished_there(opened, waits, t
     again = store.agent("trip-7", branch="side").branch("again", at=agent.at("counted"))
     assert (again.runs(), run(again)) == ([], 2)
     agent.rollback("counted")
-    store.clone("trip-7", "copy")
+    store.copy("trip-7", "copy")
     assert store.agent("copy").runs() == []
     with holdfast.open(tmp_path / "there") as there:
         store.push(there)

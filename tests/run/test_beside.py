@@ -171,7 +171,7 @@ def test_an_agent_whose_run_is_executed_here_is_not_removed(store_path):
     assert store.remove(job.agent, dry_run=True).events
     with pytest.raises(errors.AgentBusy, match="a worker of this process"):
         store.remove(job.agent)
-    store.clone(job.agent, "copy")
+    store.copy(job.agent, "copy")
     with pytest.raises(errors.AgentBusy, match="a worker of this process"):
         store.remove("copy", with_copies=True)
     go.set()

@@ -194,7 +194,7 @@ def test_what_a_failed_run_had_left_is_not_done_again_by_a_fork_of_the_next_one(
     store = reopened()
     assert on(store, "alt").resume("2")[0] == "a 1"
     assert (calls.count("a"), calls.count("read x")) == (1, 2)
-    store.clone("trip-7", "copy")
+    store.copy("trip-7", "copy")
     assert on(store, "alt", "copy")._host.check_free() is None
     assert store.verify().ok
 

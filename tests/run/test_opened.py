@@ -336,7 +336,7 @@ def test_a_copy_does_not_act_until_it_is_resumed_or_adopted(places, way, tmp_pat
     overdue(store)
     other, name, branch = store, "a", "main"
     if way == "clone":
-        store.clone("a", "copy")
+        store.copy("a", "copy")
         name = "copy"
     elif way == "branch":
         store.branch("a", "side")
@@ -685,7 +685,7 @@ class Life:
 
     def clone(self):
         self.count += 1
-        self.store.clone(self.random.choice("ab"), f"c{self.count}")
+        self.store.copy(self.random.choice("ab"), f"c{self.count}")
 
 
 STEPS = ["begin"] * 6 + ["resume"] * 5 + ["send"] * 4 + [

@@ -326,7 +326,7 @@ def test_what_a_clone_without_the_rule_has_stays_for_both(opened):
     agent = opened()
     go(agent, "Lisbon")
     store = agent._store
-    store.clone("trip-7", "copy")
+    store.copy("trip-7", "copy")
     assert store.retain(Policy(last=1, runs=0), ["trip-7"]).values == 0
     assert store.retain(Policy(last=1, runs=0)).values > 0
 

@@ -170,7 +170,7 @@ class Model:
     def _clone(self, agent):
         if len(self.store.agents()) < 3:
             self.count += 1
-            self.store.clone(agent.name, f"c{self.count}")
+            self.store.copy(agent.name, f"c{self.count}")
 
     def _tag(self, agent):
         self.count += 1

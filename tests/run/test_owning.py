@@ -225,8 +225,8 @@ def test_a_copy_of_an_agent_with_an_unfinished_run_is_free(opened, outside):
     agent = opened()
     put_off(agent, outside)
     store = opened()._store
-    store.clone("trip-7", "copy")
-    store.clone("trip-7", "plain")
+    store.copy("trip-7", "copy")
+    store.copy("trip-7", "plain")
     plain = store.agent("plain")
     plain.state["x"] = 1
     plain.checkpoint("x")

@@ -500,7 +500,7 @@ def test_nobody_waits_for_a_worker_that_leaves_the_run_alone(opened):
         agent.wait_for("go")
 
     store, run = put_off(opened(), saves)
-    store.clone("trip-7", "copy")  # where it is parked
+    store.copy("trip-7", "copy")  # where it is parked
     assert store.cancel("copy", run, wait_s=HANG_S).status == "cancelled"
 
 

@@ -298,7 +298,7 @@ def test_branch_clone_and_their_branches_inherit(store, agent, ledger):
     side.checkpoint("third")
     side.close()
     agent.close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     with store.agent("b", branch="side") as clone:
         copy = ledger_of(clone)
         assert paths(copy) == ["0", "0", "of the side"]
@@ -320,7 +320,7 @@ def test_removing_an_agent_removes_its_line_but_what_a_clone_needs(store, agent,
     agent.checkpoint("second")
     ledger.append(rec.Done(1, "", "1", "value", value=other.value), stowed=other, flush=True)
     agent.close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     store.remove("a")
     view = store._db.view
     assert [record.i for record in view.records([1, 2])] == [1]

@@ -30,7 +30,7 @@ WAITS = {
 AWAITED = {holdfast.Store: "follow", holdfast.Agent: "sleep wait_for"}
 # What only looks, names or prepares, lets go, or takes care of a whole store, as a program for that does.
 OTHERS = {
-    holdfast.Store: "agents branch clone close due effects export import_bundle mark move open_runs policies pull push"
+    holdfast.Store: "agents branch close copy due effects export import_bundle mark move open_runs policies pull push"
     " backup drill queues remove resolve retain runs schedules set_policy set_queue signals stats tag"
     " tier untag verify worker",
     holdfast.Agent: "abandoned at branch branches changes close context crashes declare_modes diff effects events"

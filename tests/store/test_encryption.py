@@ -76,7 +76,7 @@ def plant(path, key):
         agent.mark("bulk", "suspect", f"because of this {MARK}")
         agent.branch(f"branch {MARK}", at=first)
         store.signal(f"agent {MARK}", f"signal {MARK}", MARK, any_run=True, id=f"id {MARK}")
-        store.clone(f"agent {MARK}", f"clone {MARK}")
+        store.copy(f"agent {MARK}", f"clone {MARK}")
         store.agent(f"actor {MARK}").run(journey, f"city of {MARK}")
         for number in range(2):  # checkpoints with keys
             store.agent(f"actor {MARK}").run(journey, f"{number}th city of {MARK}")

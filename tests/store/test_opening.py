@@ -223,7 +223,7 @@ def test_a_read_only_file_system_can_be_read(store_path, alone):
             with holdfast.open(store_path, readonly=asked) as store:
                 assert store.agent("a", readonly=True).state["n"] == 1
                 assert store.verify().problems == []
-                changes = [lambda: store.tag("a", "t"), lambda: store.clone("a", "b")]
+                changes = [lambda: store.tag("a", "t"), lambda: store.copy("a", "b")]
                 for change in changes if asked else [*changes, lambda: store.agent("a"), lambda: store.agent("b")]:
                     with pytest.raises(ReadOnly if asked else StoreReadOnly):
                         change()

@@ -395,7 +395,7 @@ class Store:
             raise self._unknown(str(pattern))
         return picked
 
-    def clone(self, name: str, new: str) -> None:
+    def copy(self, name: str, new: str) -> None:
         """Add an agent ``new`` that begins with the whole history of another; from then on they are independent.
 
         Branches, tags, abandoned lines and validity come along. Costs as much as a few names: no state is copied. Of

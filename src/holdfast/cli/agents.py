@@ -102,7 +102,7 @@ def copy(agent: Name, new: str, /, *, json: Json = False, session: Given) -> int
                 f"{agent!r} names a revision; a copy has all of them",
                 hint=f"{command('copy', name, new)}, then {command('rollback', new, '--to', revision)}.",
             )
-        store.clone(name, new)
+        store.copy(name, new)
         info = store.agents(new)[0]
         if json:
             head = info.head.to_json() if info.head is not None else None

@@ -421,7 +421,7 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
         """
         source = check_name(str(source_thread_id), "an agent")
         removal.check_thread(self, self.store._agent_row(source))
-        self.store.clone(source, str(target_thread_id))
+        self.store.copy(source, str(target_thread_id))
 
     copy_thread, acopy_thread = _forms(_copy_thread)
 

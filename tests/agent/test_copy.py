@@ -23,7 +23,7 @@ def store(store_path):
 def test_a_clone_has_everything_and_copies_nothing(store):
     grown(store).close()
     before = store.stats()["counts"]
-    store.clone("a", "b")
+    store.copy("a", "b")
     after = store.stats()["counts"]
     changed = {table for table in after if after[table] != before[table]}
     assert changed == {"agent", "branch", "tag", "validity", "log"}
@@ -35,7 +35,7 @@ def test_a_clone_has_everything_and_copies_nothing(store):
 
 def test_the_two_go_their_own_ways(store):
     grown(store).close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     frozen = picture(store, "a")
     b = store.agent("b")
     assert holdfast.plain(b.state) == holdfast.plain(store.agent("a", readonly=True).state)
@@ -62,11 +62,11 @@ def test_the_two_go_their_own_ways(store):
 
 def test_a_clone_of_a_clone_outlives_both(store):
     grown(store).close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     with closing(store.agent("b")) as b:
         b.state["messages"].append("of b")
         b.checkpoint("of b")
-    store.clone("b", "c")
+    store.copy("b", "c")
     picture_of_c = picture(store, "c")
     assert [c["label"] for c in picture_of_c["all"]][:2] == ["of b", "other"]
     for name in ("b", "a"):
@@ -96,7 +96,7 @@ def test_what_is_kept_under_a_key_is_seen_up_to_the_parting_and_comes_along(stor
 
     agent = store.agent("a")
     keep(agent, KEY, {"what": "before"})
-    store.clone("a", "b")
+    store.copy("a", "b")
     say("a", "after, of a")
     say("b", "after, of b")
     for_a, for_b = ["before", "after, of a"], ["before", "after, of b"]
@@ -117,17 +117,17 @@ def test_what_is_kept_under_a_key_is_seen_up_to_the_parting_and_comes_along(stor
 def test_refused_names(store):
     grown(store).close()
     with pytest.raises(BadName):
-        store.clone("a", "a")
+        store.copy("a", "a")
     with pytest.raises(BadName):
-        store.clone("a", "")
+        store.copy("a", "")
     with pytest.raises(UnknownAgent):
-        store.clone("none", "b")
+        store.copy("none", "b")
     sound(store)
 
 
 def test_cloning_while_the_source_is_written(store):
     agent = grown(store)
-    store.clone("a", "b")
+    store.copy("a", "b")
     agent.state["messages"].append("later")
     agent.checkpoint("later")
     assert "later" not in [c.label for c in store.agent("b", readonly=True).log(all=True)]
@@ -137,7 +137,7 @@ def test_cloning_while_the_source_is_written(store):
 def test_sealing_on_either_side_leaves_the_other_readable(store, monkeypatch):
     few_between_seals(monkeypatch.setattr)
     grown(store).close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     frozen = picture(store, "b")
     for name in ("a", "b"):
         with closing(store.agent(name)) as agent:
@@ -153,7 +153,7 @@ def test_sealing_on_either_side_leaves_the_other_readable(store, monkeypatch):
 
 def test_a_missing_row_of_the_origin_shows_in_the_clone(store, store_path):
     grown(store).close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     store.remove("a")
     sound(store)
     (tip,) = [c._point.n for c in store.agent("b", readonly=True).abandoned()]
@@ -165,7 +165,7 @@ def test_a_missing_row_of_the_origin_shows_in_the_clone(store, store_path):
 
 def test_recovery_of_a_clone_goes_back_into_its_origin(store, store_path):
     grown(store).close()
-    store.clone("a", "b")
+    store.copy("a", "b")
     with closing(store.agent("b")) as b:
         b.state["messages"].append("of b " * 40)
         n = b.checkpoint("of b")._point.n
