@@ -16,6 +16,7 @@ import sys
 import termios
 from dataclasses import dataclass
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -27,6 +28,8 @@ from tests.conftest import from_outside_nothing
 
 PROGRAM = [sys.executable, "-m", "holdfast.cli"]
 EVIL = "\x1b]0;owned\x07 [red]markup[/red] \u202etxt.exe \x9b31m"
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PAGE = DOCS / "json.md"
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -45,7 +48,46 @@ class Ended(NamedTuple):
 
     @property
     def json(self) -> Any:
-        return json.loads(self.out)
+        """What was printed, which has the form that docs/json.md shows."""
+        real = json.loads(self.out)
+        name = re.fullmatch(r"holdfast\.([a-z.-]+)/1", real["schema"])[1]
+        if not name.startswith(OTHERWISE):
+            found = differences(FORMS[ALIKE.get(name, name)], real, name)
+            assert not found, found
+        return real
+
+
+def forms():
+    """The documents that the page shows, by the names of their schemas; under "" that of a checkpoint."""
+    blocks = [
+        json.loads(text) for text in re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    ]
+    return {block.get("schema", "").removeprefix("holdfast.").removesuffix("/1"): block for block in blocks}
+
+
+FORMS = forms()
+ALIKE = dict.fromkeys(("pull", "backup", "move", "import-bundle"), "push")
+# The page has them in words, or they have several forms.
+OTHERWISE = ("signals", "signal.drop", "key", "dump", "leaks")
+OPTIONAL = {"old", "new", "changes", "why", "used_by"}  # where there are such values
+FREE = {"policy", "sections", "counts", "packages", "optional", "args", "checked", "events[]"}  # keys are not fixed
+
+
+def differences(example, real, where):
+    """Where the documented form and the real one disagree: keys, all the way down. ``{}`` stands for any value."""
+    if isinstance(example, dict) and isinstance(real, dict) and example and where.rpartition(".")[2] not in FREE:
+        if real.get("error") and where == "doctor.store":
+            return []  # there is little to say of a store that cannot be opened
+        if (set(example) ^ set(real)) - OPTIONAL:
+            return [f"{where}: {sorted(set(example) ^ set(real))}"]
+        return [
+            found
+            for key in set(real) & set(example)
+            for found in differences(example[key], real[key], f"{where}.{key}")
+        ]
+    if isinstance(example, list) and isinstance(real, list) and example and real:
+        return differences(example[0], real[0], f"{where}[]")
+    return []
 
 
 @pytest.fixture(scope="session")

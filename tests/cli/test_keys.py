@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
 
 import pytest
 
 from tests import warm
-from tests.cli.test_app import PAGE, differences
+from tests.cli.conftest import FORMS, differences
 from tests.cli.test_moving import HOLD_OPEN, ids
 
 
@@ -26,19 +24,12 @@ def key_file(tmp_path):
     return make
 
 
-@pytest.fixture
-def documented():
-    """The JSON that the page shows, by its schema."""
-    blocks = map(json.loads, re.findall(r"```json\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL))
-    return {block["schema"]: block for block in blocks if "schema" in block}
-
-
-def test_a_store_gets_a_key_and_then_others(cli, documented, key_file, tmp_path, monkeypatch):
+def test_a_store_gets_a_key_and_then_others(cli, key_file, tmp_path, monkeypatch):
     vault, one, two = tmp_path / "vault", key_file("ab"), key_file("cd")
 
     def told(*words, store=vault):
         real = cli(*words, "--json", store=store).json
-        assert not differences(documented[real["schema"]], real, real["schema"])
+        assert not differences(FORMS[real["schema"][9:-2]], real, real["schema"])
         return real
 
     made = told("init", str(vault), "--encrypt", "--key-file", one, store=None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 
@@ -44,7 +43,7 @@ def test_retain_shows_first_and_then_does(cli, filled):
 
 
 def test_retain_speaks_json(cli, filled):
-    found = json.loads(cli("retain", "--last", "1", "--newer-than", "1s", "--json", store=filled).out)
+    found = cli("retain", "--last", "1", "--newer-than", "1s", "--json", store=filled).json
     assert found["schema"] == "holdfast.retain/1"
     assert not found["done"]
     assert [one["agent"] for one in found["agents"]] == ["trip-7", "trip-8"]
@@ -177,7 +176,7 @@ def test_rules_in_the_store(cli, filled):
     saved = cli("retain", "--last", "5", "--save", store=filled)
     assert "all others: last 5" in saved.out
     cli("retain", "trip-8", "--last", "1", "--save", store=filled)
-    done = json.loads(cli("retain", "--yes", "--json", store=filled).out)
+    done = cli("retain", "--yes", "--json", store=filled).json
     assert done["done"]
     assert {one["agent"]: len(one["kept"]) for one in done["agents"]} == {"trip-7": 6, "trip-8": 2}
     assert done["policies"] == [
@@ -205,7 +204,7 @@ def test_tier(cli, tmp_path):
             agent.checkpoint()
     assert "2 packs" in cli("tier", "--to", str(cold), store=path).out
     assert not cold.exists()
-    found = json.loads(cli("tier", "--to", str(cold), "--yes", "--json", store=path).out)
+    found = cli("tier", "--to", str(cold), "--yes", "--json", store=path).json
     assert (found["schema"], found["packs"], found["done"]) == ("holdfast.tier/1", 2, True)
     assert cli("verify", store=path).code == 0
     assert "2 packs in file://" in cli("doctor", store=path).out

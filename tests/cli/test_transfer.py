@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 
 import apsw
-import pytest
 
 import holdfast
-from tests.cli.test_app import PAGE, differences
 
 
 def test_push_and_pull_say_what_moved(cli, filled, tmp_path, monkeypatch):
@@ -141,15 +137,3 @@ def test_a_file_from_an_encrypted_store_is_encrypted(cli, filled, tmp_path, monk
     assert not cli("export", str(file), "trip-7", "--force", "--plain", "--json", store=safe).json["encrypted"]
     monkeypatch.delenv("HOLDFAST_KEY_FILE")
     assert cli("import", str(file), store=tmp_path / "bare").code == 0
-
-
-@pytest.mark.parametrize("name", ["push", "export", "verify.restore"])
-def test_the_documented_json_is_the_json(cli, filled, tmp_path, name):
-    words = {
-        "push": ("push", str(tmp_path / "dest")),
-        "export": ("export", str(tmp_path / "file"), "trip-7"),
-        "verify.restore": ("verify", "--restore", "--sample", "1"),
-    }[name]
-    blocks = map(json.loads, re.findall(r"```json\n(.*?)```", Path(PAGE).read_text(encoding="utf-8"), re.DOTALL))
-    shown = next(block for block in blocks if block.get("schema") == f"holdfast.{name}/1")
-    assert not differences(shown, cli(*words, "--json").json, name)

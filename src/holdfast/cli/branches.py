@@ -163,9 +163,7 @@ def _list(session: Session, text: str | None, what: str, limit: int | None, *, j
             entries = [
                 {"agent": name, "name": ref, key: point.to_json() if point else None} for name, ref, point in found
             ]
-            return session.json(
-                "branches" if what == "branch" else "tags", agent=only, more=more, **{_PLURAL[what]: entries}
-            )
+            return session.json(_PLURAL[what], agent=only, more=more, **{_PLURAL[what]: entries})
         if not found:
             whose = f"{clean(only)} has" if only is not None else "There are"
             session.out.say(f"{whose} no {_PLURAL[what]}.")
