@@ -29,7 +29,7 @@ _HINTS = {
     " (`holdfast runs cancel NAME ID`), work on a branch (`holdfast branch`), or roll back to before it began.",
     "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
     " is in doubt (holdfast effects resolve), or leave it standing (--accept NAME).",
-    "not-encrypted": "`holdfast init PLACE --encrypt` makes a store that is; `holdfast push PLACE` brings this one there.",
+    "not-encrypted": "`holdfast init PLACE --encrypt` makes one that is, `holdfast push PLACE` brings this one there.",
     "not-a-store": "Name the store with --store PLACE or $HOLDFAST_STORE, or go to where .holdfast is.",
 }
 

@@ -42,14 +42,6 @@ _PROBE_BYTES = 4_096
 _TOO_FAST_S = 20e-6
 
 
-@dataclass(frozen=True)
-class _Trouble:
-    """Something to know about. ``level`` is ``note``, ``warning`` or ``error``."""
-
-    level: str
-    text: str
-
-
 def doctor(*, json: Json = False, session: Given) -> int:
     """Check the machine, the store and who holds it.
 
@@ -63,7 +55,7 @@ def doctor(*, json: Json = False, session: Given) -> int:
     data["sqlite"] = _sqlite()
     data["store"], code = _store(session)
     troubles = list(_troubles(data))
-    data["troubles"] = [{"level": trouble.level, "text": trouble.text} for trouble in troubles]
+    data["troubles"] = [{"level": level, "text": text} for level, text in troubles]
     if json:
         session.json("doctor", **data)
     else:
@@ -104,37 +96,38 @@ def _error(error: HoldfastError) -> dict[str, str]:
     return {"kind": error.kind, "message": error.message, "hint": error.hint}
 
 
-def _troubles(data: dict[str, Any]) -> Iterator[_Trouble]:
+def _troubles(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Things to know about: a note, a warning or an error, and what to do."""
     store = data["store"]
     if store is None:
-        yield _Trouble("note", "There is no store here. holdfast.open() in a program makes one.")
+        yield ("note", "There is no store here. holdfast.open() in a program makes one.")
         return
     if store["error"]:
         said = store["error"]["message"], store["error"]["hint"]
-        yield _Trouble("error", " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said if one))
+        yield ("error", " ".join(one if one.endswith((".", "!", "?")) else f"{one}." for one in said if one))
         return
     if store["moved"]:
-        yield _Trouble("note", f"This store was moved to {store['moved']}, and can only be read.")
+        yield ("note", f"This store was moved to {store['moved']}, and can only be read.")
     for place in filter(None, (store["objects"], *store["cold"])):
         if not place["reachable"]:
-            yield _Trouble("warning", f"Packs lie in {place['place']}, which cannot be reached: bring it back.")
+            yield ("warning", f"Packs lie in {place['place']}, which cannot be reached: bring it back.")
     if is_url(store["path"]):
         return
     if store["filesystem"] in NETWORK:
-        yield _Trouble("warning", f"The store is on {store['filesystem']}: use a local disk, locks there are not safe.")
+        yield ("warning", f"The store is on {store['filesystem']}: use a local disk, locks there are not safe.")
     if store["filesystem"] in VOLATILE:
-        yield _Trouble("warning", f"The store is on {store['filesystem']}: it is gone when the machine restarts.")
+        yield ("warning", f"The store is on {store['filesystem']}: it is gone when the machine restarts.")
     if store["space_bytes"] < LOW_SPACE_BYTES:
-        yield _Trouble("warning", f"Only {size(store['space_bytes'])} are free. Holdfast stops safely when it is full.")
+        yield ("warning", f"Only {size(store['space_bytes'])} are free. Holdfast stops safely when it is full.")
     if store["bytes"].get("log", 0) > LARGE_LOG_BYTES:
-        yield _Trouble("note", "The log is large. It shrinks when a program that writes the store closes it.")
+        yield ("note", "The log is large. It shrinks when a program that writes the store closes it.")
     if store["flush"] is None:
-        yield _Trouble("note", "The store's directory cannot be written by this user, so flushing was not measured.")
+        yield ("note", "The store's directory cannot be written by this user, so flushing was not measured.")
     elif store["flush"]["suspicious"]:
-        yield _Trouble("warning", "Flushing is faster than a disk can be: a power cut may lose what was acknowledged.")
+        yield ("warning", "Flushing is faster than a disk can be: a power cut may lose what was acknowledged.")
 
 
-def _print(out: Output, data: dict[str, Any], troubles: list[_Trouble]) -> None:
+def _print(out: Output, data: dict[str, Any], troubles: list[tuple[str, str]]) -> None:
     _group(out, "This program", _program(data))
     store = data["store"]
     if store is not None and not store["error"]:
@@ -146,8 +139,8 @@ def _print(out: Output, data: dict[str, Any], troubles: list[_Trouble]) -> None:
     if not troubles:
         out.say(Text("No trouble found. ", style="bold green"), "`holdfast verify` checks every byte in the store.")
     styles = {"note": "cyan", "warning": "bold yellow", "error": "bold red"}
-    for trouble in troubles:
-        out.say(Text(f"{trouble.level}: ", style=styles[trouble.level]), clean(trouble.text), wrap=True)
+    for level, text in troubles:
+        out.say(Text(f"{level}: ", style=styles[level]), clean(text), wrap=True)
 
 
 def _program(data: dict[str, Any]) -> Iterator[tuple[str, str]]:

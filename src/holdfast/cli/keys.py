@@ -12,11 +12,11 @@ from getpass import getpass
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
-from cyclopts import App, Parameter
+from cyclopts import App
 from rich.text import Text
 
 import holdfast
-from holdfast.cli.session import ASKS, Consent, Flag, Given, Json, Session, bars
+from holdfast.cli.session import ASKS, Consent, Flag, Given, Json, Session, bars, option
 from holdfast.cli.text import ago, clean, now
 from holdfast.errors import BadOption, KeyNeeded, NotEncrypted
 
@@ -25,23 +25,14 @@ VARIABLES = ("HOLDFAST_KEY", "HOLDFAST_KEY_FILE", "HOLDFAST_KEY_COMMAND")
 Key: TypeAlias = "holdfast.keys.Secret | Literal[False] | None"
 
 
-def _option(metavar: str, help: str) -> Parameter:
-    return Parameter(metavar=metavar, show_default=False, help=help)
-
-
-KeyFile = Annotated[
-    Path | None, _option("FILE", "The key is the only line of this file: 64 hexadecimal digits, or a passphrase.")
-]
-KeyEnv = Annotated[str | None, _option("VARIABLE", "The key is in this variable.")]
-KeyCommand = Annotated[str | None, _option("COMMAND", "The key is what this command prints.")]
+_IN_FILE = "The key is the only line of this file: 64 hexadecimal digits, or a passphrase."
+KeyFile = Annotated[Path | None, option(_IN_FILE, "FILE")]
+KeyEnv = Annotated[str | None, option("The key is in this variable.", "VARIABLE")]
+KeyCommand = Annotated[str | None, option("The key is what this command prints.", "COMMAND")]
 # Where two things have keys: the file of one of them, or "none" when it has no key.
-SourceKey = Annotated[
-    str | None,
-    _option(
-        "FILE", 'The key of what is read, when it is not that of $HOLDFAST_KEY and the like; "none" when it has none.'
-    ),
-]
-DestKey = Annotated[str | None, _option("FILE", "The key of the store that is written to, likewise.")]
+_SOURCE = 'The key of what is read, when it is not that of $HOLDFAST_KEY and the like; "none" when it has none.'
+SourceKey = Annotated[str | None, option(_SOURCE, "FILE")]
+DestKey = Annotated[str | None, option("The key of the store that is written to, likewise.", "FILE")]
 
 _told: dict[str, str] = {}
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from holdfast import Policy, RetentionReport, Store
 from holdfast.cli.output import Output
-from holdfast.cli.session import ASKS, SHOWN, Consent, Flag, Given, Name, Session, bars
+from holdfast.cli.session import ASKS, SHOWN, Agents, Consent, Flag, Given, Session, bars
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption
 
@@ -34,7 +34,7 @@ def span(text: str) -> timedelta:
 
 
 def retain(
-    *agents: Name,
+    *agents: Agents,
     last: Count = 0,
     hourly: Count = 0,
     daily: Count = 0,
@@ -57,8 +57,6 @@ def retain(
 
     Parameters
     ----------
-    agents
-        Only these agents. [default: all]
     last
         Keep the last N of each branch.
     hourly

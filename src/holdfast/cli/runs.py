@@ -31,6 +31,7 @@ from holdfast.cli.session import (
     Wait,
     limited,
     on_branch,
+    option,
     reader,
     some_of,
     writer,
@@ -119,7 +120,7 @@ def cancel(
     *,
     undo: Flag = False,
     load: Load = (),
-    wait: Wait = 0.0,
+    wait: Annotated[float, option(metavar="SECONDS")] = 0.0,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -460,7 +461,7 @@ def send(
     signal
         The signal's name. [default: list those that nobody has taken yet, the oldest first]
     value
-        What the run gets, as JSON. [default: null]
+        What the run gets, as JSON.
     run
         The id of the run that it is for. [default: the run of this branch that has not ended]
     any_run

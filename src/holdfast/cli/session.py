@@ -58,48 +58,35 @@ class Session:
         return 0
 
 
-# How the verbs declare what they share. ``Given`` is filled in by the program, never from the command line.
+def option(help: str | None = None, metavar: str | None = None, **more: Any) -> Parameter:
+    """A parameter that several verbs have: without ``--no-…``, and without a default that is shown.
+
+    Without ``help``, each verb's docstring says what it is.
+    """
+    given: dict[str, Any] = {"help": help, "metavar": metavar, **more}
+    return Parameter(
+        negative="", show_default=False, **{name: value for name, value in given.items() if value is not None}
+    )
+
+
+# What verbs share. ``Given`` is filled in by the program, never from the command line.
 Given = Annotated[Session, Parameter(parse=False)]
-Name = Annotated[str, Parameter(completer=agents, help="The agent's NAME.")]
-OnBranch = Annotated[str, Parameter(completer=agents, help="The agent's NAME, or NAME@BRANCH. [default branch: main]")]
-Revision = Annotated[str, Parameter(completer=revisions)]
-Ref = Annotated[str | None, Parameter(completer=refs, metavar="REV", show_default=False)]
-Pattern = Annotated[str | None, Parameter(completer=agents, metavar="PATTERN", show_default=False)]
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
-Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON, for programs.")]
-Limit = Annotated[
-    int | None,
-    Parameter(
-        name=("--limit", "-n"),
-        metavar="N",
-        show_default=False,
-        help="Show at most this many; 0 shows all. [default: 50; all with --json]",
-    ),
-]
-Wait = Annotated[
-    float,
-    Parameter(
-        name="--wait",
-        metavar="SECONDS",
-        show_default=False,
-        help="Wait up to this many seconds for a process that writes the branch.",
-    ),
-]
-DryRun = Annotated[bool, Parameter(negative="", show_default=False, help="Show what would happen, and change nothing.")]
-Bookkeeping = Annotated[
-    bool,
-    Parameter(
-        negative="",
-        show_default=False,
-        help="Show also what integrations such as LangGraph's keep for themselves: sections named `__like_this__`.",
-    ),
-]
-Types = Annotated[
-    tuple[str, ...],
-    Parameter(
-        metavar="MODULE", negative="", show_default=False, help="Modules whose classes may be stored and loaded."
-    ),
-]
+Name = Annotated[str, option("The agent's NAME.", completer=agents)]
+OnBranch = Annotated[str, option("The agent's NAME, or NAME@BRANCH. [default branch: main]", completer=agents)]
+Agents = Annotated[str, option("Only these agents. [default: all]", completer=agents)]
+Revision = Annotated[str, option(completer=revisions)]
+Ref = Annotated[str | None, option(metavar="REV", completer=refs)]
+Pattern = Annotated[str | None, option(metavar="PATTERN", completer=agents)]
+Flag = Annotated[bool, option()]
+Json = Annotated[bool, option("Print JSON, for programs.", name="--json")]
+_LIMIT = "Show at most this many; 0 shows all. [default: 50; all with --json]"
+Limit = Annotated[int | None, option(_LIMIT, "N", name=("--limit", "-n"))]
+_WAIT = "Wait up to this many seconds for a process that writes the branch."
+Wait = Annotated[float, option(_WAIT, "SECONDS", name="--wait")]
+DryRun = Annotated[bool, option("Show what would happen, and change nothing.")]
+_BOOKKEEPING = "Show also what integrations such as LangGraph's keep for themselves: sections named `__like_this__`."
+Bookkeeping = Annotated[bool, option(_BOOKKEEPING)]
+Types = Annotated[tuple[str, ...], option("Modules whose classes may be stored and loaded.", "MODULE")]
 
 
 @Parameter(name="*")
@@ -108,7 +95,7 @@ class Consent:
     """Leave to do what cannot be taken back: the options of a verb that shows what would happen, and asks."""
 
     dry_run: DryRun = False
-    yes: Annotated[bool, Parameter(negative="", show_default=False, help="Do it without asking.")] = False
+    yes: Annotated[bool, option("Do it without asking.")] = False
     json: Json = False
 
     @property

@@ -13,19 +13,15 @@ from holdfast import DrillReport, RepairReport, VerifyReport
 from holdfast.cli.exits import DAMAGED, FAILED
 from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_has_a_key
 from holdfast.cli.output import Output
-from holdfast.cli.session import ASKS, Consent, Flag, Given, Json, Name, Session, bars, shown
+from holdfast.cli.session import ASKS, Agents, Consent, Flag, Given, Json, Session, bars, option, shown
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption, Damaged, StoreWentBack
 
-Objects = Annotated[
-    str | None,
-    Parameter(
-        metavar="PLACE",
-        show_default=False,
-        help="Where a store that is made now keeps large values: a directory, or a URL such as s3://bucket/prefix"
-        " (needs the extra objects). It stays so. [default: in the store's directory]",
-    ),
-]
+_OBJECTS = (
+    "Where a store that is made now keeps large values: a directory, or a URL such as s3://bucket/prefix (needs the"
+    " extra objects). It stays so. [default: in the store's directory]"
+)
+Objects = Annotated[str | None, option(_OBJECTS, "PLACE")]
 
 # Ids that a problem lists, and what else is listed for people; the JSON has all.
 _IDS = 6
@@ -89,7 +85,7 @@ def init(
 
 
 def verify(
-    *agents: Name,
+    *agents: Agents,
     restore: Flag = False,
     sample: Annotated[int, Parameter(metavar="N")] = 20,
     place: Annotated[Path | None, Parameter(metavar="DIR", show_default=False)] = None,
@@ -103,8 +99,6 @@ def verify(
 
     Parameters
     ----------
-    agents
-        Check only these agents. [default: the whole store]
     restore
         Instead, restore a sample of checkpoints in a scratch place, as after a loss, and prove their digests: the
         newest of each branch first, the others at random. The scratch place is removed.

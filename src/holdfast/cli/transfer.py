@@ -34,7 +34,7 @@ from holdfast.cli.keys import (
 )
 from holdfast.cli.output import Output
 from holdfast.cli.programs import module_of
-from holdfast.cli.session import SHOWN, DryRun, Flag, Given, Json, Session, bars, is_url, reader, shown
+from holdfast.cli.session import SHOWN, Agents, DryRun, Flag, Given, Json, Session, bars, is_url, option, reader, shown
 from holdfast.cli.store import Objects
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption, NotABundle, NotAStore, NotEncrypted, SourceUnreadable
@@ -49,20 +49,10 @@ _WORDS = {"new": "new", "updated": "updated", "unchanged": "unchanged", "ahead":
 _LISTED = 20
 _TITLES = {"imported": "imported", "complete": "already there", "failed": "failed", "found": "found"}
 
-Other = Annotated[str | None, Parameter(show_default=False)]
-Agents = Annotated[str, Parameter(help="Only these agents. [default: all]")]
-Called = Annotated[
-    str | None,
-    Parameter(name="--as", metavar="NAME", show_default=False, help="What one agent is to be called where it arrives."),
-]
-Beside = Annotated[
-    bool,
-    Parameter(
-        negative="",
-        show_default=False,
-        help="Where a branch has gone on on both sides, let it arrive under a name of its own instead of refusing.",
-    ),
-]
+Other = Annotated[str | None, option()]
+Called = Annotated[str | None, option("What one agent is to be called where it arrives.", "NAME", name="--as")]
+_BESIDE = "Where a branch has gone on on both sides, let it arrive under a name of its own instead of refusing."
+Beside = Annotated[bool, option(_BESIDE)]
 
 
 # -- between stores -------------------------------------------------------------------------------------------------
