@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -129,7 +129,7 @@ class AgentHost:
             head = self.handle.head
             self._loop.restart(position_of(head), head.id if head is not None else "")
         if self._companions is not None:
-            self._companions.restore(replaying=False)
+            self._companions.restore()
 
     @property
     def companions(self) -> Companions:
@@ -295,9 +295,8 @@ class AgentHost:
                     " and take them out of agent.state, or forget them with agent.close().",
                 )
             self._stand_on(row)
-            replaying = row.row.b != agent._branch.b and (row.id != self._origin or self._amid)
             if self._companions is not None:
-                self._companions.restore(replaying=replaying)
+                self._companions.restore()
 
     def difference(self, id: bytes) -> list[str]:
         """What differs between that checkpoint's state and the live one, for people."""
@@ -309,25 +308,7 @@ class AgentHost:
         # What led here is in that checkpoint. Nodes that were made on the way stay, to be written with the next one.
         self.handle._document.forget_changes()
         self.base = row
-        if row.id == self._origin and not self._amid and self._companions is not None:
-            self._companions.passed()
         return self.handle._seen(row)
-
-    @property
-    def _amid(self) -> bool:
-        """Whether the branch began behind its first checkpoint, in the middle of what a run did."""
-        return self.inherited > self.origin
-
-    def inherits(self, calls: Iterable[Call], saves: Iterable[rec.Saved] = ()) -> bool:
-        """Whether one of these was made on the branch that this one comes from."""
-        if any(call.number <= self.inherited for call in calls):
-            return True
-        return any(self._row(one.id).row.b != self.handle._branch.b for one in saves)
-
-    def reached(self, call: Call | None) -> None:
-        """A run has come to a call, or makes it: where that is the branch's own, so are the numbers from here on."""
-        if self._companions is not None and self._amid and (call is None or not self.inherits((call,))):
-            self._companions.passed()
 
     def stopped(self) -> None:
         """The run did not get to its end. If it had not caught up with its record, the state is the head's again."""
@@ -347,7 +328,7 @@ class AgentHost:
         with agent._check_writer().still(agent._document):
             self._stand_on(agent._store._db.view.point(agent._fresh_branch().head))
             if self._companions is not None:
-                self._companions.restore(replaying=False)
+                self._companions.restore()
 
     @property
     def has_remains(self) -> bool:
@@ -358,11 +339,6 @@ class AgentHost:
         """The run that stopped here has ended: what it left behind and did not save goes."""
         if self.has_remains:
             self._to_head()
-
-    @property
-    def _origin(self) -> bytes:
-        """The checkpoint with which the branch began."""
-        return bytes(self.handle._branch.body["from"])
 
     def align(self, writer: BranchWriter) -> None:
         """Let the writer go on from what the live state stands on. The branch stays where it is until it writes."""

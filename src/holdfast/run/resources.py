@@ -4,14 +4,12 @@ Owns the open handles of an agent, the notes that describe them, and the way of 
 document and back. Must not know what a handle is, nor when checkpoints are taken: the host calls its companions. Loaded
 only by programs that use it. What always holds: a handle is opened when it is first used; what is recorded is its
 description, never the handle; a branch does not get what another branch has open: it opens its own, or what ``fork``
-made for it. A restored generator continues the same sequence; a branch does not repeat the numbers of the line that it
-left: it gets a seed of its own, once, and says so in its notes and in the log.
+made for it. A generator's state is part of the agent's state: restored, or on a branch, it continues the same sequence.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import random
 import sys
 import threading
@@ -23,7 +21,6 @@ from holdfast.agent.names import check_text
 from holdfast.errors import BadOption, NoAgent
 from holdfast.run.arguments import refuse
 from holdfast.run.resilience import Notes, notes_of
-from holdfast.run.scope import here
 
 log = logging.getLogger("holdfast.run")
 H = TypeVar("H")
@@ -139,17 +136,9 @@ class Companions:
         self._agent = agent
         self._lock = threading.Lock()
         self._resources: dict[str, Resource[Any]] = {}
-        self._generators: dict[str, tuple[Any, bytes]] = {}  # each with the branch whose numbers it draws
+        self._generators: dict[str, Any] = {}
 
-    def resource(
-        self,
-        name: str,
-        *,
-        open: Callable[..., H],
-        close: Callable[[H], object] | None = None,
-        describe: Callable[[H], Any] | None = None,
-        fork: Callable[[Any], Any] | None = None,
-    ) -> Resource[H]:
+    def resource(self, name: str, open: Callable[..., H], close: Any, describe: Any, fork: Any) -> Resource[H]:
         """Declare a resource (``Agent.resource``)."""
         check_text(name, "a resource's name")
         if fork is not None and describe is None:
@@ -166,10 +155,8 @@ class Companions:
         """Keep a generator's state with the agent's from now on, and restore what is kept of it."""
         check_text(name, "a generator's name")
         _state(of)  # refuses what is no generator
-        lane = here()
-        scope = lane.scope if lane is not None and lane.scope.agent is self._agent else None
-        self._generators[name] = (of, self._agent.identity[1])
-        self._restore(name, replaying=bool(getattr(scope, "inheriting", False)))
+        self._generators[name] = of
+        self._restore(name)
         return of
 
     # -- what the host says ---------------------------------------------------------------------------------
@@ -177,8 +164,8 @@ class Companions:
     def keep(self) -> None:
         """Before a digest or a capture: put into the state what belongs there. What has not changed is not touched."""
         state = self._agent.handle.state
-        for name, (of, branch) in list(self._generators.items()):
-            now = {"branch": branch, "state": _state(of)}
+        for name, of in list(self._generators.items()):
+            now = _state(of)
             section = state.get(SECTION)
             if section is None:
                 state[SECTION] = {name: now}
@@ -190,17 +177,11 @@ class Companions:
         for one in list(self._resources.values()):
             one.update()
 
-    def restore(self, *, replaying: bool) -> None:
-        """The state was moved. ``replaying``: to before the branch began, for a run that is executed again."""
+    def restore(self) -> None:
+        """The state was moved."""
         for name in list(self._generators):
-            self._restore(name, replaying=replaying)
+            self._restore(name)
         self.close()  # what is open fits no other state
-
-    def passed(self) -> None:
-        """A replay has come to where the branch began: from here on it has numbers of its own."""
-        for name, (of, branch) in list(self._generators.items()):
-            if branch != self._agent.identity[1]:
-                self._reseed(name, of)
 
     def close(self) -> None:
         """Close every handle. One that cannot be closed does not keep the others open."""
@@ -210,30 +191,13 @@ class Companions:
             except Exception:
                 log.exception("resource %s could not be closed", one.name)
 
-    def _restore(self, name: str, *, replaying: bool) -> None:
+    def _restore(self, name: str) -> None:
         """Continue from the state in the document."""
-        of, _ = self._generators[name]
         state = self._agent.handle.state
         section = state.get(SECTION)
         found = state.plain(section.get(name)) if section is not None else None
-        if found is None:
-            return
-        _set_state(name, of, found["state"])
-        self._generators[name] = (of, found["branch"])
-        if found["branch"] != self._agent.identity[1] and not replaying:
-            self._reseed(name, of)
-
-    def _reseed(self, name: str, of: Any) -> None:
-        """Once for a branch: executed again, it has to draw the same numbers again."""
-        mine: bytes = self._agent.identity[1]
-        notes = notes_of(self._agent)
-        known = notes.get("seed", name)
-        if not isinstance(known, dict) or known["branch"] != mine:
-            known = {"branch": mine, "seed": os.urandom(32)}
-            notes.put("seed", name, known)
-            log.warning("generator %s of %s: this branch has a new seed", name, self._agent.name)
-        _seed(of, int.from_bytes(known["seed"], "big"))
-        self._generators[name] = (of, mine)
+        if found is not None:
+            _set_state(name, self._generators[name], found)
 
 
 # -- the kinds of generators ------------------------------------------------------------------------------------
@@ -280,17 +244,6 @@ def _set_state(name: str, of: Any, kept: dict[str, Any]) -> None:
         of.bit_generator.state = _arrays(state)
     else:
         of.set_state(_arrays(state))
-
-
-def _seed(of: Any, seed: int) -> None:
-    kind = _numpy(of)
-    if kind == "generator":
-        of.bit_generator.state = type(of.bit_generator)(seed).state
-    elif kind == "legacy":
-        numpy = sys.modules["numpy"]
-        of.set_state(numpy.random.RandomState(numpy.random.MT19937(seed)).get_state(legacy=False))
-    else:
-        of.seed(seed)
 
 
 def _listed(state: Any) -> Any:

@@ -95,14 +95,8 @@ class Run(Scope):
         """Whether something that is recorded has not been reached yet."""
         return bool(self._waiting or self._saves)
 
-    @property
-    def inheriting(self) -> bool:
-        """The same, of what another branch has recorded."""
-        return self.host.inherits(self._waiting.values(), self._saves.values())
-
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
         call = self._waiting.pop(path, None)
-        self.host.reached(call)
         if call is None:
             if path in self._saves:
                 raise diverged(path, "checkpoint", describe(tool.name, arguments))

@@ -90,10 +90,13 @@ class Surroundings:
         ``fork(description)`` makes the description for a new branch; without it a branch begins with None.
         """
         self._check_writer()
-        return self._host.companions.resource(name, open=open, close=close, describe=describe, fork=fork)
+        return self._host.companions.resource(name, open, close, describe, fork)
 
     def generator(self, name: str, of: G) -> G:
-        """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's."""
+        """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's.
+
+        It goes where the state goes: a branch draws the numbers that the line draws that it left.
+        """
         self._check_writer()
         return self._host.companions.generator(name, of)
 
