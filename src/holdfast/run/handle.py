@@ -31,7 +31,7 @@ from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
 from holdfast.run.queues import check_declared
 from holdfast.run.records import Record, Saved
-from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
+from holdfast.run.rollback import RollbackPlan, plan_rollback, replanning, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import EFFECT, HERE, Lane, active, flow, here, now_us, number_tasks
 from holdfast.run.steps import Long, Rest, Steps, Work, drive, drive_later
@@ -81,9 +81,7 @@ class Agent(Surroundings, below.Agent):
         taken = yield from self._wait_for_turn(options.turn_s)
         with self._host.executing(taken=taken):
             if options.replan is not None:
-                from holdfast.run.replanning import executing
-
-                return (yield from executing(self._host, function, args, kwargs, options, options.replan))
+                return (yield from replanning(self._host, function, args, kwargs, options))
             yield from resuming(self._host)
             return (yield from runs.execute(self._host, known(function), args, kwargs, options))
 

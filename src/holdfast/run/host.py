@@ -201,8 +201,8 @@ class AgentHost:
     def _stamp(self) -> tuple[int, int]:
         return self.ledger.count, position_of(self.handle.head)
 
-    def begin(self, record: rec.Begin, stowed: Stowed, past: Past) -> Callable[[], Checkpoint]:
-        """Take the checkpoint that a run begins with; the record, completed, goes with it."""
+    def begin(self, record: rec.Begin, stowed: Stowed, past: Past, *more: rec.Record) -> Callable[[], Checkpoint]:
+        """Take the checkpoint that a run begins with; the record, completed, goes with it, and so do ``more``."""
         past.incarnation += record.run in past.begun  # it is done anew, so its calls have other keys
         record.generation, record.life = self.generation, past.incarnation
         if self.loop.clear and record.kind == "run":
@@ -211,7 +211,7 @@ class AgentHost:
 
         def note(made: Checkpoint) -> list[rec.Record]:
             record.start = made._id
-            return [record]
+            return [record, *more]
 
         return self.capture(f"run {record.function}", note, stowed)
 

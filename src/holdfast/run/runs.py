@@ -335,9 +335,27 @@ async def apart(run: Scope, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any
         raise
 
 
-def execute(agent: AgentHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Steps:
+PLAN = "=plan"
+"""The place of a run's note that says what it is executed instead of, and the how-manyth way that is."""
+
+
+def plan_of(run: RunPast, agent: AgentHost) -> dict[str, Any]:
+    """What that note says; nothing where the run is executed as it was called."""
+    note = run.notes.get(PLAN)
+    return dict(fetch(note.value, agent.ledger, agent.registry, inert=True)) if note is not None else {}
+
+
+def execute(
+    agent: AgentHost,
+    made: Durable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    plan: dict[str, Any] | None = None,
+) -> Steps:
+    """The steps of a run. ``plan`` is kept with one that begins (``PLAN``)."""
     with watchers.watching("run", agent.name, branch_of(agent), function=made.name) as watch:
-        return (yield from _execute(agent, made, args, kwargs, options, watch))
+        return (yield from _execute(agent, made, args, kwargs, options, watch, plan or {}))
 
 
 def _execute(
@@ -347,6 +365,7 @@ def _execute(
     kwargs: dict[str, Any],
     options: Options,
     watch: watchers.Watch,
+    plan: dict[str, Any],
 ) -> Steps:
     past = yield Work(lambda: agent.past(options.id))
     given, mark = called_with(agent, made, args, kwargs)
@@ -359,7 +378,7 @@ def _execute(
     resumed = this is not None
     agent.whole = False
     if this is None:
-        this = yield from _begin(agent, past, made, given, mark, options)
+        this = yield from _begin(agent, past, made, given, mark, options, plan=plan)
     else:
         yield Work(functools.partial(_resume, agent, made, this, mark, given))
     run = Run(agent, past, this, strict=made.strict if options.strict is None else options.strict)
@@ -437,12 +456,20 @@ def submitting(
 
 
 def _begin(
-    agent: AgentHost, past: Past, made: Durable, given: dict[str, Any], mark: bytes, options: Options, queue: str = ""
+    agent: AgentHost,
+    past: Past,
+    made: Durable,
+    given: dict[str, Any],
+    mark: bytes,
+    options: Options,
+    queue: str = "",
+    plan: dict[str, Any] | None = None,
 ) -> Steps:
     agent.abandoned()
     begin, stowed = beginning(agent, made, given, mark, options, queue)
-    yield Work(agent.begin(begin, stowed, past))
-    return RunPast(agent.ledger.count, begin)
+    kept = [rec.Note(now_us(), begin.run, "plan", "", stow(plan, agent.registry).value, PLAN)] if plan else []
+    yield Work(agent.begin(begin, stowed, past, *kept))
+    return RunPast(agent.ledger.count - len(kept), begin)
 
 
 def beginning(
