@@ -31,10 +31,11 @@ from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
 from holdfast.run.queues import check_declared
 from holdfast.run.records import Record, Saved
+from holdfast.run.resilience import CLOCK
 from holdfast.run.rollback import RollbackPlan, plan_rollback, replanning, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import EFFECT, HERE, Lane, active, flow, here, now_us, number_tasks
-from holdfast.run.steps import Long, Rest, Steps, Work, drive, drive_later
+from holdfast.run.steps import Long, Sleep, Steps, Work, drive, drive_later
 from holdfast.run.surroundings import Surroundings
 from holdfast.run.twins import twin
 from holdfast.run.waiting import check_seconds
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from holdfast.run.worker import Submitted
 
 log = logging.getLogger("holdfast.run")
+_LOOK_S = 0.01
+"""How often whoever waits for his turn looks whether it has come."""
 R = TypeVar("R")
 
 
@@ -90,7 +93,7 @@ class Agent(Surroundings, below.Agent):
         check_seconds(turn_s, "a turn")
         end_s = time.monotonic() + turn_s
         while not (taken := self._host.take_turn()) and self._lane() is None and time.monotonic() < end_s:
-            yield Rest()
+            yield Sleep(CLOCK, _LOOK_S)
         return taken
 
     def _check_outside(self, options: Options) -> None:

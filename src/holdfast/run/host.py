@@ -30,7 +30,6 @@ from holdfast.run.claims import Loop
 from holdfast.run.durables import unfinished
 from holdfast.run.line import Line, entries
 from holdfast.run.listing import end_at, origin_of
-from holdfast.run.outcomes import together
 from holdfast.run.past import OPEN, Call, Past, RunPast
 from holdfast.run.planning import Target
 from holdfast.run.waiting import Signal
@@ -100,7 +99,7 @@ class AgentHost:
         return digest_of("holdfast.config", encode(config, self.registry)).hex()[:16] if config is not None else ""
 
     def signals(self, run: RunPast | None) -> list[Signal]:
-        """The signals that a run may take, or, without one, a plain loop; oldest first. Read when some have come."""
+        """The signals that a run may take, or, without one, any run; oldest first. Read when some have come."""
         view, agent = self.handle._store._db.view, self.handle._row
         stamp = run.number if run is not None else 0, waiting.stamp(view, agent, run)
         if self._signals[0] != stamp:
@@ -217,8 +216,7 @@ class AgentHost:
 
     def save(self, label: str, record: Callable[[bytes, bytes], rec.Saved]) -> Callable[[], Checkpoint]:
         """Take a checkpoint. ``record(id, digest)`` goes with it."""
-        # One that a tool takes does not say what a plain loop has made of a signal; inside runs they have records.
-        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))], takes=False)
+        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))])
 
     def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
         """The run has ended well: keep its state, if that has changed, and its result, in one transaction."""
@@ -234,13 +232,10 @@ class AgentHost:
         kind: str = "checkpoint",
         target: bytes = b"",
         first: Sequence[rec.Record] = (),
-        *,
-        takes: bool = True,
     ) -> Callable[[], Checkpoint]:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
 
-        It knows those in ``first``, and what ``note`` makes comes after it. With ``takes``, it also knows the signals
-        that a plain loop has received.
+        It knows those in ``first``, and what ``note`` makes comes after it.
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
@@ -248,30 +243,22 @@ class AgentHost:
             self._companions.keep()
             self._companions.describe()
         self.loop.note()
-        received = self.loop.take_received() if takes else []
-        named = together(stowed, *(one for _, one in received))
 
         def noted(pending: Pending) -> Sequence[NewRecord]:
             made = Checkpoint(self.handle._store, self.handle._row, pending.raw, pending.manifest)
             return entries(*note(made)) if note is not None else ()
 
-        with self.loop.recording(received):
-            pending = writer.capture(
-                document,
-                label,
-                kind,
-                target,
-                first=entries(*(done for done, _ in received), *first),
-                note=noted if note is not None else None,
-                nodes=named.nodes,
-                chunks=named.chunks,
-            )
-
-        def write() -> Checkpoint:
-            with self.loop.recording(received):
-                return self.handle._remember(writer.finish(pending))
-
-        return write
+        pending = writer.capture(
+            document,
+            label,
+            kind,
+            target,
+            first=entries(*first),
+            note=noted if note is not None else None,
+            nodes=stowed.nodes if stowed is not None else {},
+            chunks=stowed.chunks if stowed is not None else {},
+        )
+        return lambda: self.handle._remember(writer.finish(pending))
 
     # -- executing again --------------------------------------------------------------------------------
 
@@ -444,9 +431,6 @@ class AgentHost:
         made = self.handle._go_back(target.checkpoint._current(), records)
         self.whole = True
         self.moved()
-        loop = self.loop
-        for done, stowed in loop.take_received():  # a signal that was taken is not given back
-            loop.write(done, stowed)
         return made
 
     def check_free(self) -> None:

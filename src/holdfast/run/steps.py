@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
@@ -22,7 +21,7 @@ from holdfast.run import resilience
 from holdfast.run.arguments import Stowed
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call
-from holdfast.run.resilience import clock_of
+from holdfast.run.resilience import Clock, clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, within
 from holdfast.run.tools import Tool
 from holdfast.store.apart import off_loop
@@ -205,11 +204,11 @@ class HandOut(Request):
         return self.items
 
 
-class Pause(Request):
-    """Wait before another attempt."""
+class Sleep(Request):
+    """Wait, by a clock."""
 
-    def __init__(self, scope: Scope, attempt: int) -> None:
-        self.clock, self.seconds = clock_of(scope.agent), resilience.backoff_s(attempt)
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
 
     def now(self) -> None:
         self.clock.sleep(self.seconds)
@@ -218,16 +217,11 @@ class Pause(Request):
         await self.clock.asleep(self.seconds)
 
 
-class Rest(Request):
-    """Wait a moment before looking again."""
+class Pause(Sleep):
+    """Wait before another attempt."""
 
-    SECONDS = 0.01
-
-    def now(self) -> None:
-        time.sleep(self.SECONDS)
-
-    async def later(self) -> None:
-        await sys.modules["asyncio"].sleep(self.SECONDS)
+    def __init__(self, scope: Scope, attempt: int) -> None:
+        super().__init__(clock_of(scope.agent), resilience.backoff_s(attempt))
 
 
 class Park(Request):

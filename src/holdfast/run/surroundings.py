@@ -65,13 +65,11 @@ class Surroundings:
 
     def sleep(self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0) -> Any:
         """Sleep; in async code, await it. A run that is interrupted meanwhile sleeps on for what is left."""
-        how = waiting.asleep if waiting.on_loop() else waiting.sleep
-        return how(self._host, seconds + 60 * (minutes + 60 * (hours + 24 * days)))
+        return waiting.sleep(self._host, seconds + 60 * (minutes + 60 * (hours + 24 * days)))
 
     def wait_for(self, name: str, timeout_s: float | None = None) -> Any:
-        """Wait for a signal (``store.signal``) and give its value; in async code, await it. Raises TimeoutError."""
-        how = waiting.await_for if waiting.on_loop() else waiting.wait_for
-        return how(self._host, name, timeout_s)
+        """Wait in a run for a signal (``store.signal``); its value. In async code, await it. Raises TimeoutError."""
+        return waiting.wait_for(self._host, name, timeout_s)
 
     # -- what is kept along with the state, or never --------------------------------------------------------------
 
