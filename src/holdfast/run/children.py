@@ -548,7 +548,7 @@ class Over(Request):
     With a scope, or until that is to stop itself: then it answers with what it is told.
     """
 
-    def __init__(self, child: Child, scope: Scope | None = None, *, stop: bool = False) -> None:
+    def __init__(self, child: Child, scope: Run | None = None, *, stop: bool = False) -> None:
         self.child, self.scope, self.stop = child._same, scope, stop
 
     def now(self) -> Stop | None:
@@ -564,7 +564,7 @@ class Over(Request):
         for pause_s in self._pauses():
             if child._over.wait(pause_s):
                 break
-            stop: Stop | None = self.scope.look() if self.scope is not None else None
+            stop = self.scope.look() if self.scope is not None else None
             if stop is not None:
                 return stop
         return None
@@ -598,7 +598,7 @@ class Over(Request):
 
 def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     """Join a child, or cancel it; answered from the record where it was done before."""
-    scope: Scope = lane.scope
+    scope: Run = lane.scope
     arguments = child._arguments()
     mark = fingerprint(arguments, scope.registry)
     path = lane.take(what.name, mark)
@@ -640,7 +640,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     return _given(scope, child, path, done, stowed, what)
 
 
-def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
+def _outcome(scope: Run, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
     """Put into the record what came of the child. What is not known yet is raised instead."""
     error = child._error
     if isinstance(error, InDoubt | Suspended):  # the latter: the process ends, and the child goes on next time

@@ -101,7 +101,7 @@ class Resource(Generic[H]):
                 agent = self._agent()
                 if agent is None:
                     raise NoAgent(f"the agent of resource {self.name} is gone")
-                refuse(agent, f"the description of {self.name}", description)
+                refuse(agent, f"the description of {self.name}", description, agent.registry)
                 self._notes.put("resource", self.name, {"branch": self._branch, "description": description})
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -78,6 +79,8 @@ class Run(Scope):
         self.taken = agent.loop.taken  # one for all that the agent does in this process
         self.taken |= past.taken
         self.strict = strict
+        self.reason: BaseException | None = None  # why it has stopped, where it was not put off
+        self.children: list[Any] = []  # what it has spawned
         self.parent_says: cancelling.Stop | None = None  # what its parent says
         self.heard: Cancelled | None = None  # what it was told last
         self._limit = this.limit
@@ -192,7 +195,7 @@ class Run(Scope):
     @property
     def left_s(self) -> float:
         """How long it may go on before its time is over."""
-        return (self._limit - clock_of(self.agent).wall_us()) / 1e6 if self._limit else super().left_s
+        return (self._limit - clock_of(self.agent).wall_us()) / 1e6 if self._limit else inf
 
     def hears(self, error: Cancelled) -> None:
         self.heard, self._limit = error, 0
@@ -529,7 +532,7 @@ def called_with(
     """The arguments by name, without the agent, and the fingerprint of function and arguments."""
     given = made.given(agent.handle, args, kwargs)
     mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
-    refuse(agent, f"the arguments of {made.name}", given)
+    refuse(agent, f"the arguments of {made.name}", given, agent.registry)
     return given, mark
 
 

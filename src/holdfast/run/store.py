@@ -142,7 +142,7 @@ class Store(below.Store):
         if any_run and run is not None:
             raise BadOption("a signal is for one run, or for any", hint="Give either run= or any_run=True.")
         waiting.check_name(name)
-        refuse(self, f"the signal {name}", value)
+        refuse(self, f"the signal {name}", value, self._registry)
         view = self._view(agent, branch)
         row, given = view._agent, waiting.check_id(id) if id is not None else b""
         past = view.past()
