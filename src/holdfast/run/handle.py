@@ -27,6 +27,7 @@ from holdfast.run.claims import Loop, executing
 from holdfast.run.doubt import decide
 from holdfast.run.durables import Options, configured, known, options_of
 from holdfast.run.effects import Effect
+from holdfast.run.environment import Environment
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
 from holdfast.run.queues import check_declared
@@ -35,9 +36,7 @@ from holdfast.run.resilience import CLOCK
 from holdfast.run.rollback import RollbackPlan, plan_rollback, replanning, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import EFFECT, HERE, Lane, active, flow, here, now_us, number_tasks
-from holdfast.run.steps import Long, Sleep, Steps, Work, drive, drive_later
-from holdfast.run.surroundings import Surroundings
-from holdfast.run.twins import twin
+from holdfast.run.steps import Long, Sleep, Steps, Work, drive, drive_later, twin
 from holdfast.run.waiting import check_seconds
 from holdfast.store.catalog import Point
 from holdfast.store.changes import who
@@ -52,7 +51,7 @@ _LOOK_S = 0.01
 R = TypeVar("R")
 
 
-class Agent(Surroundings, below.Agent):
+class Agent(Environment, below.Agent):
     """The handle on an agent. Get one from ``store.agent(name)``."""
 
     _alone = False  # a worker, or somebody who submits a run, has it: nobody else in this process gets it

@@ -38,8 +38,8 @@ from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
 
 if TYPE_CHECKING:
+    from holdfast.run.environment import Companions
     from holdfast.run.handle import Agent
-    from holdfast.run.resources import Companions
 
 log = logging.getLogger("holdfast.run")
 
@@ -134,7 +134,7 @@ class AgentHost:
     def companions(self) -> Companions:
         """What is kept along with the state, from now on."""
         if self._companions is None:
-            from holdfast.run.resources import Companions  # few programs have any
+            from holdfast.run.environment import Companions  # which needs calls, and those a host
 
             self._companions = Companions(self)
         return self._companions

@@ -10,10 +10,11 @@ import inspect
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.codec.values import encode
 from holdfast.run import records as rec
@@ -370,6 +371,9 @@ class Instead(Invoke):
 
 Steps = Generator[Any, Any, Any]
 """What a call, a pass or a run does, asking for whatever takes time."""
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_cancelled(error: BaseException) -> bool:
@@ -433,3 +437,19 @@ async def drive_later(steps: Steps) -> Any:
                 request = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+def twin(
+    verb: Callable[Concatenate[S, P], R], kind: type[Work] = Work
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """The async twin of a method that waits for the disk alone; with ``Long``, of one that may wait for others."""
+    name = verb.__name__
+
+    async def later(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        # By its name: who has made the verb another one has made the twin another one, too.
+        answer: R = await kind(partial(getattr(self, name), *args, **kwargs)).later()
+        return answer
+
+    later.__name__, later.__qualname__ = f"a{name}", f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
+    later.__doc__ = f"As {name}(), for async code."
+    return later

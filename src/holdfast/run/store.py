@@ -42,9 +42,8 @@ from holdfast.run.past import ROLLED_BACK, Past, RunPast
 from holdfast.run.queues import QueueInfo
 from holdfast.run.records import STOP
 from holdfast.run.scope import here
-from holdfast.run.steps import Long
+from holdfast.run.steps import Long, twin
 from holdfast.run.streams import Follow
-from holdfast.run.twins import twin
 from holdfast.store.catalog import Branch, End, Point
 from holdfast.store.catalog import View as ReadView
 from holdfast.store.changes import Change, Said, now_us, who
