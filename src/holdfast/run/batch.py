@@ -222,7 +222,7 @@ class Batch:
         host = self.host
         registry, name = host.registry, self.made.name
         for item in self.items:
-            refuse(host, f"an item of {name}", {"item": item})
+            refuse(host, f"an item of {name}", {"item": item}, host.registry)
             self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
         yield from resuming(host)
         past = self._past = yield Work(lambda: Past(host.ledger.records()))  # it may have ended, and is asked again

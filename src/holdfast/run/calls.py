@@ -196,7 +196,7 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
     except Unencodable as error:
         error.root = f"the arguments of {tool.name}"
         raise
-    refuse(scope.agent, f"the arguments of {tool.name}", arguments)
+    refuse(scope.agent, f"the arguments of {tool.name}", arguments, scope.registry)
     asked = lane.take(tool.name, mark)
     path, call = yield from scope.asked(lane, asked, tool, mark, arguments)
     try:

@@ -213,7 +213,6 @@ class Loop(Scope):
         self._under_way: dict[str, tuple[Future[None], str, Task]] = {}  # by path; with the tool
         self._made: dict[str, str] = {}  # the same by the paths at which they are made -> that of the call
         self._settling: Future[None] | None = None
-        self.received: list[tuple[rec.Done, Stowed]] = []  # signals that no checkpoint knows yet
         self.raised: set[str] = set()  # the tasks whose newest execution here has raised
         self.over: set[str] = set()  # those that have ended since the last checkpoint
 
@@ -349,27 +348,6 @@ class Loop(Scope):
         """Whether the task that made or claimed it has ended, as the checkpoint will know that is taken now."""
         owner = self._owner.get(key_in(call))
         return owner is not None and owner.over
-
-    def receive(self, done: rec.Done, stowed: Stowed) -> None:
-        """A signal was taken. The next checkpoint says so: a process that dies before it has not made use of it."""
-        with self.lock:
-            self.received.append((done, stowed))
-
-    def take_received(self) -> list[tuple[rec.Done, Stowed]]:
-        """What the next checkpoint is to say."""
-        with self.lock:
-            found, self.received = self.received, []
-        return found
-
-    @contextmanager
-    def recording(self, received: list[tuple[rec.Done, Stowed]]) -> Iterator[None]:
-        """Inside, these are written; what raises has not written them."""
-        try:
-            yield
-        except BaseException:
-            with self.lock:
-                self.received[:0] = received
-            raise
 
     def accept(self, keys: Collection[str] | None = None) -> list[Call]:
         """The program knows of these writes, or of all: they answer no call any more. Durable when it returns."""

@@ -458,7 +458,8 @@ class Past:
         self.voided += [*gone.voided, *gone.calls()]
         for run in (*gone._replaced, *gone.runs.values()):
             if run.begin.kind != "rollback":  # of these the log tells
-                run.end = rec.End(record.at, run.id, ROLLED_BACK)
+                fault = run.end.fault if run.end is not None and run.end.how == "failed" else None
+                run.end = rec.End(record.at, run.id, ROLLED_BACK, fault=fault)
                 self.former.append(run)
 
     @property

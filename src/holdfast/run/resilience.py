@@ -1,6 +1,6 @@
 """Resilience: how long to wait before trying again, when to stop trying, and what an agent remembers of both.
 
-Owns the timing of retries, the breakers, the notes of a line that belong to no run (breakers, modes, resources, seeds),
+Owns the timing of retries, the breakers, the notes of a line that belong to no run (breakers, modes, resources),
 and the two clocks: the date, which means something to another process but may be set, and one that counts evenly. How a
 call goes is the business of ``calls``, which asks here. What always holds: a note is a record of the line, so restarts
 and branches share it, and a rollback leaves it alone; the newest one of a name counts. A breaker's state is such a

@@ -22,7 +22,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from math import inf
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
@@ -30,7 +29,7 @@ from zlib import crc32
 
 from holdfast.agent.names import check_text
 from holdfast.codec.types import Registry
-from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, command
+from holdfast.errors import BadName, BadOption, InDoubt, NoAgent, command
 from holdfast.run import records as rec
 from holdfast.run.arguments import Blocks, Stowed, fetch, fill, scrub, stow
 from holdfast.run.effects import Effect
@@ -119,9 +118,7 @@ class Scope(ABC):
         self.waits = True  # whether a wait blocks; otherwise the run is put off
         self.plain = False  # whether its program is plain code, even where an event loop runs
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
-        self.reason: BaseException | None = None  # why, where it was not put off
         self.broken: BaseException | None = None  # what kept a call of a run from being recorded: nothing new starts
-        self.children: list[Any] = []  # what it has spawned
         self._tools: dict[str, Tool] = {}
 
     # -- what subclasses decide ---------------------------------------------------------------------------
@@ -152,26 +149,6 @@ class Scope(ABC):
         """Somebody cancels the run itself. It will be executed again, and come by here without that."""
         self.given_up = True
         self.order.give_up()
-
-    def looks(self, kind: str) -> bool:  # noqa: ARG002 - nobody cancels a plain loop
-        """Whether to look if it is to stop, before a call of this kind."""
-        return False
-
-    def look(self) -> Any:
-        """What it is to be told: a ``cancelling.Stop``, or None. Reads from disk."""
-        return None
-
-    def takes(self, stop: Any) -> bool:  # noqa: ARG002 - as above
-        """Whether this flow of control is the one that is told: from now on no other is."""
-        return False
-
-    def hears(self, error: Cancelled) -> None:  # noqa: B027 - as above
-        """It is told to stop, now, by this exception."""
-
-    @property
-    def left_s(self) -> float:
-        """How long it may go on: a run may have a limit."""
-        return inf
 
     # -- what both do ------------------------------------------------------------------------------------
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.codec.values import encode
 from holdfast.run import records as rec
@@ -22,7 +22,7 @@ from holdfast.run import resilience
 from holdfast.run.arguments import Stowed
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call
-from holdfast.run.resilience import clock_of
+from holdfast.run.resilience import Clock, clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, within
 from holdfast.run.tools import Tool
 from holdfast.store.apart import off_loop
@@ -205,11 +205,11 @@ class HandOut(Request):
         return self.items
 
 
-class Pause(Request):
-    """Wait before another attempt."""
+class Sleep(Request):
+    """Wait, by a clock."""
 
-    def __init__(self, scope: Scope, attempt: int) -> None:
-        self.clock, self.seconds = clock_of(scope.agent), resilience.backoff_s(attempt)
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
 
     def now(self) -> None:
         self.clock.sleep(self.seconds)
@@ -218,16 +218,11 @@ class Pause(Request):
         await self.clock.asleep(self.seconds)
 
 
-class Rest(Request):
-    """Wait a moment before looking again."""
+class Pause(Sleep):
+    """Wait before another attempt."""
 
-    SECONDS = 0.01
-
-    def now(self) -> None:
-        time.sleep(self.SECONDS)
-
-    async def later(self) -> None:
-        await sys.modules["asyncio"].sleep(self.SECONDS)
+    def __init__(self, scope: Scope, attempt: int) -> None:
+        super().__init__(clock_of(scope.agent), resilience.backoff_s(attempt))
 
 
 class Park(Request):
@@ -376,6 +371,9 @@ class Instead(Invoke):
 
 Steps = Generator[Any, Any, Any]
 """What a call, a pass or a run does, asking for whatever takes time."""
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_cancelled(error: BaseException) -> bool:
@@ -439,3 +437,19 @@ async def drive_later(steps: Steps) -> Any:
                 request = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+def twin(
+    verb: Callable[Concatenate[S, P], R], kind: type[Work] = Work
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """The async twin of a method that waits for the disk alone; with ``Long``, of one that may wait for others."""
+    name = verb.__name__
+
+    async def later(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        # By its name: who has made the verb another one has made the twin another one, too.
+        answer: R = await kind(partial(getattr(self, name), *args, **kwargs)).later()
+        return answer
+
+    later.__name__, later.__qualname__ = f"a{name}", f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
+    later.__doc__ = f"As {name}(), for async code."
+    return later

@@ -48,8 +48,7 @@ from holdfast.run.planning import pending
 from holdfast.run.queues import Turns
 from holdfast.run.schedule import Schedules
 from holdfast.run.scope import now_us
-from holdfast.run.steps import Aside, Long, Request, Steps, Work, drive, drive_later
-from holdfast.run.twins import twin
+from holdfast.run.steps import Aside, Long, Request, Steps, Work, drive, drive_later, twin
 from holdfast.store.catalog import Branch, View
 from holdfast.store.database import TICK_S, Database
 from holdfast.store.engine import Unsure
