@@ -48,8 +48,8 @@ from holdfast.run.resilience import clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, place
 from holdfast.run.steps import Request, Steps, Turn, Write, cancelled, cancelled_again, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
-from holdfast.store.apart import off_loop
 from holdfast.store.catalog import Agent, Branch, View
+from holdfast.store.processes import off_loop
 
 WAIT_MAX_S = 100 * 366 * 86_400.0
 """Longer than anybody waits, and far from the end of dates."""
