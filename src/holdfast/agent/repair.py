@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent import history, metadata, salvage
+from holdfast.agent.background import fold_below
 from holdfast.agent.evidence import Flaw, Found, Histories, Lines, Made, Refs, Told
 from holdfast.agent.graph import left_by
 from holdfast.agent.move import FACTS
 from holdfast.agent.opened import settle
-from holdfast.agent.rescue import Rescue
-from holdfast.agent.sealing import fold_below
+from holdfast.agent.salvage import Rescue
 from holdfast.agent.store import MAIN, find_store, open_unseen
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
@@ -67,8 +67,7 @@ from holdfast.store.files import (
     unavailable,
 )
 from holdfast.store.keys import Key, find_secret
-from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
-from holdfast.store.segments import Segment
+from holdfast.store.manifest import Manifest, Segment, identity, mark_of, pack_payload
 from holdfast.store.witness import Noted, lost, remembered, witness_report
 
 _LOST_MAX = 100_000

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from holdfast.agent import history, watchers
 from holdfast.agent.agent import Agent
-from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.background import Policies, Tending
+from holdfast.agent.checkpoint import Checkpoint, table
 from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
-from holdfast.agent.graph import Graph
+from holdfast.agent.graph import Graph, find
 from holdfast.agent.names import check_name, check_new
-from holdfast.agent.revision import find
-from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
@@ -893,8 +892,6 @@ class Store:
         return f"<Store {self.place}{' (closed)' if self.closed else ''}>"
 
     def _repr_html_(self) -> str:
-        from holdfast.agent.notebook import table
-
         rows = [
             (info.name, ", ".join(info.branches), info.checkpoints, info.head.label if info.head else "", info.updated)
             for info in self.agents(limit=_IN_NOTEBOOK)

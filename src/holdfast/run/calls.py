@@ -67,7 +67,7 @@ from holdfast.run.steps import (
 from holdfast.run.streams import Kept
 from holdfast.run.tools import Tool
 from holdfast.store.engine import Again, Escaped, Lease, Shared, Unsure
-from holdfast.store.room import FRAMES, check_room
+from holdfast.store.processes import FRAMES, check_room
 
 log = logging.getLogger("holdfast.run")
 LABEL_MAX = 200

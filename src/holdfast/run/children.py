@@ -83,8 +83,8 @@ from holdfast.run.steps import (
     is_cancelled,
 )
 from holdfast.run.tools import Tool, tool
-from holdfast.store.apart import off_loop
 from holdfast.store.changes import who
+from holdfast.store.processes import off_loop
 
 if TYPE_CHECKING:
     from holdfast.run.host import AgentHost

@@ -25,7 +25,7 @@ from holdfast.run.past import Call
 from holdfast.run.resilience import Clock, clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, within
 from holdfast.run.tools import Tool
-from holdfast.store.apart import off_loop
+from holdfast.store.processes import off_loop
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

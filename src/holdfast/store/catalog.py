@@ -18,8 +18,17 @@ from holdfast.errors import Damaged, Forgotten, HoldfastError, UnknownAgent
 from holdfast.store.bodies import LET_GO, MARKED, is_written
 from holdfast.store.cipher import HINT, Cipher, digest
 from holdfast.store.engine import Args, Reader
-from holdfast.store.manifest import TIME_MAX, Manifest, Position, identity, mark_of, split_payload, uncompressed
-from holdfast.store.segments import Packed, Segment
+from holdfast.store.manifest import (
+    TIME_MAX,
+    Manifest,
+    Packed,
+    Position,
+    Segment,
+    identity,
+    mark_of,
+    split_payload,
+    uncompressed,
+)
 from holdfast.store.tables import CHECKPOINTS, HANDLES, NUMBER_MAX, TABLES
 
 NODE_MAX_BYTES = 2**28
