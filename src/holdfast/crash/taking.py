@@ -30,6 +30,7 @@ from holdfast.crash import (
     kinds,
     known,
     logs,
+    secrets,
     shapes,
     sources,
     stacks,
@@ -47,7 +48,8 @@ _ = known  # importing it registers its readers
 _RESERVE = 0.3  # of the deadline: for system parts, after objects have had their time
 _STACKS_END = 0.8  # of the deadline: stacks of other threads, of which there may be thousands, end here
 _FOR_CHAIN = 0.25  # of what may be stored: for the causes of an exception, after the failing thread
-_PRESCAN_FRAMES = 2_000
+_LOOK_FRAMES = 2_000  # in which secrets are looked for
+_LOOK_PART = 0.2  # of the deadline: for that
 _RESERVE_BYTES = 2 << 20  # of the file: for the parts after the objects
 
 Part = Callable[[], Any]
@@ -157,6 +159,7 @@ class _Capture:
         self.writer = Writer(path, self.redactor, limit_bytes=limits.file_bytes)
         self.frames = stacks.Frames(limits)
         self.parts: dict[str, list[str]] = {}
+        self.look_cut = True
         self.walker = Walker(self.redactor, limits, began + limits.deadline_s * (1 - _RESERVE), self._emit)
 
     def run(
@@ -173,7 +176,9 @@ class _Capture:
             every = self._marked(stacks.threads())
             chain = exceptions.tree(error) if error is not None else []
             began = [stacks.steps_of_traceback(traceback_of(one)) for one in chain[1:]]
-            self._prescan([steps, *began, *(stacks.steps_of_frame(thread["frame"]) for thread in every[:50])])
+            others = [stacks.steps_of_frame(thread["frame"]) for thread in every[:50]]
+            waiting = [tasks.steps_of(task)[0] for task in tasks.live_tasks()[:200]]
+            self._part("", lambda: self._learn([steps, *began, *others, *waiting]), write=False)
             self._head(why, trigger, error is not None)
             if chain:
                 self._part(kinds.EXCEPTION, lambda: exceptions.record(chain, self.frames, self.limits))
@@ -330,7 +335,9 @@ class _Capture:
         self.walker.flush()
         cuts = {kinds.REASONS[reason]: count for reason, count in self.walker.cuts.items()}
         told = ", ".join(f"{reason}: {count}" for reason, count in cuts.items())
-        only_redacted = set(self.walker.cuts) <= {kinds.REDACTED}
+        only_redacted = set(self.walker.cuts) <= {kinds.REDACTED} and not self.look_cut
+        if self.look_cut:
+            told += ("; " if told else "") + "secrets are known by name only as far as there was time to look"
         self.parts[kinds.OBJECTS] = [kinds.WHOLE if only_redacted else kinds.PARTIAL, told]
 
     def _extras(self, kind: str) -> None:
@@ -400,23 +407,15 @@ class _Capture:
         payload = {"first": first, "types": names, "shapes": shapes, "nodes": nodes}
         return self.writer.add(kinds.OBJECTS, payload, nodes="nodes")
 
-    def _prescan(self, found: list[list[stacks.Step]]) -> None:
-        """Learn values under secret names from all frames, before anything that may repeat them is written."""
-        left = _PRESCAN_FRAMES
-        for steps in found:
-            for frame, _instruction in steps[-200:]:
-                left -= 1
-                if left < 0 or monotonic() > self.began + self.limits.deadline_s / 10:
-                    return
-                named = shapes.frame_locals(frame, 500)
-                for name, value in named[0] if named else ():
-                    if type(value) is str:
-                        if self.redactor.secret_name(name):
-                            self.redactor.learn(value)
-                    elif type(value) is dict:
-                        for key, item in shapes.first_items(value, 200):
-                            if type(key) is str and type(item) is str and self.redactor.secret_name(key):
-                                self.redactor.learn(item)
+    def _learn(self, found: list[list[stacks.Step]]) -> None:
+        """Learn what stands under secret names anywhere, before anything that may repeat it is written."""
+        look = secrets.Look(self.redactor, self.limits.objects, self.began + self.limits.deadline_s * _LOOK_PART)
+        for frame in [frame for steps in found for frame, _ in reversed(steps[-200:])][:_LOOK_FRAMES]:
+            look.frame(frame, with_globals=self.frames.is_mine(shapes.exact_text(frame.f_code.co_filename, 4096)))
+        for sections in agents.values():
+            look.named(sections)
+        look.run()
+        self.look_cut = not look.whole
 
 
 def _given(kind: str) -> list[tuple[str, Part]]:
