@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 from contextlib import closing
+from itertools import count
+from pathlib import Path
 
 import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import move
-from holdfast.agent.store import open_unseen
-from holdfast.errors import AgentBusy, ReadOnly, StoreBusy, WrongKey
+from holdfast.agent import keys, move
+from holdfast.errors import AgentBusy, BadOption, Damaged, NotEncrypted, ReadOnly, StoreBusy, StoreFailed, WrongKey
+from holdfast.store import files
+from holdfast.store.keys import secret_of
 from tests.agent import child
 from tests.agent.histories import assert_same, grow, plain, view
 from tests.faults.rich import small_limits
@@ -28,6 +32,10 @@ def source(tmp_path):
         store.set_policy(Policy(last=100))
         store.set_policy(Policy(last=50), "copy")
         yield store
+
+
+def names(folder):
+    return sorted(one.name for one in folder.iterdir())
 
 
 # -- backup and move ------------------------------------------------------------------------------------------------
@@ -91,7 +99,7 @@ def test_nobody_else_may_have_it_open(source, tmp_path):
         held.stdin.close()
     engine = source._db.engine
     with engine.alone(), pytest.raises(StoreBusy):
-        open_unseen(source.path, None)
+        move.open_unseen(source.path, None)
     with holdfast.open(tmp_path / "b") as dest:
         move.move(source, dest)
 
@@ -119,22 +127,142 @@ def test_a_move_that_was_cut_short_can_be_done_again(source, tmp_path):
 # -- another key ----------------------------------------------------------------------------------------------------
 
 
-def test_another_master_key_is_a_move_into_a_new_store(tmp_path):
-    with small_limits(), holdfast.open(tmp_path / "s", key=OLD) as store:
-        grow(store, "trip", random.Random(5), 25)
-        store.set_policy(Policy(last=100))
-        seen = view(store, "trip")
-        with holdfast.open(tmp_path / "t", key=NEW) as dest:
-            store.move(dest)
-            assert view(dest, "trip")["checkpoints"] == seen["checkpoints"]
-            assert dest.policies() == {None: Policy(last=100)}
-            assert dest.verify().ok
-    with pytest.raises(WrongKey):
-        holdfast.open(tmp_path / "t", key=OLD)
-    with pytest.raises(ReadOnly):
-        holdfast.open(tmp_path / "s", key=OLD)
-    (tmp_path / "s").rename(tmp_path / "old")
-    (tmp_path / "t").rename(tmp_path / "s")  # it takes the place of the old one
-    with holdfast.open(tmp_path / "s", key=NEW) as store:
-        plain(store, "trip", 1)
+@pytest.fixture
+def secret(tmp_path):
+    """A closed, encrypted store with a dump beside its data, and what its agent looked like."""
+    with small_limits():
+        with holdfast.open(tmp_path / "s", key=OLD) as store:
+            grow(store, "trip", random.Random(5), 25)
+            store.set_policy(Policy(last=100))
+            seen = view(store, "trip")
+        (tmp_path / "s" / "dumps").mkdir()
+        (tmp_path / "s" / "dumps" / "one.dump").write_text("what happened")
+        yield tmp_path / "s", seen
+
+
+def is_whole(path, key, seen):
+    with holdfast.open(path, key=key) as store:
+        assert view(store, "trip")["checkpoints"] == seen["checkpoints"]
+        assert store.policies() == {None: Policy(last=100)}
         assert store.verify().ok
+
+
+def test_rotation_keeps_everything_but_the_key(secret):
+    path, seen = secret
+    keys.add(path, "a passphrase of somebody who left", key=OLD)
+    with holdfast.open(path, key=OLD) as store:
+        uuid = store._db.uuid
+    keys.rotate(path, NEW, key=OLD, full=True)
+    for old in (OLD, "a passphrase of somebody who left"):
+        with pytest.raises(WrongKey):
+            holdfast.open(path, key=old)
+    is_whole(path, NEW, seen)
+    with holdfast.open(path, key=NEW) as store:
+        assert store._db.uuid != uuid
+        plain(store, "trip", 1)
+    assert (path / "dumps" / "one.dump").read_text() == "what happened"
+    (old,) = move.old_ones(path)
+    assert names(path.parent) == [path.name, old.name]
+    with pytest.raises(ReadOnly):
+        holdfast.open(old, key=OLD)
+    with holdfast.open(old, key=OLD, readonly=True) as left:
+        assert view(left, "trip") == seen
+    assert move.discard_old(str(path)) == [old]
+    assert names(path.parent) == [path.name]
+    keys.rotate(path, OLD, key=NEW, full=True, discard_old=True)
+    assert names(path.parent) == [path.name]
+    holdfast.open(path, key=OLD).close()
+
+
+def test_a_plain_store_can_be_encrypted_in_the_same_way(tmp_path):
+    with holdfast.open(tmp_path / "s") as store:
+        plain(store, "trip", 3)
+        seen = view(store, "trip")
+    move.rotate(str(tmp_path / "s"), None, lambda: secret_of(NEW), discard_old=True)
+    with holdfast.open(tmp_path / "s", key=NEW) as store:
+        assert view(store, "trip")["checkpoints"] == seen["checkpoints"]
+        with pytest.raises(NotEncrypted):
+            keys.rotate(holdfast.open(tmp_path / "plain").path, NEW, key=OLD, full=True)
+        holdfast.open(tmp_path / "plain").close()
+
+
+def test_rotation_is_refused_while_anybody_has_it_open(secret, tmp_path):
+    path, seen = secret
+    with holdfast.open(path, key=OLD, readonly=True), pytest.raises(StoreBusy):
+        keys.rotate(path, NEW, key=OLD, full=True)
+    with pytest.raises(WrongKey):
+        keys.rotate(path, NEW, key=NEW, full=True)
+    with pytest.raises(BadOption):
+        keys.rotate(path, None, key=OLD, full=True)
+    with pytest.raises(BadOption):
+        move.discard_old(str(tmp_path / "nothing"))
+    assert names(path.parent) == [path.name]
+    is_whole(path, OLD, seen)
+
+
+def test_what_cannot_be_proven_takes_nobody_s_place(secret, monkeypatch):
+    path, seen = secret
+
+    def damaged(_store, _progress):
+        raise Damaged("as if")
+
+    monkeypatch.setattr(move, "_prove", damaged)
+    with pytest.raises(Damaged):
+        keys.rotate(path, NEW, key=OLD, full=True)
+    assert names(path.parent) == [path.name]
+    is_whole(path, OLD, seen)
+
+
+def killed_rotation(path, key, new, when):
+    """Rotate in a child that is killed at its ``when``-th rename or deletion; True if it got to the end before."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            left = [when]
+
+            def counted(real):
+                def call(*given, **more):
+                    left[0] -= 1
+                    if left[0] < 0:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return real(*given, **more)
+
+                return call
+
+            Path.rename, files.discard = counted(Path.rename), counted(files.discard)
+            files.exchange, move._carry = counted(files.exchange), counted(move._carry)
+            keys.rotate(path, new, key=key, full=True)
+            code = 0
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFEXITED(status)
+
+
+def test_where_directories_cannot_change_places_nothing_is_changed(secret, monkeypatch):
+    path, seen = secret
+    monkeypatch.setattr(files, "_EXCHANGE", 1 << 20)  # which no system knows
+    with pytest.raises(StoreFailed, match="change places"):
+        keys.rotate(path, NEW, key=OLD, full=True)
+    assert names(path.parent) == [path.name]
+    is_whole(path, OLD, seen)
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_one_of_the_two_is_whole_and_found(secret):
+    path, seen = secret
+    key, new = OLD, NEW
+    for when in count():
+        done = killed_rotation(path, key, new, when)
+        try:
+            is_whole(path, key, seen)
+        except WrongKey:
+            key, new = new, key
+            is_whole(path, key, seen)
+        move.discard_old(str(path))
+        assert (path / "dumps" / "one.dump").read_text() == "what happened"
+        if done:
+            break
+    assert when > 4

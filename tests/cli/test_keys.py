@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 
 import pytest
 
+from tests import warm
 from tests.cli.test_app import PAGE, differences
-from tests.cli.test_moving import ids
+from tests.cli.test_moving import HOLD_OPEN, ids
 
 
 @pytest.fixture
@@ -90,14 +93,34 @@ def vault(cli, filled, tmp_path, monkeypatch):
     return tmp_path / "vault"
 
 
-def test_another_master_key_is_a_move_into_a_new_store(cli, vault, tmp_path, monkeypatch):
+def test_a_full_rotation_keeps_the_old_store_until_somebody_says_otherwise(cli, vault, tmp_path, monkeypatch):
     before = ids(cli, vault)
     (tmp_path / "second.key").write_text("cd" * 32 + "\n")
-    new = tmp_path / "new"
-    assert cli("move", str(new), "--dest-key-file", str(tmp_path / "second.key"), store=vault).code == 0
-    assert ids(cli, vault) == before
-    assert "was moved to" in cli("tag", "trip-7", "late", store=vault).err
-    assert cli("verify", store=new).code == 4, "the old key does not open it"
+    named = ("--new-key-file", str(tmp_path / "second.key"))
+    assert cli("key", "rotate", "--discard-old", *named, store=vault).code == 2
+    done = cli("key", "rotate", "--full", *named, "--json", store=vault).json
+    (old,) = done["old"]
+    assert (done["did"], done["full"], done["key"]["kind"]) == ("rotate", True, "key")
+    assert cli("verify", store=vault).code == 4, "the old key opens it no more"
+    assert ids(cli, old) == before
+    assert "was moved to" in cli("tag", "trip-7", "late", store=old).err
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(tmp_path / "second.key"))
-    assert ids(cli, new) == before
-    assert cli("verify", store=new).code == 0
+    assert ids(cli, vault) == before
+    assert cli("key", "rotate", "--discard-old", store=vault).out == f"Deleted {old}.\n"
+    assert cli("key", "rotate", "--discard-old", "--json", store=vault).json["old"] == []
+    assert cli("verify", store=vault).code == 0
+    third = ("--new-key-file", str(tmp_path / "first.key"))
+    assert cli("key", "rotate", "--full", "--discard-old", *third, "--json", store=vault).json["old"] == []
+    assert sorted(path.name for path in tmp_path.iterdir() if "vault" in path.name) == ["vault"]
+
+
+def test_a_store_that_is_open_elsewhere_is_not_rotated(cli, vault, tmp_path):
+    (tmp_path / "second.key").write_text("cd" * 32 + "\n")
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with warm.Popen([sys.executable, "-c", HOLD_OPEN, str(vault)], **pipes) as process:
+        assert process.stdout.readline() == "ready\n"
+        words = ("key", "rotate", "--full", "--new-key-file", str(tmp_path / "second.key"))
+        refused = cli(*words, store=vault)
+        process.kill()
+    assert (refused.code, "open elsewhere" in refused.err) == (3, True)
+    assert cli("verify", store=vault).code == 0

@@ -66,7 +66,7 @@ def test_every_verb_takes_it_and_none_shows_its_password(cli, program, moved, ur
     told("backup", moved, code=2)
     told("init", moved, store=None, code=2)
     told("key", "list", code=4)
-    told("key", "rotate", code=4)
+    told("key", "rotate", "--full", code=4)
     told("agents", "extra", moved, code=2)
     told("log", "nobody", code=2)
     told("verify", "--json", store=moved.replace("?", "?schema=other&"), code=4)
@@ -113,6 +113,9 @@ def test_an_encrypted_one_is_made_and_opened_with_its_key(cli, url, filled, tmp_
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
     (tmp_path / "new").write_text("ab" * 32 + "\n")
     assert cli("key", "rotate", "--new-key-file", str(tmp_path / "new"), store=url).code == 0
+    full = cli("key", "rotate", "--full", "--new-key-file", str(key), store=url)
+    assert full.code != 0
+    assert SECRET not in full.err
 
 
 def test_a_script_that_is_run_gets_the_url(program, moved, tmp_path):

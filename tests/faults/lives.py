@@ -249,8 +249,7 @@ def check_keys(folder: Path, ledger: Ledger) -> None:
         with suppress(WrongKey):
             with holdfast.open(folder / "secret", key=key) as store:
                 store.tier()
-            if key == KEY:
-                holdfast.keys.rotate(folder / "secret", NEW_KEY, key=key)
+            holdfast.keys.rotate(folder / "secret", NEW_KEY, key=key, full=True)
     with holdfast.open(folder / "secret", key=NEW_KEY) as store:
         there = sum(len(store.agent(info.name, readonly=True).log(all=True)) for info in store.agents())
         if there < SECRETS:
@@ -260,18 +259,19 @@ def check_keys(folder: Path, ledger: Ledger) -> None:
 
 @life(secret, check_keys)
 def keys(folder: Path, _ledger: Ledger) -> None:
-    """Keys come and go."""
+    """Keys come and go, and everything is encrypted anew."""
     path = folder / "secret"
     os.environ["HOLDFAST_KEY_FILE"] = str(folder / "key")
     try:
         with holdfast.open(path) as store:
-            store.tier()
+            store.tier()  # nothing may lie elsewhere
         holdfast.keys.add(path, NEW_KEY)
         holdfast.keys.remove(path, 1, key=NEW_KEY)
         holdfast.keys.rotate(path, KEY, key=NEW_KEY)
-        holdfast.keys.rotate(path, NEW_KEY)
+        holdfast.keys.rotate(path, NEW_KEY, full=True)
         with holdfast.open(path, key=NEW_KEY) as store:
             crashes.work_on(store, random.Random(6))
+        holdfast.keys.discard_old(path)
     finally:
         del os.environ["HOLDFAST_KEY_FILE"]
 

@@ -409,7 +409,7 @@ def test_a_worker_at_rest_reads_once_a_second_and_writes_nothing(tmp_path, clock
 # -- the row ------------------------------------------------------------------------------------------------------
 
 
-def test_a_backup_has_no_schedule_and_a_store_that_moves_keeps_its_own(tmp_path, clock, report):
+def test_a_backup_has_no_schedule_and_a_store_that_moves_or_gets_another_key_keeps_its_own(tmp_path, clock, report):
     old, new = bytes(range(32)), bytes(range(32, 64))
     with holdfast.open(tmp_path / "a", key=False) as store, holdfast.open(tmp_path / "copy", key=False) as copy:
         report()
@@ -420,11 +420,11 @@ def test_a_backup_has_no_schedule_and_a_store_that_moves_keeps_its_own(tmp_path,
     with holdfast.open(tmp_path / "a", key=False) as store, holdfast.open(tmp_path / "b", key=old) as moved:
         store.move(moved)
         assert moved.schedules() == kept
-    with holdfast.open(tmp_path / "b", key=old) as store, holdfast.open(tmp_path / "c", key=new) as moved:
-        store.move(moved)
-        assert moved.schedules() == kept
-        assert moved.verify().ok
-    for file in (tmp_path / "c").glob("store.db*"):
+    holdfast.keys.rotate(tmp_path / "b", new, key=old, full=True, discard_old=True)
+    with holdfast.open(tmp_path / "b", key=new) as store:
+        assert store.schedules() == kept
+        assert store.verify().ok
+    for file in (tmp_path / "b").glob("store.db*"):
         assert b"report" not in file.read_bytes()
 
 

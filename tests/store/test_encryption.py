@@ -208,6 +208,7 @@ def test_a_plain_store_is_refused_by_who_has_a_key(store_path, monkeypatch):
         lambda path: holdfast.keys.add(path, OTHER, key=KEY),
         lambda path: holdfast.keys.remove(path, 1, key=KEY),
         lambda path: holdfast.keys.rotate(path, OTHER, key=KEY),
+        lambda path: holdfast.keys.rotate(path, OTHER, key=KEY, full=True),
     ):
         with pytest.raises(NotEncrypted):
             change(store_path)

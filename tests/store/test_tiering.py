@@ -341,9 +341,13 @@ def test_an_encrypted_store_tells_nothing_there_and_notices_everything(tmp_path)
             store.tier(cold)
         first.write_bytes(good)
         assert states(store) == before
-        with holdfast.open(path.with_name("moved"), key=OTHER) as moved:  # out of both places
-            store.move(moved)
-            assert states(moved) == before
+    with pytest.raises(BadOption, match="lie elsewhere"):
+        holdfast.keys.rotate(path, OTHER, key=KEY, full=True)
+    with holdfast.open(path, key=KEY) as store:
+        store.tier()
+    holdfast.keys.rotate(path, OTHER, key=KEY, full=True)
+    with holdfast.open(path, key=OTHER) as store:
+        assert states(store) == before
 
 
 # -- servers that fail, and processes that die --------------------------------------------------------------

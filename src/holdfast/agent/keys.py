@@ -16,7 +16,7 @@ from pathlib import Path
 from holdfast.agent.store import find_store
 from holdfast.errors import BadOption, KeyNeeded, NotAStore, NotEncrypted
 from holdfast.store import files, keys
-from holdfast.store.catalog import View
+from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import now_us
 from holdfast.store.cipher import PLAIN
 from holdfast.store.database import is_url, open_database, reading, shown
@@ -37,11 +37,13 @@ __all__ = [
     "Secret",
     "add",
     "ask_with",
+    "discard_old",
     "from_command",
     "from_environment",
     "from_file",
     "init",
     "listed",
+    "old_stores",
     "remove",
     "rotate",
     "secret_of",
@@ -121,12 +123,17 @@ def rotate(
     new: str | bytes | Secret | Callable[[], str | bytes | Secret] | None = None,
     *,
     key: Key = None,
+    full: bool = False,
+    discard_old: bool = False,
+    progress: Progress | None = None,
 ) -> KeyInfo:
     """Put another key in the place of the one that is given.
 
-    What everything is encrypted with stays: to replace that, move the store into a new one that has another key.
-    ``new`` may be a function that is called when it is known to be needed.
+    ``full`` also replaces what everything is encrypted with: a new store is written beside the old one, proven, and
+    put in its place, which nobody may have open meanwhile; all other keys are gone then. The old one stays beside it
+    unless ``discard_old`` says otherwise. ``new`` may be a function that is called when it is known to be needed.
     """
+    place = _place(path)
 
     def wanted() -> Secret:
         given = new() if callable(new) else new
@@ -134,9 +141,30 @@ def rotate(
             raise BadOption("no new key was given", hint="Give the key that shall open the store from now on.")
         return _new(given)
 
-    return _info(
-        _changed(_place(path), key, lambda known, master, slot: known.with_slot(master, wanted(), now_us(), slot))
-    )
+    if not full:
+        return _info(
+            _changed(place, key, lambda known, master, slot: known.with_slot(master, wanted(), now_us(), slot))
+        )
+    from holdfast.agent import move
+
+    move.rotate(place, _current(place, key), wanted, discard_old=discard_old, progress=progress)
+    return listed(place)[0]
+
+
+def old_stores(path: StorePath = None) -> list[Path]:
+    """The stores that full rotations have left beside this one."""
+    from holdfast.agent import move
+
+    place = _place(path)
+    return [] if is_url(place) else move.old_ones(Path(place))
+
+
+def discard_old(path: StorePath = None) -> list[Path]:
+    """Delete the stores that full rotations have left beside this one. Returns where they were."""
+    from holdfast.agent import move
+
+    place = _place(path)
+    return [] if is_url(place) else move.discard_old(place)
 
 
 def _new(given: str | bytes | Secret) -> Secret:

@@ -1,27 +1,38 @@
 """A whole store in another place: a backup, a move, another backend, another key. All of them are one transfer.
 
-Owns what goes along besides agents, and how a store that was moved is closed. Ids, and the uuids of agents and
+Owns what goes along besides agents, and how one store takes the place of another. Ids, and the uuids of agents and
 branches, stay; the store itself gets a new uuid, because its handles are new: what was noted about the old one would
-make it look older than it is. What always holds: a source is closed to writers only after everything has arrived;
-nothing that is in a store is deleted.
+make it look older than it is. What always holds: at every moment one whole store is where it is looked for; a source is
+closed to writers only after everything has arrived; nothing that was in a store is deleted unless somebody says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from holdfast.agent.opened import adopt, since
-from holdfast.agent.store import Store
+from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
-from holdfast.errors import ReadOnly, StoreBusy
+from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed
+from holdfast.store import files
 from holdfast.store.catalog import Open, Progress, View, body_bytes, read_body
 from holdfast.store.changes import Change, Opens
-from holdfast.store.database import MOVED, SCHEDULES
+from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES, is_url
 from holdfast.store.sqlite import Sqlite
+
+if TYPE_CHECKING:
+    from holdfast.store.keys import Secret
 
 FACTS = ("policy", "queues")
 """What people have set for a store, and goes along. Keys do not: the other store has its own."""
+
+_OWN = frozenset({"store.db", "store.db-wal", "store.db-shm", "packs", "locks", "witness"})
+_OLD_DIGITS = 12
 
 
 def backup(source: Store, dest: Store, progress: Progress | None = None) -> TransferReport:
@@ -129,3 +140,105 @@ def _standing(view: View) -> list[tuple[object, ...]]:
     """What tells whether somebody has written since."""
     log = view.reader.run("SELECT count(*), max(e) FROM log")
     return [*log, *((branch.b, branch.head, branch.line) for branch in view.branches())]
+
+
+# -- another key ------------------------------------------------------------------------------------------------
+
+
+def rotate(
+    place: str,
+    secret: Secret | None,
+    new: Callable[[], Secret | None],
+    *,
+    discard_old: bool = False,
+    progress: Progress | None = None,
+) -> Path | None:
+    """Put a store with another key, and the same content, in the place of the one there; returns where that one is.
+
+    ``new`` gives the key when it is known to be needed. Nobody may have the store open. Needs room for two of them.
+    """
+    if is_url(place):
+        raise BadOption(
+            "a store on a server cannot give way to another one",
+            hint="Make a new store with another key, and move this one there.",
+        )
+    path = Path(os.path.realpath(place))
+    building = path.with_name(f".{path.name}.rotating")
+    with ExitStack() as stack:
+        source = stack.enter_context(open_unseen(path, secret))
+        stack.enter_context(_quiet(source))
+        facts = source._db.view.facts()
+        if facts.get(OBJECTS) or facts.get(COLD):
+            raise BadOption(
+                "some packs of this store lie elsewhere, and do not change places with its directory",
+                hint="Bring them back (`holdfast tier`), or make a new store with another key and move this one there.",
+            )
+        old = path.with_name(f"{path.name}.old-{source._db.uuid.hex()[:_OLD_DIGITS]}")
+        files.discard(building)  # left by one that was killed
+        try:
+            with open_unseen(building, new(), create=True) as made:
+                backup(source, made, progress)
+                _carry_schedules(source, made)
+                _carry_open(source, made, _open_rows(source))
+                _prove(made, progress)
+            source.close()
+            files.discard(old)  # as far as another attempt came: the one in its place is the one that counts
+            building.rename(old)
+            try:
+                files.exchange(path, old)
+            except StoreFailed:  # and nothing else: whatever comes after it may find the old one there
+                old.rename(building)
+                raise
+            files.fsync_directory(path.parent)
+        except OSError as error:
+            raise files.unavailable(error, f"replacing {path}") from error
+        finally:
+            files.discard(building)
+    _carry(old, path)
+    if discard_old:
+        files.discard(old)
+        return None
+    with suppress(HoldfastError), open_unseen(old, secret) as left:
+        left._db.change(lambda change: change.set_fact(MOVED, str(path).encode()))
+    return old
+
+
+def old_ones(path: Path) -> list[Path]:
+    """The stores that gave their place to the one there, and are still beside it."""
+    name = re.compile(rf"{re.escape(path.name)}\.old-[0-9a-f]{{{_OLD_DIGITS}}}")
+    try:
+        return sorted(one for one in path.parent.iterdir() if name.fullmatch(one.name) and one.is_dir())
+    except OSError as error:
+        raise files.unavailable(error, f"looking at {path.parent}") from error
+
+
+def discard_old(place: str) -> list[Path]:
+    """Delete the stores that gave their place to the one there. Returns where they were."""
+    path = Path(os.path.realpath(place))
+    if not files.classify(path):
+        raise BadOption(f"there is no store at {path}", hint="What is beside it may be all that is left. Nothing went.")
+    found = old_ones(path)
+    for one in found:
+        _carry(one, path)
+        files.discard(one)
+    return found
+
+
+def _prove(store: Store, progress: Progress | None) -> None:
+    report = store.verify(progress)
+    if report.unreachable and not report.problems:
+        raise StoreFailed(f"the new store cannot be read: {report}", hint="The one that is there was left as it is.")
+    if not report.ok:
+        raise Damaged(
+            f"the new store is not what was written: {report}", hint="The one that is there was left as it is."
+        )
+
+
+def _carry(old: Path, new: Path) -> None:
+    """What else lies in a store's directory, such as dumps, goes to the one that has its place."""
+    try:
+        for one in old.iterdir():
+            if one.name not in _OWN and not (new / one.name).exists():
+                one.rename(new / one.name)
+    except OSError as error:
+        raise files.unavailable(error, f"bringing along what lies in {old}") from error

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from cyclopts import App
 from rich.text import Text
 
 import holdfast
 from holdfast.cli.asking import KeyCommand, KeyEnv, KeyFile, chosen
-from holdfast.cli.session import Given, Json
-from holdfast.cli.text import ago, now
+from holdfast.cli.progress import bars
+from holdfast.cli.session import Flag, Given, Json, Session
+from holdfast.cli.text import ago, clean, now
+from holdfast.errors import BadOption
 
 LIST_SCHEMA = "holdfast.keys/1"
 SCHEMA = "holdfast.key/1"
@@ -71,7 +71,7 @@ def add(
 def remove(number: int, /, *, json: Json = False, session: Given) -> int:
     """Let a key open the store no more. The last one stays.
 
-    Whoever knew it may have kept the master key that it led to; `holdfast move` into a new store replaces that, too.
+    Whoever knew it may have kept the master key that it led to; `rotate --full` replaces that, too.
 
     Parameters
     ----------
@@ -91,6 +91,8 @@ def remove(number: int, /, *, json: Json = False, session: Given) -> int:
 @key.command
 def rotate(
     *,
+    full: Flag = False,
+    discard_old: Flag = False,
     new_key_file: KeyFile = None,
     new_key_env: KeyEnv = None,
     new_key_command: KeyCommand = None,
@@ -99,11 +101,13 @@ def rotate(
 ) -> int:
     """Put another key in the place of the one that is used now.
 
-    What everything is encrypted with stays. To replace that, too, move the store into a new one with another key:
-    `holdfast move DEST --dest-key-file NEW`.
-
     Parameters
     ----------
+    full
+        Encrypt everything anew with another master key, in a new store that takes the place of this one. Nobody may
+        have it open meanwhile, and all other keys are gone afterwards. The old store stays beside it.
+    discard_old
+        Delete the old store when the new one has its place. Without --full: delete those that are left beside it.
     new_key_file
         The new key is the only line of this file: 64 hexadecimal digits, or a passphrase.
     new_key_env
@@ -113,10 +117,36 @@ def rotate(
     json
         Print JSON (schema holdfast.key/1).
     """
-    new = partial(chosen, new_key_file, new_key_env, new_key_command, "New passphrase")
-    made = holdfast.keys.rotate(session.place, new)
+    if discard_old and not full:
+        return _discard_old(session, json=json, given=any((new_key_file, new_key_env, new_key_command)))
+    with bars(session.err) as progress:
+        made = holdfast.keys.rotate(
+            session.place,
+            lambda: chosen(new_key_file, new_key_env, new_key_command, "New passphrase"),
+            full=full,
+            discard_old=discard_old,
+            progress=progress,
+        )
+    old = [str(one) for one in holdfast.keys.old_stores(session.place)] if full else []
     if json:
-        session.out.json({"schema": SCHEMA, "did": "rotate", "key": made.to_json()})
+        session.out.json({"schema": SCHEMA, "did": "rotate", "full": full, "key": made.to_json(), "old": old})
+    elif full:
+        session.out.say(f"Everything is encrypted anew. Key {made.number} is the only one that opens the store.")
+        for one in old:
+            session.out.say(f"The old store is {clean(one)}: `holdfast key rotate --discard-old` deletes it.")
     else:
         session.out.say(f"Key {made.number} opens the store from now on, the one that was used does not.")
+    return 0
+
+
+def _discard_old(session: Session, *, json: bool, given: bool) -> int:
+    if given:
+        raise BadOption("a new key was named without --full", hint="Add --full, or leave out --discard-old.")
+    gone = [str(one) for one in holdfast.keys.discard_old(session.place)]
+    if json:
+        session.out.json({"schema": SCHEMA, "did": "discard-old", "old": gone})
+    for one in gone if not json else ():
+        session.out.say(f"Deleted {clean(one)}.")
+    if not gone and not json:
+        session.out.say("There is no old store beside this one.")
     return 0

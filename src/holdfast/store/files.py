@@ -9,6 +9,7 @@ SQLite's locks; so everything about ``store.db`` here goes through apsw or stat.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import urllib.parse
@@ -259,6 +260,20 @@ def _build(layout: Layout, build_catalog: BuildCatalog) -> None:
             _fsync_file(file)
     for directory in (layout.packs, layout.locks, layout.path):
         fsync_directory(directory)
+
+
+_EXCHANGE = 2  # RENAME_EXCHANGE
+
+
+def exchange(path: Path, other: Path) -> None:
+    """Let two directories of one folder change places, in one step. Raises where the system cannot do that."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    here, there = os.fsencode(path), os.fsencode(other)
+    if not hasattr(libc, "renameat2") or libc.renameat2(-100, here, -100, there, _EXCHANGE):
+        raise StoreFailed(
+            f"the file system of {path.parent} cannot let two directories change places; nothing was changed",
+            hint="Make a new store with another key, and move this one there: `holdfast move`.",
+        )
 
 
 def make_folder(parent: Path) -> None:
