@@ -19,8 +19,8 @@ from holdfast.crash import census, folder, holders, kinds, shapes
 from holdfast.crash.dump import Dump, open_dump
 from holdfast.crash.limits import Limits
 from holdfast.crash.records import as_int, as_text
+from holdfast.crash.render import size
 from holdfast.crash.stacks import Frames
-from holdfast.crash.unusual import size
 from holdfast.errors import BadOption, HoldfastError
 
 _HERE = __file__.rpartition("/")[0] + "/"

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.agent.watchers import WATCHERS
-from holdfast.crash import agents, exceptions, kinds, logs, taking
+from holdfast.crash import agents, exceptions, kinds, logs, taking, tasks
 from holdfast.crash.guard import Guard, is_failure, place_of
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
@@ -294,7 +294,7 @@ class _Hooks:
         self._is_child = True
         self._leave_sidecar(stop=False)
         self.watch.after_fork(child=True)
-        self._guard.forked()
+        self._guard.drop()  # what the parent holds
 
     # -- the hooks ------------------------------------------------------------------------------------------
 
@@ -348,7 +348,8 @@ class _Hooks:
         finally:
             error = args.exc_value
             if not self.removed and error is not None and is_failure(error) and not sys.is_finalizing():
-                self.take(error, args.exc_traceback, "unraisable", f"{_why(error)} that nobody could catch")
+                take = self.take_beside if tasks.in_loop() else self.take
+                take(error, args.exc_traceback, "unraisable", f"{_why(error)} that nobody could catch")
 
     # -- one dump -------------------------------------------------------------------------------------------
 
@@ -371,8 +372,10 @@ class _Hooks:
                 return None
             if last and error is not None:
                 self._ended_by = error, None  # whatever comes of this, it is not tried again
-            published = self._guard.publish(error) if error is not None else None
-            path = published if published is not None else self.capture(error, traceback, trigger, why, about=about)
+            held = self._guard.held(error) if error is not None else None
+            if held is not None and held.error is error and trigger == "exception":
+                trigger, why = held.trigger, held.why
+            path = self.capture(error, traceback, trigger, why, about=about, seen=held.seen if held else None)
             if last and error is not None:
                 self._ended_by = error, path
             self._told(path, error, trigger, why, what)
@@ -385,9 +388,20 @@ class _Hooks:
             raise
         return path
 
+    def take_beside(self, error: BaseException, traceback: types.TracebackType | None, trigger: str, why: str) -> None:
+        """The same in another thread, for one whose loop must go on. The program's end waits for it."""
+        about = threading.get_ident()
+        thread = threading.Thread(
+            target=lambda: self.take(error, traceback, trigger, why, about=about), name="holdfast-dump", daemon=False
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends, or no thread can be had
+            self.take(error, traceback, trigger, why)
+
     def capture(
         self, error: BaseException | None, traceback: types.TracebackType | None, trigger: str, why: str,
-        *, to: Path | None = None, about: int | None = None, task: Any = None,
+        *, about: int | None = None, seen: tasks.Seen | None = None,
     ) -> Path:  # fmt: skip
         limits = self.limits or Limits()
         if error is not None and is_subtype(type(error), MemoryError):
@@ -395,8 +409,8 @@ class _Hooks:
             limits = replace(limits, objects=min(limits.objects, _SHORT_OBJECTS))
         with agents.travelling(error):
             return taking.capture(
-                why, error=error, traceback=traceback, to=to or self.folder(), trigger=trigger, limits=limits,
-                thread=about, task=task,
+                why, error=error, traceback=traceback, to=self.folder(), trigger=trigger, limits=limits,
+                thread=about, seen=seen,
             )  # fmt: skip
 
     def _told(self, path: Path, error: BaseException | None, trigger: str, why: str, what: str) -> None:

@@ -99,16 +99,15 @@ def capture(
     to: str | os.PathLike[str] | None = None,
     trigger: str = "asked",
     limits: Limits | None = None,
-    native: Any = None,
     thread: int | None = None,
-    task: Any = None,
+    seen: tasks.Seen | None = None,
 ) -> Path:
     """Write a dump of this process and return its path. Works in a healthy process and in one that is failing.
 
     ``error`` is the exception to describe (its own traceback is used, or the one given). ``to`` is a folder, or a file
     that does not exist yet; otherwise the dump goes where those of an active ``install()`` go. ``thread`` is the ident
-    of the one at fault, where that is not the caller; ``task``: a task that has ended by ``error``. Raises DumpFailed
-    or DiskFull when no file could be made; whatever else fails is noted in the dump.
+    of the one at fault, where that is not the caller; ``seen``: tasks as they were when it was raised. Raises
+    DumpFailed or DiskFull when no file could be made; whatever else fails is noted in the dump.
     """
     limits = limits or Limits()
     began = monotonic()
@@ -123,7 +122,7 @@ def capture(
     _holder[:] = [threading.get_ident()]
     try:
         with _collector_off():
-            return _Capture(path, limits, began, thread, task).run(why, trigger, error, traceback, frame, native)
+            return _Capture(path, limits, began, thread, seen).run(why, trigger, error, traceback, frame)
     finally:
         _holder.clear()
         _lock.release()
@@ -147,20 +146,28 @@ def default_folder() -> Path:
 class _Capture:
     """One capture in progress."""
 
-    def __init__(self, path: Path, limits: Limits, began: float, thread: int | None, task: Any = None) -> None:
+    def __init__(
+        self, path: Path, limits: Limits, began: float, thread: int | None, seen: tasks.Seen | None = None
+    ) -> None:
         self.limits = limits
-        self.task = task
+        self.seen = seen
         self.thread = thread
         self.began = began
         self.until = began + limits.deadline_s
-        self.redactor = Redactor(dict(os.environ))
+        self.redactor = Redactor(dict(os.environ)) if seen is None else seen.redactor
         for arguments in (sys.argv, sys.orig_argv):
             self.redactor.learn_arguments([shapes.exact_text(word, 4096) for word in arguments[:200]])
         self.writer = Writer(path, self.redactor, limit_bytes=limits.file_bytes)
         self.frames = stacks.Frames(limits)
         self.parts: dict[str, list[str]] = {}
         self.look_cut = True
-        self.walker = Walker(self.redactor, limits, began + limits.deadline_s * (1 - _RESERVE), self._emit)
+        self.walker = Walker(
+            self.redactor,
+            limits,
+            began + limits.deadline_s * (1 - _RESERVE),
+            self._emit,
+            seen.first if seen is not None else 0,
+        )
 
     def run(
         self,
@@ -169,7 +176,6 @@ class _Capture:
         error: BaseException | None,
         traceback: types.TracebackType | None,
         frame: types.FrameType,
-        native: Any,
     ) -> Path:
         try:
             steps = self._failing(error, traceback, frame)
@@ -202,8 +208,6 @@ class _Capture:
             self._part(kinds.MODULES, lambda: system.modules(self.frames.is_mine))
             most = self.limits.census_objects
             self._part(kinds.HEAP, lambda: census.take(most, self.until, self.frames.is_mine))
-            if native is not None:
-                self._part(kinds.NATIVE, lambda: native)
             self._extras(kinds.NATIVE)
             self._extras(kinds.NOTE)
             self.writer.finish(self.parts)
@@ -305,20 +309,24 @@ class _Capture:
             self.walker.flush()
 
     def _tasks(self) -> None:
-        live = tasks.live_tasks()
-        if self.task is not None:
-            live.insert(0, self.task)
-        if not live:
-            return
-        shown = live[: self.limits.tasks]
-        records, kept = tasks.records(shown, self.frames)
-        tasks.add_locals(records, kept, self.frames, self.walker, self.limits)
+        """The tasks as they were seen when the exception was raised; otherwise as they are."""
+        if self.seen is not None:
+            for piece in self.seen.pieces:
+                self._emit(*piece)
+            records, more = self.seen.records, self.seen.more
+            for file, lines in self.seen.files.items():
+                self.frames.files.setdefault(file, []).extend(lines)
+        else:
+            live = tasks.live_tasks()
+            records, kept = tasks.records(live[: self.limits.tasks], self.frames)
+            more = len(live) - len(records)
+            tasks.add_locals(records, kept, self.frames, self.walker, self.limits)
         for first in range(0, len(records), 100):
             if not self.writer.add(kinds.TASKS, {"first": first, "tasks": records[first : first + 100]}):
                 self.parts[kinds.TASKS] = [kinds.PARTIAL, "no room left in the file"]
                 break
-        if len(live) > len(shown):
-            self.parts[kinds.TASKS] = [kinds.PARTIAL, f"{len(live) - len(shown)} more tasks"]
+        if more:
+            self.parts[kinds.TASKS] = [kinds.PARTIAL, f"{more} more tasks"]
         self.walker.flush()
 
     def _sources(self) -> None:

@@ -55,7 +55,10 @@ class Share:
 
 
 class Walker:
-    """One capture's table of objects. ``emit(first, types, shapes, nodes)`` takes each full piece of it."""
+    """One capture's table of objects. ``emit(first, types, shapes, nodes)`` takes each full piece of it.
+
+    ``first``: numbers below are those of objects that were walked before.
+    """
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Walker:
         limits: Limits,
         until: float,
         emit: Callable[[int, list[str], list[Any], list[Any]], bool],
+        first: int = 0,
     ) -> None:
         self.redactor = redactor
         self.limits = limits
@@ -73,9 +77,9 @@ class Walker:
         self._emit = emit
         self._full = False  # the file takes no more objects
         self._numbers: dict[int, tuple[int]] = {}
-        self._held: list[Any] = []  # by number
-        self._done = 0  # numbers below have a node
-        self._first = 0  # number of the first node in this piece
+        self._held: list[Any] = [None] * first  # by number
+        self._done = first  # numbers below have a node
+        self._first = first  # number of the first node in this piece
         self._nodes: list[Any] = []
         self._types: dict[str, int] = {}
         self._piece_bytes = 0
@@ -134,6 +138,11 @@ class Walker:
         out = self.pairs(named)
         self._walk(share)
         return out
+
+    @property
+    def count(self) -> int:
+        """How many numbers were given."""
+        return len(self._held)
 
     def flush(self) -> None:
         """Give the last, unfinished piece away."""
