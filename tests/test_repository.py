@@ -25,7 +25,7 @@ FOLDERS = ("work", "farm", "root")
 HOSTS = (("pypi", "org"), ("pythonhosted", "org"), ("npmjs", "org"), ("npmjs", "com"), ("debian", "org"))
 PRIVATE = [f"/{name}/" for name in FOLDERS] + [".".join(parts) for parts in HOSTS]
 
-VERBS = ("agents", "log", "show", "diff", "branch", "tag", "rollback", "undo", "redo", "verify", "doctor", "demo")
+VERBS = ("agents", "log", "show", "diff", "branch", "tag", "rollback", "undo", "verify", "doctor", "demo")
 
 
 def read(name):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.cli import machine
+from holdfast.cli import doctor as machine
 
 
 def test_verify_says_what_it_checked(cli):
@@ -149,7 +149,7 @@ def test_trust_takes_an_older_store_as_it_is(filled, program, tmp_path):
     def hold(*words):
         return program("--store", str(filled), *words, env=environment)
 
-    assert "nothing to decide" in hold("trust").out
+    assert "nothing to decide" in hold("repair", "--trust-older").out
     shutil.copytree(filled, tmp_path / "old")
     assert hold("tag", "trip-7", "here").code == 0
     shutil.rmtree(filled)
@@ -157,14 +157,16 @@ def test_trust_takes_an_older_store_as_it_is(filled, program, tmp_path):
     for verb in ("agents", "verify", "repair"):
         ended = hold(verb)
         assert ended.code == 5
-        assert "holdfast trust" in ended.out + ended.err
+        assert "holdfast repair --trust-older" in ended.out + ended.err
         assert "Nothing is lost" not in ended.out
     (trouble,) = hold("doctor", "--json").json["troubles"]
     assert " are missing. If a backup " in trouble["text"]
-    trusted = hold("trust", "--json").json
-    assert (trusted["schema"], trusted["trusted"]) == ("holdfast.trust/1", True)
+    asked = hold("repair", "--trust-older")
+    assert (asked.code, "Not in this store any more: events " in asked.out) == (9, True)
+    trusted = hold("repair", "--trust-older", "--yes", "--json").json
+    assert (trusted["schema"], trusted["trusted"]) == ("holdfast.repair.trust-older/1", True)
     assert trusted["missing"].startswith("events ")
-    assert hold("trust", "--json").json["trusted"] is False
+    assert hold("repair", "--trust-older", "--json").json["trusted"] is False
     assert hold("verify").code == 0
 
 
@@ -175,7 +177,7 @@ def test_repair_says_what_it_would_keep_and_makes_a_new_store(filled, program, t
     ended = hold("repair")
     assert (ended.code, ended.err) == (0, "")
     assert "Nothing is lost." in ended.out
-    assert "Dry run" in ended.out
+    assert "Nothing was written." in ended.out
     content = bytearray((filled / "store.db").read_bytes())
     content[:4096] = bytes(4096)
     (filled / "store.db").write_bytes(content)

@@ -1,4 +1,4 @@
-"""branch, tag, rollback, undo, redo: verbs that change an agent's history."""
+"""branch, tag, rollback, undo: verbs that change an agent's history."""
 
 from __future__ import annotations
 
@@ -78,10 +78,22 @@ def test_tag_sets_moves_lists_and_deletes(cli):
     assert cli("tag", "trip-7@try-b", "first", "--json").json["checkpoint"]["label"] == "thrifty"
     tags = {entry["name"]: entry["checkpoint"]["label"] for entry in cli("tag", "trip-7", "--json").json["tags"]}
     assert tags == {"good": "answered", "first": "thrifty"}
-    assert cli("tag", "trip-7", "first", "--delete").out == "Tag first of trip-7 is gone.\n"
+    assert "is gone. It named" in cli("tag", "trip-7", "first", "--delete").out
     assert cli("tag", "trip-7", "first", "--delete").code == 2
     assert [line.split()[0] for line in cli("tag", "trip-7").out.splitlines()] == ["tag", "good"]
     assert cli("tag", "user@example.com").out == "user@example.com has no tags.\n"
+
+
+def test_without_a_name_all_branches_and_tags_are_listed(cli):
+    rows = [line.split()[:2] for line in cli("branch").out.splitlines()[1:]]
+    assert rows == [
+        ["tenant:42/a#b", "main"], ["trip-7", "main"], ["trip-7", "try-b"], ["user@example.com", "main"],
+    ]  # fmt: skip
+    assert [line.split()[:2] for line in cli("tag").out.splitlines()[1:]] == [["trip-7", "good"]]
+    assert cli("tag", "user*").out == "There are no tags.\n"
+    found = cli("branch", "trip-*", "--json").json
+    assert (found["agent"], [one["agent"] for one in found["branches"]]) == (None, ["trip-7", "trip-7"])
+    assert "2 more agents" in cli("branch", "-n", "1").out
 
 
 def test_options_that_do_not_fit_are_refused(cli):
@@ -136,7 +148,7 @@ def test_rollback_without_anybody_to_ask_needs_yes(program, labels):
     before = labels()
     for words in [("--json",), ()]:
         ended = program("rollback", "trip-7", "--to", "asked", *words, input="y\n")
-        assert (ended.code, ended.out) == (2, "")
+        assert (ended.code, "asked" in ended.out) == (9, True)
         assert "--yes" in ended.err
     assert labels() == before
 
@@ -144,7 +156,7 @@ def test_rollback_without_anybody_to_ask_needs_yes(program, labels):
 @pytest.mark.parametrize(("typed", "left"), [("y\n", 1), ("YES\n", 1), ("n\n", 3), ("\n", 3), ("\x04", 3)])
 def test_rollback_asks_on_a_terminal(terminal, labels, typed, left):
     ended = terminal("rollback", "trip-7", "--to", "asked", typed=typed)
-    assert ended.code == 0
+    assert ended.code == (9 if left == 3 else 0)
     assert "Roll back? [y/N]" in ended.out
     assert ("Nothing was changed." in ended.out) == (left == 3)
     assert len(labels()) == left
@@ -156,12 +168,12 @@ def test_undo_and_redo_append(cli, labels):
     assert "  + state.budget: 1200" in undone.out
     assert len(labels()) == 4
     assert cli("undo", "trip-7", "--json").json["target"]["label"] == "answered"
-    assert cli("redo", "trip-7", "--json").json["target"]["label"] == "answered"
-    again = cli("redo", "trip-7")
+    assert cli("undo", "trip-7", "--redo", "--json").json["target"]["label"] == "answered"
+    again = cli("undo", "trip-7", "--redo")
     assert again.out.startswith("Done again: ")
     assert len(labels()) == 7
     assert cli("diff", "trip-7@#3", "trip-7", "--exit-code").code == 0
-    ended = cli("redo", "trip-7")
+    ended = cli("undo", "trip-7", "--redo")
     assert (ended.code, ended.out) == (2, "")
 
 
@@ -172,7 +184,7 @@ def test_undo_with_nothing_left(cli):
 
 
 def test_while_somebody_writes_the_agent_only_its_history_cannot_be_moved(cli, writer):
-    for words in [("undo", "trip-7"), ("redo", "trip-7"), ("rollback", "trip-7", "--to", "asked", "--yes")]:
+    for words in [("undo", "trip-7"), ("undo", "trip-7", "--redo"), ("rollback", "trip-7", "--to", "asked", "--yes")]:
         ended = cli(*words)
         assert (ended.code, ended.out) == (3, ""), words
         assert str(writer.pid) in ended.err

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.cli.graph import draw
+from holdfast.cli.history import draw
 
 
 def drawn(*history, unicode=True):

@@ -1,27 +1,28 @@
-"""clone and remove: whole agents."""
+"""copy and remove: whole agents."""
 
 from __future__ import annotations
 
 from tests import warm
 
 
-def test_clone_begins_with_the_whole_history(cli):
+def test_a_copy_begins_with_the_whole_history(cli):
     before = cli("log", "trip-7", "--all", "--json").json["checkpoints"]
-    made = cli("clone", "trip-7", "copy")
+    made = cli("copy", "trip-7", "copy")
     assert made.code == 0
     assert made.out.startswith("Agent copy begins with the history of trip-7: ")
     assert cli("log", "copy", "--all", "--json").json["checkpoints"] == before
-    assert cli("clone", "trip-7", "copy").code == 2
-    assert cli("clone", "trip-7@good", "other").code == 2
+    assert cli("copy", "trip-7", "copy").code == 2
+    assert cli("copy", "trip-7@good", "other").code == 2
     assert cli("verify").code == 0
 
 
 def test_remove_needs_a_word_and_says_what_goes(cli):
-    assert cli("remove", "trip-7").code == 2
+    assert cli("remove", "trip-7").code == 9
+    assert cli("remove", "trip-7", "--json").json["done"] is False
     looked = cli("remove", "trip-7", "--dry-run")
     assert "Dry run: nothing was changed." in looked.out
     assert cli("show", "trip-7").code == 0
-    cli("clone", "trip-7", "copy")
+    cli("copy", "trip-7", "copy")
     done = cli("remove", "trip-7", "--yes", "--json").json
     assert done["done"]
     assert done["kept_for"] == ["copy"]
@@ -32,8 +33,8 @@ def test_remove_needs_a_word_and_says_what_goes(cli):
 
 
 def test_remove_names_the_copies_and_takes_them_along_when_told(cli):
-    cli("clone", "trip-7", "copy")
-    cli("clone", "copy", "copy of the copy")
+    cli("copy", "trip-7", "copy")
+    cli("copy", "copy", "copy of the copy")
     looked = cli("remove", "copy", "--dry-run")
     assert "Agents that keep some of its checkpoints: copy of the copy, trip-7.\n" in looked.out
     looked = cli("remove", "copy", "--with-copies", "--dry-run")

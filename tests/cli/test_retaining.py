@@ -9,7 +9,7 @@ import random
 import pytest
 
 import holdfast
-from holdfast.cli.spans import span
+from holdfast.cli.retention import span
 from holdfast.errors import BadOption
 from tests.limits import limits
 
@@ -30,12 +30,12 @@ def filled(tmp_path):
 
 def test_retain_shows_first_and_then_does(cli, filled):
     shown = cli("retain", "trip-7", "--last", "2", "--label", "step 1?", store=filled)
-    assert shown.code == 0
+    assert (shown.code, "--yes" in shown.err) == (9, True)
     assert "trip-7 (last 2; labels step 1?): 11 stay, 9 go." in shown.out
     assert "head of main, last 2" in shown.out
     assert "tag kept" in shown.out
-    assert "Dry run: nothing was changed. 9 checkpoints would go and free about" in shown.out
-    done = cli("retain", "--last", "2", "--do", store=filled)
+    assert "In all 9 checkpoints would go, and free about" in shown.out
+    done = cli("retain", "--last", "2", "--yes", store=filled)
     assert done.code == 0
     assert "Removed 34 checkpoints." in done.out
     with holdfast.open(filled, readonly=True) as store:
@@ -70,12 +70,13 @@ def test_retain_lets_values_of_runs_go(cli, tmp_path):
     rules = ("retain", "--branch", "*", "--runs")
     shown = cli(*rules, "1", store=path)
     assert "So do the values of 3 records of its runs." in shown.out
-    assert "0 checkpoints, the values of 3 records would go and free about" in shown.out
+    assert "0 checkpoints, the values of 3 records would go, and free about" in shown.out
     assert cli(*rules, "30d", "--json", store=path).json["values"] == 0
     assert cli("retain", "--runs", "1", store=path).code == 2
     assert cli(*rules, "many", store=path).code == 2
-    done = cli(*rules, "1", "--do", "--save", store=path)
+    done = cli(*rules, "1", "--yes", store=path)
     assert "Removed 0 checkpoints, the values of 3 records." in done.out
+    assert "holdfast retain" in cli(*rules, "1", "--save", store=path).out
     assert cli("retain", "--json", store=path).json["policies"][0]["policy"] == {"branches": ["*"], "runs": 1}
     listed = cli("effects", "trip-7", store=path)
     assert "retaining.look(…)" in listed.out
@@ -119,7 +120,7 @@ def test_a_place_that_is_away_is_no_damage(cli, away, tmp_path):
     assert (told.code, told.json["ok"], told.json["problems"], told.json["affected"]) == (6, False, [], [])
     (one,) = told.json["unreachable"]
     assert (one["place"], one["packs"], len(one["checkpoints"])) == (place, 3, 4)
-    drilled = cli("drill", store=away)
+    drilled = cli("verify", "--restore", store=away)
     assert (drilled.code, "lost" in drilled.out.split("nothing is lost")[-1]) == (6, False)
     assert [line.split()[0] for line in drilled.out.splitlines()[1:5]] == ["unknown"] * 3 + ["ok"]
     dest = str(tmp_path / "dest")
@@ -127,12 +128,11 @@ def test_a_place_that_is_away_is_no_damage(cli, away, tmp_path):
         ("repair",),
         ("repair", "--json"),
         ("repair", "--to", str(tmp_path / "new")),
-        ("export", "trip-7", str(tmp_path / "file")),
+        ("export", str(tmp_path / "file"), "trip-7"),
         ("show", "trip-7@photo 0"),
         ("diff", "trip-7@photo 0"),
-        ("push", str(away), dest),
-        ("pull", str(away), dest),
-        ("tier", "--back", "--do"),
+        ("push", dest),
+        ("tier", "--back", "--yes"),
     ):
         ended = cli(*words, store=away)
         assert (ended.code, place in ended.err, "nothing is lost" in ended.err) == (6, True, True), words
@@ -140,7 +140,7 @@ def test_a_place_that_is_away_is_no_damage(cli, away, tmp_path):
     assert not (tmp_path / "file").exists()
     assert cli("show", "trip-7@photo 3", "--section", "photo", store=away).code == 0
     (tmp_path / "away").rename(tmp_path / "cold")
-    for words in (("verify",), ("drill",), ("repair",), ("push", str(away), dest)):
+    for words in (("verify",), ("verify", "--restore"), ("repair",), ("push", dest)):
         assert cli(*words, store=away).code == 0
 
 
@@ -148,14 +148,14 @@ def test_a_pack_that_is_gone_may_be_in_the_place_that_is_away(cli, away, tmp_pat
     """No row says where a pack is: as long as one of the places does not answer, nothing is called lost."""
     (here,) = (away / "packs").glob("*.pack")
     here.unlink()
-    for verb in ("verify", "drill"):
-        found = cli(verb, store=away)
-        assert (found.code, "cannot be trusted" in found.out) == (6, False), verb
+    for options in ((), ("--restore",)):
+        found = cli("verify", *options, store=away)
+        assert (found.code, "cannot be trusted" in found.out) == (6, False), options
     (tmp_path / "away").rename(tmp_path / "cold")
     found = cli("verify", store=away)
     assert found.code == 5
     assert found.out.count("cannot be trusted") == 1
-    drilled = cli("drill", store=away)
+    drilled = cli("verify", "--restore", store=away)
     assert drilled.code == 5
     assert [line.split()[0] for line in drilled.out.splitlines()[1:5]] == ["lost", "ok", "ok", "ok"]
 
@@ -167,7 +167,7 @@ def test_damage_ends_with_5_also_while_a_place_is_away(cli, away):
     assert found.code == 5
     assert "could not be looked at" in found.out
     assert " found." in found.out
-    drilled = cli("drill", store=away)
+    drilled = cli("verify", "--restore", store=away)
     assert drilled.code == 5
     assert {line.split()[0] for line in drilled.out.splitlines()[1:5]} == {"lost", "unknown"}
 
@@ -175,9 +175,9 @@ def test_damage_ends_with_5_also_while_a_place_is_away(cli, away):
 def test_rules_in_the_store(cli, filled):
     assert cli("retain", store=filled).code == 2
     saved = cli("retain", "--last", "5", "--save", store=filled)
-    assert "kept in the store" in saved.out
+    assert "all others: last 5" in saved.out
     cli("retain", "trip-8", "--last", "1", "--save", store=filled)
-    done = json.loads(cli("retain", "--do", "--json", store=filled).out)
+    done = json.loads(cli("retain", "--yes", "--json", store=filled).out)
     assert done["done"]
     assert {one["agent"]: len(one["kept"]) for one in done["agents"]} == {"trip-7": 6, "trip-8": 2}
     assert done["policies"] == [
@@ -205,15 +205,15 @@ def test_tier(cli, tmp_path):
             agent.checkpoint()
     assert "2 packs" in cli("tier", "--to", str(cold), store=path).out
     assert not cold.exists()
-    found = json.loads(cli("tier", "--to", str(cold), "--do", "--json", store=path).out)
+    found = json.loads(cli("tier", "--to", str(cold), "--yes", "--json", store=path).out)
     assert (found["schema"], found["packs"], found["done"]) == ("holdfast.tier/1", 2, True)
     assert cli("verify", store=path).code == 0
     assert "2 packs in file://" in cli("doctor", store=path).out
     cold.rename(tmp_path / "away")
     assert "cannot be reached" in cli("doctor", store=path).out
-    assert cli("tier", "--back", "--do", store=path).code == 6
+    assert cli("tier", "--back", "--yes", store=path).code == 6
     (tmp_path / "away").rename(cold)
-    assert "Moved 2 packs" in cli("tier", "--back", "--do", store=path).out
+    assert "Moved 2 packs" in cli("tier", "--back", "--yes", store=path).out
     assert cli("tier", store=path).code == 2
 
 
@@ -224,13 +224,13 @@ def test_what_another_process_moves_is_found_by_those_who_have_the_store_open(pr
         for number in range(3):
             agent.state["weights"] = os.urandom(300_000)
             agent.checkpoint(f"c{number}")
-        assert program("tier", "--to", str(tmp_path / "cold"), "--do", store=path).code == 0
+        assert program("tier", "--to", str(tmp_path / "cold"), "--yes", store=path).code == 0
         assert len(agent.at("c0").state["weights"]) == 300_000
         assert store.verify().ok
         assert store.stats()["cold"] == [{"place": f"file://{tmp_path}/cold", "packs": 2, "reachable": True}]
     with holdfast.open(path) as store:
-        assert program("tier", "--back", "--do", store=path).code == 0
-        assert program("tier", "--to", str(tmp_path / "colder"), "--do", store=path).code == 0
+        assert program("tier", "--back", "--yes", store=path).code == 0
+        assert program("tier", "--to", str(tmp_path / "colder"), "--yes", store=path).code == 0
         with pytest.raises(BadOption, match="packs go to"):
             store.tier(tmp_path / "cold")
         assert store.tier().packs == 2
@@ -240,7 +240,7 @@ def test_what_another_process_moves_is_found_by_those_who_have_the_store_open(pr
 def test_a_cold_place_is_not_inside_a_store(cli, filled, tmp_path):
     holdfast.open(tmp_path / "other").close()
     for place in (filled / "packs", tmp_path / "other" / "x", f"file://{filled}"):
-        assert cli("tier", "--to", str(place), "--do", store=filled).code == 2
+        assert cli("tier", "--to", str(place), "--yes", store=filled).code == 2
 
 
 def test_spans():

@@ -348,7 +348,7 @@ def test_a_run_is_forked_at_a_position_that_is_listed_and_a_worker_goes_on_with_
     ]  # fmt: skip
     words = ("runs", "fork", "a", "7", "--at", "2", "--branch", "again")
     refused = hold(*words)
-    assert (refused.code, "was not confirmed" in refused.err) == (2, True)
+    assert (refused.code, "--yes" in refused.err) == (9, True)
     shown = hold(*words, "--dry-run").out
     assert "The record answers 2 calls; 1 recorded call will be made again." in shown
     assert "mail(text='hello') at 2" in shown
@@ -475,17 +475,17 @@ def test_signals_are_checked(hold):
 
 def test_signals_are_listed_and_dropped_and_the_sender_is_told_what_is_waited_for(hold):
     assert hold("run", "trip_app:asks", "--agent", "a", "--no-wait").code == 8
-    assert hold("signals").out == "No signal waits to be taken.\n"
+    assert hold("signal").out == "No signal waits to be taken.\n"
     told = hold("signal", "a", "anwser", "1", "--id", "x")
     assert "Nobody waits for it now. Waited for: answer." in told.out
     assert "Nothing was sent" in hold("signal", "a", "answer", "1", "--id", "x").out
-    (listed,) = hold("signals", "a", "--json").json["signals"]
+    (listed,) = hold("signal", "a", "--json").json["signals"]
     assert (listed["name"], listed["id"], listed["status"], listed["value"]) == ("anwser", "x", "pending", 1)
-    assert re.search(r"anwser +x +pending", hold("signals").out)
-    assert hold("signals", "drop", "a", "x").out == "1 signal was dropped.\n"
-    assert hold("signals", "drop", "a", "x").code == 2
-    assert hold("signals", "--json").json["signals"] == []
-    assert [one["status"] for one in hold("signals", "--all", "--json").json["signals"]] == ["dropped"]
+    assert re.search(r"anwser +x +pending", hold("signal").out)
+    assert hold("signal", "drop", "a", "x").out == "1 signal was dropped.\n"
+    assert hold("signal", "drop", "a", "x").code == 2
+    assert hold("signal", "--json").json["signals"] == []
+    assert [one["status"] for one in hold("signal", "--all", "--json").json["signals"]] == ["dropped"]
     assert hold("signal", "a", "answer", "2").code == 0
     assert "['x', 2]" in hold("run", "--due", "trip_app.py").out
     (run,) = hold("runs", "--json").json["runs"]
@@ -674,7 +674,7 @@ def test_text_of_programs_and_stores_cannot_control_a_terminal(hold, room, evil,
         *(["runs"], ["effects", "a"], ["show", "a"], ["rollback", "a", "--to", "#1", "--dry-run"]),
         *(
             ["signal", "a", evil],
-            ["signals"],
+            ["signal"],
             ["events", "a"],
             ["run", "--due"],
             ["runs", "--json"],

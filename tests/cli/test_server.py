@@ -35,7 +35,7 @@ def test_one_command_moves_a_store_to_a_server(cli, moved, filled):
     assert f"was moved to {place.partition('?')[0]}" in cli("tag", "trip-7", "late").err
     for words in (("log", "trip-7"), ("show", "trip-7@good"), ("branch", "trip-7"), ("tag", "trip-7")):
         assert cli(*words, "--json", store=moved).json == cli(*words, "--json").json, words
-    for words in (("verify",), ("drill",), ("doctor",), ("undo", "trip-7"), ("clone", "trip-7", "copy")):
+    for words in (("verify",), ("verify", "--restore"), ("doctor",), ("undo", "trip-7"), ("copy", "trip-7", "copy")):
         assert cli(*words, store=moved).code == 0, words
 
 
@@ -52,20 +52,29 @@ def test_every_verb_takes_it_and_none_shows_its_password(cli, program, moved, ur
     for words in (
         *(("agents",), ("agents", "--json"), ("runs",), ("effects", "trip-7"), ("log", "trip-7"), ("show", "trip-7")),
         *(("diff", "trip-7@asked", "trip-7"), ("branch", "trip-7", "new"), ("tag", "trip-7", "new-tag")),
-        *(("rollback", "trip-7", "--to", "asked", "--dry-run"), ("signal", "trip-7", "go", "--any-run"), ("trust",)),
-        *(("retain", "--last", "1"), ("retain", "trip-7", "--last", "1", "--do"), ("doctor", "--json")),
-        *(("export", "trip-7", file), ("import", file), ("verify", "--json"), ("drill", "--json", "--sample", "2")),
-        *(("push", moved, back), ("pull", moved, back, "--json"), ("backup", back), ("remove", "trip-7", "--yes")),
-        ("tier", "--to", str(tmp_path / "cold")),
+        *(
+            ("rollback", "trip-7", "--to", "asked", "--dry-run"),
+            ("signal", "trip-7", "go", "--any-run"),
+            ("repair", "--trust-older"),
+        ),
+        *(("retain", "--last", "1", "--dry-run"), ("retain", "trip-7", "--last", "1", "--yes"), ("doctor", "--json")),
+        *(
+            ("export", file, "trip-7"),
+            ("import", file),
+            ("verify", "--json"),
+            ("verify", "--restore", "--json", "--sample", "2"),
+        ),
+        *(("push", back), ("pull", back, "--json"), ("backup", back), ("remove", "trip-7", "--yes")),
+        ("tier", "--to", str(tmp_path / "cold"), "--dry-run"),
     ):
         told(*words)
     told("repair", code=2)
     told("repair", "--to", moved, store=back, code=2)
     assert not Path("postgresql:").exists()
-    told("push", moved, moved, code=2)
+    told("push", moved, code=2)
     told("backup", moved, code=2)
     told("init", moved, store=None, code=2)
-    told("key", "list", code=4)
+    told("key")
     told("key", "rotate", "--full", code=4)
     told("agents", "extra", moved, code=2)
     told("log", "nobody", code=2)
@@ -86,10 +95,10 @@ def test_old_packs_of_it_move_to_a_colder_place_and_back(cli, moved, tmp_path):
         for number in range(3):
             agent.state["photo"] = random.Random(number).randbytes(300_000)
             agent.checkpoint()
-    assert "Moved 2 packs" in cli("tier", "--to", str(tmp_path / "cold"), "--do", store=moved).out
+    assert "Moved 2 packs" in cli("tier", "--to", str(tmp_path / "cold"), "--yes", store=moved).out
     assert cli("verify", store=moved).code == 0
     assert "2 packs in file://" in cli("doctor", store=moved).out
-    assert "Moved 2 packs" in cli("tier", "--back", "--do", store=moved).out
+    assert "Moved 2 packs" in cli("tier", "--back", "--yes", store=moved).out
     assert cli("verify", store=moved).code == 0
 
 
@@ -98,17 +107,17 @@ def test_an_encrypted_one_is_made_and_opened_with_its_key(cli, url, filled, tmp_
     key.write_text("correct horse battery\n")
     made = cli("init", url, "--encrypt", "--key-file", str(key), store=None)
     assert (made.code, SECRET in made.out) == (0, False)
-    assert "passphrase" in cli("key", "list", store=url).out
-    assert cli("push", str(filled), url, "--source-key-file", "none", "--dest-key-file", str(key)).code == 0
+    assert "passphrase" in cli("key", store=url).out
+    assert cli("push", url, "--source-key-file", "none", "--dest-key-file", str(key)).code == 0
     ended = cli("agents", store=url)
     assert (ended.code, SECRET in ended.err) == (4, False)
     prompts = []
     with monkeypatch.context() as patch:
         patch.setattr("sys.stdin.isatty", lambda: True)
-        patch.setattr("holdfast.cli.asking.getpass", lambda prompt: prompts.append(prompt) or "correct horse battery")
+        patch.setattr("holdfast.cli.keys.getpass", lambda prompt: prompts.append(prompt) or "correct horse battery")
         assert "trip-7" in cli("agents", store=url).out
     assert (len(prompts), SECRET in prompts[0]) == (1, False)
-    refused = cli("push", url, str(tmp_path / "bare"), "--source-key-file", str(key))
+    refused = cli("push", str(tmp_path / "bare"), "--source-key-file", str(key), store=url)
     assert (refused.code, "would not be" in refused.err) == (2, True)
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
     (tmp_path / "new").write_text("ab" * 32 + "\n")

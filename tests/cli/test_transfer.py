@@ -1,4 +1,4 @@
-"""``push``, ``pull``, ``export``, ``import FILE`` and ``drill``."""
+"""``push``, ``pull``, ``export``, ``import FILE``, and ``verify --restore`` of what arrived."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ import holdfast
 from tests.cli.test_app import PAGE, differences
 
 
-def test_push_and_pull_say_what_moved(cli, filled, tmp_path):
+def test_push_and_pull_say_what_moved(cli, filled, tmp_path, monkeypatch):
     dest = tmp_path / "dest"
-    done = cli("push", str(filled), str(dest))
+    done = cli("push", str(dest))
     assert done.code == 0
     assert re.search(r"trip-7 +new", done.out)
     assert "all of it proven" in done.out
-    again = cli("pull", str(filled), str(dest), "trip-7")
+    again = cli("pull", str(filled), "trip-7", store=dest)
     assert (again.code, "Nothing was missing." in again.out) == (0, True)
     assert cli("verify", store=dest).code == 0
     new = tmp_path / "new"
-    assert cli("push", str(filled), str(new), "nobody").code == 2
-    assert cli("push", str(filled), str(new), "--as", "one-for-all").code == 2
+    assert cli("push", str(new), "nobody").code == 2
+    assert cli("push", str(new), "--as", "one-for-all").code == 2
     assert not new.exists(), "what is refused makes no store"
+    monkeypatch.setenv("HOLDFAST_REMOTE", str(dest))
+    assert cli("push").code == cli("pull").code == 0
+    monkeypatch.setenv("HOLDFAST_REMOTE", str(filled))
+    for verb in ("push", "pull", "backup"):
+        assert "is the store itself" in cli(verb).err
     assert (
         cli("show", "trip-7", "--json", store=dest).json["checkpoint"]
         == cli("show", "trip-7", "--json").json["checkpoint"]
@@ -34,26 +39,27 @@ def test_push_and_pull_say_what_moved(cli, filled, tmp_path):
 
 def test_what_both_went_on_with_needs_a_decision(cli, filled, tmp_path):
     dest = tmp_path / "dest"
-    cli("push", str(filled), str(dest), "trip-7")
+    cli("push", str(dest), "trip-7")
     for place in (filled, dest):
         with holdfast.open(place, inert=True) as store, store.agent("trip-7") as agent:
             agent.state["where"] = str(place)
             agent.checkpoint("parted")
-    refused = cli("push", str(filled), str(dest), "trip-7")
+    refused = cli("push", str(dest), "trip-7")
     assert refused.code == 3
     assert "gone on in both" in refused.err
-    beside = cli("push", "--beside", str(filled), str(dest), "trip-7", "--json").json
+    beside = cli("push", "--beside", str(dest), "trip-7", "--json").json
     assert len(beside["agents"][0]["beside"]) == 1
-    named = cli("push", "--as", "trip-8", str(filled), str(dest), "trip-7")
+    named = cli("push", "--as", "trip-8", str(dest), "trip-7")
     assert named.code == 0  # it is known there by its uuid, whatever it is called
 
 
 def test_a_file_takes_agents_elsewhere(cli, filled, tmp_path):
     file, dest = tmp_path / "trip.hfb", tmp_path / "dest"
-    assert cli("export", "trip-7", str(file)).code == 0
-    assert cli("export", "trip-7", str(file)).code == 2
-    assert cli("export", "trip-7", str(file), "--force").code == 0
-    assert cli("export", str(file)).code == 2
+    assert cli("export", str(file), "trip-7").code == 0
+    assert cli("export", str(file), "trip-7").code == 2
+    assert cli("export", str(file), "trip-7", "--force").code == 0
+    assert cli("export", str(file), "nobody", "--force").code == 2
+    assert len(cli("export", str(tmp_path / "all"), "--json").json["agents"]) == 3
     assert cli("import", str(file), store=dest).code == 0
     words = ("log", "trip-7", "--json")
     assert cli(*words, store=dest).json["checkpoints"] == cli(*words).json["checkpoints"]
@@ -74,16 +80,16 @@ def test_a_file_takes_agents_elsewhere(cli, filled, tmp_path):
     assert "created a new store" in cli("import", str(file), store=new).err
 
 
-def test_a_drill_ends_with_five_when_something_is_lost(cli, filled, tmp_path):
+def test_restoring_a_sample_ends_with_five_when_something_is_lost(cli, filled, tmp_path):
     dest = tmp_path / "dest"
-    cli("push", str(filled), str(dest))
-    good = cli("drill", str(dest), "--sample", "100")
+    cli("push", str(dest))
+    good = cli("verify", "--restore", "--sample", "100", store=dest)
     assert (good.code, "restored and proven" in good.out) == (0, True)
-    assert cli("drill", "--sample", "2", "--agent", "trip-7", store=dest).code == 0
+    assert cli("verify", "trip-7", "--restore", "--sample", "2", store=dest).code == 0
     connection = apsw.Connection(str(dest / "store.db"))
     connection.execute("UPDATE loose SET data = zeroblob(length(data))")
     connection.close()
-    bad = cli("drill", str(dest), "--sample", "100")
+    bad = cli("verify", "--restore", "--sample", "100", store=dest)
     assert bad.code == 5
     assert "lost" in bad.out
 
@@ -92,12 +98,12 @@ def test_two_stores_may_have_keys_of_their_own(cli, filled, tmp_path, monkeypatc
     key = tmp_path / "key"
     key.write_text("ab" * 32 + "\n")
     dest = tmp_path / "dest"
-    made = cli("push", str(filled), str(dest), "--dest-key-file", str(key))
+    made = cli("push", str(dest), "--dest-key-file", str(key))
     assert made.code == 0
-    assert cli("push", str(filled), str(dest)).code == 4
+    assert cli("push", str(dest)).code == 4
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
-    assert cli("push", str(filled), str(dest)).code == 4, "the source has no key"
-    assert cli("push", str(filled), str(dest), "--source-key-file", "none").code == 0
+    assert cli("push", str(dest)).code == 4, "the source has no key"
+    assert cli("push", str(dest), "--source-key-file", "none").code == 0
     assert cli("verify", store=dest).code == 0
 
 
@@ -105,15 +111,15 @@ def test_a_file_from_an_encrypted_store_is_encrypted(cli, filled, tmp_path, monk
     key, own, safe, file = (tmp_path / name for name in ("key", "own", "safe", "trip.hfb"))
     key.write_text("ab" * 32 + "\n")
     own.write_text("cd" * 32 + "\n")
-    cli("push", str(filled), str(safe), "--dest-key-file", str(key))
-    refused = cli("push", str(safe), str(tmp_path / "bare"), "--source-key-file", str(key))
+    cli("push", str(safe), "--dest-key-file", str(key))
+    refused = cli("push", str(tmp_path / "bare"), "--source-key-file", str(key), store=safe)
     assert (refused.code, "would not be" in refused.err) == (2, True)
     assert not (tmp_path / "bare").exists()
 
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
-    done = cli("export", "trip-7", str(file), "--json", store=safe).json
+    done = cli("export", str(file), "trip-7", "--json", store=safe).json
     assert done["encrypted"]
-    assert "encrypted" in cli("export", "trip-7", str(file), "--force", store=safe).out
+    assert "encrypted" in cli("export", str(file), "trip-7", "--force", store=safe).out
     assert cli("import", str(file), store=tmp_path / "restored").code == 0
     monkeypatch.delenv("HOLDFAST_KEY_FILE")
     assert cli("import", str(file), store=tmp_path / "bare").code == 4
@@ -126,23 +132,23 @@ def test_a_file_from_an_encrypted_store_is_encrypted(cli, filled, tmp_path, monk
     words = ("log", "trip-7", "--json")
     assert cli(*words, store=tmp_path / "bare").json["checkpoints"] == cli(*words).json["checkpoints"]
 
-    assert cli("export", "trip-7", str(file), "--force", "--key-file", str(own)).code == 2
-    assert cli("export", "trip-7", str(file), "--force", "--encrypt", "--plain").code == 2
-    assert cli("export", "trip-7", str(file), "--force", "--encrypt", "--key-file", str(own)).code == 0
+    assert cli("export", str(file), "trip-7", "--force", "--key-file", str(own)).code == 2
+    assert cli("export", str(file), "trip-7", "--force", "--encrypt", "--plain").code == 2
+    assert cli("export", str(file), "trip-7", "--force", "--encrypt", "--key-file", str(own)).code == 0
     assert cli("import", str(file), store=tmp_path / "bare").code == 4
     assert cli("import", str(file), "--source-key-file", str(own), store=tmp_path / "bare").code == 0
     monkeypatch.setenv("HOLDFAST_KEY_FILE", str(key))
-    assert not cli("export", "trip-7", str(file), "--force", "--plain", "--json", store=safe).json["encrypted"]
+    assert not cli("export", str(file), "trip-7", "--force", "--plain", "--json", store=safe).json["encrypted"]
     monkeypatch.delenv("HOLDFAST_KEY_FILE")
     assert cli("import", str(file), store=tmp_path / "bare").code == 0
 
 
-@pytest.mark.parametrize("name", ["push", "export", "drill"])
+@pytest.mark.parametrize("name", ["push", "export", "verify.restore"])
 def test_the_documented_json_is_the_json(cli, filled, tmp_path, name):
     words = {
-        "push": ("push", str(filled), str(tmp_path / "dest")),
-        "export": ("export", "trip-7", str(tmp_path / "file")),
-        "drill": ("drill", str(filled), "--sample", "1"),
+        "push": ("push", str(tmp_path / "dest")),
+        "export": ("export", str(tmp_path / "file"), "trip-7"),
+        "verify.restore": ("verify", "--restore", "--sample", "1"),
     }[name]
     blocks = map(json.loads, re.findall(r"```json\n(.*?)```", Path(PAGE).read_text(encoding="utf-8"), re.DOTALL))
     shown = next(block for block in blocks if block.get("schema") == f"holdfast.{name}/1")

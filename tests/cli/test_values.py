@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import Record
-from holdfast.cli.path import follow, parse
-from holdfast.cli.values import FULL, Limits, Tree, as_json, text_of
+from holdfast.cli.values import FULL, Limits, Tree, as_json, follow, parse_path, text_of
 from holdfast.codec import wire
 from holdfast.errors import BadOption, format_path
 
@@ -101,7 +100,7 @@ def test_sets_are_listed_in_one_order():
     ],
 )
 def test_paths_are_read(text, parts):
-    assert parse(text) == parts
+    assert parse_path(text) == parts
 
 
 @pytest.mark.parametrize(
@@ -109,12 +108,12 @@ def test_paths_are_read(text, parts):
 )
 def test_what_is_no_path_is_refused(text):
     with pytest.raises(BadOption):
-        parse(text)
+        parse_path(text)
 
 
 @given(st.lists(st.text(max_size=8) | st.integers() | st.booleans() | st.none(), max_size=5))
 def test_a_path_that_was_written_can_be_read(parts):
-    assert parse(format_path(tuple(parts))) == tuple(parts)
+    assert parse_path(format_path(tuple(parts))) == tuple(parts)
 
 
 def test_following_a_path_says_what_is_there_instead():

@@ -304,11 +304,27 @@ def test_a_worker_that_declares_other_numbers_is_refused_and_told_the_way_out(pl
         with pytest.raises(errors.QueueDiffers) as caught:
             work(store)
         assert "holdfast queues set narrow --concurrency=7 --rate=3/1.5" in caught.value.hint
+        store.set_queue("narrow", partition_concurrency=9)
+        with pytest.raises(errors.QueueDiffers) as caught:
+            work(store)
+        assert "--partition-concurrency=none" in caught.value.hint
         assert store.runs()[0].status == "queued"
         store.submit(working.narrow, "y")  # what is to be done can be said all the same
-        store.set_queue("narrow", concurrency=7, rate=(3, 1.5))
+        store.set_queue("narrow", concurrency=7, rate=(3, 1.5), partition_concurrency=None)
         work(store)
         assert {run.status for run in store.runs()} == {"finished"}
+
+
+def test_a_limit_that_is_not_given_stays_and_none_lifts_one(tmp_path):
+    with holdfast.open(tmp_path / "store") as store:
+        store.set_queue("mail", concurrency=4, rate=(10, 60))
+        assert store.set_queue("mail", partition_concurrency=1).limits == (
+            "4 at a time, 10 within 60 s, 1 at a time in each partition"
+        )
+        assert store.set_queue("mail", rate=None, partition_concurrency=None).limits == "4 at a time"
+        with pytest.raises(errors.BadOption):
+            store.set_queue("mail", concurrency=0)
+        assert [one.limits for one in store.queues()] == ["4 at a time"]
 
 
 def test_limits_that_are_changed_count_at_once_for_workers_that_are_at_it(place):

@@ -76,7 +76,7 @@ def _known(view: View, place: str) -> str:
     known = view.facts().get(COLD, b"").decode()
     if known and known != place:
         raise BadOption(
-            f"this store's packs go to {known}", hint="Bring them back first (`holdfast tier --back --do`), then move."
+            f"this store's packs go to {known}", hint="Bring them back first (`holdfast tier --back`), then move."
         )
     return known
 

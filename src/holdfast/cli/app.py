@@ -15,7 +15,6 @@ from typing import Annotated, Any
 from cyclopts import App, CycloptsError, Group, Parameter, UnusedCliTokensError
 
 import holdfast
-from holdfast.cli.asking import ask
 from holdfast.cli.exits import FAILED, INTERRUPTED, READER_GONE, USAGE, exit_code
 from holdfast.cli.output import Output, ReaderGone
 from holdfast.cli.session import Session
@@ -39,27 +38,44 @@ _CHANGE = Group("Change", sort_key=3)
 _CARE = Group("Care", sort_key=4)
 _MOVE = Group("Move", sort_key=5)
 _MORE = Group("More", sort_key=6)
-# Each is a module here, with a function or, where it has commands of its own, an app of that name. It is imported when
-# it is asked for.
+# For each verb the module that has a function of that name, or, where it has commands of its own, an app. The module is
+# imported when the verb is asked for.
 _VERBS = {
-    _LOOK: ("agents", "log", "show", "diff", "leaks", "dump"),
-    _RUN: ("run", "worker", "runs", "queues", "signal", "signals", "effects", "events"),
-    _CHANGE: ("branch", "tag", "rollback", "undo", "redo", "clone", "remove"),
-    _CARE: ("init", "verify", "repair", "trust", "retain", "tier", "doctor", "demo", "key"),
-    _MOVE: ("push", "move", "export", "drill", "import_"),
-}
-_PULL = (
-    "Bring what DEST lacks of some agents, or of all, from SOURCE: the same as push, as it is thought of over there."
-)
+    _LOOK: {
+        "agents": "agents", "log": "history", "show": "history", "diff": "history", "leaks": "leaks", "dump": "dump",
+    },
+    _RUN: {
+        "run": "run", "worker": "worker", "runs": "runs", "queues": "runs", "signal": "runs", "effects": "effects",
+        "events": "agents",
+    },
+    _CHANGE: {
+        "branch": "branches", "tag": "branches", "rollback": "branches", "undo": "branches", "copy": "agents",
+        "remove": "agents",
+    },
+    _CARE: {
+        "init": "store", "verify": "store", "repair": "store", "retain": "retention", "tier": "retention",
+        "doctor": "doctor", "demo": "demo", "key": "keys",
+    },
+    _MOVE: {
+        "push": "transfer", "pull": "transfer", "backup": "transfer", "move": "transfer", "export": "transfer",
+        "import_": "transfer",
+    },
+}  # fmt: skip
 # What was typed is repeated, but for what may be a password in a URL.
 _PASSWORD = re.compile(r"://\S*@")
 _EVERYWHERE = Group("Everywhere", sort_key=9)
 
 
 def _version() -> str:
-    from holdfast.cli.machine import holdfast_version
+    from holdfast.cli.doctor import holdfast_version
 
     return holdfast_version()
+
+
+def _ask(place: str) -> holdfast.keys.Secret:
+    from holdfast.cli.keys import ask
+
+    return ask(place)
 
 
 app = App(
@@ -75,10 +91,8 @@ app = App(
     group_commands=_MORE,
 )
 for _group, _verbs in _VERBS.items():
-    for _order, _verb in enumerate(_verbs):
-        app.command(f"holdfast.cli.{_verb}:{_verb}", group=_group, sort_key=_order)
-app.command("holdfast.cli.push:push", name="pull", help=_PULL, group=_MOVE, sort_key=0)
-app.command("holdfast.cli.move:backup", name="backup", group=_MOVE, sort_key=1)
+    for _order, (_verb, _module) in enumerate(_verbs.items()):
+        app.command(f"holdfast.cli.{_module}:{_verb}", group=_group, sort_key=_order)
 app.register_install_completion_command(help="Install completion for this shell (bash, zsh, fish).")
 
 
@@ -103,7 +117,7 @@ def launch(
     given: dict[str, Any] = {}
     if "session" in ignored:
         given["session"] = Session(store)
-        holdfast.keys.ask_with(ask)
+        holdfast.keys.ask_with(_ask)
     code = command(*bound.args, **bound.kwargs, **given)
     return code if isinstance(code, int) else 0
 

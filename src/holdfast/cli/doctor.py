@@ -1,26 +1,45 @@
-"""``holdfast doctor``: the machine, the store, and who holds it, with what to do about each trouble."""
+"""``holdfast doctor``: the machine, the store, and who holds it, with what to do about each trouble.
+
+Of the machine it reads only what the system says about itself; the store's own files are not opened.
+"""
 
 from __future__ import annotations
 
 import os
+import platform
+import statistics
+import tempfile
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from holdfast.cli import machine
 from holdfast.cli.exits import exit_code
 from holdfast.cli.output import Output
 from holdfast.cli.session import Given, Json, Session, is_url, shown
 from holdfast.cli.text import ago, clean, count, now, size
 from holdfast.errors import HoldfastError, NotAStore
 
-SCHEMA = "holdfast.doctor/1"
 LOW_SPACE_BYTES = 256 * 2**20
 LARGE_LOG_BYTES = 64 * 2**20
+# Optional packages whose values can be saved, and those that encryption, servers, object storage and schedules need.
+OPTIONAL = ("numpy", "pydantic", "attrs", "cryptography", "psycopg", "obstore", "cronsim")
+# SQLite's write-ahead log needs memory that all processes share; these filesystems may reach over a network.
+NETWORK = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "9p", "ceph", "glusterfs", "fuse.sshfs", "lustre"})
+# Nothing here survives a restart of the machine.
+VOLATILE = frozenset({"tmpfs", "ramfs"})
+
+_MOUNTS = Path("/proc/self/mountinfo")
+_PROBES = 5
+_PROBE_BYTES = 4_096
+# A disk that really writes takes longer than this; a shorter time means that something in between answers for it.
+_TOO_FAST_S = 20e-6
 
 
 @dataclass(frozen=True)
@@ -35,22 +54,18 @@ def doctor(*, json: Json = False, session: Given) -> int:
     """Check the machine, the store and who holds it.
 
     Ends with 0 unless the store cannot be opened. `holdfast verify` checks what is in it.
-
-    Parameters
-    ----------
-    json
-        Print JSON (schema holdfast.doctor/1).
     """
-    data: dict[str, Any] = {"schema": SCHEMA, "holdfast": machine.holdfast_version(), "python": machine.python()}
-    data["system"] = machine.system()
-    data["packages"] = machine.packages(("apsw", "blake3", "msgspec", "ormsgpack", "zstandard"))
-    data["optional"] = machine.packages(machine.OPTIONAL)
+    data: dict[str, Any] = {"holdfast": holdfast_version()}
+    data["python"] = f"{platform.python_implementation()} {platform.python_version()}"
+    data["system"] = f"{platform.system()} {platform.release()} {platform.machine()}"
+    data["packages"] = packages(("apsw", "blake3", "msgspec", "ormsgpack", "zstandard"))
+    data["optional"] = packages(OPTIONAL)
     data["sqlite"] = _sqlite()
     data["store"], code = _store(session)
     troubles = list(_troubles(data))
     data["troubles"] = [{"level": trouble.level, "text": trouble.text} for trouble in troubles]
     if json:
-        session.out.json(data)
+        session.json("doctor", **data)
     else:
         _print(session.out, data, troubles)
     return code
@@ -76,9 +91,9 @@ def _store(session: Session) -> tuple[dict[str, Any] | None, int]:
     if is_url(found["path"]):
         return found | {"filesystem": None, "space_bytes": None, "flush": None}, 0
     place = Path(found["path"])
-    flush = machine.flush_time(place)
-    found["filesystem"] = machine.filesystem(place)
-    found["space_bytes"] = machine.free_bytes(place)
+    flush = flush_time(place)
+    found["filesystem"] = filesystem(place)
+    found["space_bytes"] = free_bytes(place)
     found["flush"] = (
         {"median_s": flush.median_s, "worst_s": flush.worst_s, "suspicious": flush.suspicious} if flush else None
     )
@@ -105,9 +120,9 @@ def _troubles(data: dict[str, Any]) -> Iterator[_Trouble]:
             yield _Trouble("warning", f"Packs lie in {place['place']}, which cannot be reached: bring it back.")
     if is_url(store["path"]):
         return
-    if store["filesystem"] in machine.NETWORK:
+    if store["filesystem"] in NETWORK:
         yield _Trouble("warning", f"The store is on {store['filesystem']}: use a local disk, locks there are not safe.")
-    if store["filesystem"] in machine.VOLATILE:
+    if store["filesystem"] in VOLATILE:
         yield _Trouble("warning", f"The store is on {store['filesystem']}: it is gone when the machine restarts.")
     if store["space_bytes"] < LOW_SPACE_BYTES:
         yield _Trouble("warning", f"Only {size(store['space_bytes'])} are free. Holdfast stops safely when it is full.")
@@ -176,3 +191,69 @@ def _group(out: Output, title: str, facts: Iterator[tuple[str, str]]) -> None:
     out.say(Text(title, style="bold"))
     for name, text in facts:
         out.say(Text(f"  {name:<9} ", style="dim"), clean(text), wrap=True)
+
+
+# -- the machine ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Flush:
+    """How long writing 4 KiB durably takes: the middle and the worst of a few tries, in seconds."""
+
+    median_s: float
+    worst_s: float
+
+    @property
+    def suspicious(self) -> bool:
+        return self.median_s < _TOO_FAST_S
+
+
+def filesystem(path: Path) -> str:
+    """The type of the filesystem that holds ``path``, as the kernel names it; empty where it does not say."""
+    best, found = "", ""
+    with suppress(OSError, ValueError, IndexError):
+        place = str(path.resolve(strict=True))
+        for line in _MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
+            fields, _, rest = line.partition(" - ")
+            point = fields.split()[4].encode().decode("unicode_escape")
+            inside = place == point or place.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, found = point, rest.split()[0]
+    return found
+
+
+def free_bytes(path: Path) -> int:
+    """What an ordinary user may still write there."""
+    room = os.statvfs(path)
+    return room.f_bavail * room.f_frsize
+
+
+def flush_time(directory: Path) -> Flush | None:
+    """Measured with a nameless file in ``directory``; None where nothing can be written."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            times = []
+            for _ in range(_PROBES):
+                begun = time.perf_counter()
+                file.write(b"\0" * _PROBE_BYTES)
+                file.flush()
+                os.fdatasync(file.fileno())
+                times.append(time.perf_counter() - begun)
+    except OSError:
+        return None
+    return Flush(statistics.median(times), max(times))
+
+
+def packages(names: tuple[str, ...]) -> dict[str, str | None]:
+    """Installed versions, without importing anything; None for what is not there."""
+    found: dict[str, str | None] = {}
+    for name in names:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found
+
+
+def holdfast_version() -> str:
+    return packages(("holdfast",))["holdfast"] or "unknown"  # run from a source tree that was never installed

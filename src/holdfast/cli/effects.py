@@ -11,15 +11,12 @@ from holdfast import Agent, Effect, Store
 from holdfast.cli.complete import revisions
 from holdfast.cli.output import Output
 from holdfast.cli.programs import given_json
-from holdfast.cli.session import Flag, Given, Json, Limit, Name, Session, Wait, is_pattern, limited, reader, writer
+from holdfast.cli.session import Flag, Given, Json, Limit, OnBranch, Session, Wait, is_pattern, limited, reader, writer
 from holdfast.cli.text import ago, clean, count, now, shorten
 from holdfast.cli.values import as_json, text_of
 from holdfast.errors import BadOption, command
 
-SCHEMA = "holdfast.effects/1"
-RESOLVE_SCHEMA = "holdfast.effects.resolve/1"
 NO_DOUBT = "Nothing is in doubt."
-ACCEPT_SCHEMA = "holdfast.effects.accept/1"
 _CALL_CHARACTERS = 100
 _RESULT_CHARACTERS = 80
 _ALL = 2**62
@@ -56,12 +53,8 @@ def list_(
         Only what is in doubt.
     run
         Only calls of this run, of one agent.
-    limit
-        Show at most this many, the newest; 0 shows all. [default: 50; all with --json]
     full
         Show arguments and results whole, also the parts of the state that a read was given.
-    json
-        Print JSON (schema holdfast.effects/1).
     """
     with session.reading() as store:
         most = limited(limit, json=json)
@@ -77,13 +70,10 @@ def list_(
         found = [one for one in found if not in_doubt or one.status == "in doubt"]
         shown = found[-most:] if most is not None else found
         if json:
-            data = {
-                "agent": handle.name,
-                "branch": handle.branch_name,
-                "effects": [effect_json(one, full=full) for one in shown],
-            }
-            session.out.json({"schema": SCHEMA, **data, "more": len(found) - len(shown)})
-        elif in_doubt and not found:
+            listed = [effect_json(one, full=full) for one in shown]
+            more = len(found) - len(shown)
+            return session.json("effects", agent=handle.name, branch=handle.branch_name, effects=listed, more=more)
+        if in_doubt and not found:
             session.out.say(NO_DOUBT)
         else:
             _print(session.out, handle, shown, len(found) - len(shown), full=full, placed=run is not None)
@@ -97,7 +87,7 @@ def _list_many(
     out, found = session.out, store.effects(pattern, in_doubt=in_doubt, limit=limit)
     if json:
         entries = [effect_json(one, full=full) for one in found]
-        out.json({"schema": SCHEMA, "agent": None, "branch": None, "effects": entries, "more": found.more})
+        session.json("effects", agent=None, branch=None, effects=entries, more=found.more)
         return
     if not found:
         out.say(NO_DOUBT if in_doubt else "Nothing was done outside that is recorded.")
@@ -114,7 +104,7 @@ def _list_many(
 
 @effects.command
 def resolve(
-    agent: Name,
+    agent: OnBranch,
     effect: str,
     /,
     *,
@@ -131,8 +121,6 @@ def resolve(
 
     Parameters
     ----------
-    agent
-        The agent's NAME, or NAME@BRANCH. [default branch: main]
     effect
         The effect's id, or its first characters.
     done
@@ -141,10 +129,6 @@ def resolve(
         It did not happen: the call will be made again, with the same key.
     why
         How you know.
-    wait
-        Wait up to this many seconds for a process that writes the branch.
-    json
-        Print JSON (schema holdfast.effects.resolve/1).
     """
     if (done is None) is not not_done:
         raise BadOption("say what became of it", hint="Either --done JSON, or --not-done.")
@@ -153,9 +137,8 @@ def resolve(
         decided = handle.resolve(effect, "not-done" if not_done else "done", result=result, why=why)
         left = [one for one in handle.effects() if one.status == "in doubt"]
         if json:
-            data = {"agent": name, "branch": branch, "effect": effect_json(decided), "in_doubt": len(left)}
-            session.out.json({"schema": RESOLVE_SCHEMA, **data})
-            return 0
+            about = {"effect": effect_json(decided), "in_doubt": len(left)}
+            return session.json("effects.resolve", agent=name, branch=branch, **about)
         session.out.say(
             Text("Recorded: ", style="bold green"), Text(decided.id, style="yellow"), f" {call_of(decided)} is ",
             "not done; it will be called again." if not_done else "done.",
@@ -166,27 +149,18 @@ def resolve(
 
 
 @effects.command
-def accept(agent: Name, /, *, wait: Wait = 0.0, json: Json = False, session: Given) -> int:
+def accept(agent: OnBranch, /, *, wait: Wait = 0.0, json: Json = False, session: Given) -> int:
     """Say that what an agent did is known, though its state is not: what is left over answers no call, and stops none.
 
     For what `MaybeRepeated` names: writes after the newest checkpoint, or of a LangGraph node that did not finish.
     What is in doubt stays so.
-
-    Parameters
-    ----------
-    agent
-        The agent's NAME, or NAME@BRANCH. [default branch: main]
-    wait
-        Wait up to this many seconds for a process that writes the branch.
-    json
-        Print JSON (schema holdfast.effects.accept/1).
     """
     with session.writing() as store, writer(store, agent, wait) as (name, branch, handle):
         known = handle.accept()
         if json:
-            data = {"agent": name, "branch": branch, "effects": [effect_json(one) for one in known]}
-            session.out.json({"schema": ACCEPT_SCHEMA, **data})
-        elif known:
+            listed = [effect_json(one) for one in known]
+            return session.json("effects.accept", agent=name, branch=branch, effects=listed)
+        if known:
             session.out.columns(("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in known])
             session.out.say(Text(f"{count(len(known), 'effect')} accepted.", style="bold green"))
         else:

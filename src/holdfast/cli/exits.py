@@ -29,6 +29,7 @@ DAMAGED = 5
 FAILED = 6
 ATTENTION = 7
 WAITING = 8
+NOT_CONFIRMED = 9
 INTERRUPTED = 130  # what a shell reports for a program that Ctrl-C ended
 READER_GONE = 141  # and for one that SIGPIPE ended
 

@@ -15,8 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-# A column other than the last takes at most this much of a terminal's line.
-_COLUMN_LIMIT = 40
+# However narrow the terminal is, this much of a column is shown.
+_NARROWEST = 8
 # What stands before a line that goes on from the one above.
 _HANGING = " " * 4
 
@@ -59,7 +59,7 @@ class Output(Console):
         table = [head, *cells]
         widths = [max(row[at].cell_len for row in table) for at in range(len(heads))]
         if self.is_terminal:
-            widths = [min(width, _COLUMN_LIMIT) for width in widths]
+            widths = _fitting(widths, self.width)
         aligned_right = set(right)
         last = len(heads) - 1
         for row in table:
@@ -90,3 +90,12 @@ class Output(Console):
             sys.stdout.flush()
         except BrokenPipeError:
             raise ReaderGone from None
+
+
+def _fitting(widths: list[int], room: int) -> list[int]:
+    """What each column may take of a line: the widest give way until all fit."""
+    widths = [min(width, room) for width in widths]
+    room -= 2 * (len(widths) - 1)
+    while sum(widths) > room and max(widths) > _NARROWEST:
+        widths[widths.index(max(widths))] -= 1
+    return widths

@@ -1,24 +1,45 @@
-"""``holdfast runs``: what is going on, what stopped, and what it waits for; and ending what nobody will resume."""
+"""``holdfast runs``, ``queues`` and ``signal``: what is going on, what stopped, and what it waits for.
+
+Also ending what nobody will resume, and executing a run once more from one of its positions. What executes runs is in
+run.py and worker.py.
+"""
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Parameter
 from rich.text import Text
 
-from holdfast import RunInfo, ScheduleInfo
-from holdfast.cli.programs import Load, writing
-from holdfast.cli.session import Flag, Given, Json, Limit, Name, Pattern, Wait, limited, on_branch, some_of
+from holdfast import Agent, Effect, ForkPlan, RunInfo, ScheduleInfo, SignalInfo
+from holdfast.cli.complete import agents
+from holdfast.cli.effects import call_of
+from holdfast.cli.output import Output
+from holdfast.cli.programs import Load, given_json, writing
+from holdfast.cli.session import (
+    Consent,
+    DryRun,
+    Flag,
+    Given,
+    Json,
+    Limit,
+    OnBranch,
+    Pattern,
+    Session,
+    Wait,
+    Yes,
+    limited,
+    on_branch,
+    reader,
+    some_of,
+    writer,
+)
 from holdfast.cli.text import ago, clean, count, moment, now, shorten
-from holdfast.cli.values import as_json
-from holdfast.errors import ResultForgotten
+from holdfast.cli.values import as_json, text_of
+from holdfast.errors import BadOption, ResultForgotten
 
-SCHEMA = "holdfast.runs/1"
-CANCEL_SCHEMA = "holdfast.runs.cancel/1"
-ADOPT_SCHEMA = "holdfast.runs.adopt/1"
 _ERROR_CHARACTERS = 120
 _STYLES = {
     "finished": "green",
@@ -37,7 +58,6 @@ _HEADS = ("agent", "run", "function", "status", "began", "about")
 _COUNTED = {"needs attention": "in need of attention", "due": "able to resume"}
 
 runs = App(name="runs", help="List runs of durable functions, cancel or fork one, or adopt what came from elsewhere.")
-runs.command("holdfast.cli.fork:fork")
 
 
 @runs.default
@@ -53,7 +73,7 @@ def list_(
 ) -> int:
     """List runs of durable functions and their status, first those that need somebody, then the newest.
 
-    Conditions: running, interrupted (its process is gone; run it again), waiting, needs attention, failed, finished,
+    Statuses: running, interrupted (its process is gone; run it again), waiting, needs attention, failed, finished,
     cancelled, rolled back. `runs cancel` ends one. Below them, the next times of functions that have a schedule.
 
     Parameters
@@ -64,10 +84,6 @@ def list_(
         Only runs in this status.
     sort
         Those that need somebody first (in need of attention, interrupted, able to resume, failed), or the newest.
-    limit
-        Show at most this many; 0 shows all. [default: 50; all with --json]
-    json
-        Print JSON (schema holdfast.runs/1).
     """
     with session.reading() as store:
         names, branch = some_of(store, pattern)
@@ -75,10 +91,8 @@ def list_(
         found = store.runs(names, branch=branch, status=wanted, limit=limited(limit, json=json), sort=sort)
         schedules = store.schedules() if pattern is None and status is None else []
         if json:
-            said = {"runs": [run_json(info) for info in found], "more": found.more}
-            said["schedules"] = [info.to_json() for info in schedules]
-            session.out.json({"schema": SCHEMA, "store": store.place, **said})
-            return 0
+            listed, times = [run_json(info) for info in found], [info.to_json() for info in schedules]
+            return session.json("runs", store=store.place, runs=listed, more=found.more, schedules=times)
         if found:
             session.out.columns(_HEADS, [_row(info) for info in found])
         else:
@@ -100,7 +114,7 @@ def list_(
 
 @runs.command
 def cancel(
-    agent: Name,
+    agent: OnBranch,
     id: str | None = None,
     /,
     *,
@@ -119,8 +133,6 @@ def cancel(
 
     Parameters
     ----------
-    agent
-        The agent's NAME, or NAME@BRANCH. [default branch: main]
     id
         The run's id. [default: the one that has not ended]
     undo
@@ -129,15 +141,12 @@ def cancel(
         A module or file.py with the tools that undo, for a run that nobody executes.
     wait
         Wait up to this many seconds until the run has ended; one that nobody executes, for a worker to take it.
-    json
-        Print JSON (schema holdfast.runs.cancel/1).
     """
     with writing(session, load) as store:
         name, branch = on_branch(store, agent)
         info = store.cancel(name, id, branch=branch, compensate=undo, wait_s=wait)
         if json:
-            session.out.json({"schema": CANCEL_SCHEMA, "run": run_json(info)})
-            return 0
+            return session.json("runs.cancel", run=run_json(info))
         words = {"cancelled": "Cancelled: ", "rolled back": "Cancelled and undone: ", "running": "Told to stop: "}
         session.out.say(
             Text(words.get(info.status, f"Is {info.status}: "), style="bold green"),
@@ -149,31 +158,112 @@ def cancel(
 
 
 @runs.command
-def adopt(agent: Name, /, *more: str, json: Json = False, session: Given) -> int:
+def adopt(agent: OnBranch, /, *more: str, json: Json = False, session: Given) -> int:
     """Let unfinished runs that came from elsewhere, or with a branch, be due here when their time or signal comes.
 
-    What a backup, a push, an import, a clone or a branch brings is left alone by `holdfast run --due`, so that a copy
+    What a backup, a push, an import, a copy or a branch brings is left alone by `holdfast run --due`, so that a copy
     never acts. Adopt it where it is to go on, and nowhere else.
 
     Parameters
     ----------
-    agent
-        The agent's NAME, or NAME@BRANCH. [default branch: main]
     more
         More of them. A child is an agent of its own, NAME/CHILD.
-    json
-        Print JSON (schema holdfast.runs.adopt/1).
     """
     with session.writing() as store:
         branches = [on_branch(store, one) for one in (agent, *more)]
         found = [info for name, branch in branches for info in store.adopt(name, branch=branch)]
         if json:
-            session.out.json({"schema": ADOPT_SCHEMA, "runs": [run_json(info) for info in found]})
-            return 0
+            return session.json("runs.adopt", runs=[run_json(info) for info in found])
         for info in found:
             session.out.say(Text(whose(info), style="bold cyan"), f"  {clean(info.function)}  ", info.status)
         session.out.say(f"{count(len(found), 'unfinished run')} can go on here: holdfast run --due PROGRAM")
     return 0
+
+
+@runs.command
+def fork(
+    agent: OnBranch,
+    id: str,
+    /,
+    *,
+    at: Annotated[str, Parameter(metavar="POSITION")],
+    branch: Annotated[str, Parameter(metavar="NEW")],
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    load: Load = (),
+    wait: Wait = 0.0,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Execute a run once more from a position on, on a new branch. The run itself stays what it is.
+
+    Calls before the position are answered from the record; from there on they are made, so what the run did since may
+    happen again. Shows that first, then asks. Nothing is executed: `holdfast worker` goes on with the new run, or
+    `holdfast run`. Works while another process executes the run.
+
+    Parameters
+    ----------
+    id
+        The run's id.
+    at
+        The position of a call, as `holdfast effects NAME --run ID` lists it, or a step, such as plan:0.
+    branch
+        The new branch's name.
+    load
+        A module or file.py with the tools that can tell what became of calls in doubt before the position.
+    wait
+        Wait up to this many seconds for a process that writes the branch, where a call before the position is in doubt.
+    """
+    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
+    with ExitStack() as held:
+        store = held.enter_context(writing(session, load) if consent.possible else session.reading())
+        handle: Agent = reader(store, *on_branch(store, agent))
+        plan = handle.plan_fork(id, at=at)
+        if plan.in_doubt and consent.possible:  # only who writes the branch can settle that
+            _, _, handle = held.enter_context(writer(store, agent, wait))
+            plan = handle.plan_fork(id, at=at)
+        if not json:
+            _show_fork(session.out, handle, plan, branch)
+        done = consent.given("Fork it?")
+        info = plan.apply(branch) if done else None
+        if json:
+            about = {"agent": handle.name, "branch": handle.branch_name, "new": branch, **plan.to_json()}
+            session.json("runs.fork", done=done, **about, to=run_json(info) if info else None)
+        elif info is not None:
+            session.out.say(
+                Text("Done. ", style="bold green"), f"Run {clean(info.id)} of ",
+                Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` goes on with it.",
+            )  # fmt: skip
+    return consent.code
+
+
+def _show_fork(out: Output, handle: Agent, plan: ForkPlan, branch: str) -> None:
+    """All of what may happen again: who answers has to know it."""
+    begins = plan.checkpoint
+    out.say(
+        f"Run {clean(plan.run)} of ", Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"),
+        f" is executed once more from {clean(plan.at)} on, on branch ", Text(clean(branch), style="bold cyan"), ".",
+    )  # fmt: skip
+    out.say(
+        "The branch begins at ", Text(begins.short_id, style="yellow"),
+        f" #{begins.depth} {clean(begins.label)} ({ago(begins.time, now())}). The record answers"
+        f" {count(len(plan.answered), 'call')}; {count(len(plan.again), 'recorded call')} will be made again.",
+        wrap=True,
+    )  # fmt: skip
+    _list_calls(out, Text("Is in doubt, and has to be settled first:", style="bold red"), plan.in_doubt, handle)
+    _list_calls(out, Text("Was done, and may happen again:", style="yellow"), plan.writes, handle)
+    if plan.signals:
+        names = ", ".join(map(clean, plan.signals))
+        out.say(f"Signals to be sent again, to {clean(handle.name)} on branch {clean(branch)}: {names}")
+
+
+def _list_calls(out: Output, title: Text, found: list[Effect], handle: Agent) -> None:
+    if found:
+        out.say(title)
+    for number, one in enumerate(found, 1):
+        line = Text(f"{number:>3}. ", style="dim").append(one.id, style="yellow").append(f" {call_of(one)}")
+        of = f" of {clean(one.agent)}" if one.agent not in {"", handle.name} else ""
+        out.say(line, Text(f"{of} at {clean(one.path)}", style="dim"), wrap=True)
 
 
 def _row(info: RunInfo) -> list[Text | str]:
@@ -204,7 +294,7 @@ def _schedule(info: ScheduleInfo) -> list[Text | str]:
     ]
 
 
-def whose(info: RunInfo) -> str:
+def whose(info: RunInfo | SignalInfo) -> str:
     """The agent, with the branch unless it is the usual one."""
     return clean(info.agent if info.branch == "main" else f"{info.agent}@{info.branch}")
 
@@ -247,3 +337,213 @@ def run_json(info: RunInfo) -> dict[str, Any]:
         with suppress(ResultForgotten):
             found[name] = as_json(getattr(info, name))
     return {**info.to_json(), **found}
+
+
+# -- queues ----------------------------------------------------------------------------------------------------------
+
+_Number = Annotated[str | None, Parameter(metavar="N", show_default=False)]
+_Rate = Annotated[str | None, Parameter(metavar="N/SECONDS", show_default=False)]
+
+queues = App(name="queues", help="List the queues of submitted runs, or change the limits of one.")
+
+
+@queues.default
+def list_queues(*, json: Json = False, session: Given) -> int:
+    """List the queues that submitted runs wait in: their limits, how many are executed now, and how many wait."""
+    with session.reading() as store:
+        found = store.queues()
+        if json:
+            return session.json("queues", store=store.place, queues=[one.to_json() for one in found])
+        if not found:
+            session.out.say("No queues: nothing that was submitted waits, and no program has declared one.")
+            return 0
+        rows: list[list[Text | str]] = [
+            [Text(clean(one.name), style="bold cyan"), one.limits, str(one.running), str(one.waiting)] for one in found
+        ]
+        session.out.columns(("queue", "limits", "running", "waiting"), rows)
+    return 0
+
+
+@queues.command(name="set")
+def set_(
+    name: str,
+    /,
+    *,
+    concurrency: _Number = None,
+    rate: _Rate = None,
+    partition_concurrency: _Number = None,
+    partition_rate: _Rate = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Give a queue other limits, from now on and for all workers. Those that are not given stay; "none" lifts one.
+
+    A worker whose program declares other numbers does not start any more: change them there, too.
+
+    Parameters
+    ----------
+    name
+        The queue's name.
+    concurrency
+        How many of its runs are executed at a time.
+    rate
+        How many begin within how many seconds: 10/60.
+    partition_concurrency
+        How many of each partition are executed at a time.
+    partition_rate
+        How many of each partition begin within how many seconds.
+    """
+    limits: dict[str, Any] = {
+        "concurrency": _number(concurrency),
+        "rate": _rate(rate),
+        "partition_concurrency": _number(partition_concurrency),
+        "partition_rate": _rate(partition_rate),
+    }
+    given = {limit: value for limit, value in limits.items() if value is not ...}
+    with session.writing() as store:
+        made = store.set_queue(name, **given)
+        if json:
+            return session.json("queues.set", queue=made.to_json())
+        session.out.say(Text(clean(made.name), style="bold cyan"), f"  {made.limits}")
+    return 0
+
+
+def _number(text: str | None) -> Any:
+    """What ``--concurrency`` says; ``...`` where it was not given, None where it lifts the limit."""
+    if text is None or text == "none":
+        return ... if text is None else None
+    try:
+        return int(text)
+    except ValueError:
+        raise BadOption(f"{text!r} is not a number of runs", hint="A number, or none to lift the limit.") from None
+
+
+def _rate(text: str | None) -> Any:
+    if text is None or text == "none":
+        return ... if text is None else None
+    number, _, seconds = text.partition("/")
+    try:
+        return int(number), float(seconds)
+    except ValueError:
+        raise BadOption(
+            f"a rate of {text!r}", hint="Say how many, and within how many seconds: --rate 10/60. Or none."
+        ) from None
+
+
+# -- signals ---------------------------------------------------------------------------------------------------------
+
+_VALUE_CHARACTERS = 60
+_SIGNAL_STYLES = {"pending": "bold magenta", "taken": "green", "dropped": "dim", "ended": "dim"}
+
+signal = App(name="signal", help="Send a signal to a run; without its name, list those that were sent.")
+
+
+@signal.default
+def send(
+    agent: Annotated[str | None, Parameter(completer=agents, metavar="NAME", show_default=False)] = None,
+    signal: str | None = None,
+    value: str = "null",
+    /,
+    *,
+    run: Annotated[str | None, Parameter(metavar="RUN", show_default=False)] = None,
+    any_run: Flag = False,
+    id: Annotated[str | None, Parameter(metavar="ID", show_default=False)] = None,
+    all: Flag = False,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Send a signal to a run: `agent.wait_for(SIGNAL)` gets its value, once. Without SIGNAL, list what was sent.
+
+    Works while another process writes the agent, and when none does. The signal ends with its run: no later one gets
+    it. Says which signals are waited for, if this one is not among them.
+
+    Parameters
+    ----------
+    agent
+        The agent's NAME, or NAME@BRANCH. [default branch: main; to list: all agents]
+    signal
+        The signal's name. [default: list those that nobody has taken yet, the oldest first]
+    value
+        What the run gets, as JSON. [default: null]
+    run
+        The id of the run that it is for. [default: the run of this branch that has not ended]
+    any_run
+        Send it to the agent: whichever run asks next takes it, also one that begins later.
+    id
+        A name for this signal. Sent again with the same one, nothing is sent. [default: a new one]
+    all
+        List also those that were taken, were dropped, or ended with their run.
+    """
+    if agent is None or signal is None:
+        if run is not None or any_run or id is not None:
+            raise BadOption("which signal is to be sent?", hint="holdfast signal NAME SIGNAL [JSON]")
+        return _list_signals(session, agent, everything=all, json=json)
+    sent = given_json(value, "the value")
+    with session.writing() as store:
+        name, branch = on_branch(store, agent)
+        info = store.signal(name, signal, sent, run=run, any_run=any_run, branch=branch, id=id)
+        put_off = [one for one in store.due() if one.status != "running"]  # a process that waits gets it itself
+        due = [one.id for one in put_off if (one.agent, one.branch) == (name, branch)]
+        if json:
+            return session.json("signal", **info.to_json(), value=sent, due=due)
+        _print_sent(session.out, info, clean(agent), due)
+    return 0
+
+
+def _print_sent(out: Output, info: SignalInfo, whom: str, due: list[str]) -> None:
+    named = Text(clean(info.name), style="bold magenta")
+    if info.run:
+        whom = f"run {clean(info.run)} of {whom}"
+    if info.repeated:
+        out.say("Nothing was sent: signal ", named, f" {clean(info.id)} was sent to {whom} before.")
+        return
+    out.say("Signal ", named, f" was sent to {whom}.")
+    if info.name not in info.waits_for:
+        waited = ", ".join(map(clean, info.waits_for)) or "no signal"
+        out.say(Text(f"Nobody waits for it now. Waited for: {waited}.", style="yellow"))
+    if due:
+        out.say(Text(f"{count(len(due), 'run')} can resume now: holdfast run --due PROGRAM", style="dim"))
+
+
+def _list_signals(session: Session, agent: str | None, *, everything: bool, json: bool) -> int:
+    with session.reading() as store:
+        name, branch = on_branch(store, agent) if agent is not None else (None, None)
+        found = [one for one in store.signals(name, branch=branch) if everything or one.status == "pending"]
+        if json:
+            return session.json("signals", signals=[{**one.to_json(), "value": as_json(one.value)} for one in found])
+        if not found:
+            session.out.say("No signals." if everything else "No signal waits to be taken.")
+            return 0
+        rows: list[list[Text | str]] = [
+            [
+                Text(whose(one), style="bold cyan"),
+                Text(clean(shorten(one.run, 16)) or "(any run)", style="yellow"),
+                Text(clean(one.name), style="bold magenta"),
+                clean(one.id),
+                Text(one.status, style=_SIGNAL_STYLES.get(one.status, "")),
+                ago(one.sent, now()),
+                clean(one.by),
+                text_of(one.value, _VALUE_CHARACTERS),
+            ]
+            for one in found
+        ]
+        session.out.columns(("agent", "run", "signal", "id", "status", "sent", "by", "value"), rows)
+    return 0
+
+
+@signal.command
+def drop(agent: OnBranch, /, *ids: str, json: Json = False, session: Given) -> int:
+    """Drop signals that nobody has taken: no run will get them.
+
+    Parameters
+    ----------
+    ids
+        The ids of the signals, as `holdfast signal` lists them.
+    """
+    with session.writing() as store:
+        name, branch = on_branch(store, agent)
+        dropped = [store.drop_signal(name, id, branch=branch) for id in ids]
+        if json:
+            return session.json("signal.drop", dropped=[one.to_json() for one in dropped])
+        session.out.say(f"{count(len(dropped), 'signal was', 'signals were')} dropped.")
+    return 0

@@ -1,24 +1,29 @@
-"""What one command has to work with: which store, and where its words go.
+"""What one command has to work with: which store, where its words go, and leave to change something for good.
 
-Owns how the command line opens a store. Always holds: only import, push, pull, backup, move, init and run create a
-store (the demo makes its own); what a store holds is read as inert data, so no name in it leads to code, unless a
-program was named to work with it.
+Owns how the command line opens a store, and what verbs share: their common options, asking a person, bars. Always
+holds: only import, push, pull, backup, move, init, run and repair create a store (the demo makes its own); what a store
+holds is read as inert data, so no name in it leads to code, unless a program was named to work with it; what destroys
+something or may do it twice is done only with ``--yes``, or when a person at the terminal has seen it and said yes.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
 
 from cyclopts import Parameter
+from rich.text import Text
 
 import holdfast
 from holdfast import Agent, Checkpoint, Store
-from holdfast.cli.complete import agents, revisions
+from holdfast.cli.complete import agents, refs, revisions
+from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
+from holdfast.cli.text import clean
 from holdfast.errors import BadOption, UnknownRevision
 
 
@@ -47,17 +52,87 @@ class Session:
         with holdfast.open(self.place, durability="batched") as store:
             yield store
 
+    def json(self, schema: str, **data: Any) -> int:
+        """Print one document, of the schema ``holdfast.NAME/1``."""
+        self.out.json({"schema": f"holdfast.{schema}/1", **data})
+        return 0
+
 
 # How the verbs declare what they share. ``Given`` is filled in by the program, never from the command line.
 Given = Annotated[Session, Parameter(parse=False)]
-Name = Annotated[str, Parameter(completer=agents)]
+Name = Annotated[str, Parameter(completer=agents, help="The agent's NAME.")]
+OnBranch = Annotated[str, Parameter(completer=agents, help="The agent's NAME, or NAME@BRANCH. [default branch: main]")]
 Revision = Annotated[str, Parameter(completer=revisions)]
-Objects = Annotated[str | None, Parameter(metavar="PLACE", show_default=False)]
-Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False)]
-Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Ref = Annotated[str | None, Parameter(completer=refs, metavar="REV", show_default=False)]
 Pattern = Annotated[str | None, Parameter(completer=agents, metavar="PATTERN", show_default=False)]
-Limit = Annotated[int | None, Parameter(name=("--limit", "-n"), metavar="N", show_default=False)]
-Wait = Annotated[float, Parameter(name="--wait", metavar="SECONDS", show_default=False)]
+Flag = Annotated[bool, Parameter(negative="", show_default=False)]
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print JSON, for programs.")]
+Limit = Annotated[
+    int | None,
+    Parameter(
+        name=("--limit", "-n"),
+        metavar="N",
+        show_default=False,
+        help="Show at most this many; 0 shows all. [default: 50; all with --json]",
+    ),
+]
+Wait = Annotated[
+    float,
+    Parameter(
+        name="--wait",
+        metavar="SECONDS",
+        show_default=False,
+        help="Wait up to this many seconds for a process that writes the branch.",
+    ),
+]
+DryRun = Annotated[bool, Parameter(negative="", show_default=False, help="Show what would happen, and change nothing.")]
+Yes = Annotated[bool, Parameter(negative="", show_default=False, help="Do it without asking.")]
+Bookkeeping = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        help="Show also what integrations such as LangGraph's keep for themselves: sections named __like_this__.",
+    ),
+]
+Types = Annotated[
+    tuple[str, ...],
+    Parameter(
+        metavar="MODULE", negative="", show_default=False, help="Modules whose classes may be stored and loaded."
+    ),
+]
+
+
+class Consent:
+    """Leave to do what cannot be taken back. One for a command that has ``--dry-run``, ``--yes`` and ``--json``."""
+
+    def __init__(self, session: Session, *, dry_run: bool, yes: bool, json: bool) -> None:
+        self._session, self._dry_run, self._yes, self._json = session, dry_run, yes, json
+        self.possible = not dry_run and (yes or (not json and sys.stdin.isatty()))
+        """Whether it may come to doing it. If not, the store need not be opened for writing."""
+        self.code = 0
+        """What the command ends with, if nothing else happens."""
+
+    def opened(self) -> AbstractContextManager[Store]:
+        """The store, for reading where nothing can come of it."""
+        return self._session.writing() if self.possible else self._session.reading()
+
+    def given(self, question: str) -> bool:
+        """Whether it is to be done. What would happen has been shown before, unless it is said in JSON."""
+        out, err = self._session.out, self._session.err
+        if self.possible and (self._yes or out.confirmed(question)):
+            return True
+        if self._dry_run:
+            if not self._json:
+                out.say(Text("Dry run: nothing was changed.", style="bold"))
+            return False
+        self.code = NOT_CONFIRMED
+        if self.possible:
+            err.say("Nothing was changed.")
+        else:
+            err.say(Text("holdfast: nothing was changed, because nobody can be asked here", style="bold red"))
+            err.say("Add --yes to do it, or --dry-run to only look.")
+        return False
 
 
 # About two screens. A program that asks for JSON gets everything, unless it says otherwise.
@@ -130,3 +205,31 @@ def on_branch(store: Store, revision: str) -> tuple[str, str]:
             hint=f"This verb works on a branch: {', '.join(known)}.",
         )
     return name, branch or "main"
+
+
+@contextmanager
+def bars(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar for each thing that is counted, on a terminal: call what is given with its name, how many, of how many."""
+    if not err.is_terminal:
+        yield None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    shown = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=err,
+        transient=True,
+    )
+    tasks: dict[str, Any] = {}
+    with shown:
+
+        def report(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = shown.add_task(clean(what), total=total)
+            shown.update(tasks[what], completed=done, total=total)
+
+        yield report

@@ -1,4 +1,4 @@
-"""Values as people and programs read them: one line, a tree, JSON.
+"""Values as people and programs read them: one line, a tree, JSON, what changed in them, and places inside them.
 
 Owns the limits on what is shown, and says what they cut. Knows no storage. A value comes from a store that nobody
 vouches for: text is cleaned, sizes are looked at before anything is turned into text, cycles end.
@@ -6,15 +6,18 @@ vouches for: text is cleaned, sizes are looked at before anything is turned into
 
 from __future__ import annotations
 
+import ast
 import math
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from rich.text import Text
 
-from holdfast import Record
+from holdfast import MISSING, Change, Record
 from holdfast.cli.text import clean, count, shorten
+from holdfast.errors import BadOption, format_path
 
 # Beyond this many bits Python refuses to write an integer in decimal, and nobody reads it.
 _INT_BITS = 8_192
@@ -224,3 +227,94 @@ def as_json(value: Any, _above: tuple[int, ...] = ()) -> Any:
     if type(value) is int:
         return {"$type": "int", "$text": hex(value)}
     return {"$type": type(value).__name__, "$text": repr(value)}
+
+
+# -- what changed: for diff, show, undo and rollback
+
+# What one side of a change may take up.
+_SIDE_CHARACTERS = 200
+
+
+def change_lines(changes: Iterable[Change]) -> Iterator[Text]:
+    """``- where: old`` in red, ``+ where: new`` in green, ``~ where: kind`` where neither side is known."""
+    for change in changes:
+        sides = [("-", "red", change.old), ("+", "green", change.new)]
+        known = [side for side in sides if side[2] is not MISSING]
+        for sign, colour, value in known:
+            line = Text().append(f"{sign} ", style=f"bold {colour}")
+            line.append(clean(change.where), style="bold").append(": ", style="dim")
+            yield line.append(text_of(value, _SIDE_CHARACTERS), style=colour)
+        if not known:
+            yield Text(f"~ {clean(change.where)}: {clean(change.kind)}", style="yellow")
+
+
+def change_json(change: Change) -> dict[str, Any]:
+    """One change in JSON. ``old`` and ``new`` are absent where there is none."""
+    data: dict[str, Any] = {"where": change.where, "path": [as_json(part) for part in change.path], "kind": change.kind}
+    if change.old is not MISSING:
+        data["old"] = as_json(change.old)
+    if change.new is not MISSING:
+        data["new"] = as_json(change.new)
+    return data
+
+
+# -- places: state.messages[3].content, as errors and diffs write them
+
+_WORD = re.compile(r"\.?([^\W\d]\w*)")
+# Names that an error lists to choose from.
+_CHOICES = 12
+
+
+def parse_path(text: str) -> tuple[Any, ...]:
+    """The parts of a path. A leading ``state`` stands for the root and may be left out."""
+    parts: list[Any] = []
+    at = 0
+    while at < len(text):
+        if text[at] == "[":
+            end, part = _bracket(text, at)
+        elif (match := _WORD.match(text, at)) and (at == 0 or text[at] == "."):
+            end, part = match.end(), match[1]
+        else:
+            raise BadOption(f"{text!r} is not a path", hint="Write it like state.messages[3] or state.rooms['a b'].")
+        parts.append(part)
+        at = end
+    if parts and parts[0] == "state" and not text.startswith("["):
+        del parts[0]
+    return tuple(parts)
+
+
+def _bracket(text: str, start: int) -> tuple[int, Any]:
+    end = text.find("]", start)
+    while end != -1:
+        try:
+            return end + 1, ast.literal_eval(text[start + 1 : end])
+        except (ValueError, SyntaxError, MemoryError, RecursionError):  # perhaps a `]` inside a key's text
+            end = text.find("]", end + 1)
+    raise BadOption(
+        f"{shorten(text[start:], 40)!r} has no closing bracket or no key in it", hint="Text keys need quotes: ['a b']."
+    )
+
+
+def follow(value: Any, parts: tuple[Any, ...], walked: tuple[Any, ...] = ()) -> Any:
+    """The value at the end of the path."""
+    for at, part in enumerate(parts):
+        inside = value
+        if isinstance(value, Record):
+            inside = value.fields if value.fields is not None else value.data
+        try:
+            value = inside[part]
+        except (KeyError, IndexError, TypeError):
+            here = format_path((*walked, *parts[:at]))
+            raise BadOption(f"{here} has no {part!r}", hint=_inside(here, inside)) from None
+    return value
+
+
+def _inside(here: str, value: Any) -> str:
+    if isinstance(value, dict):
+        names = [repr(key) for key in list(value)[:_CHOICES]]
+        return (
+            f"{here} has: {', '.join(names)}{', …' if len(value) > _CHOICES else ''}." if names else f"{here} is empty."
+        )
+    if isinstance(value, list | tuple):
+        return f"{here} has indexes 0 to {len(value) - 1}." if value else f"{here} is empty."
+    return f"{here} is a {type(value).__name__}; nothing is inside it."

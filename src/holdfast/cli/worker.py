@@ -19,7 +19,7 @@ from rich.text import Text
 from holdfast.cli.exits import ATTENTION
 from holdfast.cli.programs import load
 from holdfast.cli.run import foreign_code, watched, working_store
-from holdfast.cli.session import Flag, Given, Json, Session
+from holdfast.cli.session import Flag, Given, Json, Session, Types
 from holdfast.cli.text import clean, count
 from holdfast.errors import BadOption
 from holdfast.run.worker import Worked, Worker
@@ -37,7 +37,7 @@ def worker(
     drain: Flag = False,
     only: Annotated[tuple[str, str, str] | None, Parameter(show=False)] = None,
     no_dumps: Flag = False,
-    types: Annotated[tuple[str, ...], Parameter(metavar="MODULE", negative="", show_default=False)] = (),
+    types: Types = (),
     json: Json = False,
     session: Given,
 ) -> int:
@@ -59,8 +59,6 @@ def worker(
         End when nothing is left to do, with 7 when a run needs attention.
     no_dumps
         Do not watch the program: when it crashes, it leaves no dump.
-    types
-        Modules whose classes may be stored and loaded.
     json
         Print a line of JSON for each run (schema holdfast.worker/1).
     """

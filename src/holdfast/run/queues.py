@@ -23,10 +23,10 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from random import randrange
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from holdfast.errors import AgentBusy, BadOption, Damaged, QueueDiffers, command
 from holdfast.store.catalog import Open, View, body_bytes, malformed, read_body, slices
@@ -93,6 +93,15 @@ class Queue(Struct, frozen=True):
 
     def __str__(self) -> str:
         return ", ".join(_said(self)) or "no limits"
+
+
+class Limits(TypedDict, total=False):
+    """The same numbers, as far as they are given. None lifts a limit."""
+
+    concurrency: int | None
+    rate: tuple[int, float] | None
+    partition_concurrency: int | None
+    partition_rate: tuple[int, float] | None
 
 
 def _us(rate: tuple[int, float]) -> int:
@@ -263,21 +272,22 @@ def declare(db: Database, *queues: Queue) -> None:
         db.change(put)
 
 
-def change(db: Database, queue: Queue) -> None:
-    """Let other numbers count from now on."""
+def change(db: Database, name: str, limits: Limits) -> None:
+    """Let other numbers count from now on. Those that are not given stay."""
+    checked(replace(Queue(name), **limits))
 
     def put(change: Change) -> None:
         change.tx.alone(FACT.encode())
-        remember(change, [queue])
+        remember(change, [replace(remembered(change).get(name, Queue(name)), **limits)])
 
     db.change(put)
 
 
 def differs(declared: Queue, known: Queue) -> QueueDiffers:
     words = [
-        f"--{name.replace('_', '-')}={value if type(value) is int else f'{value[0]}/{value[1]:g}'}"
+        f"--{name.replace('_', '-')}={_word(value)}"
         for name, value in asdict(declared).items()
-        if name != "name" and value is not None
+        if name != "name" and value != getattr(known, name)
     ]
     return QueueDiffers(
         f"this program declares the queue {declared.name!r} with {declared}; the store has it with {known}",
@@ -285,6 +295,13 @@ def differs(declared: Queue, known: Queue) -> QueueDiffers:
         hint="The store's numbers count for all workers. Declare these, or change them for all: "
         f"`{command('queues', 'set', declared.name, *words)}`.",
     )
+
+
+def _word(limit: int | tuple[int, float] | None) -> str:
+    """A limit as the command line takes it."""
+    if limit is None:
+        return "none"
+    return str(limit) if isinstance(limit, int) else f"{limit[0]}/{limit[1]:g}"
 
 
 def check_declared(db: Database, name: str) -> None:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack, cast
 from uuid import uuid4
 
 import holdfast.agent.store as below
@@ -39,7 +39,7 @@ from holdfast.run.listing import (
 )
 from holdfast.run.outlived import Outlived
 from holdfast.run.past import ROLLED_BACK, Past, RunPast
-from holdfast.run.queues import QueueInfo
+from holdfast.run.queues import Limits, QueueInfo
 from holdfast.run.records import STOP
 from holdfast.run.scope import here
 from holdfast.run.steps import Long, twin
@@ -192,7 +192,7 @@ class Store(below.Store):
         status = next((one.status for one in signals_of(view) if one.id == id), "")
         if not status:
             raise BadOption(
-                f"{id!r} is no signal to {agent}@{branch}", hint="See store.signals(), or `holdfast signals`."
+                f"{id!r} is no signal to {agent}@{branch}", hint="See store.signals(), or `holdfast signal`."
             )
         if status != "pending":
             raise BadOption(f"the signal {id} cannot be dropped: it is {status}")
@@ -415,22 +415,14 @@ class Store(below.Store):
         self.flush()
         return queues.infos(self._db)
 
-    def set_queue(
-        self,
-        name: str,
-        *,
-        concurrency: int | None = None,
-        rate: tuple[int, float] | None = None,
-        partition_concurrency: int | None = None,
-        partition_rate: tuple[int, float] | None = None,
-    ) -> QueueInfo:
-        """Give a queue other limits, from now on and for all workers; what is not given is not limited.
+    def set_queue(self, name: str, **limits: Unpack[Limits]) -> QueueInfo:
+        """Give a queue other limits, from now on and for all workers: ``set_queue("mail", concurrency=8, rate=None)``.
 
-        A worker whose program declares others does not start any more: change the declaration, too.
+        None lifts a limit; those that are not given stay. A worker whose program declares others does not start any
+        more: change the declaration, too.
         """
         self._check_writable()
-        made = queues.checked(queues.Queue(name, concurrency, rate, partition_concurrency, partition_rate))
-        queues.change(self._db, made)
+        queues.change(self._db, name, limits)
         return next(one for one in self.queues() if one.name == name)
 
     def schedules(self) -> list[ScheduleInfo]:

@@ -586,7 +586,7 @@ def _check_loss(
         raise StoreWentBack(
             f"{layout.path} is older than it was when it was last used here: {', '.join(older)} are missing",
             lost=", ".join(older),
-            hint="If a backup was put back on purpose, say so: `holdfast trust`, or trust_older=True.",
+            hint="If a backup was put back on purpose, say so: `holdfast repair --trust-older`, or trust_older=True.",
         )
     lost_effects = writing and any(one.startswith("effect") for one in lost)
     if not lost and not older:

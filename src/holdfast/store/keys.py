@@ -291,7 +291,7 @@ class Keys(NamedTuple):
     def without(self, master: bytes, number: int) -> Keys:
         left = tuple(slot for slot in self.slots if slot.number != number)
         if len(left) == len(self.slots):
-            raise BadOption(f"there is no key number {number}", hint="`holdfast key list` shows them.")
+            raise BadOption(f"there is no key number {number}", hint="`holdfast key` shows them.")
         if not left:
             raise BadOption("the last key cannot be removed: nobody could open the store any more")
         return self._changed(master, left)

@@ -38,7 +38,7 @@ def check_thread(saver: HoldfastSaver, row: Agent) -> None:
     if not ours and view.agent(row.name) is not None:
         raise BadName(
             f"agent {row.name!r} is not a LangGraph thread; nothing was changed",
-            hint="`holdfast remove`, `holdfast retain` and `holdfast clone` are for agents of every kind.",
+            hint="`holdfast remove`, `holdfast retain` and `holdfast copy` are for agents of every kind.",
         )
 
 

@@ -1,0 +1,375 @@
+"""``holdfast branch``, ``tag``, ``rollback`` and ``undo``: lines of a history, names in it, and ways back.
+
+Nothing here deletes a checkpoint: what a branch leaves behind stays in the history, and can be named again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+from rich.text import Text
+
+from holdfast import Agent, Change, Checkpoint, RollbackPlan, Store
+from holdfast.cli.complete import refs
+from holdfast.cli.effects import call_of
+from holdfast.cli.exits import ATTENTION
+from holdfast.cli.output import Output
+from holdfast.cli.programs import Load, load, writing
+from holdfast.cli.session import (
+    Bookkeeping,
+    Consent,
+    DryRun,
+    Flag,
+    Given,
+    Json,
+    Limit,
+    OnBranch,
+    Pattern,
+    Ref,
+    Session,
+    Wait,
+    Yes,
+    is_pattern,
+    limited,
+    on_branch,
+    reader,
+    writer,
+)
+from holdfast.cli.text import ago, clean, count, now
+from holdfast.cli.values import change_json, change_lines
+from holdfast.errors import BadOption, RollbackBlocked, command
+
+_WAY_OUT = (
+    "Load the program that can undo it (--load), decide what is in doubt (holdfast effects resolve), or leave it"
+    " standing (--accept NAME)."
+)
+# What a person reads before answering.
+_SHOWN = 12
+
+
+# -- branches and tags ----------------------------------------------------------------------------------------------
+
+
+def branch(
+    agent: Pattern = None,
+    new: str | None = None,
+    /,
+    *,
+    at: Ref = None,
+    limit: Limit = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """List branches, or start a new one. Works while another process writes the agent.
+
+    Parameters
+    ----------
+    agent
+        NAME, or NAME@REV to start the branch there; to list, also a pattern: 'trip-*'. [default: list all]
+    new
+        The new branch's name.
+    at
+        Where it starts: a revision of this agent. [default: the newest checkpoint of main]
+    """
+    if agent is None or new is None:
+        if at is not None:
+            raise BadOption("--at needs the new branch's name", hint="holdfast branch NAME NEW --at REV")
+        return _list(session, agent, "branch", limit, json=json)
+    with session.writing() as store:
+        name, start = _where(store, agent, at)
+        store.branch(name, new, start)
+        head = reader(store, name, new).at()
+        if json:
+            return session.json("branch", agent=name, branch=new, head=head.to_json())
+        session.out.say(
+            "Branch ", Text(clean(new), style="bold cyan"), f" of {clean(name)} starts at ", *_told(head), "."
+        )  # fmt: skip
+    return 0
+
+
+def tag(
+    agent: Pattern = None,
+    tag: Annotated[str | None, Parameter(completer=refs)] = None,
+    /,
+    *,
+    at: Ref = None,
+    delete: Flag = False,
+    limit: Limit = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """List tags, set one (one that exists moves), or remove one. Works while another process writes the agent.
+
+    Parameters
+    ----------
+    agent
+        NAME, or NAME@REV to tag that checkpoint; to list, also a pattern: 'trip-*'. [default: list all]
+    tag
+        The tag's name.
+    at
+        What it names: a revision of this agent. [default: the newest checkpoint of main]
+    delete
+        Remove the tag. The checkpoint stays.
+    """
+    if agent is None or tag is None:
+        if delete or at is not None:
+            raise BadOption("--delete and --at need a tag's name", hint="holdfast tag NAME TAG")
+        return _list(session, agent, "tag", limit, json=json)
+    if delete and at is not None:
+        raise BadOption("--delete and --at exclude each other", hint="A tag is removed wherever it is.")
+    with session.writing() as store:
+        name, target = _where(store, agent, at)
+        before = reader(store, name).tags().get(tag)
+        if delete:
+            store.untag(name, tag)
+        else:
+            store.tag(name, tag, target)
+        tagged = None if delete else reader(store, name).tags()[tag]
+        if json:
+            return session.json("tag", agent=name, tag=tag, checkpoint=tagged.to_json() if tagged else None)
+        named = Text(clean(tag), style="bold magenta")
+        if tagged is not None:
+            session.out.say("Tag ", named, f" of {clean(name)} names ", *_told(tagged), ".")
+        elif before is not None:
+            session.out.say("Tag ", named, f" of {clean(name)} is gone. It named ", *_told(before), ".")
+    return 0
+
+
+def _where(store: Store, agent: str, at: str | None) -> tuple[str, str | None]:
+    """The agent and the revision, which may come with the name or by ``--at``, not both."""
+    name, revision = store.resolve(agent)
+    if revision and at is not None:
+        raise BadOption(f"two revisions: @{revision} and --at {at}", hint="Give one of them.")
+    return name, at if at is not None else revision or None
+
+
+def _told(checkpoint: Checkpoint) -> tuple[Text, str]:
+    return Text(checkpoint.short_id, style="yellow"), f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip()
+
+
+def _list(session: Session, text: str | None, what: str, limit: int | None, *, json: bool) -> int:
+    """The branches or tags of one agent, or of those that a pattern chooses."""
+    with session.reading() as store:
+        if text is not None and not is_pattern(text):
+            only, names, more = store.resolve(text)[0], [store.resolve(text)[0]], 0
+        else:
+            page = store.agents(text, limit=limited(limit, json=json), sort="name")
+            only, names, more = None, [info.name for info in page], page.more
+        found = [(name, *one) for name in names for one in _refs(store, name, what)]
+        if json:
+            key = "head" if what == "branch" else "checkpoint"
+            entries = [
+                {"agent": name, "name": ref, key: point.to_json() if point else None} for name, ref, point in found
+            ]
+            return session.json(
+                "branches" if what == "branch" else "tags", agent=only, more=more, **{_PLURAL[what]: entries}
+            )
+        if not found:
+            whose = f"{clean(only)} has" if only is not None else "There are"
+            session.out.say(f"{whose} no {_PLURAL[what]}.")
+        else:
+            titles = (*(() if only else ("agent",)), what, *_COLUMNS[what])
+            rows: list[list[Text | str]] = [
+                [*([] if only else [Text(clean(name), style="bold cyan")]), *_row(what, ref, point)]
+                for name, ref, point in found
+            ]
+            session.out.columns(titles, rows, right=(titles.index("depth"),))
+        if more:
+            session.out.say(Text(f"{count(more, 'more agent')}; -n 0 shows all, a pattern some.", style="dim"))
+    return 0
+
+
+_PLURAL = {"branch": "branches", "tag": "tags"}
+_COLUMNS = {"branch": ("head", "depth", "updated", "label"), "tag": ("checkpoint", "depth", "made", "label")}
+
+
+def _refs(store: Store, name: str, what: str) -> list[tuple[str, Checkpoint | None]]:
+    agent = reader(store, name)
+    if what == "tag":
+        return list(agent.tags().items())
+    return [(branch, reader(store, name, branch).head) for branch in agent.branches()]
+
+
+def _row(what: str, ref: str, point: Checkpoint | None) -> list[Text | str]:
+    named = Text(clean(ref), style="bold cyan" if what == "branch" else "bold magenta")
+    if point is None:
+        return [named, "", "", "", Text("no checkpoint yet", style="dim")]
+    about = Text(point.short_id, style="yellow"), f"#{point.depth}", ago(point.time, now()), clean(point.label)
+    return [named, *about]
+
+
+# -- undo -----------------------------------------------------------------------------------------------------------
+
+
+def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json = False, session: Given) -> int:
+    """Reverse the last checkpoint that is not yet undone. Again undoes the one before.
+
+    This appends a new checkpoint; the history keeps both.
+
+    Parameters
+    ----------
+    redo
+        Do again what the last undo reversed. It works until something else is saved after the undo.
+    """
+    with session.writing() as store, writer(store, agent, wait) as (name, branch, handle), handle:
+        made = handle.redo() if redo else handle.undo()
+        target = handle.at(f"id:{made.target_id}")
+        changes = made.changes()
+        if json:
+            points = {"checkpoint": made.to_json(), "target": target.to_json()}
+            said = [change_json(change) for change in changes]
+            return session.json("undo", agent=name, branch=branch, **points, changes=said)
+        session.out.say(
+            Text("Done again: " if redo else "Undone: ", style="bold green"), *_told(target),
+            f", in the new checkpoint #{made.depth} ", Text(made.short_id, style="yellow"), ".",
+        )  # fmt: skip
+        for line in change_lines(changes):
+            session.out.say("  ", line, wrap=True)
+    return 0
+
+
+# -- rollback -------------------------------------------------------------------------------------------------------
+
+
+def rollback(
+    agent: OnBranch,
+    /,
+    *,
+    to: Annotated[str, Parameter(completer=refs, metavar="REV")],
+    accept: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", show_default=False)] = (),
+    bookkeeping: Bookkeeping = False,
+    load: Load = (),
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = 0.0,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Move a branch back to an earlier checkpoint, and undo what the agent did outside since.
+
+    Nothing is deleted: what came after stays in the history (`holdfast log NAME --all`), and `holdfast branch` gives
+    it a name again. Shows first what will be undone and left behind, then asks. Ends with 7 when an effect stands in
+    the way. A dry run works while another process writes the agent.
+
+    Parameters
+    ----------
+    to
+        Where to go back to: a revision of this agent.
+    accept
+        Leave these effects standing though they cannot be undone: a tool's name, or an effect's id.
+    load
+        A module or file.py with the tools that undo. Nothing is imported unless it is named here.
+    """
+    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
+    with ExitStack() as held:
+        handle = _handle(held, session, agent, load, wait, writes=consent.possible)
+        plan = handle.plan_rollback(to, accept=accept)
+        changes = plan.diff.everything if bookkeeping else plan.diff.changes
+        if not json:
+            _show(session.out, handle, plan, changes)
+        if plan.blocked and not dry_run:
+            said = count(len(plan.blocked), "effect stands", "effects stand")
+            raise RollbackBlocked(f"{said} in the way; nothing was changed")
+        if plan.blocked and not json:
+            session.out.say(_WAY_OUT, wrap=True)
+        done = consent.given("Roll back?")
+        head = plan.apply() if done else None
+        if json:
+            session.json("rollback", **_as_json(handle, plan, changes, done=done))
+        elif head is not None:
+            _done(session.out, handle, head, plan)
+    return ATTENTION if plan.blocked else consent.code
+
+
+def _handle(
+    held: ExitStack, session: Session, agent: str, programs: Sequence[str], wait_s: float, *, writes: bool
+) -> Agent:
+    """It is not the current agent: a rollback that was interrupted is to be finished as it is asked for here."""
+    if writes:
+        store = held.enter_context(writing(session, programs))
+        return held.enter_context(writer(store, agent, wait_s))[2]
+    load(programs)
+    store = held.enter_context(session.reading())
+    return reader(store, *on_branch(store, agent))
+
+
+def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Change]) -> None:
+    target = plan.target
+    out.say(
+        Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"), " goes back to ",
+        Text(target.short_id, style="yellow"), f" #{target.depth} {clean(target.label)} ({ago(target.time, now())}).",
+    )  # fmt: skip
+    if plan.abandons:
+        out.say(f"{count(len(plan.abandons), 'checkpoint')} will be left behind, not deleted:")
+        for checkpoint in plan.abandons[:_SHOWN]:
+            out.say(
+                "  ", Text(checkpoint.short_id, style="yellow"), f"  #{checkpoint.depth}",
+                Text(f"  {ago(checkpoint.time, now())}", style="dim"), f"  {clean(checkpoint.label)}",
+            )  # fmt: skip
+        if len(plan.abandons) > _SHOWN:
+            out.say(Text(f"  … and {len(plan.abandons) - _SHOWN:,} more", style="dim"))
+    if changes:
+        out.say("The state changes like this:")
+        changed = list(change_lines(changes))
+        for line in changed[:_SHOWN]:
+            out.say("  ", line, wrap=True)
+        if len(changed) > _SHOWN:
+            out.say(Text(f"  … and {count(len(changed) - _SHOWN, 'more line')}", style="dim"))
+    else:
+        out.say("Only bookkeeping changes." if plan.diff.everything else "The state stays as it is.")
+    _show_effects(out, handle, plan)
+
+
+def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
+    """What happens outside. All of it: who answers has to know what is undone."""
+    for title, style, found in (
+        ("Will be undone outside, in this order:", "yellow", plan.undo),
+        ("Cannot be undone, and stands in the way:", "bold red", plan.blocked),
+        ("Stays as it is outside:", "", plan.accepted),
+        ("Was undone before:", "dim", plan.undone),
+    ):
+        if found:
+            out.say(Text(title, style=style))
+            for number, one in enumerate(found, 1):
+                whose = f" of {clean(one.agent)}" if one.agent != handle.name else ""
+                line = Text(f"{number:>3}. ", style="dim").append(one.effect.id, style="yellow")
+                line.append(f" {call_of(one.effect)}{whose}")
+                used = f"also known to {', '.join(one.used_by)}" if one.used_by else ""
+                said = "; ".join(part for part in (one.why, used) if part)
+                out.say(line, Text(f": {clean(said)}" if said else "", style="dim"), wrap=True)
+    if plan.harmless:
+        out.say(Text(f"{count(len(plan.harmless), 'call')} changed nothing outside.", style="dim"))
+    for name, checkpoint in plan.children:
+        out.say(
+            "Child ", Text(clean(name), style="bold cyan"), " goes back to ", Text(checkpoint.short_id, style="yellow"),
+            f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip(), ".",
+        )  # fmt: skip
+
+
+def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan) -> None:
+    name, branch = handle.name, handle.branch_name
+    undone = f" {count(len(plan.undo), 'effect')} undone." if plan.undo else ""
+    out.say(
+        Text("Done. ", style="bold green"), f"{clean(name)}@{clean(branch)} is at ",
+        Text(head.short_id, style="yellow"), f" #{head.depth}, state {head.digest[:16]}.{undone}",
+    )  # fmt: skip
+    if plan.abandons:
+        where = name if branch == "main" else f"{name}@{branch}"
+        back = command("rollback", where, "--to", f"id:{plan.abandons[0].short_id}")
+        out.say(Text(f"To go forward again: {clean(back)}", style="dim"))
+
+
+def _as_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], *, done: bool) -> dict[str, Any]:
+    planned = plan.to_json()
+    return {
+        "agent": handle.name,
+        "branch": handle.branch_name,
+        "done": done,
+        "target": plan.target.to_json(),
+        "abandons": [checkpoint.to_json() for checkpoint in plan.abandons],
+        "changes": [change_json(change) for change in changes],
+        **{key: planned[key] for key in ("undo", "blocked", "accepted", "undone", "harmless", "children")},
+    }

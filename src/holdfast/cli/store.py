@@ -1,0 +1,305 @@
+"""``holdfast init``, ``verify`` and ``repair``: a new store, proving what is in one, and saving what is left of one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+from rich.text import Text
+
+import holdfast
+from holdfast import DrillReport, RepairReport, VerifyReport
+from holdfast.cli.exits import DAMAGED, FAILED
+from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_has_a_key
+from holdfast.cli.output import Output
+from holdfast.cli.session import Consent, DryRun, Flag, Given, Json, Name, Session, Yes, bars, shown
+from holdfast.cli.text import clean, count, size
+from holdfast.errors import BadOption, Damaged, StoreWentBack
+
+Objects = Annotated[
+    str | None,
+    Parameter(
+        metavar="PLACE",
+        show_default=False,
+        help="Where a store that is made now keeps large values: a directory, or a URL such as s3://bucket/prefix"
+        " (needs the extra objects). It stays so. [default: in the store's directory]",
+    ),
+]
+
+# Ids that a problem lists, and what else is listed for people; the JSON has all.
+_IDS = 6
+_LISTED = 20
+_SAVE = "`holdfast repair` says what can be saved, `holdfast repair --to DIR` makes a new store of it."
+_RESTORED = {
+    (False, False): Text("ok", style="green"),
+    (True, False): Text("lost", style="bold red"),
+    (True, True): Text("unknown", style="bold yellow"),
+}
+
+
+# -- init -----------------------------------------------------------------------------------------------------------
+
+
+def init(
+    place: Annotated[str | None, Parameter(show_default=False)] = None,
+    /,
+    *,
+    objects: Objects = None,
+    encrypt: Flag = False,
+    key_file: KeyFile = None,
+    key_env: KeyEnv = None,
+    key_command: KeyCommand = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Make a new store. Programs make theirs when they first open it; this is for one that needs an option.
+
+    Parameters
+    ----------
+    place
+        Its directory, or postgresql://... [default: --store, $HOLDFAST_STORE, or ./.holdfast]
+    encrypt
+        Encrypt it: with the key of $HOLDFAST_KEY, _FILE or _COMMAND, or with a passphrase that is asked for.
+    """
+    given = any(value is not None for value in (key_file, key_env, key_command))
+    if given and not encrypt:
+        raise BadOption("a key was named without --encrypt", hint="holdfast init PLACE --encrypt --key-file FILE")
+    if not encrypt and environment_has_a_key():
+        raise BadOption(
+            "a key is set in the environment, but --encrypt was not given",
+            hint="Add --encrypt, or unset HOLDFAST_KEY, HOLDFAST_KEY_FILE and HOLDFAST_KEY_COMMAND.",
+        )
+    asking = given or not environment_has_a_key()
+
+    def key() -> str | holdfast.keys.Secret | None:
+        return chosen(key_file, key_env, key_command, "Passphrase of the new store") if asking else None
+
+    where = place if place is not None else session.place
+    made = holdfast.keys.init(where, key if encrypt else False, objects=objects)
+    if json:
+        return session.json("init", store=made, encrypted=encrypt)
+    session.out.say(f"Made {'an encrypted' if encrypt else 'a'} store at {clean(made)}.")
+    if encrypt:
+        session.out.say("Whoever loses every key loses the store: keep a copy of the key.", wrap=True)
+    return 0
+
+
+# -- verify ---------------------------------------------------------------------------------------------------------
+
+
+def verify(
+    *agents: Name,
+    restore: Flag = False,
+    sample: Annotated[int, Parameter(metavar="N")] = 20,
+    place: Annotated[Path | None, Parameter(metavar="DIR", show_default=False)] = None,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Read everything in the store and prove every digest and the chain of checkpoints.
+
+    Ends with 5 when something is damaged, with 6 when nothing is known to be, and packs lie in a place that cannot be
+    reached now.
+
+    Parameters
+    ----------
+    agents
+        Check only these agents. [default: the whole store]
+    restore
+        Instead, restore a sample of checkpoints in a scratch place, as after a loss, and prove their digests: the
+        newest of each branch first, the others at random. The scratch place is removed.
+    sample
+        With --restore: how many checkpoints.
+    place
+        With --restore: where the scratch place is made. [default: beside the store]
+    """
+    if restore:
+        return _restore(session, agents, sample, place, json=json)
+    try:
+        with session.reading() as store:
+            names = [store.resolve(name)[0] for name in agents]
+            with bars(session.err) as progress:
+                report = store.verify(progress, names)
+            if json:
+                session.json("verify", store=store.place, **report.to_json())
+            else:
+                _print_verified(session.out, report)
+    except Damaged as error:  # so badly that it cannot even be opened
+        if "holdfast verify" in error.hint or not error.hint:
+            error.hint = _SAVE
+        if not json:
+            raise
+        problem = {"what": ", ".join(error.what) or "store", "detail": error.message, "agent": "", "affected": []}
+        found = {"ok": False, "checked": {}, "problems": [problem], "affected": [], "unreachable": []}
+        session.json("verify", store=shown(session.place), **found)
+        return DAMAGED
+    return 0 if report.ok else DAMAGED if report.problems else FAILED
+
+
+def _print_verified(out: Output, report: VerifyReport) -> None:
+    checked = [
+        size(number) if what == "bytes" else count(number, what.removesuffix("s").replace("_", " "))
+        for what, number in report.checked.items()
+    ]
+    out.say(f"Checked {', '.join(checked)}.", wrap=True)
+    if report.ok:
+        out.say(Text("Everything is as it was written.", style="bold green"))
+        return
+    for away in report.unreachable:
+        what = f"{count(away.packs, 'pack')} and {count(len(away.checkpoints), 'checkpoint')} could not be looked at: "
+        out.say(Text(what, style="bold yellow"), clean(away.detail))
+        _ids(out, away.checkpoints)
+        out.say(f"  {clean(away.hint)}")
+    if not report.problems:
+        out.say("Everything else is as it was written.")
+        return
+    out.say(Text(f"{count(len(report.problems), 'problem')} found.", style="bold red"))
+    for problem in report.problems:
+        whose = f" ({clean(problem.agent)})" if problem.agent else ""
+        out.say(Text(f"  {clean(problem.what)}{whose}: ", style="red"), clean(problem.detail))
+        _ids(out, problem.affected)
+    if report.affected:
+        others = "" if report.unreachable else "; the others are proven"
+        out.say(f"{count(len(report.affected), 'checkpoint')} cannot be trusted{others}.")
+    out.say('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')
+    out.say(_SAVE)
+
+
+def _ids(out: Output, checkpoints: list[str]) -> None:
+    if checkpoints:
+        ids = ", ".join(one[:12] for one in checkpoints[:_IDS])
+        more = len(checkpoints) - _IDS
+        out.say(Text(f"    checkpoints: {ids}{f' and {more} more' if more > 0 else ''}", style="yellow"))
+
+
+def _restore(session: Session, agents: tuple[str, ...], sample: int, place: Path | None, *, json: bool) -> int:
+    with session.reading() as store, bars(session.err) as progress:
+        names = [store.resolve(name)[0] for name in agents]
+        report = store.drill(names, sample=sample, place=place, progress=progress)
+    if json:
+        session.json("verify.restore", **report.to_json())
+    else:
+        _print_restored(session.out, report)
+    lost = any(one.problem and not one.unknown for one in report.checkpoints)
+    return 0 if report.ok else DAMAGED if lost else FAILED
+
+
+def _print_restored(out: Output, report: DrillReport) -> None:
+    failed = [one for one in report.checkpoints if one.problem]
+    good = [one for one in report.checkpoints if not one.problem]
+    rows = [
+        (
+            _RESTORED[bool(one.problem), one.unknown],
+            Text(clean(one.agent), style="bold cyan"),
+            f"#{one.depth}",
+            one.id[:12],
+            clean(one.problem or one.label),
+        )
+        for one in (*failed, *good[:_LISTED])
+    ]
+    if rows:
+        out.columns(("", "agent", "depth", "id", "label"), rows, right=(2,))
+    if len(good) > _LISTED:
+        out.say(f"and {len(good) - _LISTED:,} more that came back; --json has all.")
+    done = f"{len(good)} of {count(len(report.checkpoints), 'checkpoint')} restored and proven"
+    out.say(
+        Text(f"{done} ({size(report.bytes)}).", style="bold red" if failed else "bold green"),
+        f" The store has {report.total:,}.",
+    )
+
+
+# -- repair ---------------------------------------------------------------------------------------------------------
+
+
+def repair(
+    *,
+    to: Annotated[str | None, Parameter(metavar="DIR", show_default=False)] = None,
+    trust_older: Flag = False,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Copy what is intact of a damaged store into a new one, and say what is lost.
+
+    The damaged store is not changed. Without --to it only says what could be saved. Ends with 5 when something is lost.
+
+    Parameters
+    ----------
+    to
+        Where the new store goes. Nothing may be there yet.
+    trust_older
+        Instead, take a store as it is that is older than it was when it was last used here: for a backup that was put
+        back on purpose. Says what is missing, and asks.
+    """
+    if trust_older:
+        if to is not None:
+            raise BadOption("--trust-older and --to", hint="One takes the store as it is, the other makes a new one.")
+        return _trust(session, Consent(session, dry_run=dry_run, yes=yes, json=json), json=json)
+    with bars(session.err) as progress:
+        report = holdfast.repair(session.place, None if dry_run else to, progress=progress)
+    if json:
+        session.json("repair", **report.to_json())
+    else:
+        _print_repaired(session.out, report)
+    return 0 if report.whole else DAMAGED
+
+
+def _trust(session: Session, consent: Consent, *, json: bool) -> int:
+    missing, trusted = "", False
+    try:
+        with session.reading() as store:
+            place = store.place
+    except StoreWentBack as error:
+        missing, place = error.lost, shown(session.place) or ""
+        if not json:
+            session.out.say(f"Not in this store any more: {clean(missing)}.", wrap=True)
+        trusted = consent.given("Use it as it is from now on?")
+    if trusted:
+        with holdfast.open(session.place, create=False, inert=True, trust_older=True) as store:
+            place = store.place
+    if json:
+        session.json("repair.trust-older", store=place, trusted=trusted, missing=missing)
+    elif not missing:
+        session.out.say("There is nothing to decide: the store is as new as it was.")
+    elif trusted:
+        session.out.say("Trusted: the store is used as it is.")
+    return consent.code
+
+
+def _print_repaired(out: Output, report: RepairReport) -> None:
+    _list(out, "What is wrong with the files:", report.problems)
+    # Of many agents, those that something is lost of: the others are fine.
+    many = len(report.agents) > _LISTED
+    for agent in report.agents:
+        if many and agent.whole:
+            continue
+        kept = f"{count(agent.checkpoints, 'checkpoint')}, {count(agent.effects, 'effect record')}"
+        out.say(Text(clean(agent.name), style="bold cyan"), f": {kept}", " kept." if report.to else " can be kept.")
+        lost = [f"checkpoint {one.id[:12]} {one.label!r}: {one.why}" for one in agent.lost_checkpoints]
+        _list(out, "  Lost:", [*agent.lost, *lost], indent="    ")
+    if many:
+        out.say(f"{sum(agent.whole for agent in report.agents):,} of {count(len(report.agents), 'agent')} are whole.")
+    _list(out, "Gone without a trace of whose it was:", report.missing)
+    if report.older:
+        out.say(
+            Text("This is an older copy of the store than the one that was last used here. ", style="bold red"),
+            f"Not in it: {clean(report.older)}.",
+        )
+        out.say("If there is a newer one, save that. If this was put back on purpose: `holdfast repair --trust-older`.")
+    if report.whole:
+        out.say(Text("Nothing is lost.", style="bold green"))
+    if report.to is None:
+        out.say(Text("Nothing was written.", style="bold"), " Add --to DIR to make the new store.")
+    else:
+        out.say(f"The new store is {clean(str(report.to))}. The damaged one was not changed.")
+
+
+def _list(out: Output, title: str, lines: list[str], indent: str = "  ") -> None:
+    if not lines:
+        return
+    out.say(Text(title, style="bold"))
+    for line in lines[:_LISTED]:
+        out.say(indent + clean(line))
+    if len(lines) > _LISTED:
+        out.say(f"{indent}and {len(lines) - _LISTED} more (--json has all)")
