@@ -292,7 +292,10 @@ class Store:
         takeover: bool = False,
         also: Callable[[Change, Branch], Branch] | None = None,
     ) -> Lease:
-        """Become the writer of a branch. ``also`` writes on it in the same transaction, and gives what it is then."""
+        """Become the writer of a branch. ``also`` writes on it in the same transaction, and gives what it is then.
+
+        It raises where the branch is not the one that was read any more.
+        """
         _ = self._db.writers  # says why, if the store cannot be written
         view = self._db.view
 
@@ -307,9 +310,9 @@ class Store:
             now = change.branch_at(branch.b)
             if not now.a:
                 raise UnknownAgent(f"agent {name!r} was removed")
+            new = also(change, now) if also is not None else now
             if now.generation != generation:
                 raise Refused("somebody else has become the writer")
-            new = also(change, now) if also is not None else now
             change.move(now, new._replace(generation=now.generation + 1))
             # An entry of its own, so that a store that has lost this step is older than its witness says.
             said = {"what": "open", "branch": branch.name, "b": branch.b, "generation": now.generation + 1}
@@ -317,7 +320,7 @@ class Store:
 
         return self._db.leases.take(
             branch.uuid,
-            lambda: view.branch_at(branch.b).generation,
+            lambda: view.branch_at(branch.b).generation if also is None else branch.generation,
             rise,
             {"agent": name, "branch": branch.name},
             b=branch.b,

@@ -346,8 +346,9 @@ class Store(below.Store):
         """
         self._check_open()
         self.flush()
-        view, found = self._db.view, opened.candidates(self._db.view, now_us())
-        branches = sorted((one.a, one.b, one) for one in map(view.branch_at, found) if one.a)
+        view = self._db.view
+        found = [view.branch_at(b) for b, _ in opened.candidates(view, now_us())]
+        branches = sorted((one.a, one.b, one) for one in found if one.a)
         return [
             info for a, _, branch in branches for info in runs_of(View(self, view.agent_at(a), branch), only_due=True)
         ]
