@@ -176,10 +176,13 @@ def _abandon(steps: Steps, given: list[Any]) -> None:
 
 def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     """The steps of one call, with the checkpoint that the tool asked for."""
-    if tool.checkpoint == "before":
+    when = tool.checkpoint
+    if when is not None and not lane.scope.keeps(tool):
+        when = None
+    if when == "before":
         yield Keep(lane, f"before {tool.name}")
     result = yield from _perform(lane, tool, args, kwargs)
-    if tool.checkpoint == "after":
+    if when == "after":
         yield Keep(lane, f"after {tool.name}")
     return result
 
@@ -493,7 +496,7 @@ class Live:
         if not gate.failed(self, breaker, why):
             return
         log.warning("the breaker %s of %s opened: %s", gate.name, self.scope.agent.name, why)
-        if breaker.checkpoint:
+        if breaker.checkpoint and self.scope.run_id:
             try:
                 yield Keep(self.lane, f"breaker {gate.name} opened"[:LABEL_MAX], placed=False)
             except InputError as unsaved:  # of the state: it was a courtesy, and the program will be told at its own

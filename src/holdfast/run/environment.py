@@ -179,8 +179,7 @@ def _mode_of(agent: Any) -> str:
     notes = notes_of(agent)
     by_hand = notes.find("mode", _WHO)
     mode = str(by_hand.value["mode"]) if by_hand is not None else (notes.modes or (NORMAL,))[0]
-    for breaker in notes.all("breaker").values():
-        state = breaker.value
+    for state in notes.all("breaker"):
         set_since = by_hand is None or state.get("opened", 0) >= by_hand.number
         if state["state"] != "closed" and state.get("mode") and set_since:
             mode = max(mode, state["mode"], key=lambda name: _rank(notes.modes, name))

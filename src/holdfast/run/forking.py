@@ -197,7 +197,7 @@ class ForkPlan:
         with host.executing():
             yield Work(lambda: host.loop.read(Past(host.ledger.records())))
             left = yield from settle_all(host.loop, calls, TOOLS.find)
-            host.loop.restart(host.ledger.count, "")
+            host.loop.restart(host.ledger.count)
         if left:
             raise in_doubt(host.loop, left)
 

@@ -116,8 +116,7 @@ class AgentHost:
     def loop(self) -> Loop:
         """The use of this agent outside of runs."""
         if self._loop is None:
-            head = self.handle.head
-            self._loop = Loop(self, position_of(head), head.id if head is not None else "")
+            self._loop = Loop(self, position_of(self.handle.head))
         return self._loop
 
     def moved(self) -> None:
@@ -125,8 +124,7 @@ class AgentHost:
         self.base = None
         self._rows.clear()
         if self._loop is not None:  # perhaps in use at this moment
-            head = self.handle.head
-            self._loop.restart(position_of(head), head.id if head is not None else "")
+            self._loop.restart(position_of(self.handle.head))
         if self._companions is not None:
             self._companions.restore()
 
@@ -214,7 +212,7 @@ class AgentHost:
 
         return self.capture(f"run {record.function}", note, stowed)
 
-    def save(self, label: str, record: Callable[[bytes, bytes], rec.Saved]) -> Callable[[], Checkpoint]:
+    def save(self, label: str, record: Callable[[bytes, bytes], rec.Record]) -> Callable[[], Checkpoint]:
         """Take a checkpoint. ``record(id, digest)`` goes with it."""
         return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))])
 

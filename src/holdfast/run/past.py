@@ -228,6 +228,8 @@ class RunPast:
         elif isinstance(record, rec.Note):
             if record.what == "resume":
                 self.end, self.back = None, False
+            elif record.what == "auto":  # of a breaker that opened in it
+                self.checkpoints.add(bytes.fromhex(record.name))
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -472,9 +474,6 @@ class Past:
             self.notes[record.what, record.name] = record
             if record.what == CLAIMED and record.name in self._loose:
                 self._loose[record.name].path = record.path
-            newest = next(reversed(self.runs.values()), None)
-            if record.what == "auto" and newest is not None and newest.end is None:
-                newest.checkpoints.add(bytes.fromhex(record.name))  # of a breaker that opened in it
         run = self.runs.get(record.run)
         if run is not None and isinstance(record, rec.Begin):
             self._replaced.append(self.runs.pop(record.run))

@@ -406,7 +406,7 @@ def _execute(
         yield Work(agent.finish(end, kept, f"run {made.name} finished"))
         agent.whole = True
         if resumed:  # what it had left, should it have failed before, is its own again
-            agent.loop.restart(agent.ledger.count, "")
+            agent.loop.restart(agent.ledger.count)
         return fetch(kept.value, agent.ledger, agent.registry)
     except BaseException as error:
         try:
@@ -507,7 +507,7 @@ def traced(agent: AgentHost, this: RunPast, watch: watchers.Watch, *, resumed: b
 def ended(agent: AgentHost) -> None:
     """A run has ended without finishing: the branch is free, and what it has done is left to whoever comes next."""
     agent.whole = True
-    agent.loop.restart(agent.ledger.count, "")
+    agent.loop.restart(agent.ledger.count)
 
 
 def cancel(agent: AgentHost, id: str, by: str) -> Steps:

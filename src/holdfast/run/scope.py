@@ -145,6 +145,10 @@ class Scope(ABC):
     def several(self) -> None:
         self.order.several()
 
+    def keeps(self, tool: Tool) -> bool:  # noqa: ARG002 - a plain loop names it
+        """Whether a checkpoint is taken around the calls of a tool that asks for that."""
+        return True
+
     def give_up(self) -> None:
         """Somebody cancels the run itself. It will be executed again, and come by here without that."""
         self.given_up = True

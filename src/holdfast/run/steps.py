@@ -16,7 +16,6 @@ from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from holdfast.codec.values import encode
 from holdfast.run import records as rec
 from holdfast.run import resilience
 from holdfast.run.arguments import Stowed
@@ -240,43 +239,34 @@ class Park(Request):
 
 
 class Keep(Request):
-    """Take a checkpoint that the program did not ask for: a tool or a breaker did.
+    """Take a checkpoint that the program of a run did not ask for: a tool or a breaker did.
 
-    In a run a tool's has a position like any other. A breaker's has none, because it does not open again when the run
-    is executed again; nor has any outside of runs.
+    A tool's has a position like any other. A breaker's (not ``placed``) has none, because it does not open again when
+    the run is executed again: a note says that the run has taken it.
     """
 
     def __init__(self, lane: Lane, label: str, *, placed: bool = True) -> None:
-        self.lane, self.label = lane, label
-        self.scope: Any = lane.scope
-        self.placed = placed and bool(lane.scope.run_id)
+        self.lane, self.label, self.placed = lane, label, placed
+        self.run: Any = lane.scope
 
     def now(self) -> None:
         if self.placed:
-            drive(self.scope.checkpoint(self.lane, self.label))
+            drive(self.run.checkpoint(self.lane, self.label))
         else:
             self._fixed()()
 
     async def later(self) -> None:
         if self.placed:
-            await drive_later(self.scope.checkpoint_later(self.lane, self.label))
+            await drive_later(self.run.checkpoint_later(self.lane, self.label))
         else:
             await Work(self._fixed()).later()
 
     def _fixed(self) -> Callable[[], Any]:
-        """What writes the state of this moment, with a note: the program may not know yet what was done before it.
-
-        After a load of this checkpoint that can still be claimed (``resilience.since_of``).
-        """
-        known_to = getattr(self.scope, "since", None)
-        agent = self.scope.agent
-        at = clock_of(agent).wall_us()
-        value = encode(known_to)
-        write: Callable[[], Any] = agent.save(
-            self.label, lambda made, _digest: rec.Note(at, "", "auto", made.hex(), value)
+        """What writes the state of this moment."""
+        at, path = clock_of(self.run.agent).wall_us(), f"{self.lane.path}!"
+        write: Callable[[], Any] = self.run.agent.save(
+            self.label, lambda made, _digest: rec.Note(at, self.run.run_id, "auto", made.hex(), None, path + made.hex())
         )
-        if known_to is not None:
-            self.scope.since = known_to  # the program has taken none itself
         return write
 
 
