@@ -315,19 +315,22 @@ class _Mending:
         self._report.agents = list(self._agents.values())
 
     def _complete_lines(self) -> None:
-        """Records that are gone get stand-ins that say nothing, so that those after them keep their places."""
+        """Records that are gone get stand-ins that say nothing, so that those after them keep their places.
+
+        Below a gap goes what is certainly of the same line: what was written on the same branch, or what a checkpoint
+        before one that rests on the gap speaks of. Records of other stores have no branch here: they may be anybody's.
+        """
         found, records = self.found, self.found.records
-        spoken = [(one.i - 1, one.prev, one.b) for one in records.values()]
-        spoken += [(branch.records, branch.line, branch.b) for branch in found.branches.values()]
-        fresh = max([*records, *(r for _, r, _ in spoken), self._rescue.floors.get("record", 0), 0])
+        lost = self._gaps()
+        fresh = max([*records, *lost, self._rescue.floors.get("record", 0), 0])
         changed: dict[int, Record] = {}
-        for i, r, b in sorted(spoken):
-            if r in records or not 0 < i <= r:  # handles are given upwards, so there are not more records than that
+        for i, r, b in sorted((i, r, b) for r, (i, b, _) in lost.items()):
+            if not 0 < i <= r:  # handles are given upwards, so there are not more records than that
                 continue
-            began = found.rows.get(found.find(self._told.begun.get((b, 0))))
-            inherited = [records[began.line]] if began is not None and began.line in records else []
-            own = [one for one in records.values() if one.b == b]
-            below = max((one for one in own + inherited if one.i < i), key=lambda one: one.i, default=None)
+            speakers = lost[r][2]
+            spoken = {row.line for n in found.above(speakers) if (row := found.rows.get(n)) is not None}
+            certain = [one for one in records.values() if (b and one.b == b) or one.r in spoken]
+            below = max((one for one in certain if one.i < i), key=lambda one: one.i, default=None)
             first, above = (below.i + 1, below.r) if below is not None else (1, 0)
             if i - first > _LOST_MAX:
                 continue
@@ -336,16 +339,36 @@ class _Mending:
                 made = Record(r if at == i else fresh, above, 0, at, b, 0, LOST, _LOST, [], b"")
                 records[made.r] = changed[made.r] = made
                 above = made.r
-            name = f"branch {found.branches[b].name!r}" if b in found.branches else f"branch {b}"
-            if self._owners.get(b) in self._agents:
+            name = f"branch {found.branches[b].name!r}" if b in found.branches else f"branch {b}" if b else "a line"
+            whose = [self._owners[b]] if b in self._owners else [a for a, seen in self._seen.items() if seen & speakers]
+            for a in whose:
                 text = f"{name}: record(s) {first} to {i} of what happened outside are lost"
-                self._agents[self._owners[b]].lost.append(text)
+                self._agents[a].lost.append(text)
         for record in sorted(records.values(), key=lambda one: one.i):
             before = records.get(record.prev)
             back = 0 if before is None else before.r if before.marked else before.back
             if record.back != back:
                 records[record.r] = changed[record.r] = record._replace(back=back)
         self._put_records(list(changed.values()))
+
+    def _gaps(self) -> dict[int, tuple[int, int, set[int]]]:
+        """The records that are gone: number, branch, and the checkpoints and heads whose lines lead there."""
+        found, records = self.found, self.found.records
+        lost: dict[int, tuple[int, int, set[int]]] = {}
+        below: dict[int, int] = {}  # the first that is gone at or below a record
+        for one in sorted(records.values(), key=lambda one: one.i):
+            below[one.r] = below.get(one.prev, one.prev)
+            if one.prev and one.prev not in records:
+                lost.setdefault(one.prev, (one.i - 1, one.b, set()))
+        for branch in found.branches.values():
+            if branch.line and branch.line not in records:
+                lost.setdefault(branch.line, (branch.records, branch.b, set()))
+        ends = [(row.line, n) for n, row in found.rows.items()]
+        for line, n in [*ends, *((branch.line, branch.head) for branch in found.branches.values())]:
+            gone = below.get(line, line)
+            if gone in lost:
+                lost[gone][2].add(n)
+        return lost
 
     def _prove_values(self) -> None:
         """Of the long values that records name, those that can be read stay; that something happened stays anyway."""
