@@ -5,7 +5,7 @@ its database. What always holds: everything in the new store was proven; a check
 and named; one that only rested on such a one stays if its state can be had otherwise, and stands alone then; where a
 branch's head is lost, the branch ends at its newest checkpoint that is not; refs whose rows are lost are derived from
 the log and from the checkpoints. Ids stay what they are, with one exception: an id covers the records of what happened
-outside before it, so where one of these is lost, what came after it is on a branch ``recovered-N``, with new ids.
+outside before it, so where one of these is lost, what came after it has new ids.
 """
 
 from __future__ import annotations
@@ -250,7 +250,6 @@ class _Mending:
         self._owners: dict[int, int] = {}  # branch -> agent
         self._places: dict[bytes, int] = {}  # id -> number of what stays
         self._renewed: dict[bytes, bytes] = {}  # ids that have become others
-        self._new_ids: set[bytes] = set()
         self._said: list[tuple[int, Body]] = []
 
     # -- checkpoints and records ----------------------------------------------------------------------------
@@ -510,18 +509,12 @@ class _Mending:
             id = identity(raw)
             new = NewCheckpoint(id, raw, self.view.operations(point), row.key, bool(row.sealed))
             above = self._places.get(parent, 0) if row.parent else 0
-
-            def put(change: Change, n: int = n, new: NewCheckpoint = new, above: int = above, end: End = end) -> int:
-                change.delete("loose", "n", [n])
-                return change.put_checkpoint(new, above, end.line, 0, 0)
-
-            m = self.db.change(put)
+            m = self.db.change(partial(_again, n=n, new=new, place=(above, end.line, row.b, row.epoch)))
             del found.rows[n], self._places[known.id]
             found.stretches[row.b, row.epoch].discard(n)
             found.add_row(self.view.row(m))
             proof.known[m] = known._replace(id=id, parent=parent, effects=end.position)
             self._renewed[known.id], self._places[id], self._parents[id] = id, m, parent
-            self._new_ids.add(id)
             why = f"it speaks of records that are lost; its state is kept as {id.hex()[:12]}"
             for a, seen in self._seen.items():
                 if n in seen:
@@ -617,9 +610,6 @@ class _Mending:
             head = self._nearest(stood) or self._before(b, epoch, old.depth)
         lines = (newest, old.line, found.rows[head].line if head else 0)
         end = max((self._lines.end(r) or BEGINNING for r in lines), key=lambda one: one.records)
-        beyond = head
-        while head and proof.known[head].id in self._new_ids:
-            head = found.rows[head].parent or found.shallow.get(head, 0)
         new = self._standing(old, head, end)
         derived = proof.known[tip].id if tip else made.to if made is not None else None
         whole = made is not None and (made.a, made.uuid, made.epoch) == (a, old.uuid, epoch) and self._told.whole(b)
@@ -633,16 +623,6 @@ class _Mending:
             told.append(f"{called}: {row.depth - new.depth} checkpoint(s) {where} cannot be trusted")
             ends = f"its head is lost; it ends at #{new.depth} now" if head else "all of it is lost; it is empty now"
             told.append(f"{called}: {ends}")
-        if beyond != head:
-            body = {"created": now_us(), "from": proof.known[beyond].id, "recovered": b}
-            fresh, number = max([*self._owners, *found.branches, *found.retired]) + 1, 1
-            while (name := f"recovered-{number}") in self._taken[a] | self._told.tags[a].keys():
-                number += 1
-            other = Branch(fresh, a, name, uuid.uuid4().bytes, body, 0, b"", 0, 0, *BEGINNING, 0, 0)
-            found.branches[fresh] = other = self._standing(other, beyond, end)
-            self._taken[a].add(name)
-            self._say_branch(other, other, begins=True)
-            told.append(f"{called}: what was saved beyond lost records is on {name!r}, with new ids")
 
     def _lost_branch(self, b: int, a: int, made: Made | None, epoch: int) -> Branch:
         """A branch whose row is lost, as far as the log tells of it."""
@@ -759,3 +739,9 @@ class _Mending:
     def _open(self, change: Change) -> None:
         for agent in self.found.agents.values():
             settle(change, change.branches(agent.a))
+
+
+def _again(change: Change, n: int, new: NewCheckpoint, place: tuple[int, int, int, int]) -> int:
+    """Write a checkpoint in the place of another one."""
+    change.delete("loose", "n", [n])
+    return change.put_checkpoint(new, *place)
