@@ -262,7 +262,7 @@ def test_everything_is_put_back(tmp_path):
     changed = state()
     assert [name for name in before if before[name] == changed[name]] == []
     with holdfast.crash.install(to=tmp_path / "elsewhere", sidecar=False) as second:
-        assert second.folder == first.folder == tmp_path
+        assert second.folder == first.folder == tmp_path / "elsewhere"
     assert state() == changed  # the first is still there
     first.remove()
     first.remove()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import socket
 import sys
 import threading
@@ -27,6 +26,7 @@ from holdfast.crash import (
     census,
     deadlocks,
     exceptions,
+    folder,
     kinds,
     known,
     logs,
@@ -85,10 +85,10 @@ def add_part(kind: str, name: str, give: Part) -> Callable[[], None]:
     return remove
 
 
-def go_to(folder: Callable[[], Path]) -> Callable[[], None]:
+def go_to(place: Callable[[], Path]) -> Callable[[], None]:
     """Where dumps go when ``capture`` is not told, until the function that is returned is called."""
-    _folders.append(folder)
-    return partial(_folders.remove, folder)
+    _folders.append(place)
+    return partial(_folders.remove, place)
 
 
 def capture(
@@ -111,7 +111,7 @@ def capture(
     """
     limits = limits or Limits()
     began = monotonic()
-    path = _place(to, why or trigger)
+    path = folder.new_file(to if to is not None or not _folders else _folders[-1](), os.getpid(), why or trigger)
     frame = sys._getframe(1)  # noqa: SLF001 (the documented way)
     if thread is not None:
         frame = sys._current_frames().get(thread, frame)  # noqa: SLF001 (the documented way)
@@ -126,21 +126,6 @@ def capture(
     finally:
         _holder.clear()
         _lock.release()
-
-
-def default_folder() -> Path:
-    """Where dumps go when nobody says: $HOLDFAST_DUMPS, else `dumps` in the store of this place, else `dumps` here."""
-    named = os.environ.get("HOLDFAST_DUMPS")
-    if named:
-        return Path(named)
-    store = os.environ.get("HOLDFAST_STORE")
-    if store and (Path(store) / "store.db").is_file():
-        return Path(store) / "dumps"
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / ".holdfast").is_dir():
-            return folder / ".holdfast" / "dumps"
-    return here / "dumps"
 
 
 class _Capture:
@@ -240,6 +225,7 @@ class _Capture:
                 "trigger": trigger[:100],
                 "at": time.time(),
                 "pid": os.getpid(),
+                "began": system.began(os.getpid()),
                 "host": socket.gethostname()[:200],
                 "program": [shapes.exact_text(item, 1000) for item in sys.argv[:50]],
                 "python": sys.version.split()[0],
@@ -463,16 +449,3 @@ def _collector_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _place(to: str | os.PathLike[str] | None, why: str) -> Path:
-    place = Path(to) if to is not None else _folders[-1]() if _folders else default_folder()
-    if place.suffix == kinds.SUFFIX:
-        return place
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise DumpFailed(f"the folder for dumps {place} cannot be made: {error.strerror}") from error
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    slug = re.sub(r"[^a-z0-9]+", "-", why.lower())[:40].strip("-") or "dump"
-    return place / f"{stamp}-{os.getpid()}-{slug}-{os.urandom(2).hex()}{kinds.SUFFIX}"
