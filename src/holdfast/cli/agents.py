@@ -8,19 +8,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from holdfast import AgentInfo
-from holdfast.cli.session import (
-    Consent,
-    DryRun,
-    Flag,
-    Given,
-    Json,
-    Limit,
-    Name,
-    Pattern,
-    Yes,
-    limited,
-    reader,
-)
+from holdfast.cli.session import ASKS, Consent, Flag, Given, Json, Limit, Name, Pattern, limited, reader
 from holdfast.cli.text import ago, clean, count, now, shorten, size
 from holdfast.errors import BadOption, command
 
@@ -131,9 +119,7 @@ def remove(
     /,
     *,
     with_copies: Flag = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Remove an agent with its whole history. There is no way back.
@@ -146,13 +132,12 @@ def remove(
     with_copies
         Remove those who see some of its checkpoints, too.
     """
-    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
     with session.writing() as store:
         name, revision = store.resolve(agent)
         if revision:
             raise BadOption(f"{agent!r} names a revision; only whole agents are removed", hint="Give the NAME alone.")
         found = store.remove(name, dry_run=True, with_copies=with_copies)
-        if not json:
+        if not consent.json:
             session.out.say(
                 Text(clean(name), style="bold cyan"), f" has {count(found.checkpoints, 'checkpoint')}",
                 f" and {count(found.events, 'event')}.",
@@ -162,13 +147,13 @@ def remove(
                 session.out.say("--with-copies removes them, too.")
             if found.copies:
                 session.out.say(f"Agents that go with it: {', '.join(map(clean, found.copies))}.")
-        if consent.given("Remove it for good?"):
+        if consent.given(session, "Remove it for good?"):
             found = store.remove(name, with_copies=with_copies)
-        if json:
+        if consent.json:
             session.json("remove", **found.to_json())
         elif found.done:
             session.out.say(Text("Removed. ", style="bold green"), f"The store is {size(found.freed_bytes)} smaller.")
-    return consent.code
+    return consent.code(done=found.done)
 
 
 def events(agent: Name, /, *, limit: Limit = None, json: Json = False, session: Given) -> int:

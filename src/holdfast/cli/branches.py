@@ -19,9 +19,9 @@ from holdfast.cli.exits import ATTENTION
 from holdfast.cli.output import Output
 from holdfast.cli.programs import Load, load, writing
 from holdfast.cli.session import (
+    ASKS,
     Bookkeeping,
     Consent,
-    DryRun,
     Flag,
     Given,
     Json,
@@ -31,7 +31,6 @@ from holdfast.cli.session import (
     Ref,
     Session,
     Wait,
-    Yes,
     is_pattern,
     limited,
     on_branch,
@@ -242,10 +241,8 @@ def rollback(
     accept: Annotated[tuple[str, ...], Parameter(metavar="NAME", negative="", show_default=False)] = (),
     bookkeeping: Bookkeeping = False,
     load: Load = (),
-    dry_run: DryRun = False,
-    yes: Yes = False,
     wait: Wait = 0.0,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Move a branch back to an earlier checkpoint, and undo what the agent did outside since.
@@ -263,25 +260,24 @@ def rollback(
     load
         A module or file.py with the tools that undo. Nothing is imported unless it is named here.
     """
-    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
     with ExitStack() as held:
         handle = _handle(held, session, agent, load, wait, writes=consent.possible)
         plan = handle.plan_rollback(to, accept=accept)
         changes = plan.diff.everything if bookkeeping else plan.diff.changes
-        if not json:
+        if not consent.json:
             _show(session.out, handle, plan, changes)
-        if plan.blocked and not dry_run:
+        if plan.blocked and not consent.dry_run:
             said = count(len(plan.blocked), "effect stands", "effects stand")
             raise RollbackBlocked(f"{said} in the way; nothing was changed")
-        if plan.blocked and not json:
+        if plan.blocked and not consent.json:
             session.out.say(_WAY_OUT, wrap=True)
-        done = consent.given("Roll back?")
+        done = consent.given(session, "Roll back?")
         head = plan.apply() if done else None
-        if json:
+        if consent.json:
             session.json("rollback", **_as_json(handle, plan, changes, done=done))
         elif head is not None:
             _done(session.out, handle, head, plan)
-    return ATTENTION if plan.blocked else consent.code
+    return ATTENTION if plan.blocked else consent.code(done=done)
 
 
 def _handle(

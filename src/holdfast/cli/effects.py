@@ -11,7 +11,7 @@ from holdfast import Agent, Effect, Store
 from holdfast.cli.complete import revisions
 from holdfast.cli.output import Output
 from holdfast.cli.programs import given_json
-from holdfast.cli.session import Flag, Given, Json, Limit, OnBranch, Session, Wait, is_pattern, limited, reader, writer
+from holdfast.cli.session import Flag, Given, Json, Limit, OnBranch, Wait, is_pattern, limited, reader, writer
 from holdfast.cli.text import ago, clean, count, now, shorten
 from holdfast.cli.values import as_json, text_of
 from holdfast.errors import BadOption, command
@@ -20,6 +20,7 @@ NO_DOUBT = "Nothing is in doubt."
 _CALL_CHARACTERS = 100
 _RESULT_CHARACTERS = 80
 _ALL = 2**62
+_HEADS = ("effect", "when", "status", "kind", "call", "result")
 _STYLES = {
     "done": "green", "in doubt": "bold red", "open": "yellow", "failed": "red", "lost": "red", "not done": "dim",
     "undone": "magenta",
@@ -58,48 +59,38 @@ def list_(
     """
     with session.reading() as store:
         most = limited(limit, json=json)
+        name = branch = None
         if agent is None or is_pattern(agent):
             if run is not None:
                 raise BadOption("whose run is it?", hint="Name the agent: holdfast effects NAME --run ID.")
-            _list_many(session, store, agent, most, in_doubt=in_doubt, full=full, json=json)
-            return 0
-        handle, since = _looking(store, agent)
-        found = handle.effects(since=since or None, run=run)
-        if run is not None and not found and run not in {info.id for info in handle.runs()}:
-            raise BadOption(f"{handle.name} has no run {run!r}", hint=f"See `{command('runs', handle.name)}`.")
-        found = [one for one in found if not in_doubt or one.status == "in doubt"]
-        shown = found[-most:] if most is not None else found
+            page = store.effects(agent, in_doubt=in_doubt, limit=most)
+            shown, more = list(page), page.more
+        else:
+            handle, since = _looking(store, agent)
+            name, branch = handle.name, handle.branch_name
+            found = handle.effects(since=since or None, run=run)
+            if run is not None and not found and run not in {info.id for info in handle.runs()}:
+                raise BadOption(f"{name} has no run {run!r}", hint=f"See `{command('runs', name)}`.")
+            found = [one for one in found if not in_doubt or one.status == "in doubt"]
+            shown = found[-most:] if most is not None else found
+            more = len(found) - len(shown)
         if json:
             listed = [effect_json(one, full=full) for one in shown]
-            more = len(found) - len(shown)
-            return session.json("effects", agent=handle.name, branch=handle.branch_name, effects=listed, more=more)
-        if in_doubt and not found:
-            session.out.say(NO_DOUBT)
+            return session.json("effects", agent=name, branch=branch, effects=listed, more=more)
+        out = session.out
+        if shown:
+            _print(out, shown, whose=name is None, placed=run is not None, full=full)
+        elif in_doubt:
+            out.say(NO_DOUBT)
         else:
-            _print(session.out, handle, shown, len(found) - len(shown), full=full, placed=run is not None)
+            who = f"{clean(name)} has done nothing" if name is not None else "Nothing was done"
+            out.say(f"{who} outside that is recorded.")
+        if more and name is None:
+            rest = f"More on up to {count(more, 'branch', 'branches')}; -n 0 shows all, --in-doubt or a pattern some."
+            out.say(Text(rest, style="dim"))
+        elif more:
+            out.say(Text(f"{count(more, 'older call')}; -n 0 shows all.", style="dim"))
     return 0
-
-
-def _list_many(
-    session: Session, store: Store, pattern: str | None, limit: int | None, *, in_doubt: bool, full: bool, json: bool
-) -> None:
-    """What many agents did, the newest first."""
-    out, found = session.out, store.effects(pattern, in_doubt=in_doubt, limit=limit)
-    if json:
-        entries = [effect_json(one, full=full) for one in found]
-        session.json("effects", agent=None, branch=None, effects=entries, more=found.more)
-        return
-    if not found:
-        out.say(NO_DOUBT if in_doubt else "Nothing was done outside that is recorded.")
-        return
-    rows = [[Text(_whose(one), style="bold cyan"), *_row(one)] for one in found]
-    out.columns(("agent", "effect", "when", "status", "kind", "call", "result"), rows)
-    doubtful = [one for one in found if one.status == "in doubt"]
-    if doubtful:
-        _advise(out, _whose(doubtful[0]), doubtful, "in doubt", _ASK_PROBE, _NOT_DONE)
-    if found.more:
-        more = f"More on up to {count(found.more, 'branch', 'branches')}; -n 0 shows all, --in-doubt or a pattern some."
-        out.say(Text(more, style="dim"))
 
 
 @effects.command
@@ -161,7 +152,7 @@ def accept(agent: OnBranch, /, *, wait: Wait = 0.0, json: Json = False, session:
             listed = [effect_json(one) for one in known]
             return session.json("effects.accept", agent=name, branch=branch, effects=listed)
         if known:
-            session.out.columns(("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in known])
+            session.out.columns(_HEADS, [_row(one) for one in known])
             session.out.say(Text(f"{count(len(known), 'effect')} accepted.", style="bold green"))
         else:
             session.out.say("Nothing is left over.")
@@ -177,22 +168,23 @@ def _looking(store: Store, text: str) -> tuple[Agent, str]:
     return (reader(store, name, rev), "") if rev in agent.branches() else (agent, rev)
 
 
-def _print(out: Output, agent: Agent, shown: list[Effect], more: int, *, full: bool, placed: bool) -> None:
-    if not shown:
-        out.say(f"{clean(agent.name)} has done nothing outside that is recorded.")
-        return
-    if more:
-        out.say(Text(f"{count(more, 'older call')}; -n 0 shows all.", style="dim"))
+def _print(out: Output, shown: list[Effect], *, whose: bool, placed: bool, full: bool) -> None:
+    heads = (*(["agent"] if whose else []), *(["position"] if placed else []), *_HEADS)
+    rows = [
+        [
+            *([Text(_whose(one), style="bold cyan")] if whose else []),
+            *([clean(one.path)] if placed else []),
+            *_row(one),
+        ]
+        for one in shown
+    ]
     if full:
-        for one in shown:
-            out.say(*_separated([*_row(one)[:4], *([clean(one.path)] if placed else [])]))
+        for one, row in zip(shown, rows, strict=True):
+            out.say(*[piece for part in row[:-2] for piece in (part, "  ")])
             out.say(f"  {call_of(one, full=True)}")
             out.say("  ", _outcome(one, _ALL))
-    elif placed:
-        rows = [[clean(one.path), *_row(one)] for one in shown]
-        out.columns(("position", "effect", "when", "status", "kind", "call", "result"), rows)
     else:
-        out.columns(("effect", "when", "status", "kind", "call", "result"), [_row(one) for one in shown])
+        out.columns(heads, rows)
     for status, what, advice, ways in (
         ("in doubt", "in doubt", _ASK_PROBE, _NOT_DONE),
         ("lost", "done, with a result that could not be saved", _BRING_BACK, ""),
@@ -228,10 +220,6 @@ def _row(effect: Effect) -> list[Text | str]:
         call_of(effect),
         _outcome(effect),
     ]
-
-
-def _separated(parts: list[Text | str]) -> list[Text | str]:
-    return [piece for part in parts for piece in (part, "  ")][:-1]
 
 
 def call_of(effect: Effect, *, full: bool = False) -> str:

@@ -33,6 +33,7 @@ from holdfast.cli.values import (
 from holdfast.errors import BadOption
 
 _ABOUT = 100  # characters of a crash's error
+_ROOMY = 80  # columns of a terminal; a narrower one shows less of a line, so that the label is there
 # Changes that fit under a tree without pushing it off the screen.
 _CHANGES = 12
 # Who asks for one place wants to see more of it.
@@ -178,8 +179,9 @@ def _entry(
     line.append(f"#{checkpoint.depth}".rjust(depth_width) + "  ")
     line.append(checkpoint.short_id, style="yellow").append("  ")
     line.append(f"{checkpoint.time.astimezone():%H:%M:%S}").append("  ")
-    line.append(ago(checkpoint.time, now()).rjust(10), style="dim").append("  ")
-    line.append(size(checkpoint.size_bytes).rjust(8), style="dim").append("  ")
+    if not out.is_terminal or out.width >= _ROOMY:
+        line.append(ago(checkpoint.time, now()).rjust(10), style="dim").append("  ")
+        line.append(size(checkpoint.size_bytes).rjust(8), style="dim").append("  ")
     line.append_text(_names(history, checkpoint))
     line.append(clean(checkpoint.label), style="dim" if lost else "")
     line.append_text(_remarks(history, checkpoint))

@@ -16,7 +16,7 @@ from cyclopts import App, Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast.cli.session import Consent, DryRun, Flag, Given, Json, Session, Yes, bars
+from holdfast.cli.session import ASKS, Consent, Flag, Given, Json, Session, bars
 from holdfast.cli.text import ago, clean, now
 from holdfast.errors import BadOption, KeyNeeded, NotEncrypted
 
@@ -84,7 +84,7 @@ def add(
 
 
 @key.command
-def remove(number: int, /, *, dry_run: DryRun = False, yes: Yes = False, json: Json = False, session: Given) -> int:
+def remove(number: int, /, *, consent: Consent = ASKS, session: Given) -> int:
     """Let a key open the store no more. The last one stays.
 
     Whoever knew it may have kept the master key that it led to; `rotate --full` replaces that, too.
@@ -95,19 +95,18 @@ def remove(number: int, /, *, dry_run: DryRun = False, yes: Yes = False, json: J
         Its number in `holdfast key`.
     """
     known = next((one for one in holdfast.keys.listed(session.place) if one.number == number), None)
-    if known is not None and not json:
+    if known is not None and not consent.json:
         session.out.say(
             f"Key {number} ({known.kind}, added {ago(known.created, now())}) will not open the store any more."
         )
-    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
-    done = known is None or consent.given("Remove it?")
+    done = known is None or consent.given(session, "Remove it?")
     if done:
         holdfast.keys.remove(session.place, number)  # says so if there is none
-    if json:
+    if consent.json:
         session.json("key", did="remove", key={"number": number}, done=done)
     elif done:
         session.out.say(f"Key {number} does not open the store any more.")
-    return consent.code
+    return consent.code(done=done)
 
 
 @key.command
@@ -118,9 +117,7 @@ def rotate(
     new_key_file: KeyFile = None,
     new_key_env: KeyEnv = None,
     new_key_command: KeyCommand = None,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Put another key in the place of the one that is used now. With --discard-old alone, delete old stores: asks.
@@ -136,8 +133,8 @@ def rotate(
     if discard_old and not full:
         if any((new_key_file, new_key_env, new_key_command)):
             raise BadOption("a new key was named without --full", hint="Add --full, or leave out --discard-old.")
-        return _discard_old(session, Consent(session, dry_run=dry_run, yes=yes, json=json), json=json)
-    if dry_run:
+        return _discard_old(session, consent)
+    if consent.dry_run:
         raise BadOption("--dry-run is for --discard-old", hint="A rotation shows nothing beforehand.")
     with bars(session.err) as progress:
         made = holdfast.keys.rotate(
@@ -148,7 +145,7 @@ def rotate(
             progress=progress,
         )
     old = [str(one) for one in holdfast.keys.old_stores(session.place)] if full else []
-    if json:
+    if consent.json:
         return session.json("key", did="rotate", full=full, key=made.to_json(), old=old)
     if full:
         session.out.say(f"Everything is encrypted anew. Key {made.number} is the only one that opens the store.")
@@ -159,19 +156,19 @@ def rotate(
     return 0
 
 
-def _discard_old(session: Session, consent: Consent, *, json: bool) -> int:
+def _discard_old(session: Session, consent: Consent) -> int:
     old = [str(one) for one in holdfast.keys.old_stores(session.place)]
-    for one in old if not json else ():
+    for one in old if not consent.json else ():
         session.out.say(f"Old store: {clean(one)}")
-    done = bool(old) and consent.given("Delete it for good?" if len(old) == 1 else "Delete them for good?")
+    done = bool(old) and consent.given(session, "Delete it for good?" if len(old) == 1 else "Delete them for good?")
     gone = [str(one) for one in holdfast.keys.discard_old(session.place)] if done else []
-    if json:
+    if consent.json:
         session.json("key", did="discard-old", old=gone if done else old, done=done)
     elif not old:
         session.out.say("There is no old store beside this one.")
     elif done:
         session.out.say("Deleted.")
-    return consent.code
+    return consent.code(done=done or not old)
 
 
 def environment_has_a_key() -> bool:

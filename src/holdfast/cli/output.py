@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 # However narrow the terminal is, this much of a column is shown.
-_NARROWEST = 8
+_NARROWEST = 12
 # What stands before a line that goes on from the one above.
 _HANGING = " " * 4
 

@@ -28,8 +28,7 @@ import holdfast
 from holdfast import Store
 from holdfast.cli.session import Session
 from holdfast.errors import BadOption
-from holdfast.run.durables import Durable
-from holdfast.run.tools import Tool
+from holdfast.run import Durable, Tool
 
 Load = Annotated[tuple[str, ...], Parameter(name="--load", metavar="PROGRAM", negative="", show_default=False)]
 """How a verb that needs the tools of a program lets people name it."""

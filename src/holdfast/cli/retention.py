@@ -11,7 +11,7 @@ from rich.text import Text
 
 from holdfast import Policy, RetentionReport, Store
 from holdfast.cli.output import Output
-from holdfast.cli.session import SHOWN, Consent, DryRun, Flag, Given, Json, Name, Session, Yes, bars
+from holdfast.cli.session import ASKS, SHOWN, Consent, Flag, Given, Name, Session, bars
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption
 
@@ -46,9 +46,7 @@ def retain(
     runs: Annotated[str, Parameter(metavar="N|SPAN", show_default=False)] = "",
     save: Flag = False,
     drop: Flag = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Keep less: let go, for good, what the rules do not keep. Shows first what goes, then asks.
@@ -95,9 +93,8 @@ def retain(
     if save and policy is None:
         raise BadOption("--save needs rules", hint="Say what to keep: --last 100, for instance.")
     if save or drop:
-        return _set(session, policy, agents, json=json)
-    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
-    with consent.opened() as store:
+        return _set(session, policy, agents, json=consent.json)
+    with consent.opened(session) as store:
         names = [store.resolve(name)[0] for name in agents] or None
         if policy is None and not store.policies():
             raise BadOption(
@@ -105,16 +102,16 @@ def retain(
             )
         report = store.retain(policy, names, dry_run=True)
         something = bool(report.removed or report.values)
-        if not json:
+        if not consent.json:
             _print(session.out, report)
-        if something and consent.given("Let it go for good?"):
+        if something and consent.given(session, "Let it go for good?"):
             report = store.retain(policy, names)
-        if json:
+        if consent.json:
             session.json("retain", **report.to_json(), policies=_stored(store))
         elif report.done:
             freed = f"The store is {size(report.freed_bytes)} smaller."
             session.out.say(Text(f"Removed {_gone(report)}. ", style="bold green"), freed)
-    return consent.code
+    return consent.code(done=report.done or not something)
 
 
 def _set(session: Session, policy: Policy | None, agents: tuple[str, ...], *, json: bool) -> int:
@@ -178,9 +175,7 @@ def tier(
     to: Annotated[str, Parameter(metavar="PLACE", show_default=False)] = "",
     older_than: Span = "",
     back: Flag = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Move packs of bulk data that no branch needs now to a colder place. Shows first what would move, then asks.
@@ -199,22 +194,22 @@ def tier(
     if bool(to) == back:
         raise BadOption("say where to", hint="Use --to PLACE, or --back to bring everything back.")
     age = span(older_than) if older_than else timedelta(0)
-    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
-    with consent.opened() as store:
+    with consent.opened(session) as store:
         found = store.tier(to or None, older_than=age, dry_run=True)
         packs = f"{count(found.packs, 'pack')} ({size(found.moved_bytes)})"
         where = f"from {clean(found.place) or 'nowhere'}" if back else f"to {clean(found.place)}"
-        if not json:
+        something = bool(found.packs)
+        if not consent.json:
             session.out.say(f"{packs} would move {where}.")
             for number, why in ((found.needed, "needed where a branch stands"), (found.young, "too young")):
                 if number:
                     session.out.say(f"{count(number, 'pack')} {'stays' if number == 1 else 'stay'} here: {why}.")
-        if found.packs and consent.given("Move them?"):
+        if something and consent.given(session, "Move them?"):
             with bars(session.err) as progress:
                 found = store.tier(to or None, older_than=age, progress=progress)
-        if json:
+        if consent.json:
             session.json("tier", **found.to_json())
         elif found.done:
             packs = f"{count(found.packs, 'pack')} ({size(found.moved_bytes)})"
             session.out.say(Text(f"Moved {packs} ", style="bold green"), f"{where}.")
-    return consent.code
+    return consent.code(done=found.done or not something)

@@ -27,8 +27,7 @@ from holdfast.cli.session import Flag, Given, Json, Session, absolute, on_branch
 from holdfast.cli.text import clean
 from holdfast.cli.values import text_of
 from holdfast.errors import AgentBusy, BadOption, Cancelled, HoldfastError, UnknownAgent, Waiting
-from holdfast.run.durables import DURABLES, Options, configured, known
-from holdfast.run.outcomes import told
+from holdfast.run import DURABLES, Options, configured, known, told
 
 SCHEMA = "holdfast.run/1"
 DUE_SCHEMA = "holdfast.run.due/1"

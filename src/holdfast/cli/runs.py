@@ -19,8 +19,8 @@ from holdfast.cli.effects import call_of
 from holdfast.cli.output import Output
 from holdfast.cli.programs import Load, given_json, writing
 from holdfast.cli.session import (
+    ASKS,
     Consent,
-    DryRun,
     Flag,
     Given,
     Json,
@@ -29,7 +29,6 @@ from holdfast.cli.session import (
     Pattern,
     Session,
     Wait,
-    Yes,
     limited,
     on_branch,
     reader,
@@ -188,11 +187,9 @@ def fork(
     *,
     at: Annotated[str, Parameter(metavar="POSITION")],
     branch: Annotated[str, Parameter(metavar="NEW")],
-    dry_run: DryRun = False,
-    yes: Yes = False,
     load: Load = (),
     wait: Wait = 0.0,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Execute a run once more from a position on, on a new branch. The run itself stays what it is.
@@ -214,7 +211,6 @@ def fork(
     wait
         Wait up to this many seconds for a process that writes the branch, where a call before the position is in doubt.
     """
-    consent = Consent(session, dry_run=dry_run, yes=yes, json=json)
     with ExitStack() as held:
         store = held.enter_context(writing(session, load) if consent.possible else session.reading())
         handle: Agent = reader(store, *on_branch(store, agent))
@@ -222,11 +218,11 @@ def fork(
         if plan.in_doubt and consent.possible:  # only who writes the branch can settle that
             _, _, handle = held.enter_context(writer(store, agent, wait))
             plan = handle.plan_fork(id, at=at)
-        if not json:
+        if not consent.json:
             _show_fork(session.out, handle, plan, branch)
-        done = consent.given("Fork it?")
+        done = consent.given(session, "Fork it?")
         info = plan.apply(branch) if done else None
-        if json:
+        if consent.json:
             about = {"agent": handle.name, "branch": handle.branch_name, "new": branch, **plan.to_json()}
             session.json("runs.fork", done=done, **about, to=run_json(info) if info else None)
         elif info is not None:
@@ -234,7 +230,7 @@ def fork(
                 Text("Done. ", style="bold green"), f"Run {clean(info.id)} of ",
                 Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` goes on with it.",
             )  # fmt: skip
-    return consent.code
+    return consent.code(done=done)
 
 
 def _show_fork(out: Output, handle: Agent, plan: ForkPlan, branch: str) -> None:

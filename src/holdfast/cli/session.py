@@ -86,13 +86,12 @@ Wait = Annotated[
     ),
 ]
 DryRun = Annotated[bool, Parameter(negative="", show_default=False, help="Show what would happen, and change nothing.")]
-Yes = Annotated[bool, Parameter(negative="", show_default=False, help="Do it without asking.")]
 Bookkeeping = Annotated[
     bool,
     Parameter(
         negative="",
         show_default=False,
-        help="Show also what integrations such as LangGraph's keep for themselves: sections named __like_this__.",
+        help="Show also what integrations such as LangGraph's keep for themselves: sections named `__like_this__`.",
     ),
 ]
 Types = Annotated[
@@ -103,36 +102,44 @@ Types = Annotated[
 ]
 
 
+@Parameter(name="*")
+@dataclass(frozen=True)
 class Consent:
-    """Leave to do what cannot be taken back. One for a command that has ``--dry-run``, ``--yes`` and ``--json``."""
+    """Leave to do what cannot be taken back: the options of a verb that shows what would happen, and asks."""
 
-    def __init__(self, session: Session, *, dry_run: bool, yes: bool, json: bool) -> None:
-        self._session, self._dry_run, self._yes, self._json = session, dry_run, yes, json
-        self.possible = not dry_run and (yes or (not json and sys.stdin.isatty()))
+    dry_run: DryRun = False
+    yes: Annotated[bool, Parameter(negative="", show_default=False, help="Do it without asking.")] = False
+    json: Json = False
+
+    @property
+    def possible(self) -> bool:
         """Whether it may come to doing it. If not, the store need not be opened for writing."""
-        self.code = 0
-        """What the command ends with, if nothing else happens."""
+        return not self.dry_run and (self.yes or (not self.json and sys.stdin.isatty()))
 
-    def opened(self) -> AbstractContextManager[Store]:
+    def opened(self, session: Session) -> AbstractContextManager[Store]:
         """The store, for reading where nothing can come of it."""
-        return self._session.writing() if self.possible else self._session.reading()
+        return session.writing() if self.possible else session.reading()
 
-    def given(self, question: str) -> bool:
+    def given(self, session: Session, question: str) -> bool:
         """Whether it is to be done. What would happen has been shown before, unless it is said in JSON."""
-        out, err = self._session.out, self._session.err
-        if self.possible and (self._yes or out.confirmed(question)):
+        if self.possible and (self.yes or session.out.confirmed(question)):
             return True
-        if self._dry_run:
-            if not self._json:
-                out.say(Text("Dry run: nothing was changed.", style="bold"))
-            return False
-        self.code = NOT_CONFIRMED
-        if self.possible:
-            err.say("Nothing was changed.")
+        if self.dry_run:
+            if not self.json:
+                session.out.say(Text("Dry run: nothing was changed.", style="bold"))
+        elif self.possible:
+            session.err.say("Nothing was changed.")
         else:
-            err.say(Text("holdfast: nothing was changed, because nobody can be asked here", style="bold red"))
-            err.say("Add --yes to do it, or --dry-run to only look.")
+            session.err.say(Text("holdfast: nothing was changed, because nobody can be asked here", style="bold red"))
+            session.err.say("Add --yes to do it, or --dry-run to only look.")
         return False
+
+    def code(self, *, done: bool) -> int:
+        """What the command ends with."""
+        return 0 if done or self.dry_run else NOT_CONFIRMED
+
+
+ASKS = Consent()
 
 
 # About two screens. A program that asks for JSON gets everything, unless it says otherwise.

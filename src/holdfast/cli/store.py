@@ -13,7 +13,7 @@ from holdfast import DrillReport, RepairReport, VerifyReport
 from holdfast.cli.exits import DAMAGED, FAILED
 from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_has_a_key
 from holdfast.cli.output import Output
-from holdfast.cli.session import Consent, DryRun, Flag, Given, Json, Name, Session, Yes, bars, shown
+from holdfast.cli.session import ASKS, Consent, Flag, Given, Json, Name, Session, bars, shown
 from holdfast.cli.text import clean, count, size
 from holdfast.errors import BadOption, Damaged, StoreWentBack
 
@@ -215,9 +215,7 @@ def repair(
     *,
     to: Annotated[str | None, Parameter(metavar="DIR", show_default=False)] = None,
     trust_older: Flag = False,
-    dry_run: DryRun = False,
-    yes: Yes = False,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Copy what is intact of a damaged store into a new one, and say what is lost.
@@ -235,36 +233,36 @@ def repair(
     if trust_older:
         if to is not None:
             raise BadOption("--trust-older and --to", hint="One takes the store as it is, the other makes a new one.")
-        return _trust(session, Consent(session, dry_run=dry_run, yes=yes, json=json), json=json)
+        return _trust(session, consent)
     with bars(session.err) as progress:
-        report = holdfast.repair(session.place, None if dry_run else to, progress=progress)
-    if json:
+        report = holdfast.repair(session.place, None if consent.dry_run else to, progress=progress)
+    if consent.json:
         session.json("repair", **report.to_json())
     else:
         _print_repaired(session.out, report)
     return 0 if report.whole else DAMAGED
 
 
-def _trust(session: Session, consent: Consent, *, json: bool) -> int:
+def _trust(session: Session, consent: Consent) -> int:
     missing, trusted = "", False
     try:
         with session.reading() as store:
             place = store.place
     except StoreWentBack as error:
         missing, place = error.lost, shown(session.place) or ""
-        if not json:
+        if not consent.json:
             session.out.say(f"Not in this store any more: {clean(missing)}.", wrap=True)
-        trusted = consent.given("Use it as it is from now on?")
+        trusted = consent.given(session, "Use it as it is from now on?")
     if trusted:
         with holdfast.open(session.place, create=False, inert=True, trust_older=True) as store:
             place = store.place
-    if json:
+    if consent.json:
         session.json("repair.trust-older", store=place, trusted=trusted, missing=missing)
     elif not missing:
         session.out.say("There is nothing to decide: the store is as new as it was.")
     elif trusted:
         session.out.say("Trusted: the store is used as it is.")
-    return consent.code
+    return consent.code(done=trusted or not missing)
 
 
 def _print_repaired(out: Output, report: RepairReport) -> None:

@@ -22,7 +22,7 @@ from holdfast.cli.run import foreign_code, watched, working_store
 from holdfast.cli.session import Flag, Given, Json, Session, Types
 from holdfast.cli.text import clean, count
 from holdfast.errors import BadOption
-from holdfast.run.worker import Worked, Worker
+from holdfast.run import Worked, Worker
 
 SCHEMA = "holdfast.worker/1"
 DUMP_S = 60.0

@@ -1,1 +1,39 @@
-"""Durable functions, tools, and the ledger of what happened outside (docs/design/006-effects.md)."""
+"""Durable functions, tools, and the ledger of what happened outside (docs/design/006-effects.md).
+
+What users need of it are names of ``holdfast`` itself. These are for those who execute other people's functions, as the
+command line does. Each is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.run.durables import DURABLES, Durable, Options, configured, known
+    from holdfast.run.outcomes import told
+    from holdfast.run.tools import Tool
+    from holdfast.run.worker import Worked, Worker
+
+__all__ = ["DURABLES", "Durable", "Options", "Tool", "Worked", "Worker", "configured", "known", "told"]
+
+_HOMES = {
+    "DURABLES": "holdfast.run.durables",
+    "Durable": "holdfast.run.durables",
+    "Options": "holdfast.run.durables",
+    "Tool": "holdfast.run.tools",
+    "Worked": "holdfast.run.worker",
+    "Worker": "holdfast.run.worker",
+    "configured": "holdfast.run.durables",
+    "known": "holdfast.run.durables",
+    "told": "holdfast.run.outcomes",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        msg = f"module 'holdfast.run' has no attribute {name!r}"
+        raise AttributeError(msg)
+    value: object = getattr(_import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
