@@ -76,8 +76,8 @@ from holdfast.run.steps import (
     Turn,
     Work,
     Write,
+    asked,
     cancelled,
-    cancelled_again,
     drive,
     drive_later,
     is_cancelled,
@@ -599,19 +599,11 @@ class Over(Request):
 def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     """Join a child, or cancel it; answered from the record where it was done before."""
     scope: Run = lane.scope
-    arguments = child._arguments()
-    mark = fingerprint(arguments, scope.registry)
-    path = lane.take(what.name, mark)
     child._left = True
-    call = scope.recorded(path, what, mark, arguments)
-    if call is not None and call.outcome is not None:
-        yield Turn(scope, path)
-        return _given(scope, child, path, call.outcome, None, what)
-    if call is not None and call.cancelled:
-        yield from cancelled_again(scope, call)
-    scope.check_settled(what)
-    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
-    done.args = stow(arguments, scope.registry).value
+    outcome, done = yield from asked(lane, what, child._arguments())
+    if outcome is not None:
+        return _given(scope, child, outcome.path, outcome, None, what)
+    path: str = done.path
     with scope.lock:
         scope.live += 1
     asks = scope if what is JOINING else None

@@ -91,7 +91,7 @@ class TaskLane(Lane):
         part = f":{self.part}" if self.part else ""
         return f"{self.prefix}{what}.{fingerprint.hex()[:_MARK_DIGITS]}.{n}{part}"
 
-    def task(self, among: tuple[Any, int] | None = None) -> Lane:  # noqa: ARG002 - as the lanes of runs have it
+    def task(self) -> Lane:
         return self
 
     def mine(self) -> Lane:

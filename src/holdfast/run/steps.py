@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.run import records as rec
 from holdfast.run import resilience
-from holdfast.run.arguments import Stowed
+from holdfast.run.arguments import Stowed, fingerprint, stow
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call
 from holdfast.run.resilience import Clock, clock_of
-from holdfast.run.scope import EFFECT, Lane, Scope, within
+from holdfast.run.scope import EFFECT, Lane, Scope, now_us, within
 from holdfast.run.tools import Tool
 from holdfast.store.processes import off_loop
 
@@ -383,6 +383,26 @@ def cancelled(scope: Scope, done: rec.Done, stowed: Stowed | None = None) -> Ste
     done.at = clock_of(scope.agent).wall_us()
     scope.complete(done, stowed)
     yield Turn(scope, done.path)
+
+
+def asked(lane: Lane, what: Tool, arguments: dict[str, Any]) -> Steps:
+    """The steps to what is recorded of a call of this room's own: its outcome, when it is its turn.
+
+    Where there is none, the record for it, to be completed.
+    """
+    scope: Scope = lane.scope
+    mark = fingerprint(arguments, scope.registry)
+    path = lane.take(what.name, mark)
+    call = scope.recorded(path, what, mark, arguments)
+    if call is not None and call.outcome is not None:
+        yield Turn(scope, path)
+        return call.outcome, None
+    if call is not None and call.cancelled:
+        yield from cancelled_again(scope, call)
+    scope.check_settled(what)
+    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
+    done.args = stow(arguments, scope.registry).value
+    return None, done
 
 
 def cancelled_again(scope: Scope, call: Call) -> Steps:

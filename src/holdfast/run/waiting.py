@@ -36,25 +36,14 @@ from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, CorruptValue, NoAgent, Waiting
 from holdfast.run import records as rec
-from holdfast.run.arguments import fetch, fingerprint, stow
+from holdfast.run.arguments import fetch, stow
 from holdfast.run.cancelling import Stop, asked_by, tell
 from holdfast.run.outcomes import Local, failure, fault_of, give
 from holdfast.run.past import Past, RunPast
 from holdfast.run.records import STOP
 from holdfast.run.resilience import clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, place
-from holdfast.run.steps import (
-    Request,
-    Sleep,
-    Steps,
-    Turn,
-    Write,
-    cancelled,
-    cancelled_again,
-    drive,
-    drive_later,
-    is_cancelled,
-)
+from holdfast.run.steps import Request, Sleep, Steps, Turn, Write, asked, cancelled, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
 from holdfast.store.catalog import Agent, Branch, View
 from holdfast.store.processes import off_loop
@@ -169,21 +158,14 @@ def _place(agent: Any, what: Tool) -> Lane | None:
 
 def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: str, limit_s: float | None) -> Steps:
     scope: Run = lane.scope
-    mark = fingerprint(arguments, scope.registry)
-    path = lane.take(what.name, mark)
-    call = scope.recorded(path, what, mark, arguments)
-    if call is not None:
-        if call.outcome is not None:
-            yield Turn(scope, path)
-            return give(scope, what, path, call.outcome)
-        if call.cancelled:
-            yield from cancelled_again(scope, call)
-    scope.check_settled(what)
+    outcome, done = yield from asked(lane, what, arguments)
+    if outcome is not None:
+        return give(scope, what, outcome.path, outcome)
+    path: str = done.path
     known = _recorded(scope, path, kind, name, limit_s)
     began = known or _begun(scope, path, kind, name, limit_s)
     looking = Until(scope, began)
-    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=began.at)
-    done.args = stow(arguments, scope.registry).value
+    done.started = began.at
     try:
         if known is None:
             yield Write(scope, began)
