@@ -75,7 +75,7 @@ def holdfast_work(kind: str, folder: Path) -> Do:
 
     import holdfast
 
-    for name in ("holdfast.run.store", "holdfast.run.resources", "holdfast.agent.recovery"):
+    for name in ("holdfast.run.store", "holdfast.agent.recovery"):
         importlib.import_module(name)
 
     def do(trip: Trip) -> None:

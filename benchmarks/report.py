@@ -117,12 +117,15 @@ def machine(found: Figures) -> str:
 
 
 def sheets(results: Figures) -> Iterator[Sheet]:
-    for length, found in results.get("append", {}).items():
-        yield _times(f"Durable append of one ~1 KB message at {int(length):,}", found)
-    for total, case in results.get("edits", {}).items():
-        what = f"{case['edits']} scattered edits in {case['records']:,} records"
-        title = f"{what} ({int(total) // 1000:,} KB), one checkpoint"
-        yield _times(title, case["rivals"])
+    if append := results.get("append"):
+        cases = {f"{int(length):,} messages": found for length, found in append.items()}
+        yield _times("Durable append of one ~1 KB message: median (p99, worst), times the floor", cases)
+    if edits := results.get("edits"):
+        cases = {
+            f"{case['edits']} in {case['records']:,} records ({int(total) // 1000:,} KB)": case["rivals"]
+            for total, case in edits.items()
+        }
+        yield _times("Scattered edits and one checkpoint: median (p99, worst), times the floor", cases)
     makers = {
         "floor": _floor, "server": _server, "threads": _threads, "load": _load, "reading": _reading, "disk": _disk,
         "crowd": _crowd, "imports": _imports,
@@ -145,18 +148,13 @@ def sheets(results: Figures) -> Iterator[Sheet]:
     )
 
 
-def _times(title: str, found: Figures) -> Sheet:
-    rows = [
-        (
-            name,
-            *(duration(row[figure]) for figure in ("median_us", "p99_us", "worst_us")),
-            f"{row['ratio']:.2f}",
-            f"{row['ratio_in_place']:.2f}",
-            str(row["count"]),
-        )
-        for name, row in found.items()
-    ]
-    return Sheet(title, ("", "median", "p99", "worst", "x floor", "x in place", "times"), rows)
+def _times(title: str, cases: dict[str, Figures]) -> Sheet:
+    def cell(row: Figures) -> str:
+        typical, p99, worst = (duration(row[figure]) for figure in ("median_us", "p99_us", "worst_us"))
+        return f"{typical} ({p99}, {worst}), {row['ratio']:.2f} x"
+
+    names = next(iter(cases.values()))
+    return Sheet(title, ("", *cases), [(name, *(cell(found[name]) for found in cases.values())) for name in names])
 
 
 def _floor(found: Figures) -> Iterator[Sheet]:
@@ -164,7 +162,7 @@ def _floor(found: Figures) -> Iterator[Sheet]:
         (name, *(f"{pick(found[figure]):.2f}" for pick in (median, min, max)))
         for name, figure in (("x floor", "ratio"), ("x in place", "ratio_in_place"))
     ]
-    yield Sheet(f"The same at 10,000, {len(found['ratio'])} runs", ("", "median", "least", "most"), rows)
+    yield Sheet(f"Durable append at 10,000 messages, {len(found['ratio'])} runs", ("", "median", "least", "most"), rows)
 
 
 def _server(found: Figures) -> Iterator[Sheet]:

@@ -188,7 +188,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
         right.barh(shown, rates, color=[COLOURS[name] for name in shown])
         right.set(xlabel="checkpoints removed per second")
         picture.grid(right, axis="x")
-        picture.title(right, f"Removing {median(one['removed'] for one in results['removals'].values()):,} checkpoints")
+        removed = median(one["removed"] for one in results["removals"].values())
+        picture.title(right, f"Removing {removed:,.0f} checkpoints")
 
 
 def parse() -> argparse.Namespace:

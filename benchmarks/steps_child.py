@@ -24,7 +24,7 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-LAZY = ("holdfast.run.store", "holdfast.run.resources", "holdfast.run.children")
+LAZY = ("holdfast.run.store", "holdfast.run.children")
 INSERT = "INSERT INTO paid (n) VALUES (%(n)s)"
 Job = dict[str, Any]
 Figures = dict[str, Any]

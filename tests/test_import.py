@@ -35,7 +35,7 @@ SELDOM = {
     "holdfast.agent.evidence", "holdfast.agent.keys", "holdfast.agent.move", "holdfast.agent.policy",
     "holdfast.agent.recovery",
     "holdfast.agent.removal", "holdfast.agent.repair", "holdfast.agent.retention", "holdfast.agent.tiering",
-    "holdfast.agent.transfer", "holdfast.agent.verify", "holdfast.cli", "holdfast.crash", "holdfast.run.replanning",
+    "holdfast.agent.transfer", "holdfast.agent.verify", "holdfast.cli", "holdfast.crash",
     "holdfast.store.connection", "holdfast.store.postgres",
 }  # fmt: skip
 

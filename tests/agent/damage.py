@@ -12,7 +12,7 @@ from pathlib import Path
 import apsw
 
 import holdfast
-from holdfast.agent.sealing import fold_below
+from holdfast.agent.background import fold_below
 from holdfast.agent.store import Store
 from holdfast.store.changes import NewRecord
 from holdfast.store.tables import TABLES

@@ -13,7 +13,7 @@ from typing import Any
 
 import holdfast
 import holdfast.agent.proof  # its limits are changed
-from holdfast.agent import branch, collection, history, sealing
+from holdfast.agent import background, branch, collection, history
 from holdfast.agent.graph import Graph
 from holdfast.codec.values import encode
 from holdfast.errors import HoldfastError, UnsavedChanges
@@ -27,7 +27,7 @@ _OWN = {"origins", "arriving", "recovered", "own"}
 def few_between_seals(patch=setattr) -> None:
     """Seals and segments as they come after thousands of checkpoints, after a few."""
     patch(branch, "SEAL_CHECKPOINTS", 5)
-    patch(sealing, "FOLD_MIN", 2)
+    patch(background, "FOLD_MIN", 2)
 
 
 # -- agents -----------------------------------------------------------------------------------------------------------

@@ -10,9 +10,9 @@ import pytest
 
 import holdfast
 from holdfast.agent import branch
+from holdfast.agent.background import Tending
 from holdfast.agent.policy import Policy
 from holdfast.agent.store import Store
-from holdfast.agent.tending import Tending
 from holdfast.errors import AgentBusy, Fenced
 from holdfast.store.changes import NewRecord
 from tests.agent.damage import KEY, memory

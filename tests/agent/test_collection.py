@@ -10,9 +10,9 @@ import pytest
 import holdfast
 from holdfast import Policy
 from holdfast.agent import collection, removal, retention
-from holdfast.agent.sealing import fold_below
+from holdfast.agent.background import fold_below
 from holdfast.errors import Damaged, StoreBusy
-from holdfast.store.segments import split_refs
+from holdfast.store.manifest import split_refs
 from tests.agent.damage import KEY
 from tests.agent.histories import few_between_seals, states, swept
 from tests.limits import limits

@@ -13,7 +13,7 @@ import pytest
 
 import holdfast
 from holdfast import Policy
-from holdfast.agent import retention, tending
+from holdfast.agent import background, retention
 from holdfast.agent.policy import Moment
 from holdfast.errors import BadOption, Forgotten, InDoubt, ReadOnly, UnknownRevision
 from tests.agent import child
@@ -475,28 +475,28 @@ def test_killed_anywhere_it_leaves_a_whole_store_and_goes_on(store_path, rounds)
 
 
 def test_a_stored_policy_is_followed_by_whoever_writes(store, monkeypatch):
-    monkeypatch.setattr(tending, "PAUSE_S", 0.0)
+    monkeypatch.setattr(background, "PAUSE_S", 0.0)
     store.set_policy(Policy(last=10))
     store.agent("b")
     store.set_policy(Policy(last=1000), "b")
     assert store.policies() == {None: Policy(last=10), "b": Policy(last=1000)}
-    agent = talk(store, "a", count=3 * tending.EVERY)
-    other = talk(store, "b", count=tending.EVERY)
+    agent = talk(store, "a", count=3 * background.EVERY)
+    other = talk(store, "b", count=background.EVERY)
     deadline = time.monotonic() + 180
-    while len(agent.log()) > 10 + tending.EVERY and time.monotonic() < deadline:
+    while len(agent.log()) > 10 + background.EVERY and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert len(agent.log()) <= 10 + tending.EVERY
-    assert len(other.log()) == tending.EVERY
+    assert len(agent.log()) <= 10 + background.EVERY
+    assert len(other.log()) == background.EVERY
     store._tending.stop()
-    assert len(agent.state["messages"]) == 3 * tending.EVERY
+    assert len(agent.state["messages"]) == 3 * background.EVERY
     assert {one.agent for one in store.retain().agents} == {"a", "b"}
     assert len(agent.log()) == 10
     store.set_policy(None, "b")
     store.set_policy(None)
     assert (store.policies(), store.retain().agents) == ({}, [])
-    talk(store, "a", count=2 * tending.EVERY)  # without a policy nothing happens by itself
-    assert len(agent.log()) == 10 + 2 * tending.EVERY
-    assert tending.POLICY not in store._db.view.facts()
+    talk(store, "a", count=2 * background.EVERY)  # without a policy nothing happens by itself
+    assert len(agent.log()) == 10 + 2 * background.EVERY
+    assert background.POLICY not in store._db.view.facts()
     sound(store)
 
 
@@ -519,12 +519,12 @@ def test_two_who_set_policies_at_once_lose_none(store):
 
 def test_closing_stops_it_and_the_next_one_goes_on(store_path, monkeypatch):
     for name, value in (("PAUSE_S", 0.0), ("REST_S", 0.05), ("SLICE_S", 0.0)):
-        monkeypatch.setattr(tending, name, value)
+        monkeypatch.setattr(background, name, value)
     with holdfast.open(store_path) as store:
         store.set_policy(Policy(last=5))
-        talk(store, count=tending.EVERY).close()
+        talk(store, count=background.EVERY).close()
     with holdfast.open(store_path) as store:
-        assert len(store.agent("a").state["messages"]) == tending.EVERY
+        assert len(store.agent("a").state["messages"]) == background.EVERY
         store.retain()
         assert len(store.agent("a").log()) == 5
         swept(store)

@@ -10,7 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import Policy, plain
-from holdfast.agent import collection, sealing
+from holdfast.agent import background, collection
 from holdfast.agent.graph import Graph
 from holdfast.errors import NothingToUndo, RollbackBlocked, UnknownRevision
 from tests.agent.histories import act, empty, few_between_seals, sound, states, swept
@@ -108,7 +108,7 @@ class Model:
 
     def _fold(self, agent):
         for row in self.store._db.view.checkpoints("WHERE sealed = 1"):
-            sealing.fold_below(self.store._db, row.n)
+            background.fold_below(self.store._db, row.n)
 
     def _collect(self, agent):
         collection.collect(self.store._db)

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -264,3 +265,30 @@ def test_the_documented_json_is_the_json(cli, dumps):
     }
     for name, verb in words.items():
         assert not differences(shown[f"holdfast.{name}/1"], cli(*verb, "--json").json, name)
+
+
+def killed_under_run(tmp_path, **environment):
+    """`holdfast run` of a script that is killed, in a place without a store; then what `dump list` shows."""
+    (tmp_path / "script.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
+    known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    options = {"cwd": tmp_path, "env": {**known, **environment}, "capture_output": True, "text": True}
+    holdfast_ = [sys.executable, "-m", "holdfast.cli"]
+    assert subprocess.run([*holdfast_, "run", "script.py"], check=False, **options).returncode == -9
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        done = subprocess.run([*holdfast_, "dump", "list", "--json"], check=True, **options)
+        found = json.loads(done.stdout)
+        if found["dumps"] and found["dumps"][0]["complete"]:
+            return found
+    raise AssertionError(done.stdout)
+
+
+def test_a_script_that_is_killed_where_there_is_no_store_leaves_a_dump(tmp_path):
+    found = killed_under_run(tmp_path)
+    assert found["dumps"][0]["trigger"] == "killed"
+    assert found["folder"] == str(tmp_path / "dumps")
+
+
+def test_run_and_list_agree_on_the_folder_that_the_variable_names(tmp_path):
+    found = killed_under_run(tmp_path, HOLDFAST_DUMPS=str(tmp_path / "there"))
+    assert found["folder"] == str(tmp_path / "there")

@@ -28,7 +28,7 @@ from msgspec import to_builtins
 
 import holdfast
 from holdfast.agent import metadata
-from holdfast.agent.sealing import fold_below
+from holdfast.agent.background import fold_below
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation, encode_operations
 from holdfast.codec.types import REGISTRY as TYPES_KNOWN
@@ -41,8 +41,7 @@ from holdfast.store import witness
 from holdfast.store.bodies import body_digest, joined, proof
 from holdfast.store.catalog import Branch, body_bytes, link, node_digest
 from holdfast.store.cipher import PLAIN, Keyed, digest
-from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
-from holdfast.store.segments import pack
+from holdfast.store.manifest import Manifest, identity, mark_of, pack, pack_payload
 from holdfast.store.tables import FORMAT_VERSION
 from tests.limits import limits
 

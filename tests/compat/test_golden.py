@@ -13,7 +13,7 @@ import holdfast
 from holdfast.codec.document import Document
 from holdfast.codec.types import REGISTRY
 from holdfast.codec.values import decode, encode
-from holdfast.store.segments import Packed, Segment
+from holdfast.store.manifest import Packed, Segment
 from holdfast.store.tables import FORMAT_VERSION
 from tests.compat import keyed, reader
 from tests.compat.make_store import KEY, PASSPHRASE, STATES, STORES, TYPES, VALUES, describe, vectors

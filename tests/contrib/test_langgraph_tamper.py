@@ -20,7 +20,7 @@ import pytest
 from langgraph.checkpoint.sqlite import SqliteSaver
 
 from holdfast.agent import branch as sealing
-from holdfast.agent.sealing import fold_below
+from holdfast.agent.background import fold_below
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import HoldfastError
 from tests.contrib.tampering import CHANGES, FILES, HONEST, OURS, PERSON, THEIRS, UNCHAINED

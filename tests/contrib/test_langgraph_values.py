@@ -23,6 +23,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
+from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, Interrupt, Send
 from pydantic import BaseModel
 
@@ -217,3 +218,31 @@ def test_namespaces_of_all_kinds_are_kept_apart(ours):
         assert found.checkpoint["channel_values"]["messages"] == [f"t {ns} 0", f"t {ns} 1"]
         assert ours.get_tuple(places[0]).pending_writes == [("task", "c", ns)]
     assert len(everything(ours, "t")) == 2 * len(made)
+
+
+def test_two_answers_have_nothing_in_common_whatever_a_program_keeps_of_them(ours):
+    """A message, one of its tool calls, or nothing: what is kept stays as it is, and is in no later answer."""
+
+    def model(state):
+        number = len(state["messages"])
+        call = {"name": "look", "args": {"at": [number]}, "id": f"c{number}", "type": "tool_call"}
+        return {"messages": [AIMessage(f"answer {number}", id=f"a{number}", tool_calls=[call])]}
+
+    builder = StateGraph(MessagesState).add_node("model", model).add_edge(START, "model")
+    graph = builder.compile(checkpointer=ours)
+    kept, said = [], []
+    for turn in range(12):
+        answer = graph.invoke(
+            {"messages": [HumanMessage(f"turn {turn}", id=f"q{turn}")]}, config("t"), durability="sync"
+        )
+        messages = answer["messages"]
+        said += [f"turn {turn}", f"answer {2 * turn + 1}"]
+        assert [message.content for message in messages] == said
+        assert [message.tool_calls[0]["args"] for message in messages[1::2]] == [
+            {"at": [n]} for n in range(1, 2 * turn + 2, 2)
+        ]
+        kept.append((messages[1], messages[-1].tool_calls, vars(messages[0]))[turn % 3])
+        if turn % 4 == 1:
+            messages[0].content = "mine"
+            messages[1].tool_calls[0]["args"]["at"].append("mine")
+    assert len({id(one) for one in kept}) == len(kept)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from holdfast.crash import open_dump
-from tests.crash.processes import MARK, alike, run
+from tests.crash.processes import MARK, alike, python, run
 
 TASKS = """import asyncio
 async def other(name):
@@ -56,10 +58,100 @@ def test_siblings_of_a_group_are_alive_when_one_fails(tmp_path):
         "        group.create_task(bad(), name='bad')\n"
         "asyncio.run(main())\n"
     )
-    found = dumped(alike(tmp_path, body))
-    assert set(found) == {"ValueError", "ExceptionGroup"}
-    assert "sibling" in found["ValueError"][1]
-    assert found["ValueError"][1]["bad"] == ["bad"]  # the one that failed, and where
+    ended = alike(tmp_path, body)
+    _trigger, tasks, _frames = dumped(ended)["ExceptionGroup"]
+    assert tasks["sibling"][0] == "other"
+    assert tasks["bad"] == ["bad"]  # the one that failed, and where
+    with ended.dump() as dump:
+        sibling = next(task for task in dump.tasks if task.name == "sibling")
+        assert dump.local(sibling.frames[0], "mine[0]") == "s"
+        assert dump.sources[sibling.frames[0].file]
+
+
+BUSY = """import asyncio, time
+class Node:
+    def __init__(self, n): self.values = {str(n): [n]}
+async def bad():
+    much = [Node(n) for n in range(60_000)]
+    raise ValueError('handled')
+async def main():
+    longest = 0.0
+    async def watch():
+        nonlocal longest
+        while True:
+            began = time.process_time()  # of this process: what others do meanwhile does not count
+            await asyncio.sleep(0)
+            longest = max(longest, time.process_time() - began)
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    {fail}
+    await asyncio.sleep(0)
+    watching.cancel()
+    return longest
+"""
+HANDLED = {
+    "a group": """
+    for _ in range(3):
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(bad())
+        except* ValueError:
+            pass""",
+    "gathered": """
+    for _ in range(3):
+        await asyncio.gather(bad(), return_exceptions=True)""",
+}
+
+
+@pytest.mark.parametrize("how", HANDLED)
+def test_a_failure_that_is_handled_keeps_the_loop_for_an_instant_only(tmp_path, how):
+    body = BUSY.replace("{fail}", HANDLED[how].lstrip("\n ")) + (
+        "import gc; gc.disable()\n"
+        "bare = asyncio.run(main())\n"
+        "hooks = crash.install(to=FOLDER, sidecar=False)\n"
+        "print(asyncio.run(main()) - bare)\n"
+    )
+    program = tmp_path / "program.py"
+    program.write_text(f"import holdfast.crash as crash\nFOLDER = {str(tmp_path / 'dumps')!r}\n{body}")
+    ended = python(program)
+    assert float(ended.stdout) < 0.05, ended.stderr
+    assert not list(tmp_path.glob("dumps/*.hfdump"))
+
+
+def test_a_task_that_nobody_awaits_is_dumped_beside_the_loop(tmp_path):
+    body = TASKS + (
+        "import gc, threading\n"
+        "async def main():\n"
+        "    asyncio.create_task(bad(), name='forgotten')\n"
+        "    alive = asyncio.create_task(other('a'), name='alive')\n"
+        "    await asyncio.sleep(0.01)\n"
+        "    gc.collect()\n"
+        "    print(any(t.name == 'holdfast-dump' for t in threading.enumerate()))\n"
+        "asyncio.run(main())\n"
+    )
+    ended = run(tmp_path, body)
+    assert ended.out == "True\n"
+    with ended.dump() as dump:
+        assert dump.trigger == "task"
+        assert "alive" in [task.name for task in dump.tasks]
+        assert dump.threads[0].main
+
+
+def test_another_failure_does_not_take_away_what_was_seen(tmp_path):
+    body = TASKS + (
+        "import threading\n"
+        "async def main():\n"
+        "    alone = asyncio.create_task(other('a'), name='alone')\n"
+        "    await asyncio.sleep(0)\n"
+        "    await bad()\n"
+        "try:\n    asyncio.run(main())\n"
+        "except ValueError as error:\n"
+        "    kept = error\n"
+        "t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()\n"
+        "raise kept\n"
+    )
+    found = dumped(run(tmp_path, body))
+    assert "alone" in found["ValueError"][1]
 
 
 def test_an_old_style_loop(tmp_path):

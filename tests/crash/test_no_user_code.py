@@ -147,7 +147,7 @@ def test_the_program_dies_as_it_would_have(tmp_path):
     program = textwrap.dedent("""
         import sys
         def main():
-            secret_number = 41
+            number_of_ends = 41
             raise ValueError("the end")
         if len(sys.argv) > 1:
             import holdfast.crash
@@ -170,7 +170,7 @@ def test_the_program_dies_as_it_would_have(tmp_path):
         assert dump.exceptions[0].message == "the end"
         frame = dump.threads[0].frames[-1]
         assert (frame.function, frame.mine) == ("main", True)
-        assert dict(frame.locals)["secret_number"] == 41
+        assert dict(frame.locals)["number_of_ends"] == 41
         assert dump.sources[frame.file].line(frame.line).strip() == 'raise ValueError("the end")'
 
 

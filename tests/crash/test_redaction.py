@@ -307,3 +307,8 @@ def test_log_records_are_in_the_dump(tmp_path):
     with open_dump(path) as dump:
         assert dump.logs[-1]["text"] == "answer 42"
         assert dump.logs[-1]["level"] == "ERROR"
+
+
+@pytest.mark.parametrize("name", ["db_pass", "DB_PASS", "openai_key", "smtpPass", "refresh_tokens"])
+def test_more_names_that_look_secret(name):
+    assert looks_secret(name)

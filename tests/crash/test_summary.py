@@ -6,15 +6,20 @@ import json
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 
 from holdfast.crash import Limits, capture, kinds, open_dump
+from holdfast.crash.dumpfile import Reader
+from holdfast.crash.export import FORMATS
 from holdfast.crash.page import page
+from holdfast.crash.render import text_of
 from holdfast.crash.summary import collect, headline
 from holdfast.crash.unusual import signs
 from holdfast.errors import HoldfastError
 from tests.crash import trip_program
+from tests.crash.processes import python
 
 MIB = 1 << 20
 # The process that runs the tests is large, and the machine may do much else.
@@ -206,6 +211,84 @@ def test_a_list_of_two_million_items_in_every_local_costs_only_what_is_shown(tmp
     file = tmp_path / "large.hfdump"
     file.write_bytes(trip_program.sealed([("head", {}), ("stck", stack), ("objs", nodes)]))
     assert "      v0 = [0, 0, 0, 0" in "\n".join(shown(file))
+
+
+def test_a_small_file_that_refers_to_its_chunks_without_end_is_read_a_few_times_only(tmp_path, monkeypatch):
+    """Work is bounded by the bytes of the file, not by the references that are followed."""
+    count = 40
+    lists = [[kinds.LIST, 0, [[at]] * 300_000] for at in range(count)]  # of 600 KB each, before they are compressed
+    chunks = [("objs", {"first": at, "types": ["list"], "shapes": [], "nodes": [one]}) for at, one in enumerate(lists)]
+    file = tmp_path / "small.hfdump"
+    file.write_bytes(trip_program.sealed([("head", {}), *chunks]))
+    assert file.stat().st_size < 20_000
+    read = []
+    # What a chunk holds costs time, so that it is told here without being decoded.
+    monkeypatch.setattr(Reader, "payload", lambda _self, chunk: read.append(chunk) or told(chunk))
+
+    def told(chunk):
+        return {"first": chunk.number - 1, "types": [], "shapes": [], "nodes": [[0, 0, 1]]} if chunk.number else {}
+
+    with open_dump(file) as dump:
+        for asked in range(100 * count):
+            dump.object(asked % count, most=asked)
+        assert len(read) <= 6 * count
+        dump.ask()  # a person asks once more
+        assert dump.object(3).reason != dump.object(5_000).reason
+
+
+def test_one_long_text_that_everything_refers_to_is_not_shown_whole_each_time(tmp_path):
+    many = [[kinds.LIST, 0, [[1]] * 100], [kinds.LIST, 0, [[2]] * 100], [kinds.LITERAL, 1, "x" * 1_500_000]]
+    values = [part for at in range(20) for part in (f"v{at}", [0])]
+    frames = [{"file": "f.py", "line": at, "function": f"f{at}", "mine": True, "locals": values} for at in range(12)]
+    stack = {"id": 1, "name": "x", "current": True, "frames": frames}
+    file = tmp_path / "long.hfdump"
+    nodes = {"first": 0, "types": ["list", "odd"], "shapes": [], "nodes": many}
+    file.write_bytes(trip_program.sealed([("head", {}), ("stck", stack), ("objs", nodes)]))
+    began = time.process_time()
+    with open_dump(file) as dump:
+        assert sum(map(len, FORMATS["text"](dump))) < 2_000_000
+    assert time.process_time() - began < 20  # it took many minutes
+
+
+def test_an_array_is_told_as_people_write_it(tmp_path):
+    np = pytest.importorskip("numpy")
+    weights = np.zeros((50, 1024), dtype=np.float32)
+    with open_dump(capture("array", to=tmp_path, limits=FEW)) as dump:
+        frame = next(frame for frame in dump.threads[0].frames if frame.function.startswith("test_an_array"))
+        shown_as = text_of(dump, dict(frame.locals)["weights"])
+    assert shown_as == "<numpy.ndarray float32 (50, 1024), 200 KiB>"
+    assert weights.size
+
+
+GROUP = """
+import asyncio, sys
+from holdfast.crash import install
+
+async def other():
+    await asyncio.sleep(60)
+
+async def book(city):
+    price = "about 70"
+    return int(price)
+
+async def main():
+    async with asyncio.TaskGroup() as group:
+        group.create_task(other())
+        group.create_task(book("Porto"))
+
+install(to="dumps", sidecar=False)
+asyncio.run(main())
+"""
+
+
+def test_of_a_group_the_function_that_failed_is_shown(tmp_path):
+    (tmp_path / "program.py").write_text(GROUP)
+    python(tmp_path / "program.py")
+    (path,) = (tmp_path / "dumps").glob("*.hfdump")
+    text = "\n".join(shown(path))
+    assert "Where it began: ValueError" in text
+    assert "program.py:10 in book" in text
+    assert "price = 'about 70'" in text
 
 
 def test_a_file_cut_anywhere_gives_a_page(path, tmp_path, rounds):

@@ -44,7 +44,7 @@ START, END = "as it begins", "at the end of the run"
 # What a life would otherwise import by itself: ten times the rest of its work.
 WARM = (
     "concurrent.futures.thread", "encodings.idna", "holdfast.agent.recovery", "holdfast.codec.rollback",
-    "holdfast.run.resources", "holdfast.run.replanning", "holdfast.run.store",
+    "holdfast.run.store",
 )  # fmt: skip
 
 ITEMS = ("keyed-1", "probed-1", "keyed-2", "probed-2")

@@ -34,10 +34,18 @@ from holdfast.run.records import decode_record
 from holdfast.store import keys, leases
 from holdfast.store.catalog import Place, chunk_digest, node_digest, read_body
 from holdfast.store.cipher import PLAIN, digest
-from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload, split_payload, uncompressed
+from holdfast.store.manifest import (
+    Manifest,
+    Packed,
+    Segment,
+    identity,
+    mark_of,
+    pack_payload,
+    split_payload,
+    uncompressed,
+)
 from holdfast.store.objects import Folder
 from holdfast.store.packs import ALIGN_BYTES, MAGIC, Packs, file_name
-from holdfast.store.segments import Packed, Segment
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import initial, remembered, witness_report
 from tests.faults import damage, rich

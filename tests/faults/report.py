@@ -23,7 +23,6 @@ from tests.faults.everything import CAMPAIGNS
 
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN = "<!-- figures: written by `python -m tests.faults --report` -->"
-DETAILS_MAX = 14
 
 
 @dataclass(frozen=True)
@@ -104,37 +103,25 @@ def _machine() -> str:
 
 def _figures(entries: list[dict[str, Any]]) -> str:
     lines = [
-        "Each line is the last run of that campaign, one run and not a sum of several: how much it tried, how long",
-        "that took on all cores together, and how many promises were found broken in it. A `+` after the commit: with",
-        "changes that were not committed yet. What a release asks for is what a run without a limit of time tries.",
+        "Each line is one run, the last of that campaign. *Asked* is how much a release needs. A `+` after the commit:",
+        "with changes that were not committed yet.",
         "",
-        "| campaign | tried | a release asks for | promises broken | time | when | commit |",
-        "|---|---:|---:|---|---:|---|---|",
+        "| campaign | what it does | tried | asked | promises broken | time | when, commit |",
+        "|---|---|---:|---:|---|---:|---|",
     ]
     by_name = {entry["name"]: entry for entry in entries}
     for name, campaign in CAMPAIGNS.items():
+        what = f"{campaign.title[0].upper()}{campaign.title[1:]}. {' '.join((campaign.run.__doc__ or '').split())}"
         entry = by_name.get(name)
         if entry is None:
-            lines.append(f"| {name} | not run | {campaign.soak:,} | | | | |")
+            lines.append(f"| `{name}` | {what} | not run | {campaign.soak:,} | | | |")
             continue
         verdict = f"skipped: {entry['skipped']}" if entry["skipped"] else str(entry["found"] or "none")
         lines.append(
-            f"| [{name}](#{name}) | {entry['tried']:,} {campaign.unit} | {campaign.soak:,}"
-            f" | {verdict} | {entry['seconds']:,.0f} s | {entry['at']} | {entry.get('commit', '')} |"
+            f"| `{name}` | {what} | {entry['tried']:,} {campaign.unit} | {campaign.soak:,}"
+            f" | {verdict} | {entry['seconds']:,.0f} s | {entry['at'][:10]}, {entry.get('commit', '')} |"
         )
     machines = sorted({entry["machine"] for entry in entries})
-    lines += ["", f"Measured on {'; '.join(machines)}.", ""]
-    for entry in entries:
-        campaign = CAMPAIGNS[entry["name"]]
-        lines += [
-            f"### {entry['name']}",
-            "",
-            f"{campaign.title[0].upper()}{campaign.title[1:]}. {' '.join((campaign.run.__doc__ or '').split())}",
-        ]
-        details = sorted(entry["details"].items(), key=lambda pair: -pair[1])
-        if details:
-            shown = [f"{name} {number:,}" for name, number in details[:DETAILS_MAX]]
-            lines += ["", f"{'; '.join(shown)}{' ...' if len(details) > DETAILS_MAX else ''}."]
-        lines.append("")
+    lines += ["", f"Measured on {'; '.join(machines)}. What each found in detail is in the source of this page.", ""]
     lines += [f"<!-- {json.dumps(entry, sort_keys=True)} -->" for entry in entries]
     return "\n".join(lines) + "\n"

@@ -101,15 +101,6 @@ def test_a_program_that_passes_over_a_held_child_neither_acts_nor_ends(store_pat
     assert outside() == {"x-a": 1, "x-b": 1}
 
 
-def test_in_plain_use_a_held_child_is_refused_and_can_be_begun_later(store_path, outside):
-    store = holdfast.open(store_path)
-    store.agent("trip/kid").close()
-    with store.agent("trip") as agent:
-        with held(store_path, "trip/kid"), pytest.raises(errors.AgentBusy):
-            agent.spawn(working.child, "kid", "x", waits=False)
-        assert agent.spawn(working.child, "kid", "x", waits=False).join() == "x-b"
-
-
 def test_a_worker_leaves_a_parent_alone_while_somebody_else_holds_its_child(store_path, outside):
     store = holdfast.open(store_path)
     job = store.submit(working.parent, "x", waits=True)

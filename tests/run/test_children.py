@@ -673,7 +673,8 @@ def test_a_child_is_not_begun_a_second_time_while_it_runs(opened, world, book):
     assert agent.run(work) == ("bags", "bags")
 
 
-def test_a_child_that_another_run_executes_is_not_begun_beside_it(opened, book):
+def test_a_child_that_another_run_executes_is_not_begun_beside_it(opened, book, monkeypatch):
+    monkeypatch.setattr("holdfast.run.children.EXIT_S", 0.01)
     began, goes_on = threading.Event(), threading.Event()
 
     def job(agent):
@@ -681,14 +682,18 @@ def test_a_child_that_another_run_executes_is_not_begun_beside_it(opened, book):
         goes_on.wait(180)
         return book("bags")
 
-    agent = opened()
-    with agent:
-        child = agent.spawn(job, "bags")
+    def work(agent):
+        agent.spawn(job, "bags")
         began.wait(180)
-        with pytest.raises(errors.RunUnfinished, match="executing another run"):
-            agent.run(lambda agent: agent.spawn(lambda agent: None, "bags"))
-        goes_on.set()
-        assert child.join() == "bags"
+        raise RuntimeError("no")
+
+    agent = opened()
+    with pytest.raises(RuntimeError):
+        agent.run(work)
+    with pytest.raises(errors.RunUnfinished, match="executing another run"):
+        agent.run(lambda agent: agent.spawn(lambda agent: None, "bags"))
+    goes_on.set()
+    wait_for_children()
 
 
 # -- async ----------------------------------------------------------------------------------------------------
@@ -999,12 +1004,14 @@ def test_a_running_child_is_cancelled_by_a_rollback(opened, world, book):
         while True:
             look()
 
-    agent = opened()
-    agent.checkpoint("start")
-    with agent:
+    def work(agent):
+        agent.checkpoint("start")
         agent.spawn(job, "bags")
         began.wait(180)
         agent.rollback("start")
+
+    with pytest.raises(errors.RunRolledBack):
+        opened().run(work)
     assert world.stands == []
     assert opened("trip-7/bags").state == {}
 
@@ -1042,9 +1049,11 @@ def test_a_child_rolls_itself_back_and_a_parent_its_children(opened, world, book
 # -- mistakes ---------------------------------------------------------------------------------------------------
 
 
-def test_children_are_begun_where_the_agent_is_current_and_not_in_a_tool(opened, book):
+def test_children_are_begun_in_a_run_and_not_in_a_tool(opened, book):
     agent = opened()
     with pytest.raises(errors.NoAgent):
+        agent.spawn(pack(book), "bags", "bags")
+    with agent, pytest.raises(errors.NoAgent, match=r"no run.*\n.*agent\.run"):
         agent.spawn(pack(book), "bags", "bags")
 
     @holdfast.tool(effect="read")

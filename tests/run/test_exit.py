@@ -53,7 +53,7 @@ def kid(agent):
     note("first", slow=True)
     if MODE == "grandchild":
         agent.spawn(deeper, "kid").join()
-    elif MODE not in {"call", "plain"}:
+    elif MODE != "call":
         deeper(agent)
     note("second")
     return "done"
@@ -73,11 +73,7 @@ def parent(agent):
     return child.join()
 
 
-if MODE == "plain":
-    with store.agent("main") as agent:
-        agent.spawn(kid, "kid")
-else:
-    print(store.agent("main").run(parent), flush=True)
+print(store.agent("main").run(parent), flush=True)
 """
 
 
@@ -144,12 +140,3 @@ def test_a_call_that_is_under_way_ends_and_is_recorded_and_no_other_begins(tmp_p
         child = store.agent("main/kid")
         assert [effect.status for effect in child.effects()] == ["done"]
         assert [run.status for run in child.runs()] == ["interrupted"]
-
-
-def test_a_child_in_plain_use_does_what_it_has_begun(tmp_path, started):
-    process = started("plain")
-    _, errors = process.communicate(timeout=LIMIT_S)
-    assert process.returncode == 0, errors
-    with holdfast.open(tmp_path / "store") as store:
-        assert [run.status for run in store.agent("main/kid").runs()] == ["finished"]
-    assert noted(tmp_path) == ["first", "second"]

@@ -8,7 +8,6 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from holdfast.run import outcomes
 from holdfast.run.arguments import secret
 from holdfast.run.resilience import Clock
 from holdfast.run.tools import tool
@@ -69,11 +68,6 @@ class Odd(Exception):
         self.one, self.two = one, two
 
 
-class Several(ExceptionGroup):
-    def derive(self, excs):
-        return Several(self.message, excs)
-
-
 def noted():
     error = ValueError("x")
     error.add_note("look at the page")
@@ -101,20 +95,15 @@ def not_json():
         return error
 
 
-def grouped():
-    return Several("both", [ValueError(1), Http(404, body="x"), ExceptionGroup("inner", [Sold("TP1", 0)])])
-
-
 def look(error):
     """Everything that a handler may look at."""
     slots = ("errno", "strerror", "filename", "encoding", "object", "start", "end", "reason", "place", "name", "path")
     return {
         "type": type(error),
         "str": str(error),
-        "args": error.args[:1] if isinstance(error, BaseExceptionGroup) else error.args,
+        "args": error.args,
         "attributes": vars(error),
         "slots": {name: getattr(error, name) for name in slots if hasattr(error, name)},
-        "members": [look(one) for one in getattr(error, "exceptions", ())],
     }
 
 
@@ -136,8 +125,6 @@ def look(error):
         ((LookupError,), lambda: KeyError(("a", 1))),
         ((ImportError,), lambda: ImportError("no such", name="gone", path="/x")),
         ((SyntaxError,), lambda: SyntaxError("bad", ("f.py", 1, 2, "x y"))),
-        ((Several, Http, Sold), grouped),
-        ((Exception,), grouped),
         ((errors.UnknownAgent,), lambda: errors.UnknownAgent("nobody", hint="look again")),
     ],
 )
@@ -204,38 +191,18 @@ def test_what_cannot_be_saved_of_an_exception_is_missing_both_times():
     assert len(asked) == 1
 
 
-def test_members_of_a_group_that_nobody_declared_are_tool_failures():
-    @tool(effect="read", raises=(ExceptionGroup,))
-    def ask():
-        raise ExceptionGroup("g", [ValueError(1), Http(404, body="x")])
+def test_a_group_of_exceptions_is_no_answer():
+    with pytest.raises(errors.BadOption, match="A group is no answer"):
 
-    def work(agent):
-        try:
-            ask()
-        except ExceptionGroup as error:
-            return [(type(one).__name__, str(one)) for one in error.exceptions]
+        @tool(raises=(ExceptionGroup,))
+        def ask(): ...
 
-    assert Bench().run(work) == [("ValueError", "1"), ("ToolFailed", "ask failed: Http: HTTP 404")]
+    @tool(effect="read", raises=(Exception,))
+    def check():
+        raise ExceptionGroup("g", [ValueError(1)])
 
-
-def test_faults_of_earlier_records_have_arguments_alone():
-    class Full(Exception):
-        def __init__(self, row, seat=0):
-            super().__init__(row, seat)
-            self.row = row
-
-    @tool(effect="read", raises=(Full, Sold, ExceptionGroup))
-    def ask(): ...
-
-    def made(name, args):
-        return outcomes.failure(
-            ask.tool, "0", (Full.__qualname__ if name == "Full" else name, name, "said", None), args
-        )
-
-    assert made("Full", (1, 2)).row == 1
-    assert made("Sold", ("TP1 is sold out, 0 left",)).message == "said"
-    assert str(made("Sold", ("TP1 is sold out, 0 left",))) == "said"
-    assert type(made("ExceptionGroup", ("g",))) is errors.ToolFailed  # nobody kept its members
+    with pytest.raises(errors.ToolFailed, match="check failed: ExceptionGroup: g"):
+        Bench().run(lambda agent: check())
 
 
 def test_two_declared_classes_of_one_name_are_told_apart():

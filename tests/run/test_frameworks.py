@@ -9,6 +9,7 @@ import asyncio
 import inspect
 import json
 import typing
+from pathlib import Path
 
 import agents
 import pydantic_ai
@@ -26,6 +27,7 @@ from pydantic_ai.messages import TextPart, ToolCallPart
 from pydantic_ai.models.function import FunctionModel
 
 import holdfast
+from tests.pages import parse
 
 pydantic_ai.models.ALLOW_MODEL_REQUESTS = False
 agents.set_tracing_disabled(disabled=True)
@@ -220,3 +222,27 @@ def test_a_plain_tool_off_the_loop_looks_like_its_function_too(schema, turn):
 def test_without_an_agent_a_tool_is_an_ordinary_function(schema, turn):
     assert asyncio.run(turn(TOOLS)) == "all booked"
     assert len(DONE) == 2
+
+
+def test_the_recipe_of_the_guide_asks_openais_model_once(store_path):
+    page = Path(__file__).parents[2] / "docs" / "guide" / "frameworks.md"
+    (recipe,) = [
+        block.text for block in parse(page.read_text(encoding="utf-8")) if "class Recorded(Model)" in block.text
+    ]
+    made = {"holdfast": holdfast, "book": TOOLS[0]}
+    exec(recipe, made)
+    asked = []
+
+    class Counted(Scripted):
+        async def get_response(self, system_instructions, input, *args, **kwargs):
+            asked.append(input)
+            return await super().get_response(system_instructions, input, *args, **kwargs)
+
+    async def turn():
+        offered = [agents.function_tool(tool, failure_error_function=None) for tool in TOOLS]
+        travel = agents.Agent(name="travel", model=made["Recorded"](Counted()), tools=offered)
+        with holdfast.open(store_path) as store, store.agent("trip-7") as agent, agent.task("message 1"):
+            return (await agents.Runner.run(travel, "Lisbon, please")).final_output
+
+    assert [asyncio.run(turn()), asyncio.run(turn())] == ["all booked", "all booked"]
+    assert (len(asked), len(DONE)) == (2, 2)

@@ -110,7 +110,7 @@ def test_a_run_that_is_begun_again_on_purpose_has_other_keys(reopened, outside):
 def decisions(agent, past):
     """All that a run, or a plain loop, takes from the line before it begins."""
     host = agent._host
-    loop = Loop(host, position_of(agent.head), agent.head.id if agent.head is not None else "")
+    loop = Loop(host, position_of(agent.head))
     loop.read(past)
     owner, last = past.owner(host.origin), past.last
     return {

@@ -182,6 +182,33 @@ def test_a_repaired_store_repeats_nothing(store_path, tmp_path, program, stateme
     assert program.paid == [1, 2]
 
 
+def test_a_repaired_backup_says_of_nobody_what_another_did(store_path, tmp_path):
+    """Records that came from another store bear no branch: those of all agents look alike."""
+
+    @holdfast.tool(effect="write")
+    def pay(who):
+        return who
+
+    with holdfast.open(store_path) as store, holdfast.open(tmp_path / "backup") as backup:
+        for name in ("a", "b"):
+            with store.agent(name) as agent:
+                for number in range(3):
+                    pay(name)
+                    agent.state["n"] = number
+                    agent.checkpoint()
+        store.backup(backup)
+    for number in range(1, 7):
+        shutil.copytree(tmp_path / "backup", tmp_path / f"damaged-{number}")
+        spoil(tmp_path / f"damaged-{number}", "DELETE FROM record WHERE i = ?", number)
+        report = holdfast.repair(tmp_path / f"damaged-{number}", tmp_path / f"new-{number}")
+        lost = [[one for one in agent.lost if "of what happened outside are lost" in one] for agent in report.agents]
+        assert [len(some) for some in lost] == [1, 1]
+        with holdfast.open(tmp_path / f"new-{number}", readonly=True, inert=True) as store:
+            for name in ("a", "b"):
+                said = [one.args["who"] for one in store.agent(name, readonly=True).effects() if one.tool == "pay"]
+                assert (set(said), len(said)) == ({name}, 2), "what is certain is kept"
+
+
 def test_a_branch_that_goes_on_without_damaged_records_repeats_nothing(store_path, program):
     ((body,),) = rows(store_path, "SELECT body FROM record WHERE i = 6")
     spoil(store_path, "UPDATE record SET body = ? WHERE i = 6", flipped(body))

@@ -89,5 +89,5 @@ def test_options_that_mean_nothing_are_refused_before_anything_is_done(opened):
     def fails(agent):
         raise RuntimeError("no")
 
-    with pytest.raises(errors.BadOption, match="with options"):
+    with pytest.raises(errors.BadOption, match="without options"):
         agent.run(fails.options(replan=lambda setback: given.options(id="8")))

@@ -13,7 +13,7 @@ from holdfast import errors
 from holdfast.run.durables import durable
 from holdfast.run.effects import Absent, Found
 from holdfast.run.past import Past
-from holdfast.run.resilience import BACKOFF_MAX_S, Breaker, backoff_s, notes_of, since_of
+from holdfast.run.resilience import BACKOFF_MAX_S, Breaker, backoff_s, notes_of
 from holdfast.run.tools import tool
 from tests.run.bench import Crash
 from tests.run.test_waiting import Clock, line, timed
@@ -231,34 +231,29 @@ def test_a_breaker_takes_a_checkpoint_as_it_opens_that_a_replay_does_not_look_fo
     with pytest.raises(Crash):
         bench.run(work)
     assert len(bench.states) == saves + 3  # the run's own, the breaker's, the program's
-    notes = line(bench).notes
-    assert any(what == "auto" for what, _ in notes)
     again = bench.crashed(bench.ledger.count)
     assert again.run(work) == ["ToolFailed", "ToolFailed", "BreakerOpen", "BreakerOpen"]
     assert service.calls == 2
 
 
-def test_what_a_plain_loop_did_before_such_a_checkpoint_can_still_be_claimed(bench):
+def test_a_breaker_takes_no_checkpoint_in_a_plain_loop_which_takes_its_own(bench):
+    pay, saves = paying(Service(), breaker=1), len(bench.states)
+    with bench.using(0), pytest.raises(errors.ToolFailed):
+        pay()
+    assert state_of(bench, "pay")["state"] == "open"
+    assert len(bench.states) == saves
+
+
+def test_a_tool_that_asks_for_checkpoints_is_not_called_in_a_plain_loop(bench):
     done = []
 
-    @tool
+    @tool(checkpoint="after")
     def book(city):
         done.append(city)
-        return city
 
-    pay = paying(Service(), breaker=1)
-    with bench.using(0):
+    with bench.using(0), pytest.raises(errors.BadOption, match="a plain loop takes its own"):
         book("Lisbon")
-        with pytest.raises(errors.ToolFailed):
-            pay()
-    past = line(bench)
-    ((_, checkpoint),) = [key for key in past.notes if key[0] == "auto"]
-    since = since_of(past, checkpoint, bench.ledger.count)
-    assert since == 0
-    again = bench.crashed(bench.ledger.count)
-    with again.using(since):
-        assert book("Lisbon") == "Lisbon"
-    assert done == ["Lisbon"]
+    assert done == []
 
 
 def test_a_state_that_cannot_be_saved_does_not_keep_a_breaker_from_opening(bench, caplog):

@@ -14,8 +14,6 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.run.arguments import secret
-from holdfast.run.resilience import notes_of
-from holdfast.run.resources import SECTION
 from holdfast.run.tools import tool
 from holdfast.store.manifest import split_payload
 from tests.run.bench import Bench, Crash
@@ -41,7 +39,7 @@ class Sessions:
         self.asked = []
 
     def resource(self, bench, **options):
-        return bench.companions.resource("db", open=self.open, close=self.close, describe=self.describe, **options)
+        return bench.handle.resource("db", open=self.open, close=self.close, describe=self.describe, **options)
 
     def open(self, description):
         self.asked.append(description)
@@ -79,7 +77,7 @@ def test_closing_keeps_the_description_and_closes_all_even_if_one_cannot_be(capl
     def stuck(handle):
         raise OSError("stuck")
 
-    bad = bench.companions.resource("bad", open=object, close=stuck)
+    bad = bench.handle.resource("bad", open=object, close=stuck)
     db = sessions.resource(bench)
     assert bad.handle
     db.handle["at"] = 9
@@ -88,7 +86,7 @@ def test_closing_keeps_the_description_and_closes_all_even_if_one_cannot_be(capl
     assert not bad.is_open
     assert "stuck" in caplog.text
     assert db.handle["at"] == 9
-    assert bench.companions.resource("db", open=sessions.open) is db
+    assert bench.handle.resource("db", open=sessions.open) is db
 
 
 def test_a_branch_does_not_get_what_another_branch_has_open(caplog):
@@ -106,7 +104,7 @@ def test_a_branch_does_not_get_what_another_branch_has_open(caplog):
 def test_a_resource_without_a_description_is_simply_opened_again():
     bench = Bench()
     made = []
-    db = bench.companions.resource(
+    db = bench.handle.resource(
         "db", open=lambda: made.append(1) or sqlite3.connect(":memory:"), close=lambda c: c.close()
     )
     with db as connection:
@@ -125,7 +123,7 @@ def test_a_handle_that_cannot_be_opened_is_tried_again_at_the_next_use():
             raise OSError("no route")
         return "there"
 
-    db = bench.companions.resource("db", open=open_it)
+    db = bench.handle.resource("db", open=open_it)
     with pytest.raises(OSError, match="no route"):
         _ = db.handle
     assert db.handle == "there"
@@ -134,7 +132,7 @@ def test_a_handle_that_cannot_be_opened_is_tried_again_at_the_next_use():
 def test_a_description_with_a_secret_in_it_is_refused():
     bench = Bench()
     secret(bench, "password", "correct horse battery")
-    db = bench.companions.resource(
+    db = bench.handle.resource(
         "db", open=lambda old: object(), describe=lambda handle: {"url": "db://u:correct horse battery@h"}
     )
     for _ in range(2):
@@ -271,7 +269,7 @@ def test_a_kept_generator_goes_on_where_the_state_was_saved(kind):
     other = reopened(bench)
     expected = draw(dice)
     assert draw(other.companions.generator("dice", KINDS[kind]())) == expected
-    bench.companions.restore(replaying=False)  # as a rollback does
+    bench.companions.restore()  # as a rollback does
     assert draw(dice) == expected
 
 
@@ -284,7 +282,7 @@ def test_the_generators_of_the_modules_can_be_kept_too(module):
         module.seed(3)
         bench.companions.keep()
         first = module.random()
-        bench.companions.restore(replaying=False)
+        bench.companions.restore()
         assert module.random() == first
     finally:
         random.setstate(before[0])
@@ -292,43 +290,16 @@ def test_the_generators_of_the_modules_can_be_kept_too(module):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_branch_has_a_seed_of_its_own_the_same_each_time_and_says_so(kind, caplog):
+def test_a_branch_draws_the_numbers_that_the_line_draws_that_it_left(kind):
     bench = Bench()
     dice = bench.companions.generator("dice", KINDS[kind]())
     draw(dice)
-    bench.companions.keep()
+    bench.handle.checkpoint("kept")
     other = bench.branched()
     theirs = other.companions.generator("dice", KINDS[kind]())
-    assert "new seed" in caplog.text
-    assert notes_of(other._host).get("seed", "dice")["branch"] == other.identity[1]
-    numbers = draw(theirs)
-    assert numbers != draw(dice)
-    again = other.crashed()
-    assert draw(again.companions.generator("dice", KINDS[kind]())) == numbers
-    third = reopened(again)
-    expected = draw(again.companions.generator("dice", KINDS[kind]()))
-    assert draw(third.companions.generator("dice", KINDS[kind]())) == expected
-
-
-def test_a_replay_on_a_branch_draws_the_old_numbers_until_it_has_passed_where_the_branch_began():
-    bench = Bench()
-    dice = bench.companions.generator("dice", random.Random(7))
-    bench.companions.keep()
-    other = bench.branched()
-    old = draw(dice)
-    theirs = other.companions.generator("dice", random.Random(7))
-    other.companions.restore(replaying=False)
-    other.companions._generators.clear()
-    other.companions._generators["dice"] = (theirs, other.identity[1])
-    other.companions.restore(replaying=True)
-    assert draw(theirs) == old
-    kept = copy.deepcopy(other.state.plain(other.state))
-    other.companions.keep()
-    section = other.state.plain(other.state)[SECTION]
-    assert section["dice"]["branch"] == bench.identity[1]
-    assert kept[SECTION]["dice"]["branch"] == bench.identity[1]
-    other.companions.passed()
-    assert draw(theirs) != draw(dice)
+    assert draw(theirs) == draw(dice)
+    third = reopened(other)
+    assert draw(third.companions.generator("dice", KINDS[kind]())) == draw(theirs)
 
 
 def test_keeping_what_has_not_changed_does_not_change_the_state():
@@ -348,7 +319,7 @@ def test_a_generator_in_a_run_draws_the_same_numbers_when_the_run_is_executed_ag
         return number
 
     def work(agent):
-        dice = agent._host.companions._generators["dice"][0]
+        dice = agent._host.companions._generators["dice"]
         found = [guess(dice.random()) for _ in range(5)]
         if len(asked) == 5:
             guess(-1.0)

@@ -439,7 +439,7 @@ def test_a_run_whose_own_process_does_not_even_begin_is_left_for_a_while(tmp_pat
 def test_a_worker_looks_for_work_a_few_times_however_many_wait(tmp_path, outside, monkeypatch):
     looked = []
     candidates = opened.candidates
-    monkeypatch.setattr(opened, "candidates", lambda *given: looked.append(given) or candidates(*given))
+    monkeypatch.setattr(opened, "candidates", lambda *given, **more: looked.append(given) or candidates(*given, **more))
     monkeypatch.setattr(working_on, "STALE_S", 3600.0)  # it looks again for what is more urgent now
     with holdfast.open(tmp_path / "store", durability="batched") as store:
         jobs = [store.submit(_short, number) for number in range(40)]

@@ -6,7 +6,7 @@ import gc
 import sys
 import weakref
 
-from holdfast.store.apart import apart
+from holdfast.store.processes import apart
 from tests.strikes import Strike
 
 

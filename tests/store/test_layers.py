@@ -8,8 +8,8 @@ import pytest
 
 import holdfast
 from holdfast import Policy
+from holdfast.agent.background import fold_below
 from holdfast.agent.history import children, chunks_in
-from holdfast.agent.sealing import fold_below
 from holdfast.codec.values import encode
 from holdfast.store.changes import Objects, pack_node
 from holdfast.store.manifest import Manifest

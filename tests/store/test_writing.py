@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast.agent import tending
+from holdfast.agent import background
 from holdfast.errors import StoreBusy
 from holdfast.store import writer
 from tests import warm
@@ -187,7 +187,7 @@ def test_the_end_of_a_program_waits_so_long_and_no_longer(store_path, end):
 
 
 def test_threads_that_write_at_once_start_one_thread_beside_them_and_closing_ends_it(tmp_path, monkeypatch, request):
-    monkeypatch.setattr(tending, "EVERY", 2)
+    monkeypatch.setattr(background, "EVERY", 2)
     request.addfinalizer(partial(sys.setswitchinterval, sys.getswitchinterval()))
     sys.setswitchinterval(1e-6)
     gate = threading.Barrier(8)

@@ -18,7 +18,7 @@ from msgspec import Struct
 from holdfast.agent import crashes, history
 from holdfast.agent.branch import BranchWriter, Pending
 from holdfast.agent.changes import Change, Diff, diff, mutations
-from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.checkpoint import Checkpoint, checkpoints_html
 from holdfast.agent.fleet import AgentInfo, info_of
 from holdfast.agent.graph import Graph
 from holdfast.agent.names import check_label, check_new
@@ -28,11 +28,11 @@ from holdfast.codec.document import Document
 from holdfast.codec.state import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
-from holdfast.store.apart import apart, off_loop
 from holdfast.store.catalog import Agent as AgentRow
 from holdfast.store.catalog import Branch, Point
 from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
+from holdfast.store.processes import apart, off_loop
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -521,8 +521,6 @@ class Agent:
 
     def _repr_html_(self) -> str:
         from html import escape
-
-        from holdfast.agent.notebook import checkpoints_html
 
         return f"<b>{escape(self.name)}</b> on {escape(self.branch_name)}" + checkpoints_html(self.log(limit=10))
 

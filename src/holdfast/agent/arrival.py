@@ -16,13 +16,13 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, NamedTuple, Self, TypeVar
 
 from holdfast.agent import frames
+from holdfast.agent.background import fold_below
 from holdfast.agent.branch import RECORD_MAX_BYTES
 from holdfast.agent.frames import BranchRef, Frame, Refs, body_in, check_refs, size_of
 from holdfast.agent.metadata import LOST, lost
 from holdfast.agent.names import check_name
 from holdfast.agent.proof import Brought, Proof, unlike
 from holdfast.agent.refs import Arrived, Kept, Landing, Past, Plan, Sides, TransferredAgent, plan
-from holdfast.agent.sealing import fold_below
 from holdfast.errors import CorruptValue, Damaged, Fenced
 from holdfast.store.bodies import is_written
 from holdfast.store.catalog import BEGINNING, Branch, End, Point, Tag, chunk_digest, link, listed, node_digest, slices

@@ -1,7 +1,8 @@
-"""A checkpoint as user code sees it: what it is called, what it holds, its state (read-only)."""
+"""A checkpoint as user code sees it: what it is called, what it holds, its state (read-only); tables for notebooks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -230,6 +231,28 @@ class Checkpoint:
         return f"<Checkpoint {self.short_id}{name} #{self.depth} {self.time:%Y-%m-%d %H:%M:%S}>"
 
     def _repr_html_(self) -> str:
-        from holdfast.agent.notebook import checkpoints_html
-
         return checkpoints_html([self])
+
+
+# -- in a notebook: all text is escaped, because states are not trusted -----------------------------------------------
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    from html import escape
+
+    header = "".join(f"<th style='text-align:left'>{escape(str(cell))}</th>" for cell in head)
+    body = "".join(
+        "<tr>" + "".join(f"<td style='text-align:left'>{escape(str(cell))}</td>" for cell in row) + "</tr>"
+        for row in rows
+    )
+    return f"<table><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def checkpoints_html(checkpoints: Iterable[Checkpoint]) -> str:
+    return table(
+        ("checkpoint", "depth", "label", "kind", "time", "state digest"),
+        (
+            (c.short_id, f"#{c.depth}", c.label, c.kind, f"{c.time:%Y-%m-%d %H:%M:%S} UTC", c.digest[:16])
+            for c in checkpoints
+        ),
+    )

@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.agent import history
+from holdfast.agent.background import fold_below
 from holdfast.agent.collection import AT_ONCE, WASTE, Links, Pace, Reached, alone, at_once, collect, note_waste
-from holdfast.agent.sealing import fold_below
 from holdfast.errors import AgentBusy, Damaged, Forgotten, StoreBusy, UnknownAgent
 from holdfast.store.catalog import Agent, Branch, View, listed, slices
 from holdfast.store.changes import Change, Objects, Work, moved_body, pack_node

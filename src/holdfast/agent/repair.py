@@ -5,7 +5,7 @@ its database. What always holds: everything in the new store was proven; a check
 and named; one that only rested on such a one stays if its state can be had otherwise, and stands alone then; where a
 branch's head is lost, the branch ends at its newest checkpoint that is not; refs whose rows are lost are derived from
 the log and from the checkpoints. Ids stay what they are, with one exception: an id covers the records of what happened
-outside before it, so where one of these is lost, what came after it is on a branch ``recovered-N``, with new ids.
+outside before it, so where one of these is lost, what came after it has new ids.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent import history, metadata, salvage
+from holdfast.agent.background import fold_below
 from holdfast.agent.evidence import Flaw, Found, Histories, Lines, Made, Refs, Told
 from holdfast.agent.graph import left_by
 from holdfast.agent.move import FACTS
 from holdfast.agent.opened import settle
-from holdfast.agent.rescue import Rescue
-from holdfast.agent.sealing import fold_below
+from holdfast.agent.salvage import Rescue
 from holdfast.agent.store import MAIN, find_store, open_unseen
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
@@ -67,8 +67,7 @@ from holdfast.store.files import (
     unavailable,
 )
 from holdfast.store.keys import Key, find_secret
-from holdfast.store.manifest import Manifest, identity, mark_of, pack_payload
-from holdfast.store.segments import Segment
+from holdfast.store.manifest import Manifest, Segment, identity, mark_of, pack_payload
 from holdfast.store.witness import Noted, lost, remembered, witness_report
 
 _LOST_MAX = 100_000
@@ -251,7 +250,6 @@ class _Mending:
         self._owners: dict[int, int] = {}  # branch -> agent
         self._places: dict[bytes, int] = {}  # id -> number of what stays
         self._renewed: dict[bytes, bytes] = {}  # ids that have become others
-        self._new_ids: set[bytes] = set()
         self._said: list[tuple[int, Body]] = []
 
     # -- checkpoints and records ----------------------------------------------------------------------------
@@ -316,19 +314,22 @@ class _Mending:
         self._report.agents = list(self._agents.values())
 
     def _complete_lines(self) -> None:
-        """Records that are gone get stand-ins that say nothing, so that those after them keep their places."""
+        """Records that are gone get stand-ins that say nothing, so that those after them keep their places.
+
+        Below a gap goes what is certainly of the same line: what was written on the same branch, or what a checkpoint
+        before one that rests on the gap speaks of. Records of other stores have no branch here: they may be anybody's.
+        """
         found, records = self.found, self.found.records
-        spoken = [(one.i - 1, one.prev, one.b) for one in records.values()]
-        spoken += [(branch.records, branch.line, branch.b) for branch in found.branches.values()]
-        fresh = max([*records, *(r for _, r, _ in spoken), self._rescue.floors.get("record", 0), 0])
+        lost = self._gaps()
+        fresh = max([*records, *lost, self._rescue.floors.get("record", 0), 0])
         changed: dict[int, Record] = {}
-        for i, r, b in sorted(spoken):
-            if r in records or not 0 < i <= r:  # handles are given upwards, so there are not more records than that
+        for i, r, b in sorted((i, r, b) for r, (i, b, _) in lost.items()):
+            if not 0 < i <= r:  # handles are given upwards, so there are not more records than that
                 continue
-            began = found.rows.get(found.find(self._told.begun.get((b, 0))))
-            inherited = [records[began.line]] if began is not None and began.line in records else []
-            own = [one for one in records.values() if one.b == b]
-            below = max((one for one in own + inherited if one.i < i), key=lambda one: one.i, default=None)
+            speakers = lost[r][2]
+            spoken = {row.line for n in found.above(speakers) if (row := found.rows.get(n)) is not None}
+            certain = [one for one in records.values() if (b and one.b == b) or one.r in spoken]
+            below = max((one for one in certain if one.i < i), key=lambda one: one.i, default=None)
             first, above = (below.i + 1, below.r) if below is not None else (1, 0)
             if i - first > _LOST_MAX:
                 continue
@@ -337,16 +338,36 @@ class _Mending:
                 made = Record(r if at == i else fresh, above, 0, at, b, 0, LOST, _LOST, [], b"")
                 records[made.r] = changed[made.r] = made
                 above = made.r
-            name = f"branch {found.branches[b].name!r}" if b in found.branches else f"branch {b}"
-            if self._owners.get(b) in self._agents:
+            name = f"branch {found.branches[b].name!r}" if b in found.branches else f"branch {b}" if b else "a line"
+            whose = [self._owners[b]] if b in self._owners else [a for a, seen in self._seen.items() if seen & speakers]
+            for a in whose:
                 text = f"{name}: record(s) {first} to {i} of what happened outside are lost"
-                self._agents[self._owners[b]].lost.append(text)
+                self._agents[a].lost.append(text)
         for record in sorted(records.values(), key=lambda one: one.i):
             before = records.get(record.prev)
             back = 0 if before is None else before.r if before.marked else before.back
             if record.back != back:
                 records[record.r] = changed[record.r] = record._replace(back=back)
         self._put_records(list(changed.values()))
+
+    def _gaps(self) -> dict[int, tuple[int, int, set[int]]]:
+        """The records that are gone: number, branch, and the checkpoints and heads whose lines lead there."""
+        found, records = self.found, self.found.records
+        lost: dict[int, tuple[int, int, set[int]]] = {}
+        below: dict[int, int] = {}  # the first that is gone at or below a record
+        for one in sorted(records.values(), key=lambda one: one.i):
+            below[one.r] = below.get(one.prev, one.prev)
+            if one.prev and one.prev not in records:
+                lost.setdefault(one.prev, (one.i - 1, one.b, set()))
+        for branch in found.branches.values():
+            if branch.line and branch.line not in records:
+                lost.setdefault(branch.line, (branch.records, branch.b, set()))
+        ends = [(row.line, n) for n, row in found.rows.items()]
+        for line, n in [*ends, *((branch.line, branch.head) for branch in found.branches.values())]:
+            gone = below.get(line, line)
+            if gone in lost:
+                lost[gone][2].add(n)
+        return lost
 
     def _prove_values(self) -> None:
         """Of the long values that records name, those that can be read stay; that something happened stays anyway."""
@@ -488,18 +509,12 @@ class _Mending:
             id = identity(raw)
             new = NewCheckpoint(id, raw, self.view.operations(point), row.key, bool(row.sealed))
             above = self._places.get(parent, 0) if row.parent else 0
-
-            def put(change: Change, n: int = n, new: NewCheckpoint = new, above: int = above, end: End = end) -> int:
-                change.delete("loose", "n", [n])
-                return change.put_checkpoint(new, above, end.line, 0, 0)
-
-            m = self.db.change(put)
+            m = self.db.change(partial(_again, n=n, new=new, place=(above, end.line, row.b, row.epoch)))
             del found.rows[n], self._places[known.id]
             found.stretches[row.b, row.epoch].discard(n)
             found.add_row(self.view.row(m))
             proof.known[m] = known._replace(id=id, parent=parent, effects=end.position)
             self._renewed[known.id], self._places[id], self._parents[id] = id, m, parent
-            self._new_ids.add(id)
             why = f"it speaks of records that are lost; its state is kept as {id.hex()[:12]}"
             for a, seen in self._seen.items():
                 if n in seen:
@@ -595,9 +610,6 @@ class _Mending:
             head = self._nearest(stood) or self._before(b, epoch, old.depth)
         lines = (newest, old.line, found.rows[head].line if head else 0)
         end = max((self._lines.end(r) or BEGINNING for r in lines), key=lambda one: one.records)
-        beyond = head
-        while head and proof.known[head].id in self._new_ids:
-            head = found.rows[head].parent or found.shallow.get(head, 0)
         new = self._standing(old, head, end)
         derived = proof.known[tip].id if tip else made.to if made is not None else None
         whole = made is not None and (made.a, made.uuid, made.epoch) == (a, old.uuid, epoch) and self._told.whole(b)
@@ -611,16 +623,6 @@ class _Mending:
             told.append(f"{called}: {row.depth - new.depth} checkpoint(s) {where} cannot be trusted")
             ends = f"its head is lost; it ends at #{new.depth} now" if head else "all of it is lost; it is empty now"
             told.append(f"{called}: {ends}")
-        if beyond != head:
-            body = {"created": now_us(), "from": proof.known[beyond].id, "recovered": b}
-            fresh, number = max([*self._owners, *found.branches, *found.retired]) + 1, 1
-            while (name := f"recovered-{number}") in self._taken[a] | self._told.tags[a].keys():
-                number += 1
-            other = Branch(fresh, a, name, uuid.uuid4().bytes, body, 0, b"", 0, 0, *BEGINNING, 0, 0)
-            found.branches[fresh] = other = self._standing(other, beyond, end)
-            self._taken[a].add(name)
-            self._say_branch(other, other, begins=True)
-            told.append(f"{called}: what was saved beyond lost records is on {name!r}, with new ids")
 
     def _lost_branch(self, b: int, a: int, made: Made | None, epoch: int) -> Branch:
         """A branch whose row is lost, as far as the log tells of it."""
@@ -737,3 +739,9 @@ class _Mending:
     def _open(self, change: Change) -> None:
         for agent in self.found.agents.values():
             settle(change, change.branches(agent.a))
+
+
+def _again(change: Change, n: int, new: NewCheckpoint, place: tuple[int, int, int, int]) -> int:
+    """Write a checkpoint in the place of another one."""
+    change.delete("loose", "n", [n])
+    return change.put_checkpoint(new, *place)

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from holdfast.agent import history, watchers
 from holdfast.agent.agent import Agent
-from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.background import Policies, Tending
+from holdfast.agent.checkpoint import Checkpoint, table
 from holdfast.agent.fleet import AgentInfo, Page, info_of, pick
-from holdfast.agent.graph import Graph
+from holdfast.agent.graph import Graph, find
 from holdfast.agent.names import check_name, check_new
-from holdfast.agent.revision import find
-from holdfast.agent.tending import Policies, Tending
 from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
@@ -293,7 +292,10 @@ class Store:
         takeover: bool = False,
         also: Callable[[Change, Branch], Branch] | None = None,
     ) -> Lease:
-        """Become the writer of a branch. ``also`` writes on it in the same transaction, and gives what it is then."""
+        """Become the writer of a branch. ``also`` writes on it in the same transaction, and gives what it is then.
+
+        It raises where the branch is not the one that was read any more.
+        """
         _ = self._db.writers  # says why, if the store cannot be written
         view = self._db.view
 
@@ -308,9 +310,9 @@ class Store:
             now = change.branch_at(branch.b)
             if not now.a:
                 raise UnknownAgent(f"agent {name!r} was removed")
+            new = also(change, now) if also is not None else now
             if now.generation != generation:
                 raise Refused("somebody else has become the writer")
-            new = also(change, now) if also is not None else now
             change.move(now, new._replace(generation=now.generation + 1))
             # An entry of its own, so that a store that has lost this step is older than its witness says.
             said = {"what": "open", "branch": branch.name, "b": branch.b, "generation": now.generation + 1}
@@ -318,7 +320,7 @@ class Store:
 
         return self._db.leases.take(
             branch.uuid,
-            lambda: view.branch_at(branch.b).generation,
+            lambda: view.branch_at(branch.b).generation if also is None else branch.generation,
             rise,
             {"agent": name, "branch": branch.name},
             b=branch.b,
@@ -893,8 +895,6 @@ class Store:
         return f"<Store {self.place}{' (closed)' if self.closed else ''}>"
 
     def _repr_html_(self) -> str:
-        from holdfast.agent.notebook import table
-
         rows = [
             (info.name, ", ".join(info.branches), info.checkpoints, info.head.label if info.head else "", info.updated)
             for info in self.agents(limit=_IN_NOTEBOOK)

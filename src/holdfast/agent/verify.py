@@ -24,8 +24,7 @@ from holdfast.errors import Damaged, ForkedHandle, StoreClosed, Unavailable
 from holdfast.store import keys, witness
 from holdfast.store.catalog import NODE_MAX_BYTES, ROWS_AT_ONCE, Agent, Branch, Progress, View, node_digest, quietly
 from holdfast.store.database import Contents
-from holdfast.store.manifest import uncompressed
-from holdfast.store.segments import members_of
+from holdfast.store.manifest import members_of, uncompressed
 from holdfast.store.tables import TABLES
 
 if TYPE_CHECKING:

@@ -203,9 +203,9 @@ def watched(session: Session, *, wanted: bool) -> Iterator[Failed]:
 
 
 def _has_store() -> bool:
-    from holdfast.crash.taking import default_folder
+    from holdfast.crash import folder
 
-    return (default_folder().parent / "store.db").is_file()
+    return (folder.default().parent / "store.db").is_file()
 
 
 @contextmanager

@@ -3,7 +3,8 @@
 Owns what is known of the objects that were given or handed out. Identity only finds the evidence: an object counts as
 equal to its encoding only while the proof of what it refers to still holds; otherwise it is compared by its bytes. What
 always holds: a section that was given has the digest, the nodes and the form that a ``Document`` with the same value
-would have, and the operations of a capture lead from the one before to it.
+would have, and the operations of a capture lead from the one before to it; what is handed out was decoded, and nobody
+else has it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ from holdfast.codec.wire import collector_paused
 from holdfast.errors import Unencodable
 
 # Objects that are proven together. All of them are proven each time, and most of them never change.
-RUN_ITEMS = 128
+RUN_ITEMS = 64
+# How often an item is kept decoded: a program still has the answer of one turn when it asks for the next.
+DECODED_TWICE = 2
 # How much evidence is kept by default, counted in bytes of the encodings that it stands for.
 EVIDENCE_MAX_BYTES = 64 * 1024 * 1024
 
@@ -38,11 +41,19 @@ EVIDENCE_MAX_BYTES = 64 * 1024 * 1024
 class Evidence:
     """The objects that stand for the items of a tree, and the proof that they have not changed since."""
 
-    __slots__ = ("items", "keys", "runs", "tree")
+    __slots__ = ("items", "keys", "made", "runs", "tree")
 
-    def __init__(self, tree: Tree, items: list[Any], keys: list[Any] | None, runs: list[Run | None]) -> None:
+    def __init__(
+        self,
+        tree: Tree,
+        items: list[Any],
+        keys: list[Any] | None,
+        runs: list[Run | None],
+        made: list[list[Run]] | None = None,
+    ) -> None:
         self.tree, self.items, self.keys = tree, items, keys
         self.runs = runs  # one for each RUN_ITEMS of them, in order; None where there is no proof
+        self.made = made or []  # for each RUN_ITEMS, what was decoded of the first of them, newest last
 
     def unproven(self) -> set[int]:
         """Indexes of the runs whose objects may have changed."""
@@ -65,9 +76,17 @@ class Known:
             self._known.move_to_end(root)
             return found[0]
 
+    def take(self, root: bytes) -> list[list[Run]]:
+        """What was decoded of a section. It is not known any more: nobody else shall count its objects."""
+        with self._lock:
+            found = self._known.pop(root, None)
+            if found is not None:
+                self._size -= found[1]
+        return found[0].made if found is not None else []
+
     def put(self, evidence: Evidence, before: bytes | None = None) -> None:
         """Keep evidence, in place of what is known of ``before``; what was not asked for longest goes."""
-        size = sum([leaf.size for leaf in evidence.tree.leaves])
+        size = sum([leaf.size for leaf in evidence.tree.leaves]) * max(map(len, evidence.made), default=1)
         gone = []  # let go without the lock: there may be many objects in it
         with self._lock:
             gone += [self._known.pop(root) for root in {before, evidence.tree.root} if root in self._known]
@@ -166,19 +185,36 @@ class Assigned(Saved):
     def hand_out(self, tree: Tree) -> Any:
         """The value of a section, and the evidence by which it is known when it is given back."""
         if tree.kind == LIST:
-            items, value, runs = tree.all(self.told.fetch), [], []
-            with collector_paused():
-                for start in range(0, len(items), RUN_ITEMS):  # proven while the processor still has them at hand
-                    some = self._reader.values(items[start : start + RUN_ITEMS])
-                    value += some
-                    runs.append(run_of(some, self.registry))
-            self.known.put(Evidence(tree, value.copy(), None, runs))
-            return value
+            return self._hand_out_list(tree)
         value, keys = self.read(tree), None
         objects = [value]
         if tree.kind == DICT:
             keys, objects = list(value), list(value.values())
         self.known.put(Evidence(tree, objects, keys, proofs(objects, self.registry)))
+        return value
+
+    def _hand_out_list(self, tree: Tree) -> list[Any]:
+        """The items of a list. What was decoded for somebody who has let go of it unchanged need not be made anew."""
+        value: list[Any] = []
+        runs: list[Run | None] = []
+        made = self.known.take(tree.root)
+        made += [[] for _ in range(len(made) * RUN_ITEMS, tree.count, RUN_ITEMS)]
+        with collector_paused():
+            for number, known in enumerate(made):
+                found, run = _claimed(known)
+                start = number * RUN_ITEMS + len(found)
+                stop = min((number + 1) * RUN_ITEMS, tree.count)
+                value += found
+                if start < stop:  # proven while the processor still has them at hand
+                    some = self._reader.values(tree.part(start, stop, self.told.fetch))
+                    value += some
+                    more = run_of(some, self.registry)
+                    run = more if run is None or more is None else run.joined(more)
+                if run is not None:
+                    known.append(run)
+                    del known[:-DECODED_TWICE]
+                runs.append(run)
+        self.known.put(Evidence(tree, value.copy(), None, runs, made))
         return value
 
     # -- writing ------------------------------------------------------------------------------------------------
@@ -200,7 +236,7 @@ class Still:
         self._sections = sections
 
     def value(self, name: str, *, returning: bool = False) -> Any:
-        """What a section holds, decoded anew at each call. Raises KeyError.
+        """What a section holds, and nobody else has. Raises KeyError.
 
         ``returning``: it is likely to be given back, and should then be known.
         """
@@ -220,6 +256,16 @@ class Still:
     def digests(self) -> list[tuple[str, bytes]]:
         """Section digests, in order."""
         return [(name, one if isinstance(one, bytes) else one.root) for name, one in self._sections.items()]
+
+
+def _claimed(known: list[Run]) -> tuple[list[Any], Run | None]:
+    """Items that nobody has, of what was decoded, and their proof, which is taken out of it."""
+    for run in known:
+        found = run.claim()
+        if found is not None:
+            known.remove(run)
+            return found, run
+    return [], None
 
 
 def proofs(objects: list[Any], registry: Registry, start: int = 0) -> list[Run | None]:
@@ -301,7 +347,12 @@ class _Giving:
         tree = self._settled(was.apply(hunks, self.fetch))
         if kind == LIST and len(hunks) == 1 and hunks[0].start == size:
             self.ops[was.root, tree.root] = [(op.SPLICE, (), (size, 0, hunks[0].items))]
-        return self._known(tree, items, keys, runs, was)
+        same = hunks[0].start if hunks else size
+        made = [
+            [run for run in some if number * RUN_ITEMS + len(run.items) <= same]
+            for number, some in enumerate(known.made[: len(runs)])
+        ]
+        return self._known(tree, items, keys, runs, was, made)
 
     def _hunks(
         self,
@@ -379,10 +430,16 @@ class _Giving:
         return tree
 
     def _known(
-        self, tree: Tree, items: list[Any], keys: list[Any] | None, runs: list[Run | None], was: Tree | None
+        self,
+        tree: Tree,
+        items: list[Any],
+        keys: list[Any] | None,
+        runs: list[Run | None],
+        was: Tree | None,
+        made: list[list[Run]] | None = None,
     ) -> Tree:
         """Note what stands for a tree. A proof that does not hold any more, after the encoding, is none."""
-        self.evidence.append((Evidence(tree, items, keys, runs), was.root if was is not None else None))
+        self.evidence.append((Evidence(tree, items, keys, runs, made), was.root if was is not None else None))
         return tree
 
     def captured(self, before: Mapping[str, Tree | bytes], truth: dict[str, Tree | bytes]) -> Captured:

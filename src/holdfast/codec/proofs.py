@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from gc import get_referents
 from itertools import chain
-from operator import attrgetter, is_
+from operator import add, attrgetter, is_
 from sys import getrefcount
 from typing import Any
 from weakref import getweakrefcount
@@ -47,6 +47,7 @@ class Run:
         "_flat",
         "_holders",
         "_keys",
+        "_own",
         "asleep",
         "due",
         "homes",
@@ -63,6 +64,7 @@ class Run:
         self.spent = 0  # items that have left
         self.misses, self.due = 0, 0  # how often somebody held them, and when to look again
         self._counts: list[int] | None = None
+        self._own: list[Any] = []  # once it was asked who holds them: the holders without marks
         self._dicts: list[dict[Any, Any]] = []
         self._empty: list[Any] = []
         holders: list[Any] = []
@@ -173,7 +175,7 @@ class Run:
         made = Run.__new__(Run)
         made.items = self.items + other.items
         made.asleep, made.spent, made.misses, made.due = False, self.spent + other.spent, self.misses, self.due
-        made._counts, made.homes = None, []
+        made._counts, made._own, made.homes = None, [], []
         made._holders, made._flat = self._holders + other._holders, self._flat + other._flat
         made._dicts, made._empty = self._dicts + other._dicts, self._empty + other._empty
         made._keys = self._keys + other._keys
@@ -188,21 +190,35 @@ class Run:
         except RuntimeError:  # another thread is changing one of them
             return False
 
-    def unheld(self) -> bool:
-        """Whether nobody else has a reference to any of it, provided that each item is in the state once."""
-        if not COUNTS or any(map(getweakrefcount, chain(self._holders, self._empty))):
+    def unheld(self, places: int = 2) -> bool:
+        """Whether nobody else has a reference to any of it; each item is in as many places, nothing else in two.
+
+        What holds others is asked before what it holds, so that whoever goes from one to the other meanwhile is seen;
+        and references before weak ones, which nobody can make of what nobody has.
+        """
+        if not COUNTS:
             return False
         if self._counts is None:
-            heads, dicts = set(map(id, self.items)), set(map(id, self._dicts))
-            # Its parent or the state, ``_flat`` or ``items``, ``_holders``, and the argument of getrefcount; for an
-            # item also its place; a dict is in ``_dicts``. What is referred to twice never fits, and stays awake.
-            self._counts = [
-                _EXPECTED + (id(value) in heads) + (id(value) in dicts) for value in self._holders if value is not _MARK
-            ]
-            self._counts += [_EXPECTED + (id(value) in heads) for value in self._empty]
-        found = [getrefcount(value) for value in self._holders if value is not _MARK]
-        found += [getrefcount(value) for value in self._empty]
-        return found == self._counts
+            own = [value for value in self._holders if value is not _MARK]
+            # Its parent, ``_flat``, ``_holders``, ``_own``, and what it takes to ask; of an item ``items`` and a place
+            # instead of the first two; a dict is in ``_dicts``. What is referred to twice never fits.
+            counts = [_EXPECTED + (type(value) is dict) for value in own] + [_EXPECTED] * len(self._empty)
+            self._own = own + self._empty
+            if places > 1:
+                heads = set(map(id, self.items))
+                more = [(places - 1) * (id(value) in heads) for value in self._own]
+                counts = list(map(add, counts, more))
+            self._counts = counts
+        return list(map(getrefcount, self._own)) == self._counts and not any(map(getweakrefcount, self._own))
+
+    def claim(self) -> list[Any] | None:
+        """The items, for somebody who shall have them alone; None unless they are as they were and nobody has them.
+
+        Of two who claim them at once, each sees the other's list, so that at most one of them gets them. Nobody can
+        change what nobody has, so that the second question is asked last.
+        """
+        mine = self.items.copy()
+        return mine if self.unheld(1) and self.unchanged() else None
 
 
 def identical(one: Sequence[Any], other: Sequence[Any]) -> bool:
@@ -258,11 +274,11 @@ COUNTS = sys.implementation.name == "cpython" and "t" not in sys.abiflags
 
 
 def _measure() -> int:
-    """What a list that only a list and a run's tuples hold has for a reference count, in the code above."""
+    """What a list that only a list and a run hold has for a reference count, in the code above."""
     outer: Any = [[1]]
     run = Run.__new__(Run)
-    run._holders, run._flat = (outer[0],), (outer[0],)
-    return [getrefcount(value) for value in run._holders if value is not _MARK][0]  # noqa: RUF015 - as it is counted above
+    run._holders, run._flat, run._own = (outer[0],), (outer[0],), [outer[0]]
+    return list(map(getrefcount, run._own))[0]  # noqa: RUF015 - as it is counted above
 
 
 _EXPECTED = _measure()

@@ -89,6 +89,14 @@ def parts() -> list[Part]:
     return [(_called(handle), partial(describe, handle)) for handle in open_agents()]
 
 
+def values() -> list[list[tuple[str, Any]]]:
+    """Of each open agent, the sections that are loaded, by name."""
+    return [
+        [(name, section.value) for name, section in shapes.first_items(handle._document.sections, _STATE_VALUES)]  # noqa: SLF001
+        for handle in open_agents()
+    ]
+
+
 def describe(handle: Any, *, gone: bool = False) -> dict[str, Any]:
     """Everything about one agent that can be had without waiting. ``gone``: its process is, and we outlived it."""
     found: dict[str, Any] = standing(handle)
@@ -332,9 +340,9 @@ def _plain(value: Any, budget: list[int], depth: int) -> Any:
 
 
 def _named(name: str, value: Any, budget: list[int], depth: int) -> Any:
-    """A value under its name. Where the name says that it is secret, only numbers are shown."""
+    """A value under its name. Where the name says that it is secret, only whether there is one is shown."""
     shown = _plain(value, budget, depth)
-    return BY_NAME if looks_secret(name) and type(shown) in (str, bytes, list, dict) else shown
+    return BY_NAME if looks_secret(name) and shown is not None and type(shown) is not bool else shown
 
 
 def _first(base: type, value: Any, most: int) -> list[Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.crash import kinds
 from holdfast.crash.limits import ENTRY_COST, MAX_NAME
+from holdfast.crash.secrets import text_of_leaf
 from holdfast.crash.shapes import Layout, first_items
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def read_text(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any
     limit = walker.limits.text_chars
     number = walker.type_number(layout.name)
     if walker.hide:
+        walker.redactor.learn(text_of_leaf(value))
         return walker.cut(value, kinds.REDACTED)
     shown: Any
     if base is str:
@@ -69,6 +71,9 @@ def read_text(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any
 
 
 def read_number(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any]:
+    if walker.hide:
+        walker.redactor.learn(text_of_leaf(value))
+        return walker.cut(value, kinds.REDACTED)
     plain = base.__pos__(value) if base is not int else int.__index__(value)
     if base is int and plain.bit_length() > 4096:
         text = f"an integer of {plain.bit_length()} bits"

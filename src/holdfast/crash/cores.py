@@ -215,20 +215,17 @@ def _unpack(kept: Path, to: Path, digest: str, size: int) -> None:
             raise
 
 
-def native(
-    dump: str | os.PathLike[str], *, core: str | os.PathLike[str] | None = None, executable: str | None = None
-) -> dict[str, Any]:
+def native(dump: str | os.PathLike[str]) -> dict[str, Any]:
     """Python and native stacks and registers from a dump's core. Added to the dump, and returned.
 
-    ``core``: a core file that lies elsewhere. ``executable``: the interpreter that left it, if it has moved.
     Without PyStack the registers are there, and the stacks' place says why they are not.
     """
     path = Path(dump)
     with open_dump(path) as opened:
         known = opened.part(kinds.PROCESS).get("executable")
-    program = executable or (known if isinstance(known, str) else "")
+    program = known if isinstance(known, str) else ""
     with tempfile.TemporaryDirectory(prefix="holdfast-core-") as folder:
-        file = Path(core) if core is not None else unpack(path, Path(folder) / "core")
+        file = unpack(path, Path(folder) / "core")
         redactor = Redactor(dict(os.environ))
         found = _told(file, program, redactor)
     with contextlib.suppress(CorruptValue):  # a damaged dump is not changed
@@ -237,21 +234,19 @@ def native(
     return clean
 
 
-def gdb_command(dump: str | os.PathLike[str], core_to: Path, *, executable: str | None = None) -> list[str]:
+def gdb_command(dump: str | os.PathLike[str], core_to: Path) -> list[str]:
     """Unpack the core to a file, and return the command line that opens it in gdb.
 
     No start file of the user, the machine or the folder is run, and nothing is fetched from a network.
     """
-    program = executable
-    if program is None:
-        with open_dump(dump) as opened:
-            known = opened.part(kinds.PROCESS).get("executable")
-        program = known if isinstance(known, str) else ""
+    with open_dump(dump) as opened:
+        known = opened.part(kinds.PROCESS).get("executable")
+    program = known if isinstance(known, str) else ""
     gdb = shutil.which("gdb")
     if gdb is None:
         raise BadOption("gdb is not installed here", hint="Install gdb, or use `holdfast dump native`.")
     if not program.startswith("/") or not Path(program).is_file():
-        raise NotInDump(f"the program that left the core is not here: {program!r}", hint="Name it with --executable.")
+        raise NotInDump(f"the program that left the core is not here: {program!r}", hint="Open it where it died.")
     unpack(dump, core_to)
     careful = ("-nx", "-iex", "set auto-load off", "-iex", "set debuginfod enabled off")
     return [gdb, *careful, f"--core={core_to.absolute()}", f"--exec={program}", f"--symbols={program}"]

@@ -129,6 +129,8 @@ class Session:
             raise ReadOnly("a dump is only read: values cannot be changed")
         if command not in _REQUESTS:
             raise BadOption(f"the request {command[:60]!r} is not known here")
+        if self._dump is not None:
+            self._dump.ask()
         do: Callable[[Body], Body | None] = getattr(self, _REQUESTS[command])
         return do(arguments) or {}
 

@@ -56,8 +56,9 @@ class Cycle:
 
 def parts() -> list[tuple[str, Any]]:
     """For a dump of a program in which somebody could wait for somebody."""
-    threads = [thread for thread in stacks.threads() if not thread["name"].startswith("holdfast-")]
-    return [("waiting", lambda: _record(_all_waits()))] if len(threads) > 1 or tasks.live_tasks() else []
+    own = [thread for thread in stacks.threads() if not thread["name"].startswith("holdfast-")]
+    others = [thread for thread in own if not thread["current"]]
+    return [("waiting", lambda: _record(_all_waits()))] if others or tasks.live_tasks() else []
 
 
 def find_cycles() -> list[Cycle]:
@@ -102,11 +103,14 @@ def _threads() -> list[Wait]:
     wanted = {wait.lock for wait in waits if wait.lock}
     held = _held_by_threads(every, wanted) if wanted else {}
     names = {thread["id"]: thread["name"] or f"thread {thread['id']}" for thread in every}
+    alone = sum(not thread["name"].startswith("holdfast-") for thread in every) == 1
     for wait in waits:
-        # A lock that its own thread has acquired before is one by which others wake it, unless it stands in `with`.
-        known = [holder for holder in held.get(wait.lock, ()) if holder[0] != wait.who or holder[2]]
+        # A lock that its own thread has acquired before is one by which others wake it, unless it stands in `with`, or
+        # there are no others.
+        known = [holder for holder in held.get(wait.lock, ()) if holder[0] != wait.who or holder[2] or alone]
         if known and not wait.holders:
             ident, wait.held_at, wait.sure = known[0]
+            wait.sure = wait.sure or alone
             wait.holders.append(ident)
         elif known and known[0][0] == wait.holders[0]:
             wait.held_at = known[0][1]

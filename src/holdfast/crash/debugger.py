@@ -110,6 +110,7 @@ class Debugger(cmd.Cmd):
 
     def onecmd(self, line: str) -> bool:
         """Do one line. A command that cannot be done says why; nothing else happens."""
+        self.dump.ask()
         try:
             if len(line) > _LINE_CHARS:
                 raise BadOption(f"a command has at most {_LINE_CHARS:,} characters")

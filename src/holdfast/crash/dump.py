@@ -39,7 +39,9 @@ from holdfast.crash.records import (
 )
 from holdfast.errors import CorruptValue, NotInDump
 
-_PIECES_KEPT = 16  # decoded chunks of objects, each up to about 100 MiB of hostile or 5 MiB of honest data
+_KEPT_BYTES = 8 << 20  # of decoded chunks of objects, before decoding: honest ones become ten times that, hostile 40
+_KEPT_OBJECTS = 1_000  # that were asked for last
+_DECODED = 4  # times that a chunk is decoded for one question: a small file may refer to a large chunk without end
 
 
 class Dump:
@@ -49,6 +51,9 @@ class Dump:
         self.path = Path(path)
         self._reader = Reader(self.path)
         self._pieces: OrderedDict[int, tuple[Any, Any, Any]] = OrderedDict()
+        self._sizes: dict[int, int] = {}  # of these, by their place in the file
+        self._objects: OrderedDict[tuple[int, int], Inert] = OrderedDict()
+        self._decoded: dict[int, int] = {}  # how often, by place, since the last question
         self._problems: dict[str, str] = {}
         self.head: dict[str, Any] = self._first(kinds.HEAD)
 
@@ -209,11 +214,25 @@ class Dump:
         ``most`` is how many items, pairs or attributes are wanted: of a long list the others cost nothing then.
         """
         number = ref.number if isinstance(ref, Ref) else ref
+        known = self._objects.get((number, most or 0))
+        if known is not None:
+            return known
         for first, count, chunk in self._ranges:
             if first <= number < first + count:
                 names, shapes, nodes = self._piece(chunk)
-                return node(number, names, shapes, nodes[number - first], most)
+                if not nodes:
+                    return Inert(number, kinds.CUT, "?", reason="the file is built so that reading it would not end")
+                found = node(number, names, shapes, nodes[number - first], most)
+                if most is not None:
+                    self._objects[number, most] = found
+                    while len(self._objects) > _KEPT_OBJECTS:
+                        self._objects.popitem(last=False)
+                return found
         return Inert(number, kinds.CUT, "?", reason="the file does not hold it")
+
+    def ask(self) -> None:
+        """A new question begins. Within one, the work is bounded by the file's bytes, whatever refers to what."""
+        self._decoded.clear()
 
     def value(self, start: Value, path: str) -> Value:
         """Follow ``.name[3]['key']`` from a value. NotInDump, with how far it got, when it leads nowhere."""
@@ -320,12 +339,16 @@ class Dump:
     def _piece(self, chunk: Chunk) -> tuple[Any, Any, Any]:
         piece = self._pieces.pop(chunk.offset, None)
         if piece is None:
+            self._decoded[chunk.offset] = self._decoded.get(chunk.offset, 0) + 1
+            if self._decoded[chunk.offset] > _DECODED:
+                return None, None, []
             payload = self._payload(chunk)
             payload = payload if isinstance(payload, dict) else {}
             piece = (payload.get("types"), payload.get("shapes"), payload.get("nodes", []))
+            self._sizes[chunk.offset] = chunk.raw
         self._pieces[chunk.offset] = piece
-        while len(self._pieces) > _PIECES_KEPT:
-            self._pieces.popitem(last=False)
+        while len(self._pieces) > 1 and sum(self._sizes.values()) > _KEPT_BYTES:
+            self._sizes.pop(self._pieces.popitem(last=False)[0])
         return piece
 
     def _payload(self, chunk: Chunk) -> Any:

@@ -62,7 +62,8 @@ def by_worth(chain: list[BaseException]) -> list[int]:
     while at is not None and at not in way:
         way.append(at)
         cause = _CAUSE(chain[at])
-        at = places.get(id(cause if cause is not None or _SUPPRESS(chain[at]) else _CONTEXT(chain[at])))
+        before = cause if cause is not None or _SUPPRESS(chain[at]) else _CONTEXT(chain[at])
+        at = places.get(id(before if before is not None else next(iter(members_of(chain[at])), None)))
     return [*reversed(way), *(number for number in range(len(chain)) if number not in way)]
 
 

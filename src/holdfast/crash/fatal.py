@@ -23,7 +23,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from holdfast.crash import system
 from holdfast.crash.limits import MAX_NAME, MAX_THREADS
+from holdfast.crash.stacks import library_paths
 from holdfast.errors import DumpFailed, HoldfastError
 
 SUFFIX = ".fatal"
@@ -103,7 +105,8 @@ def _new_file(folder: Path) -> tuple[Path, int]:
         "at": time.time(),
         "program": [item[:1000] for item in sys.argv[:50] if type(item) is str],
         "python": sys.version.split()[0],
-        "library": [sys.prefix, sys.base_prefix],
+        "library": library_paths(),
+        "began": system.began(os.getpid()),
     }
     path = folder / f"{os.getpid()}-{os.urandom(4).hex()}{SUFFIX}"
     try:
@@ -146,6 +149,7 @@ def _collect(folder: Path, found: str, made: list[Path]) -> None:
 
 def _dump(folder: Path, front: dict[str, Any], text: str, when: str) -> Path:
     from holdfast.crash import outside
+    from holdfast.crash.folder import new_file
     from holdfast.crash.redaction import Redactor
 
     what, threads = parse(text)
@@ -156,6 +160,7 @@ def _dump(folder: Path, front: dict[str, Any], text: str, when: str) -> Path:
         program=front["program"],
         python=front["python"],
         library=front["library"],
+        began=front["began"],
         threads=threads,
     )
     found.notes["death"] = {
@@ -166,7 +171,7 @@ def _dump(folder: Path, front: dict[str, Any], text: str, when: str) -> Path:
         "text": text[:100_000],
     }
     found.no_locals = NO_LOCALS
-    return outside.write(outside.place(folder, found), found, Redactor(dict(os.environ)))
+    return outside.write(new_file(folder, found.pid, found.why), found, Redactor(dict(os.environ)))
 
 
 def text_in(path: Path) -> tuple[dict[str, Any], str]:
@@ -190,6 +195,7 @@ def text_in(path: Path) -> tuple[dict[str, Any], str]:
 def _front(raw: dict[str, Any]) -> dict[str, Any]:
     """With every field, and each of its type."""
     found: dict[str, Any] = {"pid": raw["pid"] if type(raw.get("pid")) is int else 0}
+    found["began"] = float(raw["began"]) if type(raw.get("began")) in (int, float) else 0.0
     found["python"] = raw["python"][:100] if isinstance(raw.get("python"), str) else ""
     for name in ("program", "library"):
         listed = raw.get(name)

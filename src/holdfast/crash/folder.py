@@ -9,11 +9,10 @@ import os
 import re
 from calendar import timegm
 from pathlib import Path
-from time import strptime
+from time import gmtime, strftime, strptime
 
 from holdfast.crash import kinds
-from holdfast.crash.taking import default_folder
-from holdfast.errors import BadOption, NotADump
+from holdfast.errors import BadOption, DumpFailed, NotADump
 
 _STAMP = re.compile(r"\d{8}T\d{6}Z")  # how names begin that nobody chose
 _FORM = "%Y%m%dT%H%M%SZ"
@@ -21,8 +20,42 @@ _NAMED = 8  # files that an error names, when several could be meant
 
 
 def of(store: str | os.PathLike[str] | None) -> Path:
-    """The folder of a store's dumps; without a store, where dumps go when nobody says."""
-    return Path(store) / "dumps" if store is not None and "://" not in os.fspath(store) else default_folder()
+    """Where a store's dumps are: $HOLDFAST_DUMPS, else `dumps` in the store; without a store, where it would be."""
+    named = os.environ.get("HOLDFAST_DUMPS")
+    if named:
+        return Path(named)
+    if store is not None and "://" not in os.fspath(store):  # a server has no folder
+        return Path(store) / "dumps"
+    return default()
+
+
+def default() -> Path:
+    """Where dumps go when nobody says: $HOLDFAST_DUMPS, else `dumps` in the store of this place, else `dumps` here."""
+    named = os.environ.get("HOLDFAST_DUMPS")
+    if named:
+        return Path(named)
+    store = os.environ.get("HOLDFAST_STORE")
+    if store and (Path(store) / "store.db").is_file():
+        return Path(store) / "dumps"
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / ".holdfast").is_dir():
+            return folder / ".holdfast" / "dumps"
+    return here / "dumps"
+
+
+def new_file(to: str | os.PathLike[str] | None, pid: int, why: str) -> Path:
+    """The file for a new dump: ``to`` itself if that is named as one, else one in that folder, which is made."""
+    place = Path(to) if to is not None else default()
+    if place.suffix == kinds.SUFFIX:
+        return place
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise DumpFailed(f"the folder for dumps {place} cannot be made: {error.strerror}") from error
+    stamp = strftime(_FORM, gmtime())
+    slug = re.sub(r"[^a-z0-9]+", "-", why.lower())[:40].strip("-") or "dump"
+    return place / f"{stamp}-{pid}-{slug}-{os.urandom(2).hex()}{kinds.SUFFIX}"
 
 
 def found(folder: Path) -> list[Path]:
@@ -39,7 +72,7 @@ def found(folder: Path) -> list[Path]:
 
 def find(text: str | None, folder: Path) -> Path:
     """The file that is meant: a path, or a piece of the name of one in the folder. None: the newest one there."""
-    if text and (os.sep in text or Path(text).exists()):
+    if text and (os.sep in text or Path(text).is_file()):
         return Path(text)
     dumps = found(folder)
     if not dumps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -18,15 +18,16 @@ from typing import Any
 from holdfast.crash import census, folder, holders, kinds, shapes
 from holdfast.crash.dump import Dump, open_dump
 from holdfast.crash.limits import Limits
-from holdfast.crash.records import as_int, as_text
+from holdfast.crash.records import as_float, as_int, as_text
+from holdfast.crash.render import size
 from holdfast.crash.stacks import Frames
-from holdfast.crash.unusual import size
 from holdfast.errors import BadOption, HoldfastError
 
 _HERE = __file__.rpartition("/")[0] + "/"
 _SHOWN = 15  # rows of a text
 _DUMPS = 500  # the newest of a folder that are looked at
 _STEADY = 0.6  # of the steps from one dump to the next; what shrinks more often is no leak
+_SAME_S = 2.0  # a clock that is set moves when a process seems to have begun
 _LEAST = 10  # more objects or items than before; less is noise
 
 
@@ -152,7 +153,7 @@ def leaks(agent: str, place: Path) -> Leaks:
 
     Where one process left several, only these are compared, because a new process starts small.
     """
-    series: dict[tuple[str, int], list[tuple[float, str, Snapshot]]] = {}
+    series: dict[tuple[str, int, float], list[tuple[float, str, Snapshot]]] = {}
     others: set[str] = set()
     without = 0
     for path in folder.found(place)[:_DUMPS]:
@@ -166,7 +167,7 @@ def leaks(agent: str, place: Path) -> Leaks:
                 if not part.get("types"):
                     without += 1
                     continue
-                process = (as_text(dump.head.get("host")), as_int(dump.head.get("pid")))
+                process = _process(dump, series)
                 series.setdefault(process, []).append((dump.at, path.name, snapshot_of(part, dump.at)))
         except (HoldfastError, OSError):  # it is damaged, no dump, or was removed meanwhile
             continue
@@ -179,6 +180,13 @@ def leaks(agent: str, place: Path) -> Leaks:
     skipped = without + sum(map(len, series.values())) - len(every)
     found = trends([entry[2] for entry in every])
     return Leaks(tuple(entry[1] for entry in every), tuple(entry[0] for entry in every), skipped, one_process, found)
+
+
+def _process(dump: Dump, known: Iterable[tuple[str, int, float]]) -> tuple[str, int, float]:
+    """Which process it was. Numbers are used again; when it began is known to about a second."""
+    host, pid, began = as_text(dump.head.get("host")), as_int(dump.head.get("pid")), as_float(dump.head.get("began"))
+    same = [one for one in known if one[:2] == (host, pid) and abs(one[2] - began) < _SAME_S]
+    return same[0] if same else (host, pid, began)
 
 
 def trends(series: Sequence[Snapshot]) -> tuple[Trend, ...]:

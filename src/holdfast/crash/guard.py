@@ -5,33 +5,32 @@ cancel its other tasks, and the loop's handler of what nobody awaits; and where 
 process, which shows it and ends. Must not know how a dump is taken. Holds always: tracebacks, results and the order of
 things are as without it; asyncio is not loaded before the program does.
 
-Whether an exception will be handled is not known at that moment, and afterwards the tasks are gone. So the dump is
-taken at once and *held*: it becomes one when the exception turns out to be uncaught, and is deleted otherwise.
+Whether an exception will be handled is not known at that moment, and afterwards the tasks are gone. So the tasks are
+looked at right away, for some milliseconds, and what was seen is *held* in memory: it goes into the dump when the
+exception turns out to be uncaught, and is forgotten otherwise.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib.machinery
-import os
 import sys
 import types
 from collections.abc import Callable
-from contextlib import suppress
-from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.crash import exceptions, kinds, tasks
+from holdfast.crash import exceptions, tasks
 from holdfast.crash.shapes import is_subtype, type_name
 
 if TYPE_CHECKING:
     from holdfast.crash.hooks import _Hooks
 
-_HELD = "held"  # the folder in which dumps wait for what becomes of their exceptions
 _MOST_HELD = 4
-_HELD_S = 60.0  # an exception that was not handled has arrived by then; if not, it is dumped when it does
-_MOST_HANDLED = 2  # dumps of one place that turned out to be handled: the third would be, too
+_HELD_S = 60.0  # an exception that was not handled has arrived by then; if not, it is dumped without the tasks
+_MOST_HANDLED = 2  # looks for one place; the third failure there is handled, too
+_MOST_PLACES = 1_000
+_LOOK_S = 0.02  # for the tasks, while their loop stands still
 _SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 _TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 _MODULES = {
@@ -42,15 +41,25 @@ _MODULES = {
 }
 
 
+class Held(NamedTuple):
+    """What was seen when an exception left a task or a loop."""
+
+    error: BaseException
+    at: float
+    trigger: str
+    why: str
+    seen: tasks.Seen
+
+
 class Guard:
-    """The wrapped methods, and the dumps that are held."""
+    """The wrapped methods, and what is held."""
 
     def __init__(self, hooks: _Hooks) -> None:
         self._hooks = hooks
         self._wrapped: list[tuple[Any, str, Any, Any]] = []  # class, name, what was there, what is
         self._finder = _Finder(self._loaded)
-        self._held: list[tuple[BaseException, Path, float]] = []
-        self._places: dict[tuple[str, str, int], int] = {}  # how often a dump was held, by type and line
+        self._held: list[Held] = []
+        self._places: dict[tuple[str, str, int], int] = {}  # how often tasks were looked at, by type and line
 
     def start(self) -> None:
         sys.meta_path.insert(0, self._finder)
@@ -67,59 +76,35 @@ class Guard:
         self._wrapped.clear()
         self.drop()
 
-    # -- held dumps -------------------------------------------------------------------------------------
+    # -- what is held -----------------------------------------------------------------------------------
 
     def hold(self, error: BaseException, trigger: str, why: str, task: Any = None) -> None:
-        """Take a dump now, for the case that nobody handles this exception."""
-        hooks = self._hooks
-        if hooks.removed or not is_failure(error) or any(error is held for held, _, _ in self._held):
+        """Look at the tasks now, for the case that nobody handles this exception."""
+        if self._hooks.removed or not is_failure(error) or any(error is held.error for held in self._held):
             return
-        traceback = _TRACEBACK(error)
-        place = place_of(error, traceback)
-        if self._places.get(place, 0) >= _MOST_HANDLED:
-            return
+        place = place_of(error, _TRACEBACK(error))
         self._places[place] = self._places.get(place, 0) + 1
-        while len(self._held) >= _MOST_HELD:
-            _remove(self._held.pop(0)[1])
-        try:
-            folder = hooks.folder() / _HELD
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = hooks.capture(error, traceback, trigger, why, to=folder, task=task)
-        except Exception:  # noqa: BLE001 (it is taken when the exception arrives, without the tasks)
+        if self._places[place] > _MOST_HANDLED or len(self._places) > _MOST_PLACES:
             return
-        self._held.append((error, path, monotonic()))
+        try:
+            seen = tasks.look(task, _LOOK_S)
+        except Exception:  # noqa: BLE001 (the dump is taken when the exception arrives, without the tasks)
+            return
+        self._held.append(Held(error, monotonic(), trigger, why, seen))
+        del self._held[:-_MOST_HELD]
 
-    def publish(self, error: BaseException) -> Path | None:
-        """The exception is not handled: its dump, if one is held, is one now. So are those of a group's members."""
-        found = None
-        members = _all_members(error)
-        for held in list(self._held):
-            if held[0] is error or any(held[0] is member for member in members):
-                self._held.remove(held)
-                path = held[1].parent.parent / held[1].name
-                try:
-                    held[1].rename(path)
-                except OSError:
-                    continue
-                if held[0] is error:
-                    found = path
-                else:
-                    self._hooks.note(f"dump of the moment when a task failed: {path}")
-        self.drop()
-        return found
+    def held(self, error: BaseException) -> Held | None:
+        """What was seen when this exception, or one that it came from, left its task. It is held no longer."""
+        from_ = exceptions.tree(error)
+        found = [held for held in self._held if any(held.error is one for one in from_)]
+        self._held = [held for held in self._held if not any(held is one for one in found)]
+        return found[0] if found else None
 
     def expire(self) -> None:
-        for held in [held for held in self._held if monotonic() - held[2] > _HELD_S]:
-            self._held.remove(held)
-            _remove(held[1])
+        self._held = [held for held in self._held if monotonic() - held.at <= _HELD_S]
 
     def drop(self) -> None:
-        while self._held:
-            _remove(self._held.pop()[1])
-        _sweep(self._hooks.folder() / _HELD)
-
-    def forked(self) -> None:
-        self._held.clear()  # they are the parent's
+        self._held.clear()
 
     # -- wrapping ---------------------------------------------------------------------------------------
 
@@ -153,7 +138,8 @@ class Guard:
             return
         message = context.get("message")
         why = message[:200] if type(message) is str else f"{type_name(type(error))} in a task"
-        self._hooks.take(error, _TRACEBACK(error), "task", why)
+        self.hold(error, "task", why)
+        self._hooks.take_beside(error, _TRACEBACK(error), "task", why)
 
 
 def _leaving(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
@@ -258,33 +244,9 @@ def is_failure(error: BaseException) -> bool:
     return any(is_failure(member) for member in exceptions.members_of(error))
 
 
-def _all_members(error: BaseException) -> list[BaseException]:
-    found = list(exceptions.members_of(error))
-    for member in found:
-        found += exceptions.members_of(member)
-        if len(found) > 1000:
-            break
-    return found
-
-
 def place_of(error: BaseException, traceback: types.TracebackType | None) -> tuple[str, str, int]:
     """What it is and where it was raised: failures alike are not dumped for ever."""
     while traceback is not None and traceback.tb_next is not None:
         traceback = traceback.tb_next
     file, line = (traceback.tb_frame.f_code.co_filename, traceback.tb_lineno) if traceback is not None else ("", 0)
     return type_name(type(error)), str(file), line
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):
-        path.unlink()
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what processes that are gone had held, and the folder when it is empty."""
-    with suppress(OSError):
-        for entry in os.scandir(folder):
-            pid = entry.name.split("-")[1] if entry.name.count("-") > 1 else ""
-            if entry.name.endswith(kinds.SUFFIX) and pid.isdigit() and not Path(f"/proc/{pid}").exists():
-                _remove(Path(entry.path))
-        folder.rmdir()

@@ -11,17 +11,18 @@ import atexit
 import mmap
 import os
 import sys
+import sysconfig
 import threading
 import types
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.agent.watchers import WATCHERS
-from holdfast.crash import agents, exceptions, kinds, logs, taking
+from holdfast.crash import agents, exceptions, folder, kinds, logs, taking, tasks
 from holdfast.crash.guard import Guard, is_failure, place_of
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
@@ -46,8 +47,9 @@ _lock = threading.RLock()
 class Installed:
     """What `install()` returns. Leaving the `with` block, or `remove()`, puts everything back."""
 
-    def __init__(self, hooks: _Hooks) -> None:
+    def __init__(self, hooks: _Hooks, given: dict[str, Any]) -> None:
         self._hooks: _Hooks | None = hooks
+        self._given = given
 
     @property
     def folder(self) -> Path:
@@ -69,8 +71,10 @@ class Installed:
             hooks, self._hooks = self._hooks, None
             if hooks is None:
                 return
-            hooks.users -= 1
-            if hooks.users <= 0 and _active is hooks:
+            hooks.wishes = [wish for wish in hooks.wishes if wish is not self._given]
+            if _active is hooks and hooks.wishes:
+                hooks.change()
+            elif _active is hooks:
                 _active = None
                 hooks.stop()
 
@@ -86,57 +90,87 @@ class Installed:
         return self._hooks
 
 
+@dataclass(frozen=True)
+class _Settings:
+    """What ``install()`` was asked for."""
+
+    to: Path | None = None
+    store: Path | None = None
+    core: bool = False
+    hang_s: float | None = None
+    deadlocks: bool = True
+    limits: Limits | None = None
+    logs: int = 500
+    native: bool = False
+    sidecar: bool = True
+    say: bool = True
+
+
 def install(
     store: Any = None,
     *,
     to: str | os.PathLike[str] | None = None,
-    core: bool = False,
+    core: bool | None = None,
     hang_s: float | None = None,
-    deadlocks: bool = True,
+    deadlocks: bool | None = None,
     limits: Limits | None = None,
-    logs: int = 500,
-    sidecar: bool = True,
-    say: bool = True,
+    logs: int | None = None,
+    native: bool | None = None,
+    sidecar: bool | None = None,
+    say: bool | None = None,
 ) -> Installed:
     """From now on, a failure of this process leaves a dump.
 
     Uncaught exceptions of threads and tasks, fatal signals, deadlocks, and with ``hang_s`` standing still for so many
     seconds. ``store`` (or its path) says whose folder the dumps go to, otherwise ``to`` does, or where the program's
-    store is. ``sidecar``: a second process that also sees the end by SIGKILL or for memory. ``core`` keeps the
-    kernel's core. ``logs`` log records are kept for a dump. ``say``: one line on stderr tells where the dump is.
+    store is. ``sidecar`` (on): a second process that also sees the end by SIGKILL or for memory. ``core`` (off) keeps
+    the kernel's core. ``native`` (off): registers and native stacks of exceptions, too; those of hangs and deaths are
+    always there. ``logs`` (500) records are kept for a dump. ``say`` (on): a line on stderr tells where the dump is.
 
     Standing still means that in ``hang_s`` seconds neither the main thread nor any other that is no daemon was woken or
     got the processor, and no event loop answered; or that one of them did not let go of the interpreter. A loop that
     computes, or polls, for ever is busy, which is no hang: who wants to see that calls ``Installed.beat()`` where the
     program gets on; from the first call on, that is all that counts. One hang is reported once, until a thread moves.
 
-    Calling it again adds nothing: what is there stays until everybody has removed it.
+    Calling it again changes what is given and leaves the rest, so that a program's own ``install`` counts under
+    `holdfast run`. What somebody has installed stays until they remove it.
     """
     global _active  # noqa: PLW0603 (hooks are the interpreter's, so there is one set of them)
     if hang_s is not None and not hang_s > 0:
         raise BadOption(f"hang_s={hang_s!r}", hint="Give seconds above zero, or None.")
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        raise BadOption(
+            "dumps need a Python with its global lock, and this is a free-threaded build",
+            hint="Use the ordinary build of the same version.",
+        )
+    place = getattr(store, "place", store)
+    options = {
+        "to": Path(to) if to is not None else None,
+        "store": Path(place) if place is not None and "://" not in str(place) else None,  # a server has no folder
+        "core": core, "hang_s": hang_s, "deadlocks": deadlocks, "limits": limits, "logs": logs, "native": native,
+        "sidecar": sidecar, "say": say,
+    }  # fmt: skip
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     with _lock:
         if _active is None:
-            hooks = _Hooks(store, to, limits, say=say)
-            hooks.start(core=core, hang_s=hang_s, deadlocks=deadlocks, records=logs, sidecar=sidecar)
+            hooks = _Hooks(given)
+            hooks.start()
             _active = hooks
-        _active.users += 1
-        return Installed(_active)
+        else:
+            _active.wishes.append(given)
+            _active.change()
+        return Installed(_active, given)
 
 
 class _Hooks:
     """The one set of hooks of this process."""
 
-    def __init__(self, store: Any, to: str | os.PathLike[str] | None, limits: Limits | None, *, say: bool) -> None:
-        self.users = 0
-        self.limits = limits
-        self.say = say
+    def __init__(self, given: dict[str, Any]) -> None:
+        self.wishes = [given]  # of everybody who has installed, the newest last
+        self.settings = _Settings(**given)
         self.seen: dict[tuple[str, str, int], int] = {}  # failures that were survived, by type and place
         self.sidecar: Sidecar | None = None
         self.watch: Watch = Watch(self)
-        self._to = Path(to) if to is not None else None
-        place = getattr(store, "place", store)
-        self._store = Path(place) if place is not None and "://" not in str(place) else None  # a server has no folder
         self._native: Callable[[], None] | None = None  # takes the sidecar's part of our dumps away
         self._used: Path | None = None  # the store of the agent that was opened last
         self._fatal: Fatal | None = None
@@ -148,13 +182,12 @@ class _Hooks:
         self._go_back: Callable[[], None] = _nothing
         self._guard = Guard(self)
         self._ballast: mmap.mmap | None = None
-        self._outside: dict[str, Any] = {}  # settings of what is begun when the folder can be made
-        self._outside_at: Path | None = None  # that folder
+        self._outside_at: Path | None = None  # the folder of what watches from outside
         self._is_child = False
 
     # -- putting in and taking out --------------------------------------------------------------------------
 
-    def start(self, *, core: bool, hang_s: float | None, deadlocks: bool, records: int, sidecar: bool) -> None:
+    def start(self) -> None:
         self._previous = [sys.excepthook, threading.excepthook, sys.unraisablehook]
         sys.excepthook, threading.excepthook, sys.unraisablehook = self._uncaught, self._in_thread, self._unraisable
         self._make_invoke = getattr(threading, "_make_invoke_excepthook", None)
@@ -162,17 +195,34 @@ class _Hooks:
             threading._make_invoke_excepthook = self._invoke_excepthook  # type: ignore[attr-defined] # noqa: SLF001
         self._before = getattr(sys, "last_value", None)
         self._go_back = taking.go_to(self.folder)
-        if records > 0:
-            logs.keep(records)
+        if self.settings.logs > 0:
+            logs.keep(self.settings.logs)
         with suppress(OSError, ValueError):
             self._ballast = mmap.mmap(-1, _BALLAST_BYTES)
         self._guard.start()
         WATCHERS.append(self._agent)
         atexit.register(self._ending)
-        self._outside = {"core": core, "hang_s": hang_s, "sidecar": sidecar, "records": records}
         self._begin_outside()
-        if deadlocks or sidecar or hang_s is not None:
-            self.watch.start(hang_s, deadlocks=deadlocks)
+        self._begin_watch()
+
+    def _begin_watch(self) -> None:
+        wanted = self.settings
+        if wanted.deadlocks or wanted.sidecar or wanted.hang_s is not None:
+            self.watch.start(wanted.hang_s, deadlocks=wanted.deadlocks)
+
+    def change(self) -> None:
+        """Somebody else has installed, or removed: of each setting the newest wish counts."""
+        before, self.settings = self.settings, _Settings(**dict(wish for one in self.wishes for wish in one.items()))
+        if self.settings == before or self._is_child:
+            return
+        if self.settings.logs != before.logs:
+            logs.stop()
+            if self.settings.logs > 0:
+                logs.keep(self.settings.logs)
+        self.watch.stop()
+        self._end_outside()
+        self._begin_outside()
+        self._begin_watch()
 
     def stop(self) -> None:
         atexit.unregister(self._ending)
@@ -228,43 +278,42 @@ class _Hooks:
 
     def folder(self) -> Path:
         """Where a dump goes now: it may be known only when the program has opened its store."""
-        if self._to is not None:
-            return self._to
-        if self._store is not None and _is_store(self._store):
-            return self._store / "dumps"
+        wanted = self.settings
+        if wanted.to is not None:
+            return wanted.to
+        if wanted.store is not None and _is_store(wanted.store):
+            return folder.of(wanted.store)
         if not os.environ.get("HOLDFAST_DUMPS"):
             stores = [place for store in agents.open_stores() if _is_store(place := Path(store.place))]
             if self._used is not None and _is_store(self._used):
                 stores.append(self._used)  # an exception that leaves `with holdfast.open()` has closed it
             if stores:
                 return stores[-1] / "dumps"
-        return taking.default_folder()
+        return folder.default()
 
     def _begin_outside(self) -> None:
-        """Fatal signals and the sidecar need a folder from the start. A store's cannot be made before the store is."""
-        wanted = self._outside
-        planned = self._to is None and self._store is not None and not _is_store(self._store)
-        if planned and not agents.open_stores():
-            return
+        """Fatal signals and the sidecar need a folder from the start. They move when the program opens its store."""
         from holdfast.crash import fatal, sidecar
 
-        self._outside_at = folder = self.folder()
+        wanted = self.settings
+        self._outside_at = place = self.folder()
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fatal.collect(folder)
-            self._fatal = fatal.enable(folder)
-            if wanted["core"]:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            fatal.collect(place)
+            self._fatal = fatal.enable(place)
+            if wanted.core:
                 from holdfast.crash import cores
 
                 cores.allow()
-            if wanted["sidecar"]:
+            if wanted.sidecar:
                 self.sidecar = sidecar.start(
-                    folder, fatal=self._fatal, hang_s=wanted["hang_s"], core=wanted["core"], limits=self.limits
+                    place, fatal=self._fatal, hang_s=wanted.hang_s, core=wanted.core, limits=wanted.limits
                 )
-                if wanted["records"] > 0:
-                    logs.keep(wanted["records"]).ship = self.sidecar.log
-                limit = (self.limits or Limits()).part_s * _NATIVE_SHARE
-                self._native = taking.add_part(kinds.NATIVE, "threads", partial(self.sidecar.native, limit))
+                if wanted.logs > 0:
+                    logs.keep(wanted.logs).ship = self.sidecar.log
+                if wanted.native:
+                    limit = (wanted.limits or Limits()).part_s * _NATIVE_SHARE
+                    self._native = taking.add_part(kinds.NATIVE, "threads", partial(self.sidecar.native, limit))
         except (HoldfastError, OSError) as error:
             self.note(f"dumps of fatal signals are off: {error}")
 
@@ -294,7 +343,7 @@ class _Hooks:
         self._is_child = True
         self._leave_sidecar(stop=False)
         self.watch.after_fork(child=True)
-        self._guard.forked()
+        self._guard.drop()  # what the parent holds
 
     # -- the hooks ------------------------------------------------------------------------------------------
 
@@ -348,7 +397,8 @@ class _Hooks:
         finally:
             error = args.exc_value
             if not self.removed and error is not None and is_failure(error) and not sys.is_finalizing():
-                self.take(error, args.exc_traceback, "unraisable", f"{_why(error)} that nobody could catch")
+                take = self.take_beside if tasks.in_loop() else self.take
+                take(error, args.exc_traceback, "unraisable", f"{_why(error)} that nobody could catch")
 
     # -- one dump -------------------------------------------------------------------------------------------
 
@@ -371,8 +421,10 @@ class _Hooks:
                 return None
             if last and error is not None:
                 self._ended_by = error, None  # whatever comes of this, it is not tried again
-            published = self._guard.publish(error) if error is not None else None
-            path = published if published is not None else self.capture(error, traceback, trigger, why, about=about)
+            held = self._guard.held(error) if error is not None else None
+            if held is not None and held.error is error and trigger == "exception":
+                trigger, why = held.trigger, held.why
+            path = self.capture(error, traceback, trigger, why, about=about, seen=held.seen if held else None)
             if last and error is not None:
                 self._ended_by = error, path
             self._told(path, error, trigger, why, what)
@@ -385,18 +437,29 @@ class _Hooks:
             raise
         return path
 
+    def take_beside(self, error: BaseException, traceback: types.TracebackType | None, trigger: str, why: str) -> None:
+        """The same in another thread, for one whose loop must go on. The program's end waits for it."""
+        about = threading.get_ident()
+        thread = threading.Thread(
+            target=lambda: self.take(error, traceback, trigger, why, about=about), name="holdfast-dump", daemon=False
+        )
+        try:
+            thread.start()
+        except RuntimeError:  # the interpreter ends, or no thread can be had
+            self.take(error, traceback, trigger, why)
+
     def capture(
         self, error: BaseException | None, traceback: types.TracebackType | None, trigger: str, why: str,
-        *, to: Path | None = None, about: int | None = None, task: Any = None,
+        *, about: int | None = None, seen: tasks.Seen | None = None,
     ) -> Path:  # fmt: skip
-        limits = self.limits or Limits()
+        limits = self.settings.limits or Limits()
         if error is not None and is_subtype(type(error), MemoryError):
             self._free_ballast()
             limits = replace(limits, objects=min(limits.objects, _SHORT_OBJECTS))
         with agents.travelling(error):
             return taking.capture(
-                why, error=error, traceback=traceback, to=to or self.folder(), trigger=trigger, limits=limits,
-                thread=about, task=task,
+                why, error=error, traceback=traceback, to=self.folder(), trigger=trigger, limits=limits,
+                thread=about, seen=seen,
             )  # fmt: skip
 
     def _told(self, path: Path, error: BaseException | None, trigger: str, why: str, what: str) -> None:
@@ -410,7 +473,7 @@ class _Hooks:
 
     def note(self, text: str) -> None:
         """One line for people, in one write, so that it does not mix with others'."""
-        if self.say and sys.stderr is not None:
+        if self.settings.say and sys.stderr is not None:
             with suppress(Exception):
                 sys.stderr.write(f"holdfast: {text}\n")
                 sys.stderr.flush()

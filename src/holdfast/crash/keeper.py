@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.crash import cores, deaths, fatal, kinds, outside, pystacks, shared, system
+from holdfast.crash import cores, deaths, fatal, folder, kinds, outside, pystacks, shared, system
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
 
@@ -40,13 +40,13 @@ _ANSWER_S = 3.0  # for the C handler that writes all stacks
 def main(arguments: list[str]) -> None:
     """Start once more and let the first process leave, then watch until the end."""
     memory, watched, heard, text, _locked = map(int, arguments)  # the last one is held open for its lock
+    setup: dict[str, Any] = json.loads(sys.stdin.buffer.read())
     child = os.fork()  # nothing runs in this interpreter but this line
     if child:
         os.write(1, str(child).encode())
         os._exit(0)
     area = shared.Area(memory)
     os.close(memory)
-    setup: dict[str, Any] = json.loads(area.get(shared.SETUP))
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1) if setup["echo"] else (0, 1, 2):
         os.dup2(nowhere, descriptor)
@@ -299,6 +299,7 @@ class _Keeper:
         setup = self.setup
         found = outside.Found(why=why, trigger=trigger, pid=self.pid, program=setup["program"], python=setup["python"])
         found.library = setup["library"]
+        found.began = setup["began"]
         for add in (self._add_known, self._add_told, self._add_logs, self._add_modules):
             self._tried(partial(add, found), None)
         found.notes["memory"] = {"samples": list(self.samples)}
@@ -372,7 +373,7 @@ class _Keeper:
     def _write(self, found: outside.Found, redactor: Redactor) -> Path | None:
         path = hidden = None
         try:
-            path = outside.place(self.setup["folder"], found)
+            path = folder.new_file(self.setup["folder"], found.pid, found.why)
             hidden = path.with_name(f".{path.name}.part")  # it appears when it is whole
             outside.write(hidden, found, redactor, Limits(**self.setup["limits"]))
             if self.setup["core"] and found.trigger == "signal":

@@ -6,11 +6,13 @@ that type on it. Importing this module registers the readers; it imports none of
 
 from __future__ import annotations
 
+import posixpath
 import types
 from typing import Any
 
 from holdfast.crash import kinds
 from holdfast.crash.limits import MAX_NAME
+from holdfast.crash.secrets import uuid_text
 from holdfast.crash.shapes import exact_text, frame_locals, layout_of, type_name
 from holdfast.crash.walk import BY_TYPE, EXACT, Walker
 
@@ -19,6 +21,9 @@ _PREVIEW = 32  # elements of an array
 
 
 def _literal(walker: Walker, value: Any, text: str) -> list[Any]:
+    if walker.hide:
+        walker.redactor.learn(text)
+        return walker.cut(value, kinds.REDACTED)
     walker.spend(len(text))
     return [kinds.LITERAL, walker.type_number(layout_of(type(value)).name), text]
 
@@ -47,11 +52,8 @@ def _plain_moment(walker: Walker, value: Any) -> list[Any]:
 
 
 def _uuid(walker: Walker, value: Any) -> list[Any]:
-    number = dict(layout_of(type(value)).attributes(value, 20)[0]).get("int")
-    if type(number) is not int or not 0 <= number < 2**128:
-        return walker.as_object(value, layout_of(type(value)))
-    text = f"{number:032x}"
-    return _literal(walker, value, "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:])))
+    text = uuid_text(value)
+    return walker.as_object(value, layout_of(type(value))) if text is None else _literal(walker, value, text)
 
 
 def _path(walker: Walker, value: Any) -> list[Any]:
@@ -62,7 +64,8 @@ def _path(walker: Walker, value: Any) -> list[Any]:
         pieces = slots.get("_raw_paths") or slots.get("_parts")
         if type(pieces) is not list or not all(type(piece) is str for piece in pieces):
             return walker.as_object(value, layout_of(type(value)))
-        text = "/".join(piece.rstrip("/") for piece in pieces) or "."
+        text = posixpath.join("", *pieces)
+        text = text.rstrip("/") or ("/" if text else ".")
     return _literal(walker, value, text[:4096])
 
 
@@ -78,7 +81,7 @@ def _array(walker: Walker, value: Any) -> list[Any]:
     while type(owner.base) is type(value):
         owner = owner.base
     entries: list[Any] = []
-    if owner.flags.owndata and dtype.kind in "biufcSUO" and value.size:
+    if owner.flags.owndata and dtype.kind in "biufcSUO" and value.size and not walker.hide:
         elements = value.flat[:_PREVIEW].tolist()
         if dtype.kind in "ui" and dtype.itemsize == 1:
             elements = [bytes(item & 255 for item in elements)]  # as bytes, so that the gate can read it

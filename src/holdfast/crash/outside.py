@@ -16,10 +16,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from holdfast.crash import kinds, ptrace, pystacks, sources, system
+from holdfast.crash import folder, kinds, ptrace, pystacks, sources, system
 from holdfast.crash.dumpfile import Writer
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import BY_NAME, Redactor
+from holdfast.crash.stacks import is_library, library_paths
 from holdfast.errors import BadOption, DumpFailed, HoldfastError
 
 _MAX_TASKS = 2_000
@@ -61,6 +62,7 @@ class Found:
     why: str
     trigger: str
     pid: int = 0
+    began: float = 0.0
     program: list[str] = field(default_factory=list)
     python: str = ""
     library: list[str] = field(default_factory=list)
@@ -98,7 +100,7 @@ def take(pid: int, *, to: str | os.PathLike[str] | None = None, why: str = "", l
     found.native["threads"] = threads_of(pid)
     answer = pystacks.of_process(pid)
     add_pystacks(found, answer)
-    return write(place(to, found), found, Redactor(environment, found.known), limits)
+    return write(folder.new_file(to, pid, found.why), found, Redactor(environment, found.known), limits)
 
 
 def environment_of(pid: int) -> dict[str, str]:
@@ -214,22 +216,6 @@ def hide_locals(threads: list[dict[str, Any]], redactor: Redactor) -> None:
 # Writing.
 
 
-def place(to: str | os.PathLike[str] | None, found: Found) -> Path:
-    """The file for a dump: as ``capture`` names them, with the other process's number."""
-    from holdfast.crash.taking import default_folder
-
-    folder = Path(to) if to is not None else default_folder()
-    if folder.suffix == kinds.SUFFIX:
-        return folder
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise DumpFailed(f"the folder for dumps {folder} cannot be made: {error.strerror}") from error
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    slug = re.sub(r"[^a-z0-9]+", "-", found.why.lower())[:40].strip("-") or found.trigger
-    return folder / f"{stamp}-{found.pid}-{slug}-{os.urandom(2).hex()}{kinds.SUFFIX}"
-
-
 def write(path: Path, found: Found, redactor: Redactor, limits: Limits | None = None) -> Path:
     """Write what was found as a dump, most valuable parts first. A part that fails is named in it.
 
@@ -323,6 +309,7 @@ class _Writing:
                 "trigger": found.trigger[:100],
                 "at": time.time(),
                 "pid": found.pid,
+                "began": found.began or system.began(found.pid),
                 "host": socket.gethostname()[:200],
                 "program": found.program[:50],
                 "python": found.python,
@@ -355,9 +342,8 @@ class _Writing:
             self.parts[kinds.STACK] = [kinds.PARTIAL, f"{left} more threads"]
 
     def _is_mine(self, file: str) -> bool:
-        library = tuple(f"{folder.rstrip('/')}/lib" for folder in self.found.library if len(folder) > 1)
-        packages = "/site-packages/" in file or "/dist-packages/" in file or re.search(r"/lib/python\d\.\d+/", file)
-        return not (packages or file.startswith(("<", *library)) or "/holdfast/" in file)
+        folders = tuple(self.found.library or library_paths())
+        return not is_library(file, folders) and not re.search(r"/lib/python\d\.\d+/", file)
 
     def _sources(self, _kind: str) -> None:
         found, missing = sources.embed(self.files, self._is_mine, self.limits.source_bytes)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from holdfast.crash.render import clean
-from holdfast.crash.unusual import size
+from holdfast.crash.render import clean, size
 
 
 class Line(NamedTuple):

@@ -7,29 +7,50 @@ objects: it sees names, texts and packed bytes. Holds always: shapes are searche
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
+from urllib.parse import quote, quote_plus
 
-MIN_KNOWN = 6  # shorter values of secret variables are ordinary words
-MIN_LEARNT = 8
-MAX_KNOWN = 200  # each costs one search of every chunk
+MIN_LEARNT = 4  # shorter values are taken out where they stand, and nowhere else
+MIN_DIGITS = 5
+MIN_LETTERS = 6  # of a value that is one lower-case word: shorter ones are ordinary words
+MAX_KNOWN = 10_000  # values; those that come later are taken out where they stand
 MAX_KNOWN_CHARS = 16_384
+_UNBOUNDED = 8  # characters from which on a value is searched for inside words, too
+_SEARCHED_SINGLY = 32  # values that are looked for one by one; more of them by one pattern of their beginnings
+_BEGINNING = 6  # bytes
 _NAMES_KEPT = 20_000
 
 _WORDS = frozenset(
     """password passwords passwd passphrase passcode pwd secret secrets token apikey apikeys credential credentials
     authorization bearer jwt cookie cookies setcookie dsn authtoken accesstoken refreshtoken sessionid sessionkey
-    privatekey secretkey accesskey connstr signature sig otp csrf xsrf sas sessiontoken pgpassword mysqlpwd""".split()  # noqa: SIM905 (a table of words)
+    privatekey secretkey accesskey connstr signature sig otp csrf xsrf sas sessiontoken pgpassword mysqlpwd dbpass
+    userpass""".split()  # noqa: SIM905 (a table of words)
 )
 _PAIRS = frozenset(
     """api_key private_key access_key secret_key signing_key encryption_key session_key session_id account_key auth_key
     shared_key master_key service_key license_key deploy_key ssh_key access_tokens auth_tokens api_keys private_keys
     connection_string conn_string database_url db_url redis_url broker_url auth_header basic_auth set_cookie pass_word
-    admin_key client_key storage_key subscription_key webhook_url functions_key project_key""".split()  # noqa: SIM905
+    admin_key client_key storage_key subscription_key webhook_url functions_key project_key openai_key anthropic_key
+    stripe_key google_key azure_key aws_key github_key gitlab_key slack_key mistral_key cohere_key groq_key gemini_key
+    huggingface_key hf_key llm_key bot_key app_key server_key host_key user_key jwt_key hmac_key crypto_key gpg_key
+    refresh_tokens user_tokens session_tokens bot_tokens oauth_tokens id_tokens api_tokens bearer_tokens
+    db_pass database_pass user_pass smtp_pass mail_pass email_pass redis_pass pg_pass postgres_pass mysql_pass
+    mongo_pass admin_pass root_pass ftp_pass sftp_pass ssh_pass imap_pass ldap_pass http_pass proxy_pass auth_pass
+    login_pass account_pass app_pass service_pass api_pass basic_pass server_pass host_pass vpn_pass""".split()  # noqa: SIM905
+)
+# Names of many other things, too: what stands under them is secret only if it looks like a key itself.
+_DOUBTFUL_WORDS = frozenset(("tokens", "key", "keys", "pass", "auth"))
+# Values that are placeholders or words of every program, although they stood under a secret name.
+_ORDINARY = frozenset(
+    """none null true false test user admin root password passwd secret token default changeme example string bearer
+    basic empty local public private session cookie unknown missing hidden redacted unset required optional""".split()  # noqa: SIM905
 )
 _HARMLESS_WORDS = frozenset(("tokenizer", "tokenize", "count", "limit", "type", "len", "length", "max", "min", "usage"))
+_KEY = re.compile(r"[A-Za-z0-9_+=~-]{16,1024}")  # no slash and no point: a path is no key
 _SPLIT = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+")
 
 # Each shape: its kind, the literal with which it begins, what follows. The literal is what is searched for, which is
@@ -126,14 +147,14 @@ class Redactor:
     """One capture's idea of what is secret. Grows while the capture learns values; never shrinks."""
 
     def __init__(self, environment: Mapping[str, str] | None = None, known: Iterable[str] = ()) -> None:
-        self._known: dict[str, bytes] = {}
+        self._known = _Known()
         self._names: dict[str, bool] = {}
         self.hits: dict[str, int] = {}
         for value in known:
-            self._add(value, MIN_KNOWN)
+            self.learn(value)
         for name, value in (environment or {}).items():
             if self.secret_name(name):
-                self._add(value, MIN_KNOWN)
+                self.learn(value)
 
     # Names.
 
@@ -152,22 +173,25 @@ class Redactor:
         return known
 
     def learn(self, value: str) -> None:
-        """A value that stood under a secret name: it goes wherever else it appears, if it looks like one."""
-        if any(char.isdigit() or char.isupper() or not (char.isalnum() or char in "_-./") for char in value[:256]) and (
-            not any(char.isspace() for char in value[:256])
-        ):
-            self._add(value, MIN_LEARNT)
+        """A value that stood under a secret name: it goes wherever else it appears, in whatever spelling.
+
+        Not where it is so short or ordinary that it would take out half of the dump: that is hidden in its place.
+        """
+        value = value.strip()
+        lowered = value.lower()
+        if not MIN_LEARNT <= len(value) <= MAX_KNOWN_CHARS or lowered in _ORDINARY:
+            return
+        if len(value) < (MIN_DIGITS if value.isdigit() else MIN_LETTERS if value.isalpha() else MIN_LEARNT):
+            return
+        bounded = len(value) < _UNBOUNDED or (value.isalpha() and value.islower()) or value.isdigit()
+        self._known.add(value, bounded=bounded)
 
     def learn_arguments(self, arguments: Sequence[str]) -> None:
         """Values of a command line's options whose name looks secret: ``--password VALUE``, ``--token=VALUE``."""
         for option, following in pairwise([*arguments, ""]):
             name, sign, value = option.partition("=")
             if option.startswith("-") and self.secret_name(name.lstrip("-")):
-                self._add(value if sign else following, MIN_KNOWN)
-
-    def _add(self, value: str, shortest: int) -> None:
-        if shortest <= len(value) <= MAX_KNOWN_CHARS and len(self._known) < MAX_KNOWN and value not in self._known:
-            self._known[value] = value.encode("utf-8", "surrogatepass")
+                self.learn(value if sign else following)
 
     # The gate.
 
@@ -212,11 +236,8 @@ class Redactor:
         return limit if cut == length else start + len(window[:cut].decode("utf-8", "surrogatepass"))
 
     def _spans(self, data: bytes, *, source: bool = False, strict: bool) -> Iterator[tuple[int, int, str]]:
-        for value in self._known.values():
-            at = data.find(value)
-            while at >= 0:
-                yield at, at + len(value), "known-value"
-                at = data.find(value, at + len(value))
+        for at, end in self._known.found(data, strict=strict):
+            yield at, end, "known-value"
         for at, rule in _candidates(data):
             match = rule.rest.match(data, at + len(rule.literal))
             if match and not (strict and rule.bounded and _glued(data, at, match.end())):
@@ -239,9 +260,9 @@ class Redactor:
                 value.encode()
             except UnicodeEncodeError:
                 value = value.encode("utf-8", "backslashreplace").decode()
-            return self.clean(value, source=source) if len(value) >= MIN_KNOWN else value
+            return self.clean(value, source=source) if len(value) >= MIN_LEARNT else value
         if kind is bytes:
-            return self.clean_bytes(value) if len(value) >= MIN_KNOWN else value
+            return self.clean_bytes(value) if len(value) >= MIN_LEARNT else value
         if kind is list or kind is tuple:
             return [self.scrub(item, source=source) for item in value]
         if kind is dict:
@@ -249,6 +270,78 @@ class Redactor:
         if kind is int and not -(2**63) <= value < 2**64:
             return f"an integer of {value.bit_length()} bits"
         return value
+
+
+class _Known:
+    """Values that are known to be secret, each in the spellings that other formats make of it."""
+
+    def __init__(self) -> None:
+        self._values: set[str] = set()
+        self._bounded: dict[bytes, bool] = {}  # spelling -> whether it counts only where it is a word of its own
+        self._single: list[bytes] = []  # those that no pattern finds yet
+        self._by_beginning: dict[bytes, list[bytes]] = {}
+        self._pattern: re.Pattern[bytes] | None = None
+
+    def add(self, value: str, *, bounded: bool) -> None:
+        if value in self._values or len(self._values) >= MAX_KNOWN:
+            return
+        self._values.add(value)
+        for spelling in _spellings(value):
+            if spelling not in self._bounded:
+                self._bounded[spelling] = bounded
+                self._single.append(spelling)
+        if len(self._single) > _SEARCHED_SINGLY:
+            self._gather()
+
+    def found(self, data: bytes, *, strict: bool) -> Iterator[tuple[int, int]]:
+        for spelling in self._single:
+            at = data.find(spelling)
+            while at >= 0:
+                end = at + len(spelling)
+                if not (strict and self._bounded[spelling] and _inside_word(data, at, end)):
+                    yield at, end
+                at = data.find(spelling, end)
+        match = self._pattern.search(data) if self._pattern is not None else None
+        while match is not None and self._pattern is not None:
+            at = match.start()
+            for spelling in self._by_beginning[match[0]]:
+                end = at + len(spelling)
+                if data.startswith(spelling, at) and not (
+                    strict and self._bounded[spelling] and _inside_word(data, at, end)
+                ):
+                    yield at, end
+                    break
+            match = self._pattern.search(data, at + 1)
+
+    def _gather(self) -> None:
+        """From now on, all that are known by one pattern: its time does not grow with their number."""
+        for spelling in self._single:
+            self._by_beginning.setdefault(spelling[:_BEGINNING], []).append(spelling)
+        # A beginning that another one begins with would hide it: both are looked for by the shorter one.
+        for short in [beginning for beginning in self._by_beginning if len(beginning) < _BEGINNING]:
+            for other in [long for long in self._by_beginning if long != short and long.startswith(short)]:
+                self._by_beginning[short] += self._by_beginning.pop(other)
+        for spellings in self._by_beginning.values():
+            spellings.sort(key=len, reverse=True)
+        self._pattern = re.compile(_any_of(list(self._by_beginning)))
+        self._single.clear()
+
+
+def _spellings(value: str) -> set[bytes]:
+    """The value as it stands, as `repr` and JSON write it (twice, where one is inside of another), and in a URL."""
+    plain = value.encode("utf-8", "surrogatepass")
+    found = {plain, repr(plain)[2:-1].encode()}
+    if not value.isalnum() or not value.isascii():
+        once = {repr(value)[1:-1], json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+        twice = {text for form in once for text in (repr(form)[1:-1], json.dumps(form)[1:-1])}
+        urls = {form(plain) for form in (quote, quote_plus)} | {quote(plain, safe="")}
+        found |= {text.encode("utf-8", "surrogatepass") for text in once | twice | urls}
+    return found
+
+
+def _inside_word(data: bytes, at: int, end: int) -> bool:
+    """Whether what stands there is a piece of a longer word or number."""
+    return data[at - 1 : at].isalnum() or data[end : end + 1].isalnum()
 
 
 BY_NAME = "[redacted by name]"  # instead of a value whose name says that it is secret
@@ -268,7 +361,19 @@ def looks_secret(name: str) -> bool:
         return True
     if words and words[-1] == "key" and len(words) > 1 and name.isupper():
         return True  # OPENAI_KEY, STRIPE_KEY: variables, not a dictionary's sort_key
+    if words and words[-1] == "pass" and len(words) > 1 and name.isupper():
+        return True  # DB_PASS
     return any(f"{first}_{second}" in _PAIRS for first, second in pairwise(words))
+
+
+def may_be_secret(name: str) -> bool:
+    """Whether a name is that of many other things, too: ``tokens``, ``cache_key``."""
+    return len(name) <= 200 and not _DOUBTFUL_WORDS.isdisjoint(word.lower() for word in _SPLIT.findall(name))
+
+
+def looks_random(text: str) -> bool:
+    """Whether a text is as a machine makes keys: long, without spaces, letters and digits mixed."""
+    return len(text) >= 16 and _KEY.fullmatch(text) is not None and any(map(str.isdigit, text)) and not text.isdigit()
 
 
 class _Rule:

@@ -6,10 +6,15 @@ holds; control characters are escaped, so that a value cannot write to a termina
 
 from __future__ import annotations
 
+import re
+
 from holdfast.crash import kinds
 from holdfast.crash.dump import Dump
 from holdfast.crash.inert import Gone, Inert, Ref, Seen, Value
 
+_DTYPES = {"f": "float", "i": "int", "u": "uint", "c": "complex", "b": "bool"}
+_DTYPE = re.compile(r"[<>|=]?([fiucb])(\d{1,2})")
+_NAME = 200  # characters of a type's
 _OPEN = {"list": "[]", "tuple": "()", "set": "{}", "frozenset": "{}", "collections.deque": "[]"}
 
 
@@ -34,24 +39,26 @@ def _text(dump: Dump, value: Value, width: int, depth: int, path: set[int]) -> s
 
 
 def _object(dump: Dump, inert: Inert, width: int, depth: int, path: set[int]) -> str:
-    name = inert.type_name
+    name = inert.type_name[:_NAME]
+    text = (inert.text or "")[: width + 20]
     if inert.kind == kinds.CUT:
         return f"<{name}: {inert.reason}>"
     if inert.kind == kinds.TEXT:
         more = f"... {inert.total} in all" if inert.total else ""
-        shown = repr((inert.text or "")[: width + 20]) + more
+        shown = repr(text) + more
         return shown if name in ("str", "bytes") else f"{name}({shown})"
     if inert.kind == kinds.LITERAL:
-        return (inert.text if name in ("int", "float", "complex") else f"<{name} {clean(str(inert.text))}>") or ""  # type: ignore[return-value]
+        return str(text) if name in ("int", "float", "complex") else f"<{name} {clean(str(text))}>"
     if inert.kind == kinds.NAMED:
-        return f"<{'module' if name == 'module' else 'class'} {clean(str(inert.text))}>"
+        return f"<{'module' if name == 'module' else 'class'} {clean(str(text))}>"
     if inert.kind == kinds.CALLABLE:
-        return f"<{name} {clean(str(inert.details['name']))}>"
+        return f"<{name} {clean(inert.details['name'][:_NAME])}>"
     if inert.kind == kinds.ARRAY:
-        shape = ", ".join(map(str, inert.details["shape"]))
-        return f"<{name} ({shape}) {clean(str(inert.details['dtype']))}, {inert.details['bytes']:,} bytes>"
+        shape = ", ".join(map(str, inert.details["shape"][:64]))
+        return f"<{name} {dtype_name(inert.details['dtype'])} ({shape}), {size(inert.details['bytes'])}>"
     if inert.kind == kinds.SUSPENDED:
-        return f"<{name} {clean(str(inert.details['name']))}, {inert.details['state']}, line {inert.details['line']}>"
+        state = clean(inert.details["state"][:_NAME])
+        return f"<{name} {clean(inert.details['name'][:_NAME])}, {state}, line {inert.details['line']}>"
     if depth <= 0:
         count = inert.total or (len(inert.items) + len(inert.pairs) or len(inert.attributes)) + inert.left
         return f"<{name} of {count}>" if inert.kind != kinds.OBJECT else f"<{name}>"
@@ -82,6 +89,25 @@ def _object(dump: Dump, inert: Inert, width: int, depth: int, path: set[int]) ->
             else f"{name}({shown if body else ''})"
         )
     return f"<{name} {body}>" if body else f"<{name}>"
+
+
+def dtype_name(code: str) -> str:
+    """NumPy's short form as people write it: ``<f4`` is ``float32``."""
+    match = _DTYPE.fullmatch(code)
+    if match is None:
+        return clean(code[:_NAME])
+    kind, length = _DTYPES[match[1]], int(match[2])
+    return kind if kind == "bool" else f"{kind}{length * 8}"
+
+
+def size(count: int) -> str:
+    """``1.2 MiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"
 
 
 def clean(text: str) -> str:

@@ -7,6 +7,7 @@ values are neither hashed nor compared; what cannot be read so is left out.
 
 from __future__ import annotations
 
+import _thread
 import gc
 import sys
 import types
@@ -22,6 +23,8 @@ _TYPE_NAME = type.__dict__["__name__"].__get__
 _QUALNAME = type.__dict__["__qualname__"].__get__
 _TYPE_MODULE = type.__dict__["__module__"].__get__
 _DICT_OFFSET = type.__dict__["__dictoffset__"].__get__
+_FLAGS = type.__dict__["__flags__"].__get__
+_HEAP_TYPE = 1 << 9
 _GETSET = types.GetSetDescriptorType
 _MEMBER = types.MemberDescriptorType
 _PROXY_ITEMS = types.MappingProxyType.items
@@ -179,6 +182,22 @@ def is_subtype(cls: type, ancestor: type) -> bool:
     return any(base is ancestor for base in _MRO(cls))
 
 
+def is_builtin(cls: type) -> bool:
+    """Whether it is a type of the interpreter or of an extension, which no `class` statement made."""
+    return not _FLAGS(cls) & _HEAP_TYPE
+
+
+def is_genuine(cls: type, name: str) -> bool:
+    """Whether the class is the one that its module holds under that name, and not one that only calls itself so."""
+    if name == "_thread.lock":
+        return cls is _LOCK
+    module, _, attribute = name.rpartition(".")
+    loaded = sys.modules.get(module)
+    if type(loaded) is not types.ModuleType:
+        return False
+    return next((value for key, value in loaded.__dict__.items() if type(key) is str and key == attribute), None) is cls
+
+
 def frame_locals(frame: types.FrameType, limit: int) -> tuple[list[tuple[str, Any]], int] | None:
     """Names and values of a frame's locals; None where reading them would run the program's code."""
     code = frame.f_code
@@ -222,4 +241,5 @@ def weak_members(weakset: object) -> Iterator[Any]:
             yield member
 
 
+_LOCK = type(_thread.allocate_lock())
 _REF = type(__import__("weakref").ref(Layout))

@@ -26,14 +26,12 @@ ENDING: Final = 1  # a normal end has begun
 LEAVE: Final = 2  # the process wants no sidecar any more
 
 # Each slot holds the newest value of its kind, in two halves that are written in turn.
-SETUP: Final = "setup"  # what the sidecar is to do
 STACKS: Final = "stacks"
 TOLD: Final = "told"  # the agent's place, locks, notes
 MODULES: Final = "modules"
 ANSWER: Final = "answer"  # native stacks and registers, when the process asked for its own
 KNOWN: Final = "known"  # values of secret variables: never written anywhere else
 _SLOTS: Final = {
-    SETUP: 64 * KIB,
     STACKS: 256 * KIB,
     TOLD: 128 * KIB,
     MODULES: 160 * KIB,

@@ -25,12 +25,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from holdfast.crash import shared
+from holdfast.crash import shared, system
 from holdfast.crash.fatal import Fatal
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import looks_secret
 from holdfast.crash.shapes import exact_text
-from holdfast.crash.stacks import threads
+from holdfast.crash.stacks import library_paths, threads
 from holdfast.errors import DumpFailed
 
 _START_S = 20.0  # a loaded machine may need a while for a new interpreter
@@ -215,15 +215,15 @@ def start(
         "python": sys.version.split()[0],
         "echo": bool(fatal and fatal.echo),
         "search": [item for item in sys.path if type(item) is str and item],
-        "library": [sys.prefix, sys.base_prefix],
+        "library": library_paths(),
+        "began": system.began(os.getpid()),
         "executable": str(Path("/proc/self/exe").readlink()),
         "cwd": str(Path("/proc/self/cwd").readlink()),
     }
-    area.put(shared.SETUP, json.dumps(setup).encode())
     # The file of fatal signals is passed for its lock: until the sidecar has read it, nobody else may.
     passed = [memory, watched, heard, text, fatal.fileno() if fatal else text]
     try:
-        pid = _launch(passed, echo=bool(setup["echo"]))
+        pid = _launch(passed, json.dumps(setup).encode(), echo=bool(setup["echo"]))
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         if asked:
             faulthandler.unregister(asked)
@@ -250,14 +250,14 @@ def _versions() -> list[list[str]]:
     return found
 
 
-def _launch(passed: list[int], *, echo: bool) -> int:
+def _launch(passed: list[int], setup: bytes, *, echo: bool) -> int:
     """Start the interpreter; it starts itself once more and leaves, so that the program never has a child to reap."""
     found = [sys.modules[name].__file__ or "" for name in _NEEDED if name in sys.modules]
     folders = [*dict.fromkeys(str(Path(file).parent.parent) for file in found), *map(str, _extension_folders())]
     command = [sys.executable, "-I", "-S", "-c", _CODE, *map(str, passed), *folders]
     child = subprocess.Popen(  # noqa: S603 (our own interpreter, our own code)
         command,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=None if echo else subprocess.DEVNULL,
         cwd="/",
@@ -265,7 +265,7 @@ def _launch(passed: list[int], *, echo: bool) -> int:
         start_new_session=True,
     )
     try:
-        said, _ = child.communicate(timeout=_START_S)
+        said, _ = child.communicate(setup, timeout=_START_S)
     except BaseException:
         child.kill()
         child.wait()

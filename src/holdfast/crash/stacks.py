@@ -51,7 +51,7 @@ class Frames:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._library = tuple({path for path in _library_paths() if path})
+        self._library = tuple(library_paths())
         self._mine: dict[str, bool] = {}
         self.files: dict[str, list[int]] = {}  # file -> lines that stacks stand at
 
@@ -78,8 +78,7 @@ class Frames:
         """Whether a file is the program's own: not the interpreter's, an installed package's or Holdfast's."""
         known = self._mine.get(file)
         if known is None:
-            library = file.startswith(self._library) or "/site-packages/" in file or "/dist-packages/" in file
-            known = self._mine[file] = not library and not (file.startswith("<") and file != "<stdin>")
+            known = self._mine[file] = not is_library(file, self._library)
         return known
 
     def records(self, steps: list[Step]) -> tuple[list[dict[str, Any]], int, list[Step]]:
@@ -148,7 +147,15 @@ def _position(code: types.CodeType, instruction: int) -> tuple[int | None, int |
     return None, None, None, None
 
 
-def _library_paths() -> list[str]:
-    paths = [*sysconfig.get_paths().values(), sys.prefix + "/lib", sys.base_prefix + "/lib"]
-    own = __file__.rpartition("/crash/")[0]
-    return [path.rstrip("/") + "/" for path in [*(path for path in paths if len(path) > 5), own]]
+def library_paths() -> list[str]:
+    """Folders of the interpreter, of installed packages, and of Holdfast. A prefix may hold the program, too."""
+    paths = sysconfig.get_paths()
+    found = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    found += [__file__.rpartition("/crash/")[0], threading.__file__.rpartition("/")[0]]
+    return [*dict.fromkeys(path.rstrip("/") + "/" for path in found if len(path) > 5)]
+
+
+def is_library(file: str, folders: tuple[str, ...]) -> bool:
+    """Whether a file belongs to one of these folders, or to a package installed elsewhere; or is none at all."""
+    inside = file.startswith(folders) or "/site-packages/" in file or "/dist-packages/" in file
+    return inside or (file.startswith("<") and file != "<stdin>")

@@ -17,7 +17,7 @@ from holdfast.crash import kinds, unusual
 from holdfast.crash.dump import Dump
 from holdfast.crash.inert import Ref, Value
 from holdfast.crash.records import Failure, Frame, Source, Thread, as_float, as_int, as_text
-from holdfast.crash.render import clean, text_of
+from holdfast.crash.render import clean, size, text_of
 
 _TEXT = 600  # characters of a message, a reason, a log record
 _NAME = 200  # of a name: a thread's, a function's, a tool's
@@ -144,6 +144,8 @@ def _origin(dump: Dump, shown: Sequence[Frame], cwd: str) -> dict[str, Any] | No
     while way:
         one = chain[way[-1]]
         before = one.cause if one.cause is not None or one.suppressed else one.context
+        if before is None and one.group:
+            before = one.group[0]  # of a group, what its first member did is nearer to the fault than who waited
         if before is None or before in way:
             break
         way.append(before)
@@ -334,7 +336,7 @@ def _native(extras: dict[str, Any]) -> list[str]:
         if threads:
             lines.append(f"{name}: {len(threads):,} native threads")
         if as_text(data.get("file")):
-            lines.append(f"core {as_text(data['file'])} ({unusual.size(as_int(data.get('kept_bytes')))})")
+            lines.append(f"core {as_text(data['file'])} ({size(as_int(data.get('kept_bytes')))})")
         lines += _texts(data.get("problem"))
     return [short(line) for line in lines[:_LISTED]]
 

@@ -258,9 +258,16 @@ def number_in(path: str) -> float:
         return 0.0
 
 
-def _started() -> float:
-    """When this process began, in seconds since boot."""
-    fields = text_of("/proc/self/stat").rpartition(")")[2].split()
+def began(pid: int) -> float:
+    """When a process began, in seconds since 1970: with its number, that says which process it is."""
+    if not Path(f"/proc/{pid}").exists():
+        return 0.0
+    return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + _started(pid), 1)
+
+
+def _started(pid: int | str = "self") -> float:
+    """When a process began, in seconds since boot."""
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     try:
         return int(fields[19]) / os.sysconf("SC_CLK_TCK")
     except (ValueError, IndexError):

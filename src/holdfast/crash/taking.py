@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import socket
 import sys
 import threading
@@ -27,9 +26,11 @@ from holdfast.crash import (
     census,
     deadlocks,
     exceptions,
+    folder,
     kinds,
     known,
     logs,
+    secrets,
     shapes,
     sources,
     stacks,
@@ -47,7 +48,8 @@ _ = known  # importing it registers its readers
 _RESERVE = 0.3  # of the deadline: for system parts, after objects have had their time
 _STACKS_END = 0.8  # of the deadline: stacks of other threads, of which there may be thousands, end here
 _FOR_CHAIN = 0.25  # of what may be stored: for the causes of an exception, after the failing thread
-_PRESCAN_FRAMES = 2_000
+_LOOK_FRAMES = 2_000  # in which secrets are looked for
+_LOOK_PART = 0.2  # of the deadline: for that
 _RESERVE_BYTES = 2 << 20  # of the file: for the parts after the objects
 
 Part = Callable[[], Any]
@@ -83,10 +85,10 @@ def add_part(kind: str, name: str, give: Part) -> Callable[[], None]:
     return remove
 
 
-def go_to(folder: Callable[[], Path]) -> Callable[[], None]:
+def go_to(place: Callable[[], Path]) -> Callable[[], None]:
     """Where dumps go when ``capture`` is not told, until the function that is returned is called."""
-    _folders.append(folder)
-    return partial(_folders.remove, folder)
+    _folders.append(place)
+    return partial(_folders.remove, place)
 
 
 def capture(
@@ -97,20 +99,19 @@ def capture(
     to: str | os.PathLike[str] | None = None,
     trigger: str = "asked",
     limits: Limits | None = None,
-    native: Any = None,
     thread: int | None = None,
-    task: Any = None,
+    seen: tasks.Seen | None = None,
 ) -> Path:
     """Write a dump of this process and return its path. Works in a healthy process and in one that is failing.
 
     ``error`` is the exception to describe (its own traceback is used, or the one given). ``to`` is a folder, or a file
     that does not exist yet; otherwise the dump goes where those of an active ``install()`` go. ``thread`` is the ident
-    of the one at fault, where that is not the caller; ``task``: a task that has ended by ``error``. Raises DumpFailed
-    or DiskFull when no file could be made; whatever else fails is noted in the dump.
+    of the one at fault, where that is not the caller; ``seen``: tasks as they were when it was raised. Raises
+    DumpFailed or DiskFull when no file could be made; whatever else fails is noted in the dump.
     """
     limits = limits or Limits()
     began = monotonic()
-    path = _place(to, why or trigger)
+    path = folder.new_file(to if to is not None or not _folders else _folders[-1](), os.getpid(), why or trigger)
     frame = sys._getframe(1)  # noqa: SLF001 (the documented way)
     if thread is not None:
         frame = sys._current_frames().get(thread, frame)  # noqa: SLF001 (the documented way)
@@ -121,43 +122,37 @@ def capture(
     _holder[:] = [threading.get_ident()]
     try:
         with _collector_off():
-            return _Capture(path, limits, began, thread, task).run(why, trigger, error, traceback, frame, native)
+            return _Capture(path, limits, began, thread, seen).run(why, trigger, error, traceback, frame)
     finally:
         _holder.clear()
         _lock.release()
 
 
-def default_folder() -> Path:
-    """Where dumps go when nobody says: $HOLDFAST_DUMPS, else `dumps` in the store of this place, else `dumps` here."""
-    named = os.environ.get("HOLDFAST_DUMPS")
-    if named:
-        return Path(named)
-    store = os.environ.get("HOLDFAST_STORE")
-    if store and (Path(store) / "store.db").is_file():
-        return Path(store) / "dumps"
-    here = Path.cwd()
-    for folder in (here, *here.parents):
-        if (folder / ".holdfast").is_dir():
-            return folder / ".holdfast" / "dumps"
-    return here / "dumps"
-
-
 class _Capture:
     """One capture in progress."""
 
-    def __init__(self, path: Path, limits: Limits, began: float, thread: int | None, task: Any = None) -> None:
+    def __init__(
+        self, path: Path, limits: Limits, began: float, thread: int | None, seen: tasks.Seen | None = None
+    ) -> None:
         self.limits = limits
-        self.task = task
+        self.seen = seen
         self.thread = thread
         self.began = began
         self.until = began + limits.deadline_s
-        self.redactor = Redactor(dict(os.environ))
+        self.redactor = Redactor(dict(os.environ)) if seen is None else seen.redactor
         for arguments in (sys.argv, sys.orig_argv):
             self.redactor.learn_arguments([shapes.exact_text(word, 4096) for word in arguments[:200]])
         self.writer = Writer(path, self.redactor, limit_bytes=limits.file_bytes)
         self.frames = stacks.Frames(limits)
         self.parts: dict[str, list[str]] = {}
-        self.walker = Walker(self.redactor, limits, began + limits.deadline_s * (1 - _RESERVE), self._emit)
+        self.look_cut = True
+        self.walker = Walker(
+            self.redactor,
+            limits,
+            began + limits.deadline_s * (1 - _RESERVE),
+            self._emit,
+            seen.first if seen is not None else 0,
+        )
 
     def run(
         self,
@@ -166,14 +161,15 @@ class _Capture:
         error: BaseException | None,
         traceback: types.TracebackType | None,
         frame: types.FrameType,
-        native: Any,
     ) -> Path:
         try:
             steps = self._failing(error, traceback, frame)
             every = self._marked(stacks.threads())
             chain = exceptions.tree(error) if error is not None else []
             began = [stacks.steps_of_traceback(traceback_of(one)) for one in chain[1:]]
-            self._prescan([steps, *began, *(stacks.steps_of_frame(thread["frame"]) for thread in every[:50])])
+            others = [stacks.steps_of_frame(thread["frame"]) for thread in every[:50]]
+            waiting = [tasks.steps_of(task)[0] for task in tasks.live_tasks()[:200]]
+            self._part("", lambda: self._learn([steps, *began, *others, *waiting]), write=False)
             self._head(why, trigger, error is not None)
             if chain:
                 self._part(kinds.EXCEPTION, lambda: exceptions.record(chain, self.frames, self.limits))
@@ -197,8 +193,6 @@ class _Capture:
             self._part(kinds.MODULES, lambda: system.modules(self.frames.is_mine))
             most = self.limits.census_objects
             self._part(kinds.HEAP, lambda: census.take(most, self.until, self.frames.is_mine))
-            if native is not None:
-                self._part(kinds.NATIVE, lambda: native)
             self._extras(kinds.NATIVE)
             self._extras(kinds.NOTE)
             self.writer.finish(self.parts)
@@ -231,6 +225,7 @@ class _Capture:
                 "trigger": trigger[:100],
                 "at": time.time(),
                 "pid": os.getpid(),
+                "began": system.began(os.getpid()),
                 "host": socket.gethostname()[:200],
                 "program": [shapes.exact_text(item, 1000) for item in sys.argv[:50]],
                 "python": sys.version.split()[0],
@@ -300,20 +295,24 @@ class _Capture:
             self.walker.flush()
 
     def _tasks(self) -> None:
-        live = tasks.live_tasks()
-        if self.task is not None:
-            live.insert(0, self.task)
-        if not live:
-            return
-        shown = live[: self.limits.tasks]
-        records, kept = tasks.records(shown, self.frames)
-        tasks.add_locals(records, kept, self.frames, self.walker, self.limits)
+        """The tasks as they were seen when the exception was raised; otherwise as they are."""
+        if self.seen is not None:
+            for piece in self.seen.pieces:
+                self._emit(*piece)
+            records, more = self.seen.records, self.seen.more
+            for file, lines in self.seen.files.items():
+                self.frames.files.setdefault(file, []).extend(lines)
+        else:
+            live = tasks.live_tasks()
+            records, kept = tasks.records(live[: self.limits.tasks], self.frames)
+            more = len(live) - len(records)
+            tasks.add_locals(records, kept, self.frames, self.walker, self.limits)
         for first in range(0, len(records), 100):
             if not self.writer.add(kinds.TASKS, {"first": first, "tasks": records[first : first + 100]}):
                 self.parts[kinds.TASKS] = [kinds.PARTIAL, "no room left in the file"]
                 break
-        if len(live) > len(shown):
-            self.parts[kinds.TASKS] = [kinds.PARTIAL, f"{len(live) - len(shown)} more tasks"]
+        if more:
+            self.parts[kinds.TASKS] = [kinds.PARTIAL, f"{more} more tasks"]
         self.walker.flush()
 
     def _sources(self) -> None:
@@ -330,7 +329,9 @@ class _Capture:
         self.walker.flush()
         cuts = {kinds.REASONS[reason]: count for reason, count in self.walker.cuts.items()}
         told = ", ".join(f"{reason}: {count}" for reason, count in cuts.items())
-        only_redacted = set(self.walker.cuts) <= {kinds.REDACTED}
+        only_redacted = set(self.walker.cuts) <= {kinds.REDACTED} and not self.look_cut
+        if self.look_cut:
+            told += ("; " if told else "") + "secrets are known by name only as far as there was time to look"
         self.parts[kinds.OBJECTS] = [kinds.WHOLE if only_redacted else kinds.PARTIAL, told]
 
     def _extras(self, kind: str) -> None:
@@ -400,23 +401,15 @@ class _Capture:
         payload = {"first": first, "types": names, "shapes": shapes, "nodes": nodes}
         return self.writer.add(kinds.OBJECTS, payload, nodes="nodes")
 
-    def _prescan(self, found: list[list[stacks.Step]]) -> None:
-        """Learn values under secret names from all frames, before anything that may repeat them is written."""
-        left = _PRESCAN_FRAMES
-        for steps in found:
-            for frame, _instruction in steps[-200:]:
-                left -= 1
-                if left < 0 or monotonic() > self.began + self.limits.deadline_s / 10:
-                    return
-                named = shapes.frame_locals(frame, 500)
-                for name, value in named[0] if named else ():
-                    if type(value) is str:
-                        if self.redactor.secret_name(name):
-                            self.redactor.learn(value)
-                    elif type(value) is dict:
-                        for key, item in shapes.first_items(value, 200):
-                            if type(key) is str and type(item) is str and self.redactor.secret_name(key):
-                                self.redactor.learn(item)
+    def _learn(self, found: list[list[stacks.Step]]) -> None:
+        """Learn what stands under secret names anywhere, before anything that may repeat it is written."""
+        look = secrets.Look(self.redactor, self.limits.objects, self.began + self.limits.deadline_s * _LOOK_PART)
+        for frame in [frame for steps in found for frame, _ in reversed(steps[-200:])][:_LOOK_FRAMES]:
+            look.frame(frame, with_globals=self.frames.is_mine(shapes.exact_text(frame.f_code.co_filename, 4096)))
+        for sections in agents.values():
+            look.named(sections)
+        look.run()
+        self.look_cut = not look.whole
 
 
 def _given(kind: str) -> list[tuple[str, Part]]:
@@ -456,16 +449,3 @@ def _collector_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-def _place(to: str | os.PathLike[str] | None, why: str) -> Path:
-    place = Path(to) if to is not None else _folders[-1]() if _folders else default_folder()
-    if place.suffix == kinds.SUFFIX:
-        return place
-    try:
-        place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise DumpFailed(f"the folder for dumps {place} cannot be made: {error.strerror}") from error
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    slug = re.sub(r"[^a-z0-9]+", "-", why.lower())[:40].strip("-") or "dump"
-    return place / f"{stamp}-{os.getpid()}-{slug}-{os.urandom(2).hex()}{kinds.SUFFIX}"

@@ -6,17 +6,73 @@ without its code, because a thread may be inside it.
 
 from __future__ import annotations
 
+import os
 import sys
 import types
-from typing import Any
+from time import monotonic
+from typing import Any, NamedTuple
 
 from holdfast.crash.exceptions import traceback_of
 from holdfast.crash.limits import MAX_NAME, MAX_TASKS, Limits
+from holdfast.crash.redaction import Redactor
 from holdfast.crash.shapes import exact_text, find, is_subtype, layout_of, type_name, weak_members
 from holdfast.crash.stacks import Frames, Step, steps_of_traceback
 from holdfast.crash.walk import Walker
 
 _MAX_AWAITS = 200
+# Of one quick look: what one container, one value and one text may take of it.
+_LOOK_ITEMS = 50
+_LOOK_DEPTH = 4
+_LOOK_TEXT = 500
+
+
+class Seen(NamedTuple):
+    """Tasks as they were at one moment: their records, and the objects in them, whose numbers are below ``first``."""
+
+    records: list[dict[str, Any]]
+    more: int  # tasks that there was no time for
+    pieces: list[tuple[int, list[str], list[Any], list[Any]]]
+    first: int
+    files: dict[str, list[int]]
+    redactor: Redactor  # it has learnt what was hidden
+
+
+def look(failed: Any, within_s: float) -> Seen:
+    """The tasks now, for so long at most, with the values nearest to them; the one that failed first, if any."""
+    until = monotonic() + within_s
+    limits = Limits(items=_LOOK_ITEMS, items_elsewhere=_LOOK_ITEMS, depth=_LOOK_DEPTH, text_chars=_LOOK_TEXT)
+    redactor = Redactor(dict(os.environ))
+    pieces: list[tuple[int, list[str], list[Any], list[Any]]] = []
+
+    def emit(first: int, types: list[str], shapes: list[Any], nodes: list[Any]) -> bool:
+        pieces.append((first, types, shapes, nodes))
+        return True
+
+    walker = Walker(redactor, limits, until, emit)
+    frames = Frames(limits)
+    live = live_tasks()
+    if failed is not None:
+        live.insert(0, failed)
+    places = {id(task): number for number, task in enumerate(live)}
+    found: list[dict[str, Any]] = []
+    stacks = []
+    for task in live:
+        if monotonic() > until:
+            break
+        record, steps = _record(task, frames, places)
+        found.append(record)
+        stacks.append(steps)
+    add_locals(found, stacks, frames, walker, limits)
+    walker.flush()
+    first = walker.count
+    walker.release()
+    return Seen(found, len(live) - len(found), pieces, first, frames.files, redactor)
+
+
+def in_loop() -> bool:
+    """Whether an event loop runs in this thread."""
+    module = sys.modules.get("asyncio.events")
+    return module is not None and module._get_running_loop() is not None  # noqa: SLF001 (the documented one)
 
 
 def live_tasks() -> list[Any]:
@@ -92,37 +148,38 @@ def steps_of(task: Any) -> tuple[list[Step], Any]:
 def records(tasks: list[Any], frames: Frames) -> tuple[list[dict[str, Any]], list[list[Step]]]:
     """A record for each task, without locals; and the steps, for those who add them."""
     places = {id(task): number for number, task in enumerate(tasks)}
-    found = []
-    stacks = []
+    made = [_record(task, frames, places) for task in tasks]
+    return [record for record, _ in made], [steps for _, steps in made]
+
+
+def _record(task: Any, frames: Frames, places: dict[int, int]) -> tuple[dict[str, Any], list[Step]]:
+    """One task, without locals; ``places``: of the tasks that have a record."""
     current = _current_tasks()
-    for task in tasks:
-        steps, waiter = steps_of(task)
-        shown, left_out, kept = frames.records(steps)
-        record: dict[str, Any] = {
-            "name": name_of(task),
-            "state": "failed"
-            if field(task, "_exception") is not None
-            else "running"
-            if any(task is other for other in current)
-            else "waiting"
-            if waiter is not None
-            else "ready",
-            "frames": shown,
-            "left_out": left_out,
-            "type": type_name(type(task)),
-        }
-        if waiter is not None:
-            record["waits_for"] = type_name(type(waiter))
-            if id(waiter) in places:
-                record["waits_for_task"] = places[id(waiter)]
-            children = field(waiter, "_children")
-            if type(children) is list:
-                record["waits_for_tasks"] = [places[id(child)] for child in children[:1000] if id(child) in places]
-        if field(task, "_must_cancel") is True:
-            record["cancelling"] = True
-        found.append(record)
-        stacks.append(kept)
-    return found, stacks
+    steps, waiter = steps_of(task)
+    shown, left_out, kept = frames.records(steps)
+    record: dict[str, Any] = {
+        "name": name_of(task),
+        "state": "failed"
+        if field(task, "_exception") is not None
+        else "running"
+        if any(task is other for other in current)
+        else "waiting"
+        if waiter is not None
+        else "ready",
+        "frames": shown,
+        "left_out": left_out,
+        "type": type_name(type(task)),
+    }
+    if waiter is not None:
+        record["waits_for"] = type_name(type(waiter))
+        if id(waiter) in places:
+            record["waits_for_task"] = places[id(waiter)]
+        children = field(waiter, "_children")
+        if type(children) is list:
+            record["waits_for_tasks"] = [places[id(child)] for child in children[:1000] if id(child) in places]
+    if field(task, "_must_cancel") is True:
+        record["cancelling"] = True
+    return record, kept
 
 
 def add_locals(

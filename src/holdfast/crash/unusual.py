@@ -12,6 +12,7 @@ from typing import Any
 from holdfast.crash import kinds
 from holdfast.crash.dump import Dump
 from holdfast.crash.records import Frame, as_float, as_int, as_text
+from holdfast.crash.render import size
 
 _NEAR = 0.8  # of a limit: little enough left to look there first
 _MACHINE_SHORT = 0.05  # of the machine's memory left
@@ -99,16 +100,6 @@ def _heap(dump: Dump) -> Iterator[str]:
     for row in _list(dump.part(kinds.HEAP).get("largest"))[:3]:
         if isinstance(row, list) and len(row) == 3 and as_int(row[1]) >= _GROWN:
             yield f"heap: a {as_text(row[0])} with {as_int(row[1]):,} items, {size(as_int(row[2]))}"
-
-
-def size(count: int) -> str:
-    """``1.2 MiB``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" or abs(value) >= 100 else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def number(text: Any) -> int:

@@ -7,7 +7,6 @@ nothing of the program runs (see shapes.py); an object is numbered once, and hel
 
 from __future__ import annotations
 
-import _thread
 import sys
 import types
 from collections import deque
@@ -28,12 +27,12 @@ from holdfast.crash.bases import (
 )
 from holdfast.crash.limits import CHUNK_TARGET_BYTES, ENTRY_COST, INLINE_TEXT, MAX_NAME, Limits
 from holdfast.crash.redaction import Redactor
-from holdfast.crash.shapes import BASES, Layout, first_items, is_subtype, layout_of, type_name
+from holdfast.crash.secrets import is_field, text_of_leaf
+from holdfast.crash.shapes import BASES, Layout, first_items, is_genuine, is_subtype, layout_of, type_name
 
 Entry = Any  # None, bool, int, float, str, bytes; (number,); (reason, type name)
 
 BASES.append(deque)
-_LOCK = type(_thread.allocate_lock())
 # The estimate of a node's bytes is rough, because it is made for every value: a text's characters count one each, and
 # may take four. A node, and a chunk, stays within a chunk's bound all the same, or is split by the writer.
 _NODE_COST = 8
@@ -56,7 +55,10 @@ class Share:
 
 
 class Walker:
-    """One capture's table of objects. ``emit(first, types, shapes, nodes)`` takes each full piece of it."""
+    """One capture's table of objects. ``emit(first, types, shapes, nodes)`` takes each full piece of it.
+
+    ``first``: numbers below are those of objects that were walked before.
+    """
 
     def __init__(
         self,
@@ -64,6 +66,7 @@ class Walker:
         limits: Limits,
         until: float,
         emit: Callable[[int, list[str], list[Any], list[Any]], bool],
+        first: int = 0,
     ) -> None:
         self.redactor = redactor
         self.limits = limits
@@ -74,9 +77,9 @@ class Walker:
         self._emit = emit
         self._full = False  # the file takes no more objects
         self._numbers: dict[int, tuple[int]] = {}
-        self._held: list[Any] = []  # by number
-        self._done = 0  # numbers below have a node
-        self._first = 0  # number of the first node in this piece
+        self._held: list[Any] = [None] * first  # by number
+        self._done = first  # numbers below have a node
+        self._first = first  # number of the first node in this piece
         self._nodes: list[Any] = []
         self._types: dict[str, int] = {}
         self._piece_bytes = 0
@@ -135,6 +138,11 @@ class Walker:
         out = self.pairs(named)
         self._walk(share)
         return out
+
+    @property
+    def count(self) -> int:
+        """How many numbers were given."""
+        return len(self._held)
 
     def flush(self) -> None:
         """Give the last, unfinished piece away."""
@@ -248,10 +256,12 @@ class Walker:
             if size <= INLINE_TEXT:
                 self._piece_bytes += size
                 return value
-        elif kind is int:
-            if -_INT_MAX < value < _INT_MAX:
+        elif kind is int or kind is float:
+            if self.hide:
+                return self._hidden(value)
+            if kind is float or -_INT_MAX < value < _INT_MAX:
                 return value
-        elif value is None or kind is bool or kind is float:
+        elif value is None or kind is bool:
             return value
         elif kind is bytes:
             if self.hide and value:
@@ -274,11 +284,8 @@ class Walker:
         return reference
 
     def _hidden(self, value: Any) -> Entry:
-        """A text under a secret name: remembered as secret, and named by its type only."""
-        if type(value) is str:
-            self.redactor.learn(value)
-        elif type(value) is bytes:
-            self.redactor.learn(value.decode("utf-8", "replace"))
+        """A text or number under a secret name: remembered as secret, and named by its type only."""
+        self.redactor.learn(text_of_leaf(value))
         self.cuts[kinds.REDACTED] = self.cuts.get(kinds.REDACTED, 0) + 1
         return kinds.REDACTED, layout_of(type(value)).name
 
@@ -308,7 +315,9 @@ class Walker:
                     if secret is None:
                         secret = secret_name(key)
                     length = len(key)
-                    if length <= INLINE_TEXT:
+                    if outer and not attributes and not is_field(key):
+                        add(hidden(key))  # a key of a container that is secret, which may be what is secret
+                    elif length <= INLINE_TEXT:
                         size += length
                         add(key)
                     else:
@@ -317,13 +326,13 @@ class Walker:
                     continue
                 else:
                     secret = names_secret(key)
-                    self.hide = False
+                    self.hide = outer and not is_field(key)
                     add(entry(key))
                     self.hide = outer
                 kind = type(value)
                 if secret or outer:
                     self.hide = True
-                    add(hidden(value) if kind is str or kind is bytes else entry(value))
+                    add(entry(value))
                     self.hide = outer
                 elif kind is str:
                     length = len(value)
@@ -414,7 +423,7 @@ class Walker:
 
     def _make_reader(self, cls: type, layout: Layout) -> Callable[[Any], list[Any]]:
         known = EXACT.get(layout.name)
-        if known is not None and _is_genuine(cls, layout.name):
+        if known is not None and is_genuine(cls, layout.name):
             return lambda value: known(self, value)
         base = layout.base
         if layout.enum:
@@ -534,17 +543,6 @@ class Walker:
 def _is_text(value: Any) -> bool:
     kind = type(value)
     return kind is str or kind is bytes
-
-
-def _is_genuine(cls: type, name: str) -> bool:
-    """Whether the class is the one that its module holds under that name, and not one that only calls itself so."""
-    if name == "_thread.lock":
-        return cls is _LOCK
-    module, _, attribute = name.rpartition(".")
-    loaded = sys.modules.get(module)
-    if type(loaded) is not types.ModuleType:
-        return False
-    return next((value for key, value in loaded.__dict__.items() if type(key) is str and key == attribute), None) is cls
 
 
 BY_TYPE: list[tuple[type, Callable[[Any, Any], list[Any]]]] = []

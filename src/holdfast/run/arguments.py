@@ -440,15 +440,13 @@ def secret(agent: Any, name: str, value: Any = ASKED) -> Secret | None:
     return found
 
 
-def refuse(agent: Any, what: str, arguments: Any) -> None:
-    """Raise when a secret's text is somewhere in these arguments, which would be recorded."""
-    texts = _texts(agent)
-    if not texts:
-        return
-    for path, value in _leaves(arguments, ()):
-        for name, text in texts:
-            if type(value) is type(text) and text in value:  # type: ignore[operator] # two of one type
-                raise exposed(name, what, path)
+def refuse(agent: Any, what: str, arguments: Any, registry: Registry) -> None:
+    """Raise when a secret's text is somewhere in these arguments, which would be recorded.
+
+    Parts of the state are not looked at: they are named by digest.
+    """
+    if _given and (name := leaked(agent, encode(_with_nodes(arguments, (), lambda _node, _path: None), registry))):
+        raise exposed(name, what)
 
 
 def leaked(agent: Any, *parts: bytes) -> str:
@@ -457,10 +455,9 @@ def leaked(agent: Any, *parts: bytes) -> str:
     return next((name for name, text in wanted if any(text in part for part in parts)), "")
 
 
-def exposed(name: str, what: str, path: tuple[Any, ...] = ()) -> Unencodable:
+def exposed(name: str, what: str) -> Unencodable:
     error = Unencodable(
         f"it contains the secret {name}, which must not be recorded",
-        path=path,
         hint=f"Do not pass it on: call holdfast.current().secret({name!r}).reveal() where it is needed.",
     )
     error.root = what
@@ -503,21 +500,6 @@ def _texts(agent: Any) -> list[tuple[str, str | bytes]]:
             except UnicodeDecodeError:
                 continue
     return texts
-
-
-def _leaves(value: Any, path: tuple[Any, ...]) -> Any:
-    """Every text in a value, with the way to it. Parts of the state are not entered: they are named by digest."""
-    if isinstance(value, str | bytes):
-        yield path, value
-    elif isinstance(value, Node):
-        return
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _leaves(key, path)
-            yield from _leaves(item, (*path, key))
-    elif isinstance(value, list | tuple | set | frozenset):
-        for index, item in enumerate(value):
-            yield from _leaves(item, (*path, index))
 
 
 def _scrubbed(value: Any, texts: list[tuple[str, str | bytes]], found: set[str]) -> Any:

@@ -222,7 +222,7 @@ class Batch:
         host = self.host
         registry, name = host.registry, self.made.name
         for item in self.items:
-            refuse(host, f"an item of {name}", {"item": item})
+            refuse(host, f"an item of {name}", {"item": item}, host.registry)
             self._marks.append(fingerprint({"function": name, "arguments": {"item": item}}, registry))
         yield from resuming(host)
         past = self._past = yield Work(lambda: Past(host.ledger.records()))  # it may have ended, and is asked again
@@ -259,7 +259,7 @@ class Batch:
                 yield Work(host.loop.note)
             host.ledger.append(this.resumed(now_us()))
             if left:  # that is its own again
-                host.loop.restart(host.ledger.count, "")
+                host.loop.restart(host.ledger.count)
         traced(host, this or RunPast(self._number, self._begin), self._watch, resumed=this is not None)
         self._whole = Run(host, past, RunPast(self._number, self._begin), strict=False)
         self._left = iter(range(len(self.items)))

@@ -67,7 +67,7 @@ from holdfast.run.steps import (
 from holdfast.run.streams import Kept
 from holdfast.run.tools import Tool
 from holdfast.store.engine import Again, Escaped, Lease, Shared, Unsure
-from holdfast.store.room import FRAMES, check_room
+from holdfast.store.processes import FRAMES, check_room
 
 log = logging.getLogger("holdfast.run")
 LABEL_MAX = 200
@@ -176,10 +176,13 @@ def _abandon(steps: Steps, given: list[Any]) -> None:
 
 def perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     """The steps of one call, with the checkpoint that the tool asked for."""
-    if tool.checkpoint == "before":
+    when = tool.checkpoint
+    if when is not None and not lane.scope.keeps(tool):
+        when = None
+    if when == "before":
         yield Keep(lane, f"before {tool.name}")
     result = yield from _perform(lane, tool, args, kwargs)
-    if tool.checkpoint == "after":
+    if when == "after":
         yield Keep(lane, f"after {tool.name}")
     return result
 
@@ -196,7 +199,7 @@ def _perform(lane: Lane, tool: Tool, args: tuple[Any, ...], kwargs: dict[str, An
     except Unencodable as error:
         error.root = f"the arguments of {tool.name}"
         raise
-    refuse(scope.agent, f"the arguments of {tool.name}", arguments)
+    refuse(scope.agent, f"the arguments of {tool.name}", arguments, scope.registry)
     asked = lane.take(tool.name, mark)
     path, call = yield from scope.asked(lane, asked, tool, mark, arguments)
     try:
@@ -493,7 +496,7 @@ class Live:
         if not gate.failed(self, breaker, why):
             return
         log.warning("the breaker %s of %s opened: %s", gate.name, self.scope.agent.name, why)
-        if breaker.checkpoint:
+        if breaker.checkpoint and self.scope.run_id:
             try:
                 yield Keep(self.lane, f"breaker {gate.name} opened"[:LABEL_MAX], placed=False)
             except InputError as unsaved:  # of the state: it was a courtesy, and the program will be told at its own

@@ -40,11 +40,12 @@ class Stop(Struct, frozen=True):
 
 
 def stopping(scope: Scope, kind: str, *, at_once: bool = False) -> Steps:
-    """Whether the run is to stop before a call of this kind: a ``Stop``, or None."""
-    if EFFECT.get() is not None or not (at_once or scope.looks(kind)):
+    """Whether the run is to stop before a call of this kind: a ``Stop``, or None. Nobody stops a plain loop."""
+    run: Any = scope
+    if not scope.run_id or EFFECT.get() is not None or not (at_once or run.looks(kind)):
         return None
-    stop = yield Work(scope.look)
-    return stop if stop is not None and scope.takes(stop) else None
+    stop = yield Work(run.look)
+    return stop if stop is not None and run.takes(stop) else None
 
 
 def tell(scope: Scope, what: Tool, stop: Stop, done: rec.Done, stowed: Stowed | None = None) -> Steps:

@@ -76,15 +76,15 @@ from holdfast.run.steps import (
     Turn,
     Work,
     Write,
+    asked,
     cancelled,
-    cancelled_again,
     drive,
     drive_later,
     is_cancelled,
 )
 from holdfast.run.tools import Tool, tool
-from holdfast.store.apart import off_loop
 from holdfast.store.changes import who
+from holdfast.store.processes import off_loop
 
 if TYPE_CHECKING:
     from holdfast.run.host import AgentHost
@@ -97,10 +97,9 @@ class _Held(AgentBusy):
 let_pass(_Held)
 
 
-def _halted(scope: Scope, error: HoldfastError) -> HoldfastError:
+def _halted(run: Run, error: HoldfastError) -> HoldfastError:
     """A run stops with this error, whatever its program makes of it, and has not failed: it can go on next time."""
-    if isinstance(scope, Run):
-        scope.reason, scope.stopped = error, True
+    run.reason, run.stopped = error, True
     return error
 
 
@@ -207,7 +206,7 @@ def _spawning(
 def _branch_of(agent: AgentHost, lane: Lane) -> str:
     """The branch of a child: its parent's, or, where another branch has begun it, and joined it, that one's."""
     scope = lane.scope
-    call = scope.past.calls.get(lane.path) if isinstance(scope, Run) else None
+    call = scope.past.calls.get(lane.path)
     if call is None or call.tool != SPAWN or call.intent is None or call.number > agent.inherited:
         return agent.branch_name
     over = joined(scope.past, lambda value: fetch(value, scope.ledger, scope.registry, inert=True))
@@ -235,9 +234,10 @@ def _forget_cancelled(agent: AgentHost) -> None:
 
 def _lane(agent: AgentHost, what: str) -> Lane:
     lane = place(what, "write")
-    if lane is None or lane.scope.agent is not agent:
+    if lane is None or lane.scope.agent is not agent or not lane.scope.run_id:
         raise NoAgent(
-            f"{agent.name} is not the current agent here", hint="Children are begun in a run, or in `with agent:`."
+            f"this is no run of {agent.name}",
+            hint="Children belong to a run, which is executed again and finds them: agent.run(function, ...).",
         )
     return lane
 
@@ -248,7 +248,7 @@ class Child:
     def __init__(
         self,
         parent: AgentHost,
-        scope: Scope,
+        scope: Run,
         made: Durable,
         begun: dict[str, Any],
         args: tuple[Any, ...],
@@ -363,19 +363,17 @@ class Child:
         """The parent's record says that it was begun, and it is not here: what it has done is not known."""
         parent, scope = whose(self._parent), self._scope
         name = self.name if self._branch == "main" else f"{self.name}@{self._branch}"
-        cancel = f"`holdfast runs cancel {parent} {scope.run_id}` and " if scope.run_id else ""
         error = InDoubt(
             f"{name} was begun by {parent}, and is not in this store: it is not known what it has done",
             hint=f"Bring it here from where {parent} was (push, pull or import {self.name}), and run this again. If it"
-            f" is lost, find out what it did and go on without it: {cancel}`holdfast effects accept {parent}`.",
+            f" is lost, find out what it did and go on without it: `holdfast runs cancel {parent} {scope.run_id}` and"
+            f" `holdfast effects accept {parent}`.",
         )
         return _halted(scope, error)
 
     def _found(self) -> rec.Done | rec.Decision | None:
         """What the parent's record says came of it, wherever it was asked for."""
         scope = self._scope
-        if not isinstance(scope, Run):
-            return None
         mark = fingerprint(self._arguments(), scope.registry)
         ends = [call for call in scope.past.calls.values() if call.fingerprint == mark and call.tool in ENDS]
         return next((call.outcome for call in ends if call.outcome is not None and call.status != "stopped"), None)
@@ -447,19 +445,16 @@ class Child:
         return made
 
     def _interrupt(self) -> None:
-        """Its parent stops: no wait goes on, and, where the parent will come to it again, nothing new starts.
+        """Its parent stops: no wait goes on, and nothing new starts.
 
         Nothing is recorded about that: the run goes on next time.
         """
         self._interrupted = True
-        if _process["ends"] and self._thread is not None and self._thread.ident is not None:
-            waiting.ENDING.add(self._thread.ident)
         own = self._own
         if own is None:
             return
         if own.reason is None:
-            own.reason = Suspended(f"{self._parent.name} has stopped, or the process ends")
-            own.stopped = own.stopped or isinstance(self._scope, Run)
+            own.reason, own.stopped = Suspended(f"{self._parent.name} has stopped, or the process ends"), True
         for below in own.children:
             if below._same is not self:
                 below._same._interrupt()
@@ -531,7 +526,7 @@ def _guard_exit() -> None:
 
 
 def _stop_all() -> None:
-    """At exit. A call that is under way may end, and is recorded; a child in plain use does what it has begun."""
+    """At exit. A call that is under way may end, and is recorded."""
     _process["ends"] = True
     until = time.monotonic() + EXIT_S
     seen: set[Child] = set()
@@ -541,8 +536,7 @@ def _stop_all() -> None:
         for child in left:
             seen.add(child)
             if child._thread is not None:  # those of a process that this one was forked from have ended
-                limited = isinstance(child._scope, Run)
-                child._thread.join(max(0.0, until - time.monotonic()) if limited else None)
+                child._thread.join(max(0.0, until - time.monotonic()))
 
 
 # -- what came of it, on the parent's line ---------------------------------------------------------------------
@@ -554,7 +548,7 @@ class Over(Request):
     With a scope, or until that is to stop itself: then it answers with what it is told.
     """
 
-    def __init__(self, child: Child, scope: Scope | None = None, *, stop: bool = False) -> None:
+    def __init__(self, child: Child, scope: Run | None = None, *, stop: bool = False) -> None:
         self.child, self.scope, self.stop = child._same, scope, stop
 
     def now(self) -> Stop | None:
@@ -570,7 +564,7 @@ class Over(Request):
         for pause_s in self._pauses():
             if child._over.wait(pause_s):
                 break
-            stop: Stop | None = self.scope.look() if self.scope is not None else None
+            stop = self.scope.look() if self.scope is not None else None
             if stop is not None:
                 return stop
         return None
@@ -604,23 +598,15 @@ class Over(Request):
 
 def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     """Join a child, or cancel it; answered from the record where it was done before."""
-    scope: Scope = lane.scope
-    arguments = child._arguments()
-    mark = fingerprint(arguments, scope.registry)
-    path = lane.take(what.name, mark)
+    scope: Run = lane.scope
     child._left = True
-    call = scope.recorded(path, what, mark, arguments)
-    if call is not None and call.outcome is not None:
-        yield Turn(scope, path)
-        return _given(scope, child, path, call.outcome, None, what)
-    if call is not None and call.cancelled:
-        yield from cancelled_again(scope, call)
-    scope.check_settled(what)
-    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
-    done.args = stow(arguments, scope.registry).value
+    outcome, done = yield from asked(lane, what, child._arguments())
+    if outcome is not None:
+        return _given(scope, child, outcome.path, outcome, None, what)
+    path: str = done.path
     with scope.lock:
         scope.live += 1
-    asks = scope if scope.run_id and what is JOINING else None
+    asks = scope if what is JOINING else None
     stop = None
     try:
         if asks is not None:  # before a child that is put off puts off its parent
@@ -631,7 +617,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
                 break
             stop = stop if scope.takes(stop) else None
     except BaseException as error:
-        if scope.run_id and is_cancelled(error):
+        if is_cancelled(error):
             yield from cancelled(scope, done)
         raise
     finally:
@@ -646,12 +632,12 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
     return _given(scope, child, path, done, stowed, what)
 
 
-def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
+def _outcome(scope: Run, child: Child, path: str, what: Tool, done: rec.Done) -> Steps:
     """Put into the record what came of the child. What is not known yet is raised instead."""
     error = child._error
     if isinstance(error, InDoubt | Suspended):  # the latter: the process ends, and the child goes on next time
         raise error
-    if isinstance(error, LEDGER) and scope.run_id:  # its store went away: it has not ended, and goes on with its parent
+    if isinstance(error, LEDGER):  # its store went away: it has not ended, and goes on with its parent
         scope.broken = error
         raise error
     if what is CANCELLING:
@@ -662,11 +648,9 @@ def _outcome(scope: Scope, child: Child, path: str, what: Tool, done: rec.Done) 
             done.how, done.fault = "error", ("", "Cancelled", child._cancelled().message, None)
         return None
     if isinstance(error, Waiting):
-        if scope.run_id:
-            yield Write(scope, rec.Wait(now_us(), scope.run_id, path, "child", child.name, error.until))
-            scope.stopped = True
-            raise Suspended
-        raise error
+        yield Write(scope, rec.Wait(now_us(), scope.run_id, path, "child", child.name, error.until))
+        scope.stopped = True
+        raise Suspended
     if error is not None:
         kind = error.error_type if isinstance(error, ToolFailed) else type(error).__qualname__
         message = scrub(scope.agent, said(error)[:MESSAGE_MAX], f"an error of {child.name}")

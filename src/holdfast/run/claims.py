@@ -16,14 +16,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import BadName, HoldfastError, MaybeRepeated, command
+from holdfast.errors import BadName, BadOption, HoldfastError, MaybeRepeated, command
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed, fetch, stow
 from holdfast.run.doubt import settle_all
 from holdfast.run.effects import OWN, Standing
 from holdfast.run.order import Unordered
 from holdfast.run.past import CLAIMED, GUARDED, LOST, TASK, Call, Past, add_to, task_in
-from holdfast.run.resilience import since_of
 from holdfast.run.scope import Host, Lane, Scope, active, now_us, whose
 from holdfast.run.steps import Join, Steps, Work
 from holdfast.run.tools import TOOLS, Tool
@@ -92,7 +91,7 @@ class TaskLane(Lane):
         part = f":{self.part}" if self.part else ""
         return f"{self.prefix}{what}.{fingerprint.hex()[:_MARK_DIGITS]}.{n}{part}"
 
-    def task(self, among: tuple[Any, int] | None = None) -> Lane:  # noqa: ARG002 - as the lanes of runs have it
+    def task(self) -> Lane:
         return self
 
     def mine(self) -> Lane:
@@ -188,21 +187,19 @@ class Left:
 
 
 class Loop(Scope):
-    """The use of an agent without durable functions; its state is that of a checkpoint with that id and position.
+    """The use of an agent without durable functions; its state is that of a checkpoint with that position.
 
     The line is read when something depends on it: a program that calls no tool does not pay for it.
     """
 
     forgets_reads = True  # whether what a task read before the loaded checkpoint answers nobody
 
-    def __init__(self, agent: Host, since: int, checkpoint: str = "") -> None:
+    def __init__(self, agent: Host, since: int) -> None:
         # Paths name the length of the line, which no two uses that wrote something share; so keys differ without
         # an incarnation, too.
         super().__init__(agent, 0, Unordered())
         self.lane = Lane(self, f"@{agent.ledger.count}/")
         self._since = since
-        self.since = since  # where the program last took a checkpoint itself: what steps.Keep goes by
-        self._checkpoint = checkpoint
         self._known = False
         self._open: list[Call] = []
         self._left = Left()  # not claimed yet, and all that tasks do here
@@ -213,15 +210,13 @@ class Loop(Scope):
         self._under_way: dict[str, tuple[Future[None], str, Task]] = {}  # by path; with the tool
         self._made: dict[str, str] = {}  # the same by the paths at which they are made -> that of the call
         self._settling: Future[None] | None = None
-        self.received: list[tuple[rec.Done, Stowed]] = []  # signals that no checkpoint knows yet
         self.raised: set[str] = set()  # the tasks whose newest execution here has raised
         self.over: set[str] = set()  # those that have ended since the last checkpoint
 
-    def restart(self, since: int, checkpoint: str) -> None:
+    def restart(self, since: int) -> None:
         """The state is that of another checkpoint now: what it does not know is another matter."""
         with self.lock:
-            self._since = self.since = since
-            self._checkpoint = checkpoint
+            self._since = since
             self._known = False
             self._open, self._left, self._noted = [], Left(), []
             self._owner.clear()
@@ -237,7 +232,6 @@ class Loop(Scope):
                 return
             past = past if past is not None else Past(self.ledger.recent(self._since))
             self.incarnation = past.incarnation - 1  # a task that is executed again after a rollback has other keys
-            since = since_of(past, self._checkpoint, self._since)
             self.taken |= past.taken
             gone = self._settled(past)
             # A run that ended without finishing has left what it did to whoever comes next, until that is claimed:
@@ -260,7 +254,7 @@ class Loop(Scope):
                 call
                 for call in loose
                 if call.kind in GUARDED
-                and (max(call.number, call.ended) > since or call.open or call.number in noted)
+                and (max(call.number, call.ended) > self._since or call.open or call.number in noted)
                 and (call.number not in gone or call.open)
             ]
             self._left = Left(call for call in (*ended, *left) if not _never_happened(call))
@@ -269,7 +263,7 @@ class Loop(Scope):
             for call in past.loose:
                 if task_in(call.path):
                     self._paths.add(call.path)
-                    asked_since = max(raised.get(task_in(call.path), 0), since if self.forgets_reads else 0)
+                    asked_since = max(raised.get(task_in(call.path), 0), self._since if self.forgets_reads else 0)
                     if call.read and call.outcome is not None and call.number > asked_since:
                         self._reads[call.path] = call
             self._known = True
@@ -321,7 +315,6 @@ class Loop(Scope):
     def note(self) -> None:
         """A checkpoint is about to be taken: keep in the line what it will not know."""
         with self.lock:
-            self.since = self.ledger.count
             if not self._known and self.ledger.count <= self._since:
                 return
             self.read()
@@ -349,27 +342,6 @@ class Loop(Scope):
         """Whether the task that made or claimed it has ended, as the checkpoint will know that is taken now."""
         owner = self._owner.get(key_in(call))
         return owner is not None and owner.over
-
-    def receive(self, done: rec.Done, stowed: Stowed) -> None:
-        """A signal was taken. The next checkpoint says so: a process that dies before it has not made use of it."""
-        with self.lock:
-            self.received.append((done, stowed))
-
-    def take_received(self) -> list[tuple[rec.Done, Stowed]]:
-        """What the next checkpoint is to say."""
-        with self.lock:
-            found, self.received = self.received, []
-        return found
-
-    @contextmanager
-    def recording(self, received: list[tuple[rec.Done, Stowed]]) -> Iterator[None]:
-        """Inside, these are written; what raises has not written them."""
-        try:
-            yield
-        except BaseException:
-            with self.lock:
-                self.received[:0] = received
-            raise
 
     def accept(self, keys: Collection[str] | None = None) -> list[Call]:
         """The program knows of these writes, or of all: they answer no call any more. Durable when it returns."""
@@ -602,6 +574,12 @@ class Loop(Scope):
         known = [call for call in calls if call.outcome is not None and not (call.run and own)]
         if known:
             raise self._maybe_repeated(tool, known, arguments)
+
+    def keeps(self, tool: Tool) -> bool:
+        raise BadOption(
+            f"{tool.name} asks for checkpoints, and a plain loop takes its own; it was not called",
+            hint="It alone knows what it has made of the calls before: call agent.checkpoint(), or use agent.run(...).",
+        )
 
     def check_settled(self, tool: Tool | None = None) -> None:
         if tool is None or tool.kind != "read" or not tool.name.startswith(OWN):  # the time can be asked for

@@ -31,7 +31,7 @@ from holdfast.run.queues import DEFAULT, Queue, name_of
 from holdfast.run.scope import Host, whose
 
 if TYPE_CHECKING:
-    from holdfast.run.replanning import Setback
+    from holdfast.run.rollback import Setback
 
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)

@@ -197,7 +197,7 @@ class ForkPlan:
         with host.executing():
             yield Work(lambda: host.loop.read(Past(host.ledger.records())))
             left = yield from settle_all(host.loop, calls, TOOLS.find)
-            host.loop.restart(host.ledger.count, "")
+            host.loop.restart(host.ledger.count)
         if left:
             raise in_doubt(host.loop, left)
 
@@ -248,7 +248,6 @@ class ForkPlan:
                 f"the time of run {run.id} was over at {date(own.limit)}: it would be told to stop at once",
                 hint="Fork it after it was told, or begin it anew.",
             )
-        self._check_numbers(records, run, number)
         cut = Cut(source, number, own, self._began(own), later, open_calls)
         kept = {path for path, call in own.calls.items() if call.outcome is not None}
         cut.answered = self._effects(own, kept)
@@ -325,17 +324,6 @@ class ForkPlan:
                     f"the child {name} was begun before {self.at}, and nobody had joined it there",
                     hint=f"Fork at {call.path}, where it is begun, or at a position after it was joined.",
                 )
-
-    def _check_numbers(self, records: Sequence[tuple[int, rec.Record]], run: RunPast, number: int) -> None:
-        """A generator that was seeded anew in the middle of the run is at another place when that is executed again."""
-        seeded = False
-        for _, one in (entry for entry in records if run.number < entry[0] < number):
-            if seeded and isinstance(one, rec.Intent | rec.Done | rec.Saved) and one.run == run.id:
-                raise BadOption(
-                    f"before {self.at} a generator of this branch drew numbers of its own: a fork would draw others",
-                    hint="Fork at an earlier position, or fork the run of the branch that this one comes from.",
-                )
-            seeded = seeded or (isinstance(one, rec.Note) and one.what == "seed")
 
     def _began(self, own: RunPast) -> Point:
         """The newest checkpoint that the run has taken; every one that it will come by has to be there."""

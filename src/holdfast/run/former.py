@@ -74,7 +74,8 @@ def outlives_s(db: Database, b: int, own: int, call: Call) -> float | None:
     Asked by the writer of branch ``b`` in the generation ``own``. The intent's number says on which branch it was
     written: a line begins with records of the one that it comes from.
     """
-    made, intent = db.view.numbered(db.view.branch_at(b).line, call.number), call.intent
+    mine, intent = db.view.branch_at(b), call.intent
+    made = db.view.numbered(mine.line, call.number)
     # In another store somebody may be at it, or go on with it, and nobody here can tell.
     if intent is None or not made.b or _is_under_way(intent):
         return None
@@ -82,7 +83,7 @@ def outlives_s(db: Database, b: int, own: int, call: Call) -> float | None:
         return 0.0
     if (made.b, intent.generation) == (b, own):
         return None
-    branch = db.view.branch_at(made.b)
+    branch = mine if made.b == b else db.view.branch_at(made.b)
     said: dict[str, Any] = {}
     if db.leases.said:  # otherwise its lock tells
         place = made.b, intent.generation

@@ -27,16 +27,16 @@ from holdfast.run.claims import Loop, executing
 from holdfast.run.doubt import decide
 from holdfast.run.durables import Options, configured, known, options_of
 from holdfast.run.effects import Effect
+from holdfast.run.environment import Environment
 from holdfast.run.host import AgentHost, position_of
 from holdfast.run.listing import RunInfo
 from holdfast.run.queues import check_declared
 from holdfast.run.records import Record, Saved
-from holdfast.run.rollback import RollbackPlan, plan_rollback, resuming
+from holdfast.run.resilience import CLOCK
+from holdfast.run.rollback import RollbackPlan, plan_rollback, replanning, resuming
 from holdfast.run.runs import Run
 from holdfast.run.scope import EFFECT, HERE, Lane, active, flow, here, now_us, number_tasks
-from holdfast.run.steps import Long, Rest, Steps, Work, drive, drive_later
-from holdfast.run.surroundings import Surroundings
-from holdfast.run.twins import twin
+from holdfast.run.steps import Long, Sleep, Steps, Work, drive, drive_later, twin
 from holdfast.run.waiting import check_seconds
 from holdfast.store.catalog import Point
 from holdfast.store.changes import who
@@ -46,10 +46,12 @@ if TYPE_CHECKING:
     from holdfast.run.worker import Submitted
 
 log = logging.getLogger("holdfast.run")
+_LOOK_S = 0.01
+"""How often whoever waits for his turn looks whether it has come."""
 R = TypeVar("R")
 
 
-class Agent(Surroundings, below.Agent):
+class Agent(Environment, below.Agent):
     """The handle on an agent. Get one from ``store.agent(name)``."""
 
     _alone = False  # a worker, or somebody who submits a run, has it: nobody else in this process gets it
@@ -81,9 +83,7 @@ class Agent(Surroundings, below.Agent):
         taken = yield from self._wait_for_turn(options.turn_s)
         with self._host.executing(taken=taken):
             if options.replan is not None:
-                from holdfast.run.replanning import executing
-
-                return (yield from executing(self._host, function, args, kwargs, options, options.replan))
+                return (yield from replanning(self._host, function, args, kwargs, options))
             yield from resuming(self._host)
             return (yield from runs.execute(self._host, known(function), args, kwargs, options))
 
@@ -92,7 +92,7 @@ class Agent(Surroundings, below.Agent):
         check_seconds(turn_s, "a turn")
         end_s = time.monotonic() + turn_s
         while not (taken := self._host.take_turn()) and self._lane() is None and time.monotonic() < end_s:
-            yield Rest()
+            yield Sleep(CLOCK, _LOOK_S)
         return taken
 
     def _check_outside(self, options: Options) -> None:

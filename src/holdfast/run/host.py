@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,6 @@ from holdfast.run.claims import Loop
 from holdfast.run.durables import unfinished
 from holdfast.run.line import Line, entries
 from holdfast.run.listing import end_at, origin_of
-from holdfast.run.outcomes import together
 from holdfast.run.past import OPEN, Call, Past, RunPast
 from holdfast.run.planning import Target
 from holdfast.run.waiting import Signal
@@ -39,8 +38,8 @@ from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
 
 if TYPE_CHECKING:
+    from holdfast.run.environment import Companions
     from holdfast.run.handle import Agent
-    from holdfast.run.resources import Companions
 
 log = logging.getLogger("holdfast.run")
 
@@ -100,7 +99,7 @@ class AgentHost:
         return digest_of("holdfast.config", encode(config, self.registry)).hex()[:16] if config is not None else ""
 
     def signals(self, run: RunPast | None) -> list[Signal]:
-        """The signals that a run may take, or, without one, a plain loop; oldest first. Read when some have come."""
+        """The signals that a run may take, or, without one, any run; oldest first. Read when some have come."""
         view, agent = self.handle._store._db.view, self.handle._row
         stamp = run.number if run is not None else 0, waiting.stamp(view, agent, run)
         if self._signals[0] != stamp:
@@ -117,8 +116,7 @@ class AgentHost:
     def loop(self) -> Loop:
         """The use of this agent outside of runs."""
         if self._loop is None:
-            head = self.handle.head
-            self._loop = Loop(self, position_of(head), head.id if head is not None else "")
+            self._loop = Loop(self, position_of(self.handle.head))
         return self._loop
 
     def moved(self) -> None:
@@ -126,16 +124,15 @@ class AgentHost:
         self.base = None
         self._rows.clear()
         if self._loop is not None:  # perhaps in use at this moment
-            head = self.handle.head
-            self._loop.restart(position_of(head), head.id if head is not None else "")
+            self._loop.restart(position_of(self.handle.head))
         if self._companions is not None:
-            self._companions.restore(replaying=False)
+            self._companions.restore()
 
     @property
     def companions(self) -> Companions:
         """What is kept along with the state, from now on."""
         if self._companions is None:
-            from holdfast.run.resources import Companions  # few programs have any
+            from holdfast.run.environment import Companions  # which needs calls, and those a host
 
             self._companions = Companions(self)
         return self._companions
@@ -201,8 +198,8 @@ class AgentHost:
     def _stamp(self) -> tuple[int, int]:
         return self.ledger.count, position_of(self.handle.head)
 
-    def begin(self, record: rec.Begin, stowed: Stowed, past: Past) -> Callable[[], Checkpoint]:
-        """Take the checkpoint that a run begins with; the record, completed, goes with it."""
+    def begin(self, record: rec.Begin, stowed: Stowed, past: Past, *more: rec.Record) -> Callable[[], Checkpoint]:
+        """Take the checkpoint that a run begins with; the record, completed, goes with it, and so do ``more``."""
         past.incarnation += record.run in past.begun  # it is done anew, so its calls have other keys
         record.generation, record.life = self.generation, past.incarnation
         if self.loop.clear and record.kind == "run":
@@ -211,14 +208,13 @@ class AgentHost:
 
         def note(made: Checkpoint) -> list[rec.Record]:
             record.start = made._id
-            return [record]
+            return [record, *more]
 
         return self.capture(f"run {record.function}", note, stowed)
 
-    def save(self, label: str, record: Callable[[bytes, bytes], rec.Saved]) -> Callable[[], Checkpoint]:
+    def save(self, label: str, record: Callable[[bytes, bytes], rec.Record]) -> Callable[[], Checkpoint]:
         """Take a checkpoint. ``record(id, digest)`` goes with it."""
-        # One that a tool takes does not say what a plain loop has made of a signal; inside runs they have records.
-        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))], takes=False)
+        return self.capture(label, lambda made: [record(made._id, bytes.fromhex(made.digest))])
 
     def finish(self, record: rec.End, stowed: Stowed, label: str) -> Callable[[], Any]:
         """The run has ended well: keep its state, if that has changed, and its result, in one transaction."""
@@ -234,13 +230,10 @@ class AgentHost:
         kind: str = "checkpoint",
         target: bytes = b"",
         first: Sequence[rec.Record] = (),
-        *,
-        takes: bool = True,
     ) -> Callable[[], Checkpoint]:
         """Fix the content of a checkpoint; what is returned writes it. The records go to disk in its transaction.
 
-        It knows those in ``first``, and what ``note`` makes comes after it. With ``takes``, it also knows the signals
-        that a plain loop has received.
+        It knows those in ``first``, and what ``note`` makes comes after it.
         """
         document, writer = self.handle._document, self.handle._check_writer()
         check_label(label)
@@ -248,30 +241,22 @@ class AgentHost:
             self._companions.keep()
             self._companions.describe()
         self.loop.note()
-        received = self.loop.take_received() if takes else []
-        named = together(stowed, *(one for _, one in received))
 
         def noted(pending: Pending) -> Sequence[NewRecord]:
             made = Checkpoint(self.handle._store, self.handle._row, pending.raw, pending.manifest)
             return entries(*note(made)) if note is not None else ()
 
-        with self.loop.recording(received):
-            pending = writer.capture(
-                document,
-                label,
-                kind,
-                target,
-                first=entries(*(done for done, _ in received), *first),
-                note=noted if note is not None else None,
-                nodes=named.nodes,
-                chunks=named.chunks,
-            )
-
-        def write() -> Checkpoint:
-            with self.loop.recording(received):
-                return self.handle._remember(writer.finish(pending))
-
-        return write
+        pending = writer.capture(
+            document,
+            label,
+            kind,
+            target,
+            first=entries(*first),
+            note=noted if note is not None else None,
+            nodes=stowed.nodes if stowed is not None else {},
+            chunks=stowed.chunks if stowed is not None else {},
+        )
+        return lambda: self.handle._remember(writer.finish(pending))
 
     # -- executing again --------------------------------------------------------------------------------
 
@@ -295,9 +280,8 @@ class AgentHost:
                     " and take them out of agent.state, or forget them with agent.close().",
                 )
             self._stand_on(row)
-            replaying = row.row.b != agent._branch.b and (row.id != self._origin or self._amid)
             if self._companions is not None:
-                self._companions.restore(replaying=replaying)
+                self._companions.restore()
 
     def difference(self, id: bytes) -> list[str]:
         """What differs between that checkpoint's state and the live one, for people."""
@@ -309,25 +293,7 @@ class AgentHost:
         # What led here is in that checkpoint. Nodes that were made on the way stay, to be written with the next one.
         self.handle._document.forget_changes()
         self.base = row
-        if row.id == self._origin and not self._amid and self._companions is not None:
-            self._companions.passed()
         return self.handle._seen(row)
-
-    @property
-    def _amid(self) -> bool:
-        """Whether the branch began behind its first checkpoint, in the middle of what a run did."""
-        return self.inherited > self.origin
-
-    def inherits(self, calls: Iterable[Call], saves: Iterable[rec.Saved] = ()) -> bool:
-        """Whether one of these was made on the branch that this one comes from."""
-        if any(call.number <= self.inherited for call in calls):
-            return True
-        return any(self._row(one.id).row.b != self.handle._branch.b for one in saves)
-
-    def reached(self, call: Call | None) -> None:
-        """A run has come to a call, or makes it: where that is the branch's own, so are the numbers from here on."""
-        if self._companions is not None and self._amid and (call is None or not self.inherits((call,))):
-            self._companions.passed()
 
     def stopped(self) -> None:
         """The run did not get to its end. If it had not caught up with its record, the state is the head's again."""
@@ -347,7 +313,7 @@ class AgentHost:
         with agent._check_writer().still(agent._document):
             self._stand_on(agent._store._db.view.point(agent._fresh_branch().head))
             if self._companions is not None:
-                self._companions.restore(replaying=False)
+                self._companions.restore()
 
     @property
     def has_remains(self) -> bool:
@@ -358,11 +324,6 @@ class AgentHost:
         """The run that stopped here has ended: what it left behind and did not save goes."""
         if self.has_remains:
             self._to_head()
-
-    @property
-    def _origin(self) -> bytes:
-        """The checkpoint with which the branch began."""
-        return bytes(self.handle._branch.body["from"])
 
     def align(self, writer: BranchWriter) -> None:
         """Let the writer go on from what the live state stands on. The branch stays where it is until it writes."""
@@ -468,9 +429,6 @@ class AgentHost:
         made = self.handle._go_back(target.checkpoint._current(), records)
         self.whole = True
         self.moved()
-        loop = self.loop
-        for done, stowed in loop.take_received():  # a signal that was taken is not given back
-            loop.write(done, stowed)
         return made
 
     def check_free(self) -> None:

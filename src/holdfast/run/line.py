@@ -44,7 +44,7 @@ class Line:
         self._db = db
         self._b = b
         self._writer = writer
-        if writer is not None:
+        if writer is not None and writer.opened is None:
             writer.know_opened({one.run: one for one in self._opened(writer.firm) if not one.signal})
 
     def _opened(self, branch: Branch) -> list[Open]:

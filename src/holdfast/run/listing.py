@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -107,29 +107,7 @@ class RunInfo:
         return self._result()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "agent": self.agent,
-            "branch": self.branch,
-            "id": self.id,
-            "function": self.function,
-            "kind": self.kind,
-            "status": self.status,
-            "began": self.began.isoformat(),
-            "ended": self.ended.isoformat() if self.ended is not None else None,
-            "until": self.until.isoformat() if self.until is not None else None,
-            "signal": self.signal,
-            "error": self.error,
-            "waits_for": list(self.waits_for),
-            "due": self.due,
-            "limit": self.limit.isoformat() if self.limit is not None else None,
-            "cancelled_by": self.cancelled_by,
-            "queue": self.queue,
-            "partition": self.partition,
-            "priority": self.priority,
-            "ahead": self.ahead,
-            "let_go": self.let_go,
-            "trace": self.trace,
-        }
+        return {**_json(self), "ahead": self.ahead, "trace": self.trace}
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +136,16 @@ class SignalInfo:
         return self._value()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "agent": self.agent, "branch": self.branch, "run": self.run, "name": self.name, "id": self.id,
-            "status": self.status, "sent": self.sent.isoformat(), "by": self.by, "waits_for": list(self.waits_for),
-            "repeated": self.repeated,
-        }  # fmt: skip
+        return _json(self)
+
+
+def _json(info: RunInfo | SignalInfo) -> dict[str, Any]:
+    """What is shown of it, by name."""
+    shown = {one.name: getattr(info, one.name) for one in fields(info) if not one.name.startswith("_")}
+    return {
+        name: value.isoformat() if isinstance(value, datetime) else list(value) if isinstance(value, tuple) else value
+        for name, value in shown.items()
+    }
 
 
 class View:

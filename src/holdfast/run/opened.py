@@ -10,7 +10,7 @@ the rows say, the lines and the log say, too, and execution goes by these alone.
 
     follow(record)                       what a record changes in the rows, for the writer of its branch
     rows_of(view, branch, log)           the rows that a branch should have
-    candidates(view, at_us)              ids of runs that may be due then, by branch
+    candidates(view, at_us)              rows of runs that may be due then, by branch
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from holdfast.run import queues
 from holdfast.run import records as rec
 from holdfast.run.past import OPEN, ROLLED_BACK, Past, RunPast, filled
 from holdfast.run.records import STOP, Record, decode_record
-from holdfast.store.catalog import Branch, Entry, Open, View
+from holdfast.store.catalog import Branch, Entry, Open, View, slices
 from holdfast.store.catalog import Record as Stored
 from holdfast.store.changes import UNCHANGED, Opens
 
@@ -37,6 +37,9 @@ NOW, NEVER = 1, 2**61
 """``due`` of what can be looked at at once, and of what waits for a signal without a limit."""
 ATTENTION, UNSETTLED = NEVER + 1, NEVER + 2
 """``due`` of a run that needs attention, and of an effect outside of runs whose outcome is not known."""
+
+PAGE = 64
+"""Branches whose rows are read at once: a few more than most workers can go on with."""
 
 REFUSING = frozenset({"finished", "cancelled", ROLLED_BACK})
 """Runs that take no signal any more. One that failed can be executed again, and may."""
@@ -275,34 +278,43 @@ def candidates(
     at_us: int,
     held: Callable[[Branch], bool] = lambda _: False,
     damaged: list[Damaged] | None = None,
-    rows: Iterable[Open] | None = None,
-) -> dict[int, set[str]]:
-    """The ids of runs that wait for what may have come, by branch. Whether it has, their lines tell.
+    *,
+    queued: bool = True,
+) -> Iterator[tuple[int, list[Open]]]:
+    """The rows of runs that wait for what may have come, by branch. Whether it has, their lines tell.
 
-    ``held`` answers whether somebody writes a branch: what goes on there, goes on without a parent that waits for it.
-    Damaged rows are passed over and told in ``damaged``, if that is given. ``rows`` are those to look at, if not all.
+    Read as far as somebody asks for more. Without ``queued``, those that wait in a queue are among them only where a
+    signal has woken them. ``held`` answers whether somebody writes a branch: what goes on there, goes on without a
+    parent that waits for it. Damaged rows are passed over and told in ``damaged``, if that is given.
     """
-    runs: dict[tuple[int, bytes], Open] = {}
-    came: dict[int, list[Open]] = defaultdict(list)
-    for one in view.opened_until(at_us, damaged) if rows is None else rows:
-        if one.signal:
-            came[one.b].append(one)
-        else:
-            runs[one.b, one.run] = one
-    woken: set[tuple[int, bytes]] = set()
-    for b, some in came.items():
-        for row in view.opened(b, damaged):
-            if not row.signal and any(_wakes(one, row) for one in some):
-                runs[b, row.run] = row
-                woken.add((b, row.run))
+    where, args = ("due <= ?", ()) if queued else ("queue = ? AND due <= ?", (b"",))
+    for part in slices(sorted(view.open_branches(where, *args, at_us)), PAGE):
+        rows: dict[int, list[Open]] = defaultdict(list)
+        for row in view.opened_on(part, damaged):
+            rows[row.b].append(row)
+        for b, some in rows.items():
+            woken = _woken(some)
+            chosen = some if queued else [row for row in some if not row.queue or row in woken]
+            if found := come(view, chosen, at_us, held, damaged, woken):
+                yield b, found
 
-    def is_due(place: tuple[int, bytes]) -> bool:
-        row = runs.get(place)
-        if row is None:
-            return False
+
+def come(
+    view: View,
+    rows: Iterable[Open],
+    at_us: int,
+    held: Callable[[Branch], bool],
+    damaged: list[Damaged] | None = None,
+    woken: Sequence[Open] = (),
+) -> list[Open]:
+    """Those of some rows that are of runs which may go on; ``woken``: a signal has come for these."""
+
+    def is_due(row: Open, woken: Sequence[Open]) -> bool:
         waits = row.body["waits"]
-        if not waits or place in woken or any(0 < until <= at_us for _, _, until in waits):
+        if row in woken or (row.due <= at_us and (not waits or any(0 < until <= at_us for _, _, until in waits))):
             return True
+        if row.due > at_us:
+            return False
         branch = view.branch_at(row.b)
         return any(what == "child" and moves(branch, name) for what, name, _ in waits)
 
@@ -314,19 +326,26 @@ def candidates(
             return True  # removed: the parent has to be told
         if held(child):
             return False
-        its = [row for row in view.opened(child.b, damaged) if not row.signal]
-        return not its or any(row.body["status"] != "waiting" or is_due((row.b, row.run)) for row in its)
+        every = view.opened(child.b, damaged)
+        its, stirred = [row for row in every if not row.signal], _woken(every)
+        return not its or any(row.body["status"] != "waiting" or is_due(row, stirred) for row in its)
 
-    found: dict[int, set[str]] = defaultdict(set)
-    for (b, run), row in runs.items():
+    found = []
+    for row in rows:
         try:
-            if row.body["kind"] != "map" and is_due((b, run)):
-                found[b].add(id_of(row))
+            if not row.signal and row.body["kind"] != "map" and is_due(row, woken):
+                found.append(row)
         except Damaged as error:  # the row of a branch, or of an agent
             if damaged is None:
                 raise
             damaged.append(error)
     return found
+
+
+def _woken(rows: Sequence[Open]) -> list[Open]:
+    """Of the rows of a branch, those of runs for which a signal has come."""
+    signals = [row for row in rows if row.signal]
+    return [row for row in rows if not row.signal and any(_wakes(one, row) for one in signals)] if signals else []
 
 
 def _wakes(signal: Open, row: Open) -> bool:

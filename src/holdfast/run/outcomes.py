@@ -9,7 +9,6 @@ executed again.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import GetSetDescriptorType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any
@@ -60,7 +59,8 @@ def give(scope: Scope, tool: Tool, path: str, outcome: rec.Done | rec.Decision, 
     if isinstance(outcome, rec.Done) and outcome.how in {"error", "stopped"} and outcome.fault is not None:
         error = failure(tool, path, outcome.fault, fetch(outcome.fault[3], blocks, scope.registry))
         if isinstance(error, Cancelled) and outcome.how == "stopped":
-            scope.hears(error)
+            run: Any = scope  # nobody else is told to stop
+            run.hears(error)
         raise error
     return fetch(outcome.value, blocks, scope.registry)
 
@@ -104,31 +104,16 @@ def failure(tool: Tool, path: str, fault: rec.Fault, parts: Any) -> BaseExceptio
         return Cancelled(message, by=parts[0], undo=parts[1])
     for known in tool.raises:
         if declared and declared_name(known, tool.raises) == declared:
-            return _made(tool, path, class_of(known, kind, parts), kind, message, parts)
+            return _made(tool, path, class_of(known, kind, parts), fault, parts)
     return _failed(tool, path, kind, message)
 
 
-def _made(
-    tool: Tool, path: str, kind: type[BaseException] | None, name: str, message: str, parts: Any
-) -> BaseException:
+def _made(tool: Tool, path: str, kind: type[BaseException], fault: rec.Fault, parts: Any) -> BaseException:
     """An instance of a class of the program, or, where none can be made, what stands for those it does not have."""
-
-    def member(name: str, message: str, parts: Any) -> BaseException:
-        classes = [class_of(known, name, parts) for known in tool.raises]
-        kind = next((one for one in classes if one.__qualname__ == name), None)
-        if kind is None and parts["module"] == "builtins":
-            kind = builtin(name)
-        return _made(tool, path, kind, name, message, parts)
-
-    if kind is None:
-        return _failed(tool, path, name, message)
     try:
-        error = rebuilt(kind, parts, message, member)
+        return rebuilt(kind, parts)
     except Exception:  # noqa: BLE001 - the class has changed since, or its fields are not to be set
-        return _failed(tool, path, name, message)
-    if isinstance(error, HoldfastError) and not isinstance(parts, dict):  # of a time when attributes were not kept
-        error.message = message
-    return error
+        return _failed(tool, path, fault[1], fault[2])
 
 
 def _failed(tool: Tool, path: str, kind: str, message: str) -> ToolFailed:
@@ -237,19 +222,12 @@ def _text(thing: Any) -> str:
 
 
 def parts_of(error: BaseException, keep: Keep) -> dict[str, Any]:
-    """What is kept of an exception: its arguments, its attributes, and the members of a group.
-
-    What cannot be kept is left out.
-    """
+    """What is kept of an exception: its arguments and its attributes. What cannot be kept is left out."""
     parts: dict[str, Any] = {"module": type(error).__module__}
-    if isinstance(error, BaseExceptionGroup):
-        parts["args"] = (keep(error.message),)
-        parts["members"] = [[type(one).__qualname__, keep(said(one)), parts_of(one, keep)] for one in error.exceptions]
-    else:
-        try:
-            parts["args"] = keep(error.args)
-        except Exception:  # noqa: BLE001 - whatever the reason, there is the text
-            parts["args"] = (keep(said(error)),)
+    try:
+        parts["args"] = keep(error.args)
+    except Exception:  # noqa: BLE001 - whatever the reason, there is the text
+        parts["args"] = (keep(said(error)),)
     attributes = {}
     for name, value in _attributes(error):
         try:
@@ -286,12 +264,9 @@ def _slots(kind: type[BaseException]) -> dict[str, Any]:
 # -- putting it together ----------------------------------------------------------------------------------------
 
 
-def rebuilt(kind: type[BaseException], parts: Any, message: str, member: Callable[..., BaseException]) -> BaseException:
-    """An exception of this class, from its parts. ``member(type, message, parts)`` makes those of a group."""
-    if not isinstance(parts, dict):  # before attributes were kept: the arguments alone
-        return _from_arguments(kind, parts if isinstance(parts, tuple) else (message,))
-    args = parts["args"]
-    error = _blank(kind, (args[0], [member(*one) for one in parts["members"]]) if "members" in parts else args)
+def rebuilt(kind: type[BaseException], parts: Any) -> BaseException:
+    """An exception of this class, from its parts."""
+    error = _blank(kind, parts["args"])
     slots = _slots(kind)
     for name, value in parts.get("attributes", {}).items():
         if name not in slots:
@@ -304,13 +279,6 @@ def rebuilt(kind: type[BaseException], parts: Any, message: str, member: Callabl
     return error
 
 
-def _from_arguments(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
-    try:
-        return kind(*args)
-    except Exception:  # noqa: BLE001 - its constructor wants something else than what ends up in `args`
-        return _blank(kind, args)
-
-
 def _blank(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
     """An instance whose constructor has not run."""
     for one in kind.__mro__:
@@ -320,8 +288,7 @@ def _blank(kind: type[BaseException], args: tuple[Any, ...]) -> BaseException:
             error = one.__new__(kind, *args)
         except TypeError:  # another base has fields of its own, so it has to begin with that one
             continue
-        if not isinstance(error, BaseExceptionGroup):
-            error.args = args
+        error.args = args
         return error
     raise TypeError(f"no {kind.__qualname__} can be rebuilt of {len(args)} arguments")
 
@@ -334,16 +301,10 @@ def class_of(known: type[BaseException], name: str, parts: Any) -> type[BaseExce
     if known.__qualname__ == name:
         return known
     found = [one for one in _derived(known) if one.__qualname__ == name]
-    same = [one for one in found if isinstance(parts, dict) and one.__module__ == parts["module"]]
+    same = [one for one in found if one.__module__ == parts["module"]]
     if same or len(found) == 1:
         return (same or found)[-1]  # the newest, where a module was loaded again
     return known
-
-
-def builtin(name: str) -> type[BaseException] | None:
-    """The exception that Python itself calls so."""
-    found = getattr(builtins, name, None)
-    return found if isinstance(found, type) and issubclass(found, BaseException) else None
 
 
 def declared_name(kind: type[BaseException], among: Sequence[type[BaseException]]) -> str:

@@ -228,6 +228,8 @@ class RunPast:
         elif isinstance(record, rec.Note):
             if record.what == "resume":
                 self.end, self.back = None, False
+            elif record.what == "auto":  # of a breaker that opened in it
+                self.checkpoints.add(bytes.fromhex(record.name))
             else:
                 self.notes[record.path] = record
         elif isinstance(record, rec.Cut):
@@ -458,7 +460,8 @@ class Past:
         self.voided += [*gone.voided, *gone.calls()]
         for run in (*gone._replaced, *gone.runs.values()):
             if run.begin.kind != "rollback":  # of these the log tells
-                run.end = rec.End(record.at, run.id, ROLLED_BACK)
+                fault = run.end.fault if run.end is not None and run.end.how == "failed" else None
+                run.end = rec.End(record.at, run.id, ROLLED_BACK, fault=fault)
                 self.former.append(run)
 
     @property
@@ -471,9 +474,6 @@ class Past:
             self.notes[record.what, record.name] = record
             if record.what == CLAIMED and record.name in self._loose:
                 self._loose[record.name].path = record.path
-            newest = next(reversed(self.runs.values()), None)
-            if record.what == "auto" and newest is not None and newest.end is None:
-                newest.checkpoints.add(bytes.fromhex(record.name))  # of a breaker that opened in it
         run = self.runs.get(record.run)
         if run is not None and isinstance(record, rec.Begin):
             self._replaced.append(self.runs.pop(record.run))

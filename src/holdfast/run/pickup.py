@@ -7,7 +7,7 @@ so before it is made; where anything was written since the line was read, somebo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,6 +19,7 @@ from holdfast.run.effects import SPAWN
 from holdfast.run.line import entries
 from holdfast.run.past import Past
 from holdfast.run.scope import now_us
+from holdfast.store.catalog import Agent as AgentRow
 from holdfast.store.catalog import Branch, Open
 from holdfast.store.changes import Change
 
@@ -66,7 +67,7 @@ def look(store: Store, b: int) -> Seen:
     return Seen(branch, records, runs, any(row.signal == opened.GOING_BACK.signal for row in rows))
 
 
-def take(store: Store, seen: Seen, run: str, claim: Callable[[Change, int], None]) -> Agent:
+def take(store: Store, owner: AgentRow, seen: Seen, run: str, claim: Callable[[Change, int], None]) -> Agent:
     """Become the writer of a branch, for a run that is resumed now; a handle that nobody else in this process gets.
 
     ``claim``, which gets the generation, claims its place in its queue in the same transaction. Raises ``AgentBusy``
@@ -77,33 +78,37 @@ def take(store: Store, seen: Seen, run: str, claim: Callable[[Change, int], None
         raise _faster(run)
     note = rec.Note(now_us(), run, "resume", row.body["status"], path=rec.WORKER)
     (record,) = entries(note)
+    rows: Mapping[bytes, Open] = seen.rows
     if record.follow is not None:
-        record = record._replace(opens=record.follow(seen.rows, branch.records + 1), follow=None)
+        record = record._replace(opens=record.follow(rows, branch.records + 1), follow=None)
+        rows = record.opens.applied(rows)
+    ours = branch
 
     def count(change: Change, now: Branch) -> Branch:
+        nonlocal ours
         if (now.generation, now.line) != (branch.generation, branch.line):
             raise _faster(run)
         claim(change, now.generation + 1)
-        return now.at_end(change.put_records(now.b, now.end, [record]))
+        ours = now.at_end(change.put_records(now.b, now.end, [record]))
+        return ours
 
     with store._lock:
         known = store._handles.get(branch.b)
         if known is not None and not known.closed:
             raise AgentBusy(f"{known.name} is open in this process", hint="Close the handle on it.")
-    agent = store._db.view.agent_at(branch.a)
-    lease = store._lease(agent.name, branch, wait_s=0.0, also=count)
-    ours = None
+    lease = store._lease(owner.name, branch, wait_s=0.0, also=count)
     try:
-        ours = store._db.view.branch_at(branch.b)._replace(generation=lease.generation)
-        handle: Agent = store._opened(agent, ours, lease, None)  # type: ignore[assignment] # of this room
+        ours = ours._replace(generation=lease.generation)
+        handle: Agent = store._opened(owner, ours, lease, None)  # type: ignore[assignment] # of this room
         handle._alone = True
+        if handle._writer is not None:
+            handle._writer.know_opened(rows)
         with store._lock:
             store._handles[branch.b] = handle
         handle._host.picked_up(run, Past([*seen.records, (ours.records, note)]))
     except BaseException:
-        if ours is not None:
-            with suppress(HoldfastError):
-                BranchWriter(store, ours).append(entries(excuse(run)), flush=True)
+        with suppress(HoldfastError):
+            BranchWriter(store, ours).append(entries(excuse(run)), flush=True)
         lease.release()
         raise
     return handle

@@ -247,7 +247,7 @@ class RolledBack(Record, tag="rollback"):
 
 
 class Note(Record, tag="note"):
-    """What an agent has to remember besides: a mode, a breaker, a resource, a seed. So its value never goes."""
+    """What an agent has to remember besides: a mode, a breaker, a resource. So its value never goes."""
 
     MARK: ClassVar[int] = 1
     what: str

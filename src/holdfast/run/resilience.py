@@ -1,6 +1,6 @@
 """Resilience: how long to wait before trying again, when to stop trying, and what an agent remembers of both.
 
-Owns the timing of retries, the breakers, the notes of a line that belong to no run (breakers, modes, resources, seeds),
+Owns the timing of retries, the breakers, the notes of a line that belong to no run (breakers, modes, resources),
 and the two clocks: the date, which means something to another process but may be set, and one that counts evenly. How a
 call goes is the business of ``calls``, which asks here. What always holds: a note is a record of the line, so restarts
 and branches share it, and a rollback leaves it alone; the newest one of a name counts. A breaker's state is such a
@@ -13,16 +13,14 @@ from __future__ import annotations
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from msgspec import Struct
 
-from holdfast.codec.values import decode
 from holdfast.errors import BadOption, BreakerOpen
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
-from holdfast.run.past import Past
 
 BACKOFF_S = 0.1
 BACKOFF_MAX_S = 30.0
@@ -73,7 +71,7 @@ class Gate:
 
     @property
     def state(self) -> dict[str, Any]:
-        """``state`` (closed, open, half-open), ``failures`` in a row, ``until``, ``mode``, ``why``."""
+        """``state`` (closed, open), ``failures`` in a row, ``until``, ``mode``, ``why``."""
         value = self._notes.get("breaker", self.name)
         known: dict[str, Any] = value if isinstance(value, dict) else {"state": "closed", "failures": 0}
         return known
@@ -88,13 +86,9 @@ class Gate:
             if until - now > breaker.reset_s * 1e6:  # the date was set back since it opened, or reset_s was changed
                 until = now + round(breaker.reset_s * 1e6)
                 self._put({**state, "until": until})
-            if now < until or self._trying is not None:
-                return self._refuse(tool, state, until)
-            self._trying = who
-            self._put({**state, "state": "half-open"})
-            return None
-
-    def _refuse(self, tool: str, state: dict[str, Any], until: int) -> BreakerOpen:
+            if now >= until and self._trying is None:
+                self._trying = who
+                return None
         when = time.strftime("%H:%M:%S UTC", time.gmtime(until / 1e6))
         return BreakerOpen(
             f"{tool} was not called: its breaker {self.name!r} is open after {state['failures']} failures"
@@ -108,34 +102,29 @@ class Gate:
     def failed(self, who: object, breaker: Breaker, why: str) -> bool:
         """An attempt failed. Whether the breaker, closed until now, has opened by it."""
         with self._notes.lock:
-            state = self.state
-            trying = self.released(who)
-            failures = int(state["failures"]) + 1
-            closed = bool(state["state"] == "closed")
-            if not trying and (not closed or failures < breaker.failures):
-                # A call that was under way when the breaker opened says nothing new about it.
-                self._put({**state, "failures": failures, "why": why[:WHY_MAX]})
-                return False
-            until = self._clock.wall_us() + round(breaker.reset_s * 1e6)
-            opened = {"state": "open", "failures": failures, "until": until, "why": why[:WHY_MAX]}
-            if breaker.mode:
-                opened |= {"mode": breaker.mode, "opened": self._ledger.count if closed else state.get("opened", 0)}
-            self._put(opened)
-            return closed
+            state = {**self.state, "failures": int(self.state["failures"]) + 1, "why": why[:WHY_MAX]}
+            trying, closed = self.released(who), bool(state["state"] == "closed")
+            # A call that was under way when the breaker opened says nothing new about it.
+            opens = trying or (closed and int(state["failures"]) >= breaker.failures)
+            if opens:
+                state |= {"state": "open", "until": self._clock.wall_us() + round(breaker.reset_s * 1e6)}
+            if opens and closed and breaker.mode:
+                state |= {"mode": breaker.mode, "opened": self._ledger.count}
+            self._put(state)
+            return opens and closed
 
     def passed(self) -> None:
         """The tool has answered."""
         with self._notes.lock:
-            state, self._trying = self.state, None
-            if state["state"] != "closed" or state["failures"]:
+            self._trying = None
+            if self.state["failures"]:
                 self._put({"state": "closed", "failures": 0})
 
     def released(self, who: object) -> bool:
         """The attempt is over, perhaps without an answer. Whether it was the one that tried an open breaker."""
         with self._notes.lock:
             mine = self._trying is who
-            if mine:
-                self._trying = None
+            self._trying = None if mine else self._trying
             return mine
 
     def _put(self, state: dict[str, Any]) -> None:
@@ -159,11 +148,10 @@ _lock = threading.Lock()
 _notes: WeakKeyDictionary[Any, Notes] = WeakKeyDictionary()
 
 
-class Remembered(Struct, frozen=True):
-    """One note: its place in the line, when it was written, its value."""
+class Remembered(NamedTuple):
+    """One note: its place in the line, and its value."""
 
     number: int
-    at: int
     value: Any
 
 
@@ -175,40 +163,32 @@ class Notes:
         self.lock = threading.RLock()
         self.gates: dict[str, Any] = {}  # breakers as they are in this process, by name
         self.modes: tuple[str, ...] = ()  # declared in this process
-        self._newest: dict[tuple[str, str], tuple[int, rec.Note, Any]] = {}
+        self._newest: dict[tuple[str, str], tuple[int, rec.Value]] = {}
         for number, record in self._ledger.marked():
             if isinstance(record, rec.Note) and not record.run:
-                self._newest[record.what, record.name] = (number, record, self)
+                self._newest[record.what, record.name] = number, record.value
 
     def find(self, what: str, name: str) -> Remembered | None:
         """The newest note of that name."""
-        with self.lock:
-            found = self._newest.get((what, name))
-            if found is None:
-                return None
-            number, note, value = found
-            if value is self:  # not read yet
-                value = fetch(note.value, self._ledger, self._registry, inert=True)
-                self._newest[what, name] = (number, note, value)
-            return Remembered(number, note.at, value)
+        found = self._newest.get((what, name))
+        return Remembered(found[0], fetch(found[1], self._ledger, self._registry, inert=True)) if found else None
 
     def get(self, what: str, name: str) -> Any:
         found = self.find(what, name)
         return found.value if found is not None else None
 
-    def all(self, what: str) -> dict[str, Remembered]:
-        """Every note of a kind, by name."""
+    def all(self, what: str) -> list[Any]:
+        """The value of every note of a kind."""
         with self.lock:
             names = [name for kind, name in self._newest if kind == what]
-        return {name: found for name in names if (found := self.find(what, name)) is not None}
+        return [self.get(what, name) for name in names]
 
     def put(self, what: str, name: str, value: Any, *, at: int | None = None) -> None:
         """Write a note."""
         with self.lock:
             stowed = stow(value, self._registry)
             note = rec.Note(time.time_ns() // 1000 if at is None else at, "", what, name, stowed.value)
-            number = self._ledger.append(note, stowed=stowed)
-            self._newest[what, name] = (number, note, value)
+            self._newest[what, name] = self._ledger.append(note, stowed=stowed), stowed.value
 
 
 def notes_of(agent: Any) -> Notes:
@@ -218,19 +198,6 @@ def notes_of(agent: Any) -> Notes:
         if found is None:
             found = _notes[agent] = Notes(agent)
         return found
-
-
-def since_of(past: Past, checkpoint: str, count: int) -> int:
-    """The position up to which the program knew what had happened when this checkpoint was made.
-
-    A checkpoint that a tool or a breaker took, not the program, says nothing about what the program had made of the
-    calls before it: they can still be claimed.
-    """
-    note = past.notes.get(("auto", checkpoint))
-    if note is None or not isinstance(note.value, bytes):
-        return count
-    since = decode(note.value, inert=True)
-    return since if type(since) is int else count
 
 
 # -- the time -------------------------------------------------------------------------------------------------

@@ -7,6 +7,9 @@ accepted; nothing is skipped; a rollback that has begun is finished before anyth
 what came after the target goes to disk with the move of the head. A compensation is not called before its intent is
 durable; it has the same key each time, whoever tries again; what was undone is not undone again. It may be called more
 than once, with that key: it has to bear it.
+
+And what is done instead: where a run has failed and was taken back, a hook is told what failed and what was undone, and
+chooses another way (``.options(replan=hook)``). It is asked when everything is undone.
 """
 
 from __future__ import annotations
@@ -17,23 +20,40 @@ import logging
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
+from msgspec.structs import replace
+
 from holdfast.agent import watchers
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
-from holdfast.errors import BadOption, Cancelled, InDoubt, RollbackBlocked, RunRolledBack, Waiting
+from holdfast.errors import (
+    BadOption,
+    Cancelled,
+    Diverged,
+    Fenced,
+    InDoubt,
+    NoAgent,
+    Outcome,
+    RollbackBlocked,
+    RunRolledBack,
+    Unavailable,
+    UnknownTool,
+    Waiting,
+)
 from holdfast.run import children
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
 from holdfast.run.doubt import settle, settle_all
+from holdfast.run.durables import DURABLES, Durable, Options, call_of, known, options_of
 from holdfast.run.effects import Effect
 from holdfast.run.outcomes import MESSAGE_MAX, brief_fault, told
-from holdfast.run.past import RunPast
+from holdfast.run.past import Past, RunPast
 from holdfast.run.planning import Part, Planned, pending, plan_part
-from holdfast.run.runs import Run
+from holdfast.run.runs import Run, called_with, execute, plan_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, active, branch_of, here, now_us
 from holdfast.run.steps import Aside, Pause, Request, Steps, Work, Write, awaited, drive, drive_later
 from holdfast.run.tools import TOOLS, Tool
@@ -61,8 +81,8 @@ def plan_rollback(agent: AgentHost, revision: Any, *, accept: Collection[str] = 
 class RollbackPlan:
     """What a rollback will do. Lists of effects are in the order of undoing: newest first."""
 
-    def __init__(self, agent: AgentHost, to: bytes, accept: tuple[str, ...], *, cause: Any = None) -> None:
-        self._agent, self._to, self._accept, self._cause = agent, to, accept, cause
+    def __init__(self, agent: AgentHost, to: bytes, accept: tuple[str, ...] = ()) -> None:
+        self._agent, self._to, self._accept = agent, to, accept
         self._part = self._made(write=False)
         self.abandons, self.diff = agent.leaving(self._part.target)
 
@@ -248,12 +268,12 @@ class RollbackPlan:
         parts = list(part.all())
         active: dict[int, Run] = {}
         # Where only the head moves, that is one transaction: there is nothing to resume.
-        if any(one.undo for one in parts) or len(parts) > 1 or self._cause is not None:
+        if any(one.undo for one in parts) or len(parts) > 1:
             for below in parts:
                 if below.undo or below is part:
                     label = f"before rollback to {below.target.name}"
                     yield Work(partial(below.host.handle._secure, label))
-                    active[id(below)] = yield Work(partial(self._begun, below, whole=below is part))
+                    active[id(below)] = yield Work(partial(self._begun, below))
         whose = {id(one): active[id(below)] for below in parts for one in below.undo}
         left = _in_order(below.undo for below in parts)
         try:
@@ -273,11 +293,11 @@ class RollbackPlan:
             made = yield Work(partial(self._moved, below, run_id))
         return made
 
-    def _begun(self, part: Part, *, whole: bool) -> Run:
+    def _begun(self, part: Part) -> Run:
         """The run that this rollback is on one line: a new one, or the one that was interrupted."""
         host = part.host
         host.whole = False
-        given = {"to": part.target.id, "accept": list(self._accept), "cause": self._cause if whole else None}
+        given = {"to": part.target.id, "accept": list(self._accept)}
         this = pending(part.past)
         if this is not None and fetch(this.begin.args, host.ledger, host.registry) == given:
             host.ledger.append(this.resumed(now_us()))
@@ -325,7 +345,7 @@ def resuming(agent: AgentHost) -> Steps:
         return False
     given = fetch(found.begin.args, agent.ledger, agent.registry)
     log.info("%s: resuming the rollback that began %s", agent.name, _when(found.begin.at))
-    plan = yield Work(lambda: RollbackPlan(agent, given["to"], tuple(given["accept"]), cause=given["cause"]))
+    plan = yield Work(lambda: RollbackPlan(agent, given["to"], tuple(given["accept"])))
     yield from plan._going()
     return True
 
@@ -469,3 +489,128 @@ class Compensate(Request):
             answer = self.function(self.effect)
             if inspect.isawaitable(answer):
                 awaited(answer)
+
+
+# -- going another way ----------------------------------------------------------------------------------------
+
+
+REPLANS_MAX = 100
+"""An agent that has failed in so many ways is not getting anywhere."""
+# These are no failures of the plan: somebody has to decide, the run waits, the code is another one, the disk is full.
+_NOT_MEANT = (InDoubt, Waiting, Diverged, Fenced, NoAgent, Unavailable)
+
+
+@dataclass(frozen=True, slots=True)
+class Setback:
+    """What a replanning hook is told.
+
+    ``error`` is what ended the run, ``undone`` are the effects that were undone since, newest first, and ``checkpoint``
+    is where the agent stands now. ``attempt`` counts from 1.
+    """
+
+    agent: Any
+    run: str
+    function: str
+    error: Exception
+    undone: tuple[Effect, ...]
+    checkpoint: Any
+    attempt: int
+
+
+def replanning(
+    agent: AgentHost, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options
+) -> Steps:
+    """Execute a durable function; where it fails, take it back and do what the hook says instead.
+
+    A process that ends before what was chosen has begun leaves a run that was rolled back: called once more, it is
+    tried again. One that ends later goes on with what was chosen (``PLAN``).
+    """
+    _, mark = called_with(agent, known(function), args, kwargs)
+    yield from resuming(agent)
+    past = yield Work(lambda: agent.past(options.id))
+    this, attempt = options.id, 1
+    found = past.runs.get(this) if this is not None else past.last
+    if found is not None and (found.status not in {"finished", "cancelled"} or this is not None):
+        plan = plan_of(found, agent)
+        if plan.get("instead of") == mark:
+            function, this, attempt = _as_chosen(agent, found, function), found.id, plan["attempt"]
+            args, kwargs = call_of(found, function, agent.handle, agent.ledger, agent.registry)
+    elif found is None and any(one.id == this and one.end is not None and one.end.fault for one in past.former):
+        options = replace(options, again=True)  # it failed, and was taken back
+    while True:
+        plan = {"instead of": mark, "attempt": attempt} if attempt > 1 else {}
+        before = agent.ledger.count
+        try:
+            return (yield from execute(agent, known(function), args, kwargs, replace(options, id=this), plan))
+        except RunRolledBack as error:
+            told: Any = error
+            setback = Setback(agent.handle, "", known(function).name, error, told.undone, told.checkpoint, attempt)
+        except _NOT_MEANT:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever ended the run is what the hook is told
+            setback = yield from _taken_back(agent, known(function).name, error, attempt, before)
+        chosen = yield Choice(options.replan, setback)
+        if chosen is None:
+            raise setback.error
+        if attempt >= REPLANS_MAX:
+            raise BadOption(
+                f"{agent.name} was replanned {REPLANS_MAX} times", hint="Let replan return None to give up."
+            )
+        if isinstance(chosen, partial):
+            args, kwargs, chosen = chosen.args, chosen.keywords, chosen.func
+        if not callable(chosen) or options_of(chosen) != Options():
+            raise BadOption(
+                f"replan returned {chosen!r:.60}",
+                hint="Return a durable function without options, functools.partial of one, or None.",
+            )
+        function, this, attempt, options = chosen, options.id, attempt + 1, replace(options, again=True)
+
+
+def _as_chosen(agent: AgentHost, run: RunPast, function: Any) -> Durable:
+    """The function with which a run goes on that a hook chose."""
+    name = run.begin.function
+    made = known(function) if known(function).name == name else DURABLES.get(name)
+    if made is None:
+        raise UnknownTool(
+            f"run {run.id} of {agent.name} goes on with {name!r}, and no durable function of this program is called so",
+            hint="Decorate what replan returns with @holdfast.durable, and import the module that defines it.",
+        )
+    return made
+
+
+def _taken_back(agent: AgentHost, name: str, error: Exception, attempt: int, before: int) -> Steps:
+    """Roll a failed run back to where it began. ``before``: how many records there were when it was to be executed."""
+    run = (yield Work(lambda: Past(agent.ledger.records()))).last
+    if run is None or run.status != "failed" or run.newest <= before:
+        raise error  # it did not get so far as to begin
+    plan = yield Work(lambda: RollbackPlan(agent, run.begin.start))
+    try:
+        checkpoint = yield from plan._going()
+    except RollbackBlocked as blocked:
+        effects: Any = blocked  # whose errors know no effects
+        names = sorted({effect.tool for effect in effects.blocked}) or [effect.id for effect in effects.remaining[:1]]
+        blocked.hint = (
+            "The hook was not asked. Mend the cause and run it again, or take it back yourself:"
+            f" agent.rollback('id:{run.begin.start.hex()}', accept={names!r})"
+        )
+        raise blocked from error
+    except Outcome as other:
+        raise other from error
+    return Setback(agent.handle, run.id, name, error, tuple(one.effect for one in plan.undo), checkpoint, attempt)
+
+
+class Choice(Request):
+    """Ask the hook. It may change the agent's state, so it is called where the run was."""
+
+    def __init__(self, hook: Any, setback: Setback) -> None:
+        self.hook, self.setback = hook, setback
+
+    def now(self) -> Any:
+        chosen = self.hook(self.setback)
+        if inspect.isawaitable(chosen):
+            raise BadOption("replan is async", hint="Use it with `await agent.arun(...)`.")
+        return chosen
+
+    async def later(self) -> Any:
+        chosen = self.hook(self.setback)
+        return await chosen if inspect.isawaitable(chosen) else chosen

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import copy_context
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -78,6 +79,8 @@ class Run(Scope):
         self.taken = agent.loop.taken  # one for all that the agent does in this process
         self.taken |= past.taken
         self.strict = strict
+        self.reason: BaseException | None = None  # why it has stopped, where it was not put off
+        self.children: list[Any] = []  # what it has spawned
         self.parent_says: cancelling.Stop | None = None  # what its parent says
         self.heard: Cancelled | None = None  # what it was told last
         self._limit = this.limit
@@ -95,14 +98,8 @@ class Run(Scope):
         """Whether something that is recorded has not been reached yet."""
         return bool(self._waiting or self._saves)
 
-    @property
-    def inheriting(self) -> bool:
-        """The same, of what another branch has recorded."""
-        return self.host.inherits(self._waiting.values(), self._saves.values())
-
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
         call = self._waiting.pop(path, None)
-        self.host.reached(call)
         if call is None:
             if path in self._saves:
                 raise diverged(path, "checkpoint", describe(tool.name, arguments))
@@ -198,7 +195,7 @@ class Run(Scope):
     @property
     def left_s(self) -> float:
         """How long it may go on before its time is over."""
-        return (self._limit - clock_of(self.agent).wall_us()) / 1e6 if self._limit else super().left_s
+        return (self._limit - clock_of(self.agent).wall_us()) / 1e6 if self._limit else inf
 
     def hears(self, error: Cancelled) -> None:
         self.heard, self._limit = error, 0
@@ -341,9 +338,27 @@ async def apart(run: Scope, body: Callable[[], Coroutine[Any, Any, Any]]) -> Any
         raise
 
 
-def execute(agent: AgentHost, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any], options: Options) -> Steps:
+PLAN = "=plan"
+"""The place of a run's note that says what it is executed instead of, and the how-manyth way that is."""
+
+
+def plan_of(run: RunPast, agent: AgentHost) -> dict[str, Any]:
+    """What that note says; nothing where the run is executed as it was called."""
+    note = run.notes.get(PLAN)
+    return dict(fetch(note.value, agent.ledger, agent.registry, inert=True)) if note is not None else {}
+
+
+def execute(
+    agent: AgentHost,
+    made: Durable,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+    plan: dict[str, Any] | None = None,
+) -> Steps:
+    """The steps of a run. ``plan`` is kept with one that begins (``PLAN``)."""
     with watchers.watching("run", agent.name, branch_of(agent), function=made.name) as watch:
-        return (yield from _execute(agent, made, args, kwargs, options, watch))
+        return (yield from _execute(agent, made, args, kwargs, options, watch, plan or {}))
 
 
 def _execute(
@@ -353,6 +368,7 @@ def _execute(
     kwargs: dict[str, Any],
     options: Options,
     watch: watchers.Watch,
+    plan: dict[str, Any],
 ) -> Steps:
     past = yield Work(lambda: agent.past(options.id))
     given, mark = called_with(agent, made, args, kwargs)
@@ -365,7 +381,7 @@ def _execute(
     resumed = this is not None
     agent.whole = False
     if this is None:
-        this = yield from _begin(agent, past, made, given, mark, options)
+        this = yield from _begin(agent, past, made, given, mark, options, plan=plan)
     else:
         yield Work(functools.partial(_resume, agent, made, this, mark, given))
     run = Run(agent, past, this, strict=made.strict if options.strict is None else options.strict)
@@ -390,7 +406,7 @@ def _execute(
         yield Work(agent.finish(end, kept, f"run {made.name} finished"))
         agent.whole = True
         if resumed:  # what it had left, should it have failed before, is its own again
-            agent.loop.restart(agent.ledger.count, "")
+            agent.loop.restart(agent.ledger.count)
         return fetch(kept.value, agent.ledger, agent.registry)
     except BaseException as error:
         try:
@@ -443,12 +459,20 @@ def submitting(
 
 
 def _begin(
-    agent: AgentHost, past: Past, made: Durable, given: dict[str, Any], mark: bytes, options: Options, queue: str = ""
+    agent: AgentHost,
+    past: Past,
+    made: Durable,
+    given: dict[str, Any],
+    mark: bytes,
+    options: Options,
+    queue: str = "",
+    plan: dict[str, Any] | None = None,
 ) -> Steps:
     agent.abandoned()
     begin, stowed = beginning(agent, made, given, mark, options, queue)
-    yield Work(agent.begin(begin, stowed, past))
-    return RunPast(agent.ledger.count, begin)
+    kept = [rec.Note(now_us(), begin.run, "plan", "", stow(plan, agent.registry).value, PLAN)] if plan else []
+    yield Work(agent.begin(begin, stowed, past, *kept))
+    return RunPast(agent.ledger.count - len(kept), begin)
 
 
 def beginning(
@@ -483,7 +507,7 @@ def traced(agent: AgentHost, this: RunPast, watch: watchers.Watch, *, resumed: b
 def ended(agent: AgentHost) -> None:
     """A run has ended without finishing: the branch is free, and what it has done is left to whoever comes next."""
     agent.whole = True
-    agent.loop.restart(agent.ledger.count, "")
+    agent.loop.restart(agent.ledger.count)
 
 
 def cancel(agent: AgentHost, id: str, by: str) -> Steps:
@@ -508,7 +532,7 @@ def called_with(
     """The arguments by name, without the agent, and the fingerprint of function and arguments."""
     given = made.given(agent.handle, args, kwargs)
     mark = fingerprint({"function": made.name, "arguments": given}, agent.registry)
-    refuse(agent, f"the arguments of {made.name}", given)
+    refuse(agent, f"the arguments of {made.name}", given, agent.registry)
     return given, mark
 
 

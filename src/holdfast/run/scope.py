@@ -22,7 +22,6 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from math import inf
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
@@ -30,7 +29,7 @@ from zlib import crc32
 
 from holdfast.agent.names import check_text
 from holdfast.codec.types import Registry
-from holdfast.errors import BadName, BadOption, Cancelled, InDoubt, NoAgent, command
+from holdfast.errors import BadName, BadOption, InDoubt, NoAgent, command
 from holdfast.run import records as rec
 from holdfast.run.arguments import Blocks, Stowed, fetch, fill, scrub, stow
 from holdfast.run.effects import Effect
@@ -119,9 +118,7 @@ class Scope(ABC):
         self.waits = True  # whether a wait blocks; otherwise the run is put off
         self.plain = False  # whether its program is plain code, even where an event loop runs
         self.stopped = False  # it was put off, or ended from inside: nothing new starts
-        self.reason: BaseException | None = None  # why, where it was not put off
         self.broken: BaseException | None = None  # what kept a call of a run from being recorded: nothing new starts
-        self.children: list[Any] = []  # what it has spawned
         self._tools: dict[str, Tool] = {}
 
     # -- what subclasses decide ---------------------------------------------------------------------------
@@ -148,30 +145,14 @@ class Scope(ABC):
     def several(self) -> None:
         self.order.several()
 
+    def keeps(self, tool: Tool) -> bool:  # noqa: ARG002 - a plain loop names it
+        """Whether a checkpoint is taken around the calls of a tool that asks for that."""
+        return True
+
     def give_up(self) -> None:
         """Somebody cancels the run itself. It will be executed again, and come by here without that."""
         self.given_up = True
         self.order.give_up()
-
-    def looks(self, kind: str) -> bool:  # noqa: ARG002 - nobody cancels a plain loop
-        """Whether to look if it is to stop, before a call of this kind."""
-        return False
-
-    def look(self) -> Any:
-        """What it is to be told: a ``cancelling.Stop``, or None. Reads from disk."""
-        return None
-
-    def takes(self, stop: Any) -> bool:  # noqa: ARG002 - as above
-        """Whether this flow of control is the one that is told: from now on no other is."""
-        return False
-
-    def hears(self, error: Cancelled) -> None:  # noqa: B027 - as above
-        """It is told to stop, now, by this exception."""
-
-    @property
-    def left_s(self) -> float:
-        """How long it may go on: a run may have a limit."""
-        return inf
 
     # -- what both do ------------------------------------------------------------------------------------
 
@@ -313,7 +294,7 @@ class Lane:
     """One flow of control: a prefix of paths, and the number of the next call."""
 
     __slots__ = (
-        "_lists", "_next", "_owner", "_steps", "_stray", "_tasks", "above", "inside", "label", "prefix", "scope",
+        "_next", "_owner", "_steps", "_stray", "_tasks", "above", "inside", "label", "prefix", "scope",
     )  # fmt: skip
 
     def __init__(self, scope: Any, prefix: str = "", above: Lane | None = None, label: str = "") -> None:
@@ -327,7 +308,6 @@ class Lane:
         self._owner: Any = None
         self._stray = False  # a flow of a run that has no position
         self.inside: str = above.inside if above is not None else ""  # the tool in whose transaction it is
-        self._lists: tuple[Any, int] = (None, 0)  # what asyncio.as_completed was given last, and its first number
 
     @property
     def path(self) -> str:
@@ -356,19 +336,12 @@ class Lane:
         lane._owner, lane._stray = self._owner, self._stray
         return lane
 
-    def task(self, among: tuple[Any, int] | None = None) -> Lane:
-        """The lane of a task that is created here, ``among`` others that come in any order: their list, its place."""
+    def task(self) -> Lane:
+        """The lane of a task that is created here."""
         with self.scope.lock:  # in plain use, threads have lanes, too
             self.scope.several()
             number = self._tasks
-            if among is not None:
-                tasks, place = among
-                if self._lists[0] is not tasks:
-                    self._lists = tasks, number
-                    self._tasks += len(tasks)
-                number = self._lists[1] + place
-            else:
-                self._tasks += 1
+            self._tasks += 1
         lane = Lane(self.scope, f"{self.prefix}~{number}/", self, f"task {number}")
         lane._stray = self._stray
         return lane
@@ -515,30 +488,18 @@ def _numbered_task() -> Callable[..., Any]:
     return make
 
 
-_SETS = {"as_completed": "fs", "_AsCompletedIterator.__init__": "aws"}
-
-
-def _among(frame: FrameType | None, coro: Any) -> tuple[Any, int] | None:
-    """The list, and the place in it, of a coroutine that asyncio.as_completed makes a task of.
-
-    It goes through a set of them, hence in the order of their addresses.
-    """
+def _check_order(frame: FrameType | None) -> None:
+    """Raise where asyncio.as_completed makes the task: it goes through a set, hence in the order of addresses."""
     for _ in range(5):
         if frame is None:
-            return None
-        name = _SETS.get(frame.f_code.co_qualname)
-        if name is not None and frame.f_globals.get("__name__") == "asyncio.tasks":
-            given = frame.f_locals[name]
-            if isinstance(given, list | tuple):
-                for place, one in enumerate(given):
-                    if one is coro:
-                        return given, place
+            return
+        named = frame.f_code.co_qualname in {"as_completed", "_AsCompletedIterator.__init__"}
+        if named and frame.f_globals.get("__name__") == "asyncio.tasks":
             raise BadOption(
-                "asyncio.as_completed goes through this in an order that differs each time",
-                hint="Give it a list of coroutines or tasks.",
+                "asyncio.as_completed goes through coroutines in an order that differs each time",
+                hint="Make tasks of them first: [asyncio.create_task(one) for one in ...].",
             )
         frame = frame.f_back
-    return None
 
 
 class _Factory:
@@ -549,7 +510,9 @@ class _Factory:
         lane = here()
         if lane is None:
             return self._make(loop, coro, **options)
-        child = lane.task(_among(sys._getframe(1), coro))
+        if lane.scope.run_id:
+            _check_order(sys._getframe(1))
+        child = lane.task()
         given = options.get("context")
         context = contextvars.copy_context()
         context.run(HERE.set, child)

@@ -9,23 +9,22 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from contextlib import contextmanager, suppress
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from holdfast.codec.values import encode
 from holdfast.run import records as rec
 from holdfast.run import resilience
-from holdfast.run.arguments import Stowed
+from holdfast.run.arguments import Stowed, fingerprint, stow
 from holdfast.run.effects import Effect
 from holdfast.run.past import Call
-from holdfast.run.resilience import clock_of
-from holdfast.run.scope import EFFECT, Lane, Scope, within
+from holdfast.run.resilience import Clock, clock_of
+from holdfast.run.scope import EFFECT, Lane, Scope, now_us, within
 from holdfast.run.tools import Tool
-from holdfast.store.apart import off_loop
+from holdfast.store.processes import off_loop
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -205,11 +204,11 @@ class HandOut(Request):
         return self.items
 
 
-class Pause(Request):
-    """Wait before another attempt."""
+class Sleep(Request):
+    """Wait, by a clock."""
 
-    def __init__(self, scope: Scope, attempt: int) -> None:
-        self.clock, self.seconds = clock_of(scope.agent), resilience.backoff_s(attempt)
+    def __init__(self, clock: Clock, seconds: float) -> None:
+        self.clock, self.seconds = clock, seconds
 
     def now(self) -> None:
         self.clock.sleep(self.seconds)
@@ -218,16 +217,11 @@ class Pause(Request):
         await self.clock.asleep(self.seconds)
 
 
-class Rest(Request):
-    """Wait a moment before looking again."""
+class Pause(Sleep):
+    """Wait before another attempt."""
 
-    SECONDS = 0.01
-
-    def now(self) -> None:
-        time.sleep(self.SECONDS)
-
-    async def later(self) -> None:
-        await sys.modules["asyncio"].sleep(self.SECONDS)
+    def __init__(self, scope: Scope, attempt: int) -> None:
+        super().__init__(clock_of(scope.agent), resilience.backoff_s(attempt))
 
 
 class Park(Request):
@@ -245,43 +239,34 @@ class Park(Request):
 
 
 class Keep(Request):
-    """Take a checkpoint that the program did not ask for: a tool or a breaker did.
+    """Take a checkpoint that the program of a run did not ask for: a tool or a breaker did.
 
-    In a run a tool's has a position like any other. A breaker's has none, because it does not open again when the run
-    is executed again; nor has any outside of runs.
+    A tool's has a position like any other. A breaker's (not ``placed``) has none, because it does not open again when
+    the run is executed again: a note says that the run has taken it.
     """
 
     def __init__(self, lane: Lane, label: str, *, placed: bool = True) -> None:
-        self.lane, self.label = lane, label
-        self.scope: Any = lane.scope
-        self.placed = placed and bool(lane.scope.run_id)
+        self.lane, self.label, self.placed = lane, label, placed
+        self.run: Any = lane.scope
 
     def now(self) -> None:
         if self.placed:
-            drive(self.scope.checkpoint(self.lane, self.label))
+            drive(self.run.checkpoint(self.lane, self.label))
         else:
             self._fixed()()
 
     async def later(self) -> None:
         if self.placed:
-            await drive_later(self.scope.checkpoint_later(self.lane, self.label))
+            await drive_later(self.run.checkpoint_later(self.lane, self.label))
         else:
             await Work(self._fixed()).later()
 
     def _fixed(self) -> Callable[[], Any]:
-        """What writes the state of this moment, with a note: the program may not know yet what was done before it.
-
-        After a load of this checkpoint that can still be claimed (``resilience.since_of``).
-        """
-        known_to = getattr(self.scope, "since", None)
-        agent = self.scope.agent
-        at = clock_of(agent).wall_us()
-        value = encode(known_to)
-        write: Callable[[], Any] = agent.save(
-            self.label, lambda made, _digest: rec.Note(at, "", "auto", made.hex(), value)
+        """What writes the state of this moment."""
+        at, path = clock_of(self.run.agent).wall_us(), f"{self.lane.path}!"
+        write: Callable[[], Any] = self.run.agent.save(
+            self.label, lambda made, _digest: rec.Note(at, self.run.run_id, "auto", made.hex(), None, path + made.hex())
         )
-        if known_to is not None:
-            self.scope.since = known_to  # the program has taken none itself
         return write
 
 
@@ -376,6 +361,9 @@ class Instead(Invoke):
 
 Steps = Generator[Any, Any, Any]
 """What a call, a pass or a run does, asking for whatever takes time."""
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_cancelled(error: BaseException) -> bool:
@@ -395,6 +383,26 @@ def cancelled(scope: Scope, done: rec.Done, stowed: Stowed | None = None) -> Ste
     done.at = clock_of(scope.agent).wall_us()
     scope.complete(done, stowed)
     yield Turn(scope, done.path)
+
+
+def asked(lane: Lane, what: Tool, arguments: dict[str, Any]) -> Steps:
+    """The steps to what is recorded of a call of this room's own: its outcome, when it is its turn.
+
+    Where there is none, the record for it, to be completed.
+    """
+    scope: Scope = lane.scope
+    mark = fingerprint(arguments, scope.registry)
+    path = lane.take(what.name, mark)
+    call = scope.recorded(path, what, mark, arguments)
+    if call is not None and call.outcome is not None:
+        yield Turn(scope, path)
+        return call.outcome, None
+    if call is not None and call.cancelled:
+        yield from cancelled_again(scope, call)
+    scope.check_settled(what)
+    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=now_us())
+    done.args = stow(arguments, scope.registry).value
+    return None, done
 
 
 def cancelled_again(scope: Scope, call: Call) -> Steps:
@@ -439,3 +447,19 @@ async def drive_later(steps: Steps) -> Any:
                 request = steps.send(answer)
     except StopIteration as end:
         return end.value
+
+
+def twin(
+    verb: Callable[Concatenate[S, P], R], kind: type[Work] = Work
+) -> Callable[Concatenate[S, P], Coroutine[Any, Any, R]]:
+    """The async twin of a method that waits for the disk alone; with ``Long``, of one that may wait for others."""
+    name = verb.__name__
+
+    async def later(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        # By its name: who has made the verb another one has made the twin another one, too.
+        answer: R = await kind(partial(getattr(self, name), *args, **kwargs)).later()
+        return answer
+
+    later.__name__, later.__qualname__ = f"a{name}", f"{verb.__qualname__.rpartition('.')[0]}.a{name}"
+    later.__doc__ = f"As {name}(), for async code."
+    return later

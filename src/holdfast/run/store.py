@@ -42,9 +42,8 @@ from holdfast.run.past import ROLLED_BACK, Past, RunPast
 from holdfast.run.queues import Limits, QueueInfo
 from holdfast.run.records import STOP
 from holdfast.run.scope import here
-from holdfast.run.steps import Long
+from holdfast.run.steps import Long, twin
 from holdfast.run.streams import Follow
-from holdfast.run.twins import twin
 from holdfast.store.catalog import Branch, End, Point
 from holdfast.store.catalog import View as ReadView
 from holdfast.store.changes import Change, Said, now_us, who
@@ -142,7 +141,7 @@ class Store(below.Store):
         if any_run and run is not None:
             raise BadOption("a signal is for one run, or for any", hint="Give either run= or any_run=True.")
         waiting.check_name(name)
-        refuse(self, f"the signal {name}", value)
+        refuse(self, f"the signal {name}", value, self._registry)
         view = self._view(agent, branch)
         row, given = view._agent, waiting.check_id(id) if id is not None else b""
         past = view.past()
@@ -347,8 +346,9 @@ class Store(below.Store):
         """
         self._check_open()
         self.flush()
-        view, found = self._db.view, opened.candidates(self._db.view, now_us())
-        branches = sorted((one.a, one.b, one) for one in map(view.branch_at, found) if one.a)
+        view = self._db.view
+        found = [view.branch_at(b) for b, _ in opened.candidates(view, now_us())]
+        branches = sorted((one.a, one.b, one) for one in found if one.a)
         return [
             info for a, _, branch in branches for info in runs_of(View(self, view.agent_at(a), branch), only_due=True)
         ]

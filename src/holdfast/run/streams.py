@@ -24,7 +24,7 @@ from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
 from holdfast.run.past import OPEN, RunPast
 from holdfast.run.scope import Scope, now_us
-from holdfast.store.apart import off_loop
+from holdfast.store.processes import off_loop
 
 KEEP_S = 0.05
 """Items that come faster than this are written together."""

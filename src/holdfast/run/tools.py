@@ -76,6 +76,8 @@ class Tool:
             raise wrong("raises", "Use a tuple of exceptions, as in raises=(SoldOut,).")
         if any(issubclass(kind, StopIteration | StopAsyncIteration) for kind in raises):
             raise wrong("raises", "Python takes these for the end of a loop. Raise another one.")
+        if any(issubclass(kind, BaseExceptionGroup) for kind in raises):
+            raise wrong("raises", "A group is no answer. Raise the one of its exceptions that is.")
         if isinstance(volatile, str):
             raise wrong("volatile", f"Write volatile=({volatile!r},).")
         if not isinstance(volatile, Collection) or not all(isinstance(name, str) for name in volatile):

@@ -3,23 +3,20 @@
 Owns how long a run waits, what ends a wait, putting a run off when it is not to block; what a signal is, whom it is
 for, and how it lies in the log. Must not know how the log is kept. What always holds: a wait that was begun ends when
 it would have ended, whoever resumes it; a signal to a run is for that run alone, and for no later one of the same id;
-it ends one wait on a line, once, and a rollback does not give it back; one that a plain loop took is taken with its
-next checkpoint, and until then the next process is given it again; one id is one signal, however often it is sent; a
-run is put off only when no call of it is under way.
+it ends one wait on a line, once, and a rollback does not give it back; one id is one signal, however often it is sent;
+a run is put off only when no call of it is under way.
 
-    sleep(agent, seconds)                asleep(agent, seconds)                 both return None
-    wait_for(agent, name, timeout_s)     await_for(agent, name, timeout_s)      the signal's value, or TimeoutError
+    sleep(agent, seconds)                in async code an awaitable, as the next
+    wait_for(agent, name, timeout_s)     the signal's value, or TimeoutError
     due(past, signals, at_us)            the runs of a line that can resume now; ``open_waits(run)`` what they wait for
     body(run, request)                   a run's body, put off where ``run.waits`` is false: raises ``Waiting``
 
     key_of(agent, run="")                the key of the entries that are signals to that run; "": to the agent
     body_of(name, value, ...), read(at, body)      a signal as an entry of the log, and from one
-    visible(view, agent, branch, run)    what a run may take, oldest first; None for a run: what a plain loop may
+    visible(view, agent, branch, run)    what a run may take, oldest first; None for a run: what any one may
     sent_before(view, agent, id)         whether this id was used before
     all_of(view, agent)                  every signal to an agent, oldest first, with the ids of those dropped
 
-Asked of an agent: ``signals(run) -> Sequence[Signal]``, those that this run may take, oldest first, or a plain loop
-where it is None; and, if it has one, ``clock``. Asked of a scope: ``waits``, ``live``, ``taken``, ``stopped``.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -39,17 +36,20 @@ from holdfast.codec.types import Registry
 from holdfast.codec.values import decode, encode
 from holdfast.errors import BadName, BadOption, CorruptValue, NoAgent, Waiting
 from holdfast.run import records as rec
-from holdfast.run.arguments import fetch, fingerprint, stow
+from holdfast.run.arguments import fetch, stow
 from holdfast.run.cancelling import Stop, asked_by, tell
 from holdfast.run.outcomes import Local, failure, fault_of, give
 from holdfast.run.past import Past, RunPast
 from holdfast.run.records import STOP
 from holdfast.run.resilience import clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, place
-from holdfast.run.steps import Request, Steps, Turn, Write, cancelled, cancelled_again, drive, drive_later, is_cancelled
+from holdfast.run.steps import Request, Sleep, Steps, Turn, Write, asked, cancelled, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
-from holdfast.store.apart import off_loop
 from holdfast.store.catalog import Agent, Branch, View
+from holdfast.store.processes import off_loop
+
+if TYPE_CHECKING:
+    from holdfast.run.runs import Run
 
 WAIT_MAX_S = 100 * 366 * 86_400.0
 """Longer than anybody waits, and far from the end of dates."""
@@ -61,9 +61,6 @@ LOOK_MAX_S = 1.0
 SLICE_S = 1.0
 """A long sleep looks up this often: at the clock, because the system's own sleep does not count the time a machine was
 asleep, and whether the process is about to end."""
-
-ENDING: set[int] = set()
-"""Threads in which no wait goes on: the process ends. Whoever goes on with their runs goes on waiting."""
 
 _TAKING = threading.Lock()
 
@@ -97,43 +94,39 @@ def on_loop() -> bool:
     return asyncio is not None and asyncio._get_running_loop() is not None
 
 
-def sleep(agent: Any, seconds: float) -> None:
-    """Sleep. In a run the time is kept through restarts."""
-    check_seconds(seconds)
-    lane = _place(agent, _SLEEP)
-    if lane is None:
-        clock_of(agent).sleep(seconds)
-    else:
-        drive(_wait(lane, _SLEEP, {"seconds": seconds}, "sleep", "", seconds))
-
-
-async def asleep(agent: Any, seconds: float) -> None:
-    """As sleep()."""
-    check_seconds(seconds)
-    lane = _place(agent, _SLEEP)
-    if lane is None:
-        await clock_of(agent).asleep(seconds)
-    else:
-        await drive_later(_wait(lane, _SLEEP, {"seconds": seconds}, "sleep", "", seconds))
+def sleep(agent: Any, seconds: float) -> Any:
+    """Sleep; in async code, to be awaited. In a run the time is kept through restarts."""
+    return _driven(_sleeping(agent, seconds))
 
 
 def wait_for(agent: Any, name: str, timeout_s: float | None = None) -> Any:
     """Wait for a signal; returns its value. One that was sent to this run earlier, and not taken yet, counts."""
-    return drive(_receive(agent, name, timeout_s))
+    return _driven(_receiving(agent, name, timeout_s))
 
 
-async def await_for(agent: Any, name: str, timeout_s: float | None = None) -> Any:
-    """As wait_for()."""
-    return await drive_later(_receive(agent, name, timeout_s))
+def _driven(steps: Steps) -> Any:
+    return drive_later(steps) if on_loop() else drive(steps)
 
 
-def _receive(agent: Any, name: str, timeout_s: float | None) -> Steps:
+def _sleeping(agent: Any, seconds: float) -> Steps:
+    check_seconds(seconds)
+    lane = _place(agent, _SLEEP)
+    if lane is None or not lane.scope.run_id:
+        yield Sleep(clock_of(agent), seconds)
+    else:
+        yield from _wait(lane, _SLEEP, {"seconds": seconds}, "sleep", "", seconds)
+
+
+def _receiving(agent: Any, name: str, timeout_s: float | None) -> Steps:
     check_name(name)
     if timeout_s is not None:
         check_seconds(timeout_s)
     lane = _place(agent, _WAIT_FOR)
-    if lane is None:
-        raise NoAgent("signals are received in a run, or inside `with agent:`")
+    if lane is None or not lane.scope.run_id:
+        raise NoAgent(
+            "signals are received in a run: a plain loop could not say when it has made use of one",
+            hint="Wait in a durable function: agent.run(function, ...).",
+        )
     return (yield from _wait(lane, _WAIT_FOR, {"name": name, "timeout_s": timeout_s}, "signal", name, timeout_s))
 
 
@@ -164,26 +157,17 @@ def _place(agent: Any, what: Tool) -> Lane | None:
 
 
 def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: str, limit_s: float | None) -> Steps:
-    scope: Scope = lane.scope
-    mark = fingerprint(arguments, scope.registry)
-    path = lane.take(what.name, mark)
-    call = scope.recorded(path, what, mark, arguments)
-    if call is not None:
-        if call.outcome is not None:
-            yield Turn(scope, path)
-            return give(scope, what, path, call.outcome)
-        if call.cancelled:
-            yield from cancelled_again(scope, call)
-    scope.check_settled(what)
-    if not scope.run_id:
-        scope.read()  # type: ignore[attr-defined] # a loop, which may not know yet what the line has received
+    scope: Run = lane.scope
+    outcome, done = yield from asked(lane, what, arguments)
+    if outcome is not None:
+        return give(scope, what, outcome.path, outcome)
+    path: str = done.path
     known = _recorded(scope, path, kind, name, limit_s)
     began = known or _begun(scope, path, kind, name, limit_s)
     looking = Until(scope, began)
-    done = rec.Done(0, scope.run_id, path, "value", tool=what.name, kind="read", fingerprint=mark, started=began.at)
-    done.args = stow(arguments, scope.registry).value
+    done.started = began.at
     try:
-        if known is None and scope.run_id:  # outside of a run nobody would go on with it
+        if known is None:
             yield Write(scope, began)
         while True:
             over = yield looking
@@ -204,38 +188,29 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
                 done.value, done.event = stowed.value, signal.id
             break
     except BaseException as error:
-        if scope.run_id and is_cancelled(error):
+        if is_cancelled(error):
             yield from cancelled(scope, done)
         raise
     done.at = clock_of(scope.agent).wall_us()
-    if scope.run_id:
-        scope.complete(done, stowed)
-        yield Turn(scope, path, flush=True)
-    elif stowed is not None and done.event:
-        scope.receive(done, stowed)  # type: ignore[attr-defined] # a loop
+    scope.complete(done, stowed)
+    yield Turn(scope, path, flush=True)
     if done.fault is not None:
         raise failure(what, path, done.fault, fetch(done.fault[3], Local(stowed), scope.registry))
     return fetch(done.value, Local(stowed), scope.registry)
 
 
-def _recorded(scope: Scope, path: str, kind: str, name: str, limit_s: float | None) -> rec.Wait | None:
+def _recorded(run: Run, path: str, kind: str, name: str, limit_s: float | None) -> rec.Wait | None:
     """The wait that was begun here by an earlier execution, if it is this one."""
-    if not scope.run_id:
-        return None
-    past: RunPast = scope.past  # type: ignore[attr-defined] # what has a run's id is a run
-    began = past.waits.get(path)
+    began = run.past.waits.get(path)
     if began is None or (began.what, began.name) != (kind, name):
         return None
-    return began if (began.until - began.at if began.until else None) == _us(limit_s) else None
+    limit = None if limit_s is None else round(limit_s * 1e6)
+    return began if (began.until - began.at if began.until else None) == limit else None
 
 
 def _begun(scope: Scope, path: str, kind: str, name: str, limit_s: float | None) -> rec.Wait:
     now = clock_of(scope.agent).wall_us()
     return rec.Wait(now, scope.run_id, path, kind, name, 0 if limit_s is None else now + round(limit_s * 1e6))
-
-
-def _us(seconds: float | None) -> int | None:
-    return None if seconds is None else round(seconds * 1e6)
 
 
 def _claim(scope: Scope, found: Iterable[Signal]) -> Signal | None:
@@ -254,9 +229,8 @@ class Until(Request):
     Or until the run is to stop (``stop``).
     """
 
-    def __init__(self, scope: Scope, began: rec.Wait) -> None:
+    def __init__(self, scope: Run, began: rec.Wait) -> None:
         self.scope, self.began = scope, began
-        self.agent: Any = scope.agent
         self.clock = clock_of(scope.agent)
         self.found: list[Signal] = []
         self.stop: Stop | None = None
@@ -275,24 +249,21 @@ class Until(Request):
         return not self.found
 
     async def later(self) -> bool:
-        while True:
-            # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
-            on_disk = self.began.what == "signal" or self.scope.run_id
-            pause_s = await off_loop(self._look) if on_disk else self._look()
-            if pause_s is None:
-                return not self.found
+        # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
+        while (pause_s := await off_loop(self._look)) is not None:
             await self.clock.asleep(pause_s)
+        return not self.found
 
     def _look(self) -> float | None:
         """Seconds until the next look, None when the wait is over. Raises when the run is put off."""
         scope = self.scope
-        if scope.reason is not None or threading.get_ident() in ENDING:
+        if scope.reason is not None:
             raise Suspended
         self.stop = scope.look()
         if self.stop is not None:
             return None
         if self.began.what == "signal":
-            sent = self.agent.signals(scope.past if scope.run_id else None)  # type: ignore[attr-defined] # as above
+            sent = scope.host.signals(scope.past)
             self.found = [one for one in sent if one.name == self.began.name and one.id not in scope.taken]
             if self.found:
                 return None
@@ -326,7 +297,7 @@ class Until(Request):
 # -- a run that waits -----------------------------------------------------------------------------------------
 
 
-def body(run: Scope, request: Any) -> Steps:
+def body(run: Run, request: Any) -> Steps:
     """Execute the body of a run. One that is put off ends with ``Waiting``, whatever its functions made of it."""
     try:
         result = yield request
@@ -343,16 +314,15 @@ def body(run: Scope, request: Any) -> Steps:
     raise put_off(run)
 
 
-def put_off(run: Scope) -> Waiting:
+def put_off(run: Run) -> Waiting:
     """Record that the run waits; the error that says so."""
-    waits = open_waits(Past(run.ledger.recent(run.past.number - 1)).runs[run.run_id])  # type: ignore[attr-defined] # a run
-    past: RunPast = run.past  # type: ignore[attr-defined] # a run
-    until = ends_at(past, waits)
+    waits = open_waits(Past(run.ledger.recent(run.past.number - 1)).runs[run.run_id])
+    until = ends_at(run.past, waits)
     name = next((wait.name for wait in waits if wait.what == "signal"), "")
     end = rec.End(clock_of(run.agent).wall_us(), run.run_id, "waiting")
     end.waits = [(wait.what, wait.name, wait.until) for wait in waits]
-    if past.limit:
-        end.waits.append(("limit", "", past.limit))
+    if run.past.limit:
+        end.waits.append(("limit", "", run.past.limit))
     run.ledger.append(end, flush=True)
     others = {wait.name for wait in waits if wait.what == "child"}
     parts = [f"for the signal {name!r}" if name else "", *(f"for {other}" for other in sorted(others))]
@@ -445,7 +415,7 @@ class Signal(Struct, frozen=True):
             return self.id.hex()
 
     def is_for(self, branch: bytes, run: RunPast | None) -> bool:
-        """Whether this run, or a plain loop of this branch, may take it."""
+        """Whether this run, or without one any run of this branch, may take it."""
         if self.branch not in {None, branch}:
             return False
         return not self.run or (run is not None and (self.run, self.begun) == (run.id, run.number))
@@ -494,7 +464,7 @@ def read(at: int, parts: Mapping[str, Any]) -> Signal:
 
 
 def visible(view: View, agent: Agent, branch: Branch, run: RunPast | None) -> list[Signal]:
-    """The signals that a run may take, or, without one, a plain loop; oldest first. Some may have been taken before."""
+    """The signals that a run may take, or, without one, any run; oldest first. Some may have been taken before."""
     keys = [key_of(agent.uuid), *([key_of(agent.uuid, run.id)] if run is not None else [])]
     found = [entry for entry in view.log_under(keys) if entry.a == agent.a]
     signals, dropped = sorted_entries((entry.at, entry.body) for entry in found)

@@ -20,7 +20,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.errors import (
@@ -48,9 +47,9 @@ from holdfast.run.planning import pending
 from holdfast.run.queues import Turns
 from holdfast.run.schedule import Schedules
 from holdfast.run.scope import now_us
-from holdfast.run.steps import Aside, Long, Request, Steps, Work, drive, drive_later
-from holdfast.run.twins import twin
-from holdfast.store.catalog import Branch, View
+from holdfast.run.steps import Aside, Long, Request, Steps, Work, drive, drive_later, twin
+from holdfast.store.catalog import Agent as AgentRow
+from holdfast.store.catalog import Branch, Open, View
 from holdfast.store.database import TICK_S, Database
 from holdfast.store.engine import Unsure
 
@@ -101,13 +100,17 @@ class Worked(NamedTuple):
 class _Job(NamedTuple):
     """A run that somebody should resume."""
 
-    agent: str
+    owner: AgentRow
     branch: str
     b: int
     run: str
     function: str
-    queue: bytes = b""
-    turn: int = 0
+    queue: bytes
+    turn: int
+
+    @property
+    def agent(self) -> str:
+        return self.owner.name
 
     def __str__(self) -> str:
         return f"run {self.run} of {self.agent}@{self.branch}"
@@ -194,10 +197,11 @@ class Worker:
 
     def one(self, agent: str, branch: str, run: str) -> None:
         """Execute this run here, though it may end this process."""
-        b = self._store._view(agent, branch)._branch.b
+        view = self._store._view(agent, branch)
+        b = view._branch.b
         for row in self._store._db.view.opened(b, []):
             if (row.run, row.signal) == (opened.key(run), b""):
-                job = self._jobs[b] = _Job(agent, branch, b, run, row.body["function"], row.queue, row.turn)
+                job = self._jobs[b] = _Job(view._agent, branch, b, run, row.body["function"], row.queue, row.turn)
                 self._work(job)
 
     def end(self) -> None:
@@ -239,19 +243,23 @@ class Worker:
                 if looked:
                     break
                 with self._looking:
-                    self._found, looked, self._stale_s = self._find(), True, time.monotonic() + STALE_S
-                    self._full.clear()
+                    self._look()
+                looked = True
                 continue
             # Python does not wait for it: whoever ends this process may, with stop().
             threading.Thread(target=self._work_on, args=(job,), name="holdfast-work", daemon=True).start()
             begun += 1
         return begun
 
+    def _look(self) -> None:
+        self._found, self._stale_s = self._find(), time.monotonic() + STALE_S
+        self._full.clear()
+
     def _next(self) -> _Job | None:
         """The next run of those that were found, which is as good as begun now."""
         with self._looking:
-            if time.monotonic() > self._stale_s:
-                self._found = iter(())
+            if time.monotonic() > self._stale_s and not self._stopping:
+                self._look()
             while self._has_room() and (job := next(self._found, None)) is not None:
                 if job.b in self._jobs or job.queue in self._full:
                     continue
@@ -284,28 +292,26 @@ class Worker:
         self._store._db.flush()
         view, at_us = self._store._db.view, now_us()
         damaged: list[Damaged] = []
-        outside = view.opened_in(b"", "due <= ?", at_us, damaged=damaged)  # of queues: also signals, and children
-        for rows in chain([outside], self._turns.pages(view, at_us, damaged, full=full)):
-            waits = any(what == "child" for row in rows if not row.signal for what, _, _ in row.body["waits"])
-            more = outside if waits and rows is not outside else []
-            found = opened.candidates(view, at_us, self._held, damaged, [*rows, *more]) if rows else {}
+        for b, rows in opened.candidates(view, at_us, self._held, damaged, queued=False):
             self._warn(damaged)
-            chosen = {row.b for row in rows}
-            for b, runs in found.items():
-                if b in chosen and b not in self._jobs and self._left.get(b, 0.0) <= time.monotonic():
-                    yield from self._of_branch(view, b, runs)
+            yield from self._of_branch(view, b, rows)
+        for page in self._turns.pages(view, at_us, damaged, full=full):
+            for row in opened.come(view, page, at_us, self._held, damaged):
+                yield from self._of_branch(view, row.b, [row])
+            self._warn(damaged)
+        self._warn(damaged)
 
-    def _of_branch(self, view: View, b: int, runs: set[str]) -> Iterator[_Job]:
+    def _of_branch(self, view: View, b: int, rows: list[Open]) -> Iterator[_Job]:
+        if b in self._jobs or self._left.get(b, 0.0) > time.monotonic():
+            return
         try:
             branch = view.branch_at(b)
             if not branch.a or self._held(branch) or self._is_behind(b):
                 return
-            for row in view.opened(b, []):
-                id = opened.id_of(row)
-                made = DURABLES.get(row.body["function"]) if not row.signal and id in runs else None
+            for row in rows:
+                id, made = opened.id_of(row), DURABLES.get(row.body["function"])
                 if made is not None and self._passed.get((b, id)) != made.code and (b, id) not in self._children:
-                    name = view.agent_at(branch.a).name
-                    yield _Job(name, branch.name, b, id, made.name, row.queue, row.turn)
+                    yield _Job(view.agent_at(branch.a), branch.name, b, id, made.name, row.queue, row.turn)
         except UnknownAgent:
             pass  # removed meanwhile
         except Damaged as error:
@@ -381,7 +387,7 @@ class Worker:
     def _take(self, seen: pickup.Seen, job: _Job) -> Agent:
         claim = self._turns.claim(job.b, opened.key(job.run), job.queue)
         with claim.alone:
-            handle = pickup.take(self._store, seen, job.run, claim)
+            handle = pickup.take(self._store, job.owner, seen, job.run, claim)
         self._turns.claimed(job.b)
         return handle
 

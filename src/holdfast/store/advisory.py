@@ -20,13 +20,12 @@ from typing import TYPE_CHECKING
 
 from holdfast.errors import Fenced, HoldfastError, StoreBusy
 from holdfast.store import engine as interfaces
-from holdfast.store.apart import apart
 from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.connection import Link, Seat, Statement
 from holdfast.store.engine import Row
 from holdfast.store.leases import busy, describe_self, had, once
 from holdfast.store.postgres import CLOCK, KEY
-from holdfast.store.processes import has_ended, identity
+from holdfast.store.processes import apart, has_ended, identity
 
 if TYPE_CHECKING:
     from holdfast.store.postgres import Postgres

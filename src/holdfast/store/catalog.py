@@ -18,8 +18,17 @@ from holdfast.errors import Damaged, Forgotten, HoldfastError, UnknownAgent
 from holdfast.store.bodies import LET_GO, MARKED, is_written
 from holdfast.store.cipher import HINT, Cipher, digest
 from holdfast.store.engine import Args, Reader
-from holdfast.store.manifest import TIME_MAX, Manifest, Position, identity, mark_of, split_payload, uncompressed
-from holdfast.store.segments import Packed, Segment
+from holdfast.store.manifest import (
+    TIME_MAX,
+    Manifest,
+    Packed,
+    Position,
+    Segment,
+    identity,
+    mark_of,
+    split_payload,
+    uncompressed,
+)
 from holdfast.store.tables import CHECKPOINTS, HANDLES, NUMBER_MAX, TABLES
 
 NODE_MAX_BYTES = 2**28
@@ -378,6 +387,10 @@ _HANDLES = (
     "WITH RECURSIVE up (r, prev, i) AS (SELECT r, prev, i FROM record WHERE r = ? UNION ALL"
     " SELECT c.r, c.prev, c.i FROM up JOIN record c ON c.r = up.prev WHERE c.i > ?) SELECT r, i FROM up ORDER BY i DESC"
 )
+_NUMBERED = (
+    f"{_HANDLES.partition(') SELECT')[0]}) SELECT {TABLES['record'].select('c')} FROM up JOIN record c ON c.r = up.r"
+    " ORDER BY up.i LIMIT 1"
+)
 _QUEUES = (
     "WITH RECURSIVE one (queue) AS (SELECT (SELECT queue FROM open WHERE queue > ? ORDER BY queue LIMIT 1) UNION ALL"
     " SELECT (SELECT o.queue FROM open o WHERE o.queue > one.queue ORDER BY o.queue LIMIT 1)"
@@ -544,14 +557,13 @@ class View:
                 damaged.append(error)
         return found
 
-    def open_branches(self, where: str, *args: int) -> set[int]:
+    def open_branches(self, where: str, *args: int | bytes) -> set[int]:
         """The branches that have such a row, as it is stored: no sum is looked at."""
         return {b for (b,) in self.reader.run(f"SELECT DISTINCT b FROM open WHERE {where}", args)}
 
-    def opened_until(self, due: int, damaged: list[Damaged] | None = None) -> list[Open]:
-        """The rows that somebody should look at by then; ``damaged`` as above."""
-        lanes = (b"", *self.queues(damaged))
-        return [row for queue in lanes for row in self.opened_in(queue, "due <= ?", due, damaged=damaged)]
+    def opened_on(self, some: Sequence[int], damaged: list[Damaged] | None = None) -> list[Open]:
+        """The rows of some branches; ``damaged`` as above."""
+        return self._opened(f"WHERE b IN {listed(len(some))}", some, damaged)
 
     def opened_in(self, queue: bytes, where: str, *args: int, damaged: list[Damaged] | None = None) -> list[Open]:
         """Rows of runs that wait in a queue; where that is empty, of those that wait in none, and all the others."""
@@ -796,10 +808,11 @@ class View:
 
     def numbered(self, r: int, i: int) -> Record:
         """Record number ``i`` of the line up to ``r``."""
-        found = self.reader.run(_HANDLES, (r, i - 1))
-        if not found or found[-1][1] != i:
+        found = self.reader.run(_NUMBERED, (r, i - 1))
+        row = _record(self.cipher.loaded("record", found[0])) if found else None
+        if row is None or row.i != i:
             raise Damaged(f"record {i} of a line is missing", what=(f"record {r}",), hint=HINT)
-        return self.record(found[-1][0])
+        return row
 
     def record(self, r: int) -> Record:
         found = self.rows("record", "WHERE r = ?", (r,))

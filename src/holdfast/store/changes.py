@@ -36,8 +36,7 @@ from holdfast.store.catalog import (
 from holdfast.store.cipher import Cipher
 from holdfast.store.engine import Args, Refused, Tx
 from holdfast.store.engine import Row as Stored
-from holdfast.store.manifest import compressed, mark_of, pack_payload
-from holdfast.store.segments import Packed, split_refs
+from holdfast.store.manifest import Packed, compressed, mark_of, pack_payload, split_refs
 from holdfast.store.tables import CHECKPOINTS, HANDLES, TABLES
 
 NODE_COMPRESS_FROM_BYTES = 256

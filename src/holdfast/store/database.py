@@ -35,7 +35,7 @@ from holdfast.errors import (
     StoreReadOnly,
     StoreWentBack,
 )
-from holdfast.store import files, forks, keys, sqlite
+from holdfast.store import files, keys, processes, sqlite
 from holdfast.store.catalog import View
 from holdfast.store.changes import CannotCollect, Change, Collected, Work, now_us
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
@@ -122,7 +122,7 @@ class Database:
         self._readonly = readonly
         self._numbers: dict[str, int] = {}  # the newest handles that are known, for the direct path
         self._writers = None if readonly is not None else Writers(engine, lambda: self.cipher, self._committed)
-        forks.watch(self)
+        processes.watch(self)
         _open.add(self)
 
     def accept_loss(self) -> None:
@@ -365,7 +365,7 @@ def open_database(
             raise NotAStore(f"there is no store at {real}", hint="Check the path, or open it with create=True.")
         create_store(real, secret, objects)
         files.classify(real)
-    forks.close_inherited(layout.catalog)
+    processes.close_inherited(layout.catalog)
     refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
     try:
         engine = Sqlite(layout, readonly=readonly, vfs=vfs)

@@ -27,9 +27,9 @@ from typing import TypeVar
 
 from holdfast.errors import AgentBusy, HoldfastError, StoreFailed
 from holdfast.store import engine
-from holdfast.store.apart import apart
 from holdfast.store.cipher import PLAIN, Cipher
 from holdfast.store.files import unavailable
+from holdfast.store.processes import apart
 
 POLL_S = 0.02
 """How often a waiting opener looks again whether a branch is free."""

@@ -592,9 +592,9 @@ class Sqlite:
 
     def abandon(self, rested: bool) -> None:
         """After a fork, in the child: nothing of this may be touched, and locks are the parent's."""
-        from holdfast.store import forks
+        from holdfast.store import processes
 
-        forks.remember(self.layout.catalog, self._connections if rested else None)
+        processes.remember(self.layout.catalog, self._connections if rested else None)
         self._closed = True
         self._close_locks()
 

@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
@@ -196,10 +196,6 @@ class ThreadHost:
     def stands_in(self, run: RunPast) -> bool:  # noqa: ARG002 - the graph's checkpoints are no run's
         return False
 
-    def save(self, *_what: Any) -> Callable[[], None]:
-        """A tool or a breaker asks for a checkpoint. LangGraph takes one after each step."""
-        return lambda: None
-
 
 class ThreadLoop(Loop):
     """What the nodes of a thread do, and what is left of that."""
@@ -227,6 +223,9 @@ class ThreadLoop(Loop):
         # Checkpoint of a graph inside of another -> that graph, and tasks that are finished if it is stored.
         self._passing: dict[str, tuple[str, list[list[str]]]] = {}
         self._led: dict[tuple[str, str, str], bool] = {}
+
+    def keeps(self, tool: Tool) -> bool:  # noqa: ARG002 - LangGraph takes one after each step, whatever it is
+        return False
 
     # -- tasks ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """From the catalog back to LangGraph's tuples: one checkpoint, a history, and what a delta channel was made of.
 
-Owns the shape of what the saver returns. Writes nothing. What always holds: every value comes from bytes whose digest
-was proven, or that this process made, decoded anew for each tuple, so that whoever changes one changes nothing else; a
+Owns the shape of what the saver returns. Writes nothing. What always holds: every value was decoded from bytes whose
+digest was proven, or that this process made; nobody else has it, so that whoever changes one changes nothing else; a
 history is read page by page, each page with one load and the operations that follow.
 """
 

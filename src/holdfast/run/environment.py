@@ -1,33 +1,216 @@
-"""Resources: what goes where the state goes: handles that are opened again by a description, and random generators.
+"""What an agent has around its state: the time, chance, signals, secrets, modes, and what goes where the state goes.
 
-Owns the open handles of an agent, the notes that describe them, and the way of a random generator's state into the
-document and back. Must not know what a handle is, nor when checkpoints are taken: the host calls its companions. Loaded
-only by programs that use it. What always holds: a handle is opened when it is first used; what is recorded is its
+Owns these methods of the handle, which mode holds, the open handles of an agent, and its random generators. What a
+mode means is the program's, what a handle is its opener's. What always holds: in a run, what would differ the next time
+is recorded; the mode is folded from the notes of the line: the one that was set by hand, or a worse one of a breaker
+that opened since and is not closed again. A handle is opened when it is first used; what is recorded is its
 description, never the handle; a branch does not get what another branch has open: it opens its own, or what ``fork``
-made for it. A restored generator continues the same sequence; a branch does not repeat the numbers of the line that it
-left: it gets a seed of its own, once, and says so in its notes and in the log.
+made for it. A generator's state is part of the agent's state: restored, or on a branch, it continues the same sequence.
 """
 
 from __future__ import annotations
 
+import copy
 import logging
-import os
-import random
 import sys
 import threading
+import uuid
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from holdfast.agent.names import check_text
 from holdfast.errors import BadOption, NoAgent
-from holdfast.run.arguments import refuse
-from holdfast.run.resilience import Notes, notes_of
-from holdfast.run.scope import here
+from holdfast.run import calls, waiting
+from holdfast.run.arguments import ASKED, Secret, refuse, secret
+from holdfast.run.resilience import Notes, clock_of, notes_of
+from holdfast.run.scope import EFFECT, current, here
+from holdfast.run.tools import Tool, tool
+
+if TYPE_CHECKING:
+    from holdfast.agent.branch import BranchWriter
+    from holdfast.run.host import AgentHost
 
 log = logging.getLogger("holdfast.run")
 H = TypeVar("H")
 G = TypeVar("G")
+
+
+class Environment:
+    """The part of an agent's handle that is not about its history."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def _host(self) -> AgentHost: ...
+
+        def _check_writer(self) -> BranchWriter: ...
+
+    # -- what differs each time, recorded -------------------------------------------------------------------
+
+    def now(self) -> datetime:
+        """The time (UTC). In a run it is the recorded one when that is executed again."""
+        moment: datetime = calls.now(self._now, (), {})
+        return moment
+
+    @cached_property
+    def _now(self) -> Tool:
+        what = copy.copy(_NOW)
+        what.function = lambda: datetime.fromtimestamp(clock_of(self._host).wall_us() / 1e6, UTC)
+        return what
+
+    def random(self) -> float:
+        """A random number from 0 to 1, recorded in a run."""
+        return _random()
+
+    def uuid(self) -> uuid.UUID:
+        """A new UUID, recorded in a run."""
+        return _uuid()
+
+    def sleep(self, seconds: float = 0.0, *, days: float = 0.0, hours: float = 0.0, minutes: float = 0.0) -> Any:
+        """Sleep; in async code, await it. A run that is interrupted meanwhile sleeps on for what is left."""
+        return waiting.sleep(self._host, seconds + 60 * (minutes + 60 * (hours + 24 * days)))
+
+    def wait_for(self, name: str, timeout_s: float | None = None) -> Any:
+        """Wait in a run for a signal (``store.signal``); its value. In async code, await it. Raises TimeoutError."""
+        return waiting.wait_for(self._host, name, timeout_s)
+
+    # -- what is kept along with the state, or never --------------------------------------------------------------
+
+    def resource(
+        self,
+        name: str,
+        *,
+        open: Callable[..., H],
+        close: Callable[[H], object] | None = None,
+        describe: Callable[[H], Any] | None = None,
+        fork: Callable[[Any], Any] | None = None,
+    ) -> Resource[H]:
+        """Declare a handle that cannot be saved. It is opened when it is first used, after a restore too.
+
+        With ``describe``, ``open(description)`` gets what ``describe(handle)`` last said on this branch, or None.
+        ``fork(description)`` makes the description for a new branch; without it a branch begins with None.
+        """
+        self._check_writer()
+        return self._host.companions.resource(name, open, close, describe, fork)
+
+    def generator(self, name: str, of: G) -> G:
+        """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's.
+
+        It goes where the state goes: a branch draws the numbers that the line draws that it left.
+        """
+        self._check_writer()
+        return self._host.companions.generator(name, of)
+
+    # -- modes ------------------------------------------------------------------------------------------------
+
+    def declare_modes(self, *names: str) -> None:
+        """The modes that this agent knows, from the best to the worst; the first is the usual one."""
+        if not names or len(set(names)) != len(names):
+            raise BadOption("modes are one or more different names, from the best to the worst")
+        for name in names:
+            check_text(name, "the name of a mode", MODE_MAX)
+        notes_of(self._host).modes = names
+
+    @property
+    def mode(self) -> str:
+        """How well things are: one of the declared modes, set by hand or by a breaker that opened.
+
+        In a run it is a recorded answer, because the program may go another way by it. What is set by hand holds until
+        it is set again, or a breaker that opens later asks for a worse one.
+        """
+        return _read_mode() if self._in_run() else _mode_of(self._host)
+
+    @mode.setter
+    def mode(self, name: str) -> None:
+        self._check_writer()
+        declared = notes_of(self._host).modes
+        if name not in declared and name != NORMAL:
+            raise BadOption(
+                f"mode {name!r} is not declared",
+                hint=f"Use one of {', '.join(declared)}." if declared else "Declare it: agent.declare_modes(...).",
+            )
+        if self._in_run():
+            _write_mode(name)
+        else:
+            _set_mode(self._host, name)
+
+    def _in_run(self) -> bool:
+        lane = here()
+        return lane is not None and bool(lane.scope.run_id) and self._host is lane.scope.agent and EFFECT.get() is None
+
+    def secret(self, name: str, value: Any = ASKED) -> Secret | None:
+        """A secret that this process was given, or with ``value`` give it one. Secrets are never stored."""
+        return secret(self._host, name, value)
+
+
+@tool(name="holdfast.now", effect="read")
+def _now() -> datetime:  # type: ignore[empty-body] # each agent has a clock of its own
+    """How the time is recorded."""
+
+
+_NOW: Tool = _now.tool
+
+
+@tool(name="holdfast.random", effect="read")
+def _random() -> float:
+    import random
+
+    return random.random()  # noqa: S311 - nothing secret depends on it
+
+
+@tool(name="holdfast.uuid", effect="read")
+def _uuid() -> uuid.UUID:
+    return uuid.uuid4()
+
+
+# -- modes ----------------------------------------------------------------------------------------------------
+
+
+NORMAL = "normal"
+MODE_MAX = 100
+_WHO = "agent"
+
+
+def _mode_of(agent: Any) -> str:
+    """The mode that holds now."""
+    notes = notes_of(agent)
+    by_hand = notes.find("mode", _WHO)
+    mode = str(by_hand.value["mode"]) if by_hand is not None else (notes.modes or (NORMAL,))[0]
+    for state in notes.all("breaker"):
+        set_since = by_hand is None or state.get("opened", 0) >= by_hand.number
+        if state["state"] != "closed" and state.get("mode") and set_since:
+            mode = max(mode, state["mode"], key=lambda name: _rank(notes.modes, name))
+    return mode
+
+
+def _rank(modes: tuple[str, ...], name: str) -> int:
+    """The place of a mode. One that is not declared in this process is worse than all: somebody meant something."""
+    if name in modes:
+        return modes.index(name)
+    return 0 if name == NORMAL else len(modes)
+
+
+@tool(name="holdfast.mode", effect="read")
+def _read_mode() -> str:
+    return _mode_of(current()._host)
+
+
+@tool(name="holdfast.set_mode", effect="read")
+def _write_mode(mode: str) -> None:
+    _set_mode(current()._host, mode)
+
+
+def _set_mode(agent: Any, mode: str) -> None:
+    notes_of(agent).put("mode", _WHO, {"mode": mode})
+    agent.ledger.flush()
+
+
+# -- what goes where the state goes ---------------------------------------------------------------------------
+
+
 _CLOSED = object()
 SECTION = "holdfast.random"
 """The section of the state that holds generators. Only agents that keep one have it."""
@@ -104,7 +287,7 @@ class Resource(Generic[H]):
                 agent = self._agent()
                 if agent is None:
                     raise NoAgent(f"the agent of resource {self.name} is gone")
-                refuse(agent, f"the description of {self.name}", description)
+                refuse(agent, f"the description of {self.name}", description, agent.registry)
                 self._notes.put("resource", self.name, {"branch": self._branch, "description": description})
 
     def close(self) -> None:
@@ -139,17 +322,9 @@ class Companions:
         self._agent = agent
         self._lock = threading.Lock()
         self._resources: dict[str, Resource[Any]] = {}
-        self._generators: dict[str, tuple[Any, bytes]] = {}  # each with the branch whose numbers it draws
+        self._generators: dict[str, Any] = {}
 
-    def resource(
-        self,
-        name: str,
-        *,
-        open: Callable[..., H],
-        close: Callable[[H], object] | None = None,
-        describe: Callable[[H], Any] | None = None,
-        fork: Callable[[Any], Any] | None = None,
-    ) -> Resource[H]:
+    def resource(self, name: str, open: Callable[..., H], close: Any, describe: Any, fork: Any) -> Resource[H]:
         """Declare a resource (``Agent.resource``)."""
         check_text(name, "a resource's name")
         if fork is not None and describe is None:
@@ -166,10 +341,8 @@ class Companions:
         """Keep a generator's state with the agent's from now on, and restore what is kept of it."""
         check_text(name, "a generator's name")
         _state(of)  # refuses what is no generator
-        lane = here()
-        scope = lane.scope if lane is not None and lane.scope.agent is self._agent else None
-        self._generators[name] = (of, self._agent.identity[1])
-        self._restore(name, replaying=bool(getattr(scope, "inheriting", False)))
+        self._generators[name] = of
+        self._restore(name)
         return of
 
     # -- what the host says ---------------------------------------------------------------------------------
@@ -177,8 +350,8 @@ class Companions:
     def keep(self) -> None:
         """Before a digest or a capture: put into the state what belongs there. What has not changed is not touched."""
         state = self._agent.handle.state
-        for name, (of, branch) in list(self._generators.items()):
-            now = {"branch": branch, "state": _state(of)}
+        for name, of in list(self._generators.items()):
+            now = _state(of)
             section = state.get(SECTION)
             if section is None:
                 state[SECTION] = {name: now}
@@ -190,17 +363,11 @@ class Companions:
         for one in list(self._resources.values()):
             one.update()
 
-    def restore(self, *, replaying: bool) -> None:
-        """The state was moved. ``replaying``: to before the branch began, for a run that is executed again."""
+    def restore(self) -> None:
+        """The state was moved."""
         for name in list(self._generators):
-            self._restore(name, replaying=replaying)
+            self._restore(name)
         self.close()  # what is open fits no other state
-
-    def passed(self) -> None:
-        """A replay has come to where the branch began: from here on it has numbers of its own."""
-        for name, (of, branch) in list(self._generators.items()):
-            if branch != self._agent.identity[1]:
-                self._reseed(name, of)
 
     def close(self) -> None:
         """Close every handle. One that cannot be closed does not keep the others open."""
@@ -210,30 +377,13 @@ class Companions:
             except Exception:
                 log.exception("resource %s could not be closed", one.name)
 
-    def _restore(self, name: str, *, replaying: bool) -> None:
+    def _restore(self, name: str) -> None:
         """Continue from the state in the document."""
-        of, _ = self._generators[name]
         state = self._agent.handle.state
         section = state.get(SECTION)
         found = state.plain(section.get(name)) if section is not None else None
-        if found is None:
-            return
-        _set_state(name, of, found["state"])
-        self._generators[name] = (of, found["branch"])
-        if found["branch"] != self._agent.identity[1] and not replaying:
-            self._reseed(name, of)
-
-    def _reseed(self, name: str, of: Any) -> None:
-        """Once for a branch: executed again, it has to draw the same numbers again."""
-        mine: bytes = self._agent.identity[1]
-        notes = notes_of(self._agent)
-        known = notes.get("seed", name)
-        if not isinstance(known, dict) or known["branch"] != mine:
-            known = {"branch": mine, "seed": os.urandom(32)}
-            notes.put("seed", name, known)
-            log.warning("generator %s of %s: this branch has a new seed", name, self._agent.name)
-        _seed(of, int.from_bytes(known["seed"], "big"))
-        self._generators[name] = (of, mine)
+        if found is not None:
+            _set_state(name, self._generators[name], found)
 
 
 # -- the kinds of generators ------------------------------------------------------------------------------------
@@ -251,7 +401,8 @@ def _numpy(of: Any) -> str:
 
 def _state(of: Any) -> dict[str, Any]:
     """A generator's state as the codec keeps it."""
-    if of is random or isinstance(of, random.Random):
+    random = sys.modules.get("random")  # what nobody has loaded is none of these
+    if random is not None and (of is random or isinstance(of, random.Random)):
         if isinstance(of, random.SystemRandom):
             raise BadOption("SystemRandom has no state to be kept")
         version, words, gauss = of.getstate()
@@ -280,17 +431,6 @@ def _set_state(name: str, of: Any, kept: dict[str, Any]) -> None:
         of.bit_generator.state = _arrays(state)
     else:
         of.set_state(_arrays(state))
-
-
-def _seed(of: Any, seed: int) -> None:
-    kind = _numpy(of)
-    if kind == "generator":
-        of.bit_generator.state = type(of.bit_generator)(seed).state
-    elif kind == "legacy":
-        numpy = sys.modules["numpy"]
-        of.set_state(numpy.random.RandomState(numpy.random.MT19937(seed)).get_state(legacy=False))
-    else:
-        of.seed(seed)
 
 
 def _listed(state: Any) -> Any:
