@@ -529,6 +529,17 @@ class _Factory:
 EFFECT: contextvars.ContextVar[Effect | None] = contextvars.ContextVar("holdfast.effect", default=None)
 """The effect whose tool is running."""
 
+
+@contextmanager
+def doing(effect: Effect) -> Iterator[None]:
+    """Inside, this is the effect whose tool, probe or compensation is running."""
+    token = EFFECT.set(effect)
+    try:
+        yield
+    finally:
+        EFFECT.reset(token)
+
+
 _active: set[object] = set()  # only ever changed by steps that cannot be cut, by a destructor for example
 _FINDERS: list[Callable[[str, str], Lane | None]] = []
 
