@@ -431,7 +431,7 @@ def undo(run: Run, planned: Planned) -> Steps:
         done = rec.Done(0, run.run_id, path, "value", number, started=started)
         try:
             there = partial(_compensating, run, own, path)
-            yield Theirs(partial(compensate, planned.effect), own.tool, there, tool.timeout_s)
+            yield Theirs(partial(compensate, planned.effect), own.tool, there, tool.timeout_s, whole=True)
         except (InDoubt, Waiting, Cancelled) as error:  # of a call inside: trying again would not change that
             raise Failed(planned, error, tries) from error
         except Exception as error:

@@ -350,8 +350,8 @@ class Theirs(Request):
     """Call a function of the user that may be async: a probe, a compensation, a fallback, a hook.
 
     An async one is awaited on the caller's loop, or, in plain code, on one of its own. In async code a plain one has a
-    thread of its own, unless it is to be called where the run is (not ``aside``). One that takes longer than its limit
-    in plain code goes on.
+    thread of its own, unless it is to be called where the run is (not ``aside``); ``whole``: that is waited for even
+    when the caller is cancelled meanwhile. One that takes longer than its limit in plain code goes on.
     """
 
     def __init__(
@@ -362,8 +362,10 @@ class Theirs(Request):
         limit_s: float | None = None,
         *,
         aside: bool = True,
+        whole: bool = False,
     ) -> None:
-        self.function, self.name, self.inside, self.limit_s, self.aside = function, name, inside, limit_s, aside
+        self.function, self.name, self.inside, self.limit_s = function, name, inside, limit_s
+        self.aside, self.whole = aside, whole
 
     def now(self) -> Any:
         return self._call() if self.limit_s is None else Aside(self._call, self.name).wait(self.limit_s)
@@ -378,7 +380,7 @@ class Theirs(Request):
 
     async def later(self) -> Any:
         if self.aside and not inspect.iscoroutinefunction(self.function):
-            return await super().later()
+            return await (super().later() if self.whole else self.elsewhere())
         with self.inside():
             async with sys.modules["asyncio"].timeout(self.limit_s):
                 answer = self.function()
