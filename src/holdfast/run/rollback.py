@@ -55,6 +55,7 @@ from holdfast.run.runs import Run, called_with, execute, plan_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, active, branch_of, doing, here, now_us
 from holdfast.run.steps import Pause, Steps, Theirs, Work, Write, drive, drive_later
 from holdfast.run.tools import TOOLS, Tool
+from holdfast.run.waiting import date
 
 if TYPE_CHECKING:
     from holdfast.run.host import AgentHost
@@ -91,7 +92,7 @@ class RollbackPlan:
         begun = pending(part.past)
         if begun is not None and target.position >= begun.number:
             raise BadOption(
-                f"the rollback that began {_when(begun.begin.at)} has not ended, and the target was made after that",
+                f"the rollback that began {date(begun.begin.at)} has not ended, and the target was made after that",
                 hint="Finish it first, or go back to a checkpoint from before it.",
             )
         return part
@@ -342,7 +343,7 @@ def resuming(agent: AgentHost) -> Steps:
     if found is None:
         return False
     given = fetch(found.begin.args, agent.ledger, agent.registry)
-    log.info("%s: resuming the rollback that began %s", agent.name, _when(found.begin.at))
+    log.info("%s: resuming the rollback that began %s", agent.name, date(found.begin.at))
     plan = yield Work(lambda: RollbackPlan(agent, given["to"], tuple(given["accept"])))
     yield from plan._going()
     return True
@@ -376,12 +377,6 @@ def _release(part: Part) -> None:
     for below in part.all():
         if below is not part:
             below.host.release()
-
-
-def _when(at_us: int) -> str:
-    import time
-
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_us / 1e6))
 
 
 # -- undoing one effect ---------------------------------------------------------------------------------------
