@@ -31,6 +31,7 @@ from holdfast.run.queues import DEFAULT, Queue, name_of
 from holdfast.run.scope import Host, whose
 
 if TYPE_CHECKING:
+    from holdfast.run.host import AgentHost
     from holdfast.run.rollback import Setback
 
 P = ParamSpec("P")
@@ -259,7 +260,7 @@ def _named(function: Any, name: str | None = None) -> str:
 ID_MAX = 200
 
 
-def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+def choose(agent: AgentHost, past: Past, mark: bytes, options: Options) -> RunPast | None:
     """The recorded run that is meant; None for a new one."""
     run = _meant(agent, past, mark, options)
     if run is not None and run.status != "finished":
@@ -286,7 +287,7 @@ def result_of_run(run: RunPast, blocks: Blocks, registry: Registry, *, inert: bo
     return fetch(value, blocks, registry, inert=inert)
 
 
-def _meant(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+def _meant(agent: AgentHost, past: Past, mark: bytes, options: Options) -> RunPast | None:
     id, change = options.id, options.change
     owner = past.owner(agent.origin)
     for run in past.runs.values():
@@ -322,7 +323,7 @@ def check_id(id: str | None) -> str:
     return id
 
 
-def _run_named(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+def _run_named(agent: AgentHost, past: Past, mark: bytes, options: Options) -> RunPast | None:
     """The run with this id; None where one is to be begun."""
     id = check_id(options.id)
     run = past.runs.get(id)

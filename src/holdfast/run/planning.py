@@ -10,6 +10,7 @@ begun before goes back to its newest checkpoint that is not newer than the targe
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -103,7 +104,7 @@ def plan_part(host: AgentHost, target: Target, accept: Collection[str], *, write
     """What it takes to bring one agent back, and its children."""
     standing = Standing(host.ledger.records())
     part = Part(host, target, standing, Past(standing.records))
-    sorter = _Sorter(part, accept, _Users(host))
+    sorter = _Sorter(part, accept)
     sorter.sort()
     part.harmless = [
         effect_of(call, host.ledger, host.registry)
@@ -124,25 +125,13 @@ def plan_part(host: AgentHost, target: Target, accept: Collection[str], *, write
     return part
 
 
-class _Users:
-    """Who else knows an effect. Asked only when there is one."""
-
-    def __init__(self, host: AgentHost) -> None:
-        self._host = host
-        self._known: list[tuple[str, int]] | None = None
-
-    def of(self, number: int) -> tuple[str, ...]:
-        if self._known is None:
-            self._known = self._host.users()
-        return tuple(name for name, shared in self._known if number <= shared)
-
-
 class _Sorter:
     """Puts each effect of a line into its list."""
 
-    def __init__(self, part: Part, accept: Collection[str], users: _Users) -> None:
-        self.part, self.accept, self.users = part, frozenset(accept), users
+    def __init__(self, part: Part, accept: Collection[str]) -> None:
+        self.part, self.accept = part, frozenset(accept)
         self.inherited = part.host.inherited
+        self._users = cache(part.host.users)  # who else knows effects: asked only when there is one
 
     def sort(self) -> None:
         part, to = self.part, self.part.target.position
@@ -163,7 +152,8 @@ class _Sorter:
     def _planned(self, one: Traced) -> Planned:
         host = self.part.host
         effect = effect_of(one.call, host.ledger, host.registry)
-        return Planned(effect, host.name, one, TOOLS.find(one.call.tool), self.users.of(one.number))
+        users = tuple(name for name, shared in self._users() if one.number <= shared)
+        return Planned(effect, host.name, one, TOOLS.find(one.call.tool), users)
 
     def _place(self, one: Traced) -> None:
         part = self.part
