@@ -1,7 +1,8 @@
 """What takes time in a call, and how it is done in plain and in async code.
 
-Owns the requests that a call's steps make, and the two drivers that fulfil them. Must not know in which order a call
-makes them. What always holds: a request that writes is finished even when its caller is cancelled meanwhile.
+Owns the requests that a call's steps make, the two drivers that fulfil them, and the async twins of verbs that are not
+written as steps. Must not know in which order a call makes them. What always holds: a request that writes is finished
+even when its caller is cancelled meanwhile.
 """
 
 from __future__ import annotations
