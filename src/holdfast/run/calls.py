@@ -55,6 +55,7 @@ from holdfast.run.steps import (
     Pause,
     Share,
     Steps,
+    Theirs,
     Turn,
     Work,
     Write,
@@ -531,7 +532,9 @@ class Live:
     def _fall_back(self, reason: str) -> Steps:
         self.effect.error = reason
         try:
-            value = yield Instead(self.tool, self.effect, self.lane, self.args, self.kwargs)
+            there = Instead(self.tool, self.effect, self.lane, self.args, self.kwargs)
+            fallback = partial(cast("Any", self.tool.fallback), *self.args, **self.kwargs)
+            value = yield Theirs(fallback, self.tool.name, there.inside, aside=False)
         except InDoubt:
             raise
         except Exception as error:  # noqa: BLE001 - what the fallback raises is the outcome

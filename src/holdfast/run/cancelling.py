@@ -71,12 +71,12 @@ def ending(run: Run, error: BaseException) -> Steps:
     if own is None or (error is not own and not grouped):
         return error
     if run.children:
-        from holdfast.run.children import Over  # which needs runs
+        from holdfast.run.children import over  # which needs runs
 
         for child in run.children:
-            yield Over(child)
+            yield from over(child)
             if isinstance(child._same._error, Waiting):  # it was put off before it was told
-                yield Over(child.again())
+                yield from over(child.again())
             if isinstance(child._same._error, Waiting | AgentBusy):  # cleaning up, it waits; or somebody else has it
                 yield Work(partial(run.agent.handle._store.cancel, child.name, child.run, branch=child._branch))
         failed = [child._same._error for child in run.children]

@@ -22,13 +22,12 @@ from __future__ import annotations
 
 import atexit
 import contextvars
-import copy
 import functools
 import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -117,12 +116,6 @@ def _spawn(child: str, branch: str, function: str, arguments: dict[str, Any]) ->
     return {"agent": child, "branch": branch, "run": effect().key}
 
 
-async def _spawn_later(*args: Any) -> dict[str, Any]:
-    context = contextvars.copy_context()
-    found: dict[str, Any] = await Work(lambda: context.run(_spawn.direct, *args)).later()
-    return found
-
-
 @tool(name=JOIN, effect="read")
 def _join(child: str, run: str) -> None:
     """How the end of a child is recorded."""
@@ -137,8 +130,6 @@ log = logging.getLogger("holdfast.run")
 JOINING: Tool = _join.tool
 CANCELLING: Tool = _cancel.tool
 _SPAWN: Tool = _spawn.tool
-_SPAWN_LATER = copy.copy(_SPAWN)  # the same tool, for async code
-_SPAWN_LATER.function, _SPAWN_LATER.waits = _spawn_later, True
 
 _running: set[Child] = set()
 _lock = threading.Lock()
@@ -151,7 +142,7 @@ def spawn(agent: AgentHost, function: Any, name: str, args: tuple[Any, ...], kwa
     """Begin a child: ``function(child, ...)`` as a run of the agent ``parent/name``, in a thread of its own."""
     if known(function).waits:
         raise BadOption(f"{known(function).name} is async", hint="Use `await agent.aspawn(...)`.")
-    child: Child = drive(_spawning(agent, _SPAWN, function, name, args, kwargs))
+    child: Child = drive(_spawning(agent, function, name, args, kwargs))
     child._start(None)
     return child
 
@@ -160,14 +151,12 @@ async def aspawn(agent: AgentHost, function: Any, name: str, args: tuple[Any, ..
     """As spawn(). An async function becomes a task of this loop."""
     import asyncio
 
-    child: Child = await drive_later(_spawning(agent, _SPAWN_LATER, function, name, args, kwargs))
+    child: Child = await drive_later(_spawning(agent, function, name, args, kwargs))
     child._start(asyncio.get_running_loop() if known(function).waits else None)
     return child
 
 
-def _spawning(
-    agent: AgentHost, what: Tool, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Steps:
+def _spawning(agent: AgentHost, function: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Steps:
     check_name(name, "a child")
     if "/" in name:
         raise BadName(f"{name!r} cannot be a name for a child", hint="The name of its parent stands before a slash.")
@@ -192,12 +181,12 @@ def _spawning(
         )
     yield Work(lambda: _forget_cancelled(agent))
     try:
-        begun = yield from perform(lane, what, (full, _branch_of(agent, lane), made.name, given), {})
+        begun = yield from perform(lane, _SPAWN, (full, _branch_of(agent, lane), made.name, given), {})
     except _Held as error:
         raise _halted(lane.scope, error) from None
     for other in list(_running):
         if other._interrupted and (other.run, other.name) == (begun["run"], begun["agent"]):
-            yield Over(other)  # it is at a call still, and then goes on here
+            yield from over(other)  # it is at a call still, and then goes on here
     child = Child(agent, lane.scope, made, begun, args, kwargs, options)
     lane.scope.children.append(child)
     return child
@@ -493,6 +482,11 @@ class Child:
         by = self._stop.by if self._stop is not None else self._parent.name
         return Cancelled(f"{self.name} was cancelled by {by}", by=by)
 
+    def _cancel_task(self) -> None:
+        if self._task is not None:
+            with suppress(RuntimeError):  # of a loop that is closed by now
+                self._loop.call_soon_threadsafe(self._task.cancel)
+
     def _when_over(self, call: Callable[[], Any]) -> None:
         with _lock:
             if not self._over.is_set():
@@ -514,7 +508,7 @@ def halting(agent: AgentHost) -> Steps:
     with _lock:
         found = [child for child in _running if child._host is not None and child._host.handle is agent.handle]
     for child in found:
-        yield Over(child, stop=True)
+        yield from over(child, cancel=True)
 
 
 def _guard_exit() -> None:
@@ -542,58 +536,51 @@ def _stop_all() -> None:
 # -- what came of it, on the parent's line ---------------------------------------------------------------------
 
 
-class Over(Request):
-    """Wait until a child has ended, after asking it to stop if need be.
+class Ended(Request):
+    """Wait until a child has ended, for ``pause_s`` at most; whether it has."""
 
-    With a scope, or until that is to stop itself: then it answers with what it is told.
-    """
+    def __init__(self, child: Child) -> None:
+        self.child = child
+        self.pause_s: float | None = None
+        self._over: Any = None  # a future of the loop on which somebody waits
 
-    def __init__(self, child: Child, scope: Run | None = None, *, stop: bool = False) -> None:
-        self.child, self.scope, self.stop = child._same, scope, stop
-
-    def now(self) -> Stop | None:
+    def now(self) -> bool:
         child = self.child
         if child._loop is not None and not child._over.is_set():
             asyncio = sys.modules["asyncio"]
             if asyncio._get_running_loop() is child._loop:
                 raise BadOption(f"{child.name} is a task of this loop", hint="Use `await child.ajoin()` or acancel().")
-        if self.stop:
-            child.ask()
-            if child._task is not None:
-                child._loop.call_soon_threadsafe(child._task.cancel)
-        for pause_s in self._pauses():
-            if child._over.wait(pause_s):
-                break
-            stop = self.scope.look() if self.scope is not None else None
-            if stop is not None:
-                return stop
-        return None
+        return child._over.wait(self.pause_s)
 
-    async def later(self) -> Stop | None:
-        child = self.child
-        if self.stop:
-            child.ask()
-            if child._task is not None:
-                child._task.cancel()
+    async def later(self) -> bool:
         asyncio = sys.modules["asyncio"]
-        loop = asyncio.get_running_loop()
-        over = loop.create_future()
-        child._when_over(lambda: loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None)))
-        for pause_s in self._pauses():
-            await asyncio.wait((over,), timeout=pause_s)
-            if over.done():
-                break
-            stop: Stop | None = await off_loop(self.scope.look) if self.scope is not None else None
-            if stop is not None:
-                return stop
-        return None
+        if self._over is None:
+            loop = asyncio.get_running_loop()
+            over = self._over = loop.create_future()
+            self.child._when_over(lambda: loop.call_soon_threadsafe(lambda: over.done() or over.set_result(None)))
+        await asyncio.wait((self._over,), timeout=self.pause_s)
+        return bool(self._over.done())
 
-    def _pauses(self) -> Iterator[float | None]:
-        """How long to wait before each look."""
-        pause_s = waiting.LOOK_S
-        while True:
-            yield pause_s if self.scope is not None else None
-            pause_s = min(pause_s * 1.5, waiting.LOOK_MAX_S)
+
+def over(child: Child, run: Run | None = None, *, cancel: bool = False) -> Steps:
+    """Wait until a child has ended, after asking it to stop if need be.
+
+    With a run, or until that is to stop itself: then it answers with what it is told.
+    """
+    child = child._same
+    ended = Ended(child)
+    if cancel:
+        child.ask()
+        child._cancel_task()
+    pause_s = waiting.LOOK_S
+    while True:
+        ended.pause_s = pause_s if run is not None else None
+        if (yield ended) or run is None:
+            return None
+        stop = yield Work(run.look)
+        if stop is not None:
+            return stop
+        pause_s = min(pause_s * 1.5, waiting.LOOK_MAX_S)
 
 
 def ending(lane: Lane, child: Child, what: Tool) -> Steps:
@@ -612,7 +599,7 @@ def ending(lane: Lane, child: Child, what: Tool) -> Steps:
         if asks is not None:  # before a child that is put off puts off its parent
             stop = yield from stopping(scope, JOINING.kind, at_once=True)
         while stop is None:
-            stop = yield Over(child, asks, stop=what is CANCELLING)
+            stop = yield from over(child, asks, cancel=what is CANCELLING)
             if stop is None:
                 break
             stop = stop if scope.takes(stop) else None
@@ -680,29 +667,6 @@ def _given(
     return give(scope, JOINING, path, outcome) if outcome.value is not None else None
 
 
-class Halt(Over):
-    """Let a child stop where it is, without an end, and wait for that. A call that is under way may end first."""
-
-    def now(self) -> None:
-        if not self.child._over.wait(EXIT_S):
-            self._late()
-
-    async def later(self) -> None:
-        child, asyncio = self.child, sys.modules["asyncio"]
-        over = asyncio.ensure_future(super().later())
-        until = time.monotonic() + EXIT_S
-        while not over.done() and time.monotonic() < until:
-            if child._task is not None and (child._own is None or not child._own.live):
-                child._task.cancel()  # it may await something that never comes
-            await asyncio.wait({over}, timeout=waiting.LOOK_S)
-        if not over.done():
-            over.cancel()
-            self._late()
-
-    def _late(self) -> None:
-        log.warning("%s has not stopped with its parent yet: it does so at its next call", self.child.name)
-
-
 def leaving(run: Run) -> Steps:
     """A run ends when its children have: join those that nobody joined, in the order in which they were begun."""
     try:
@@ -718,5 +682,13 @@ def abandoning(run: Run) -> Steps:
     children = [child for child in run.children if child.running]
     for child in children:
         child._same._interrupt()
+    until = time.monotonic() + EXIT_S
     for child in children:
-        yield Halt(child)
+        ended = Ended(child._same)
+        ended.pause_s = waiting.LOOK_S
+        # A call that is under way may end first. Else a task may await something that never comes.
+        while not (yield ended) and time.monotonic() < until:
+            if child._same._own is None or not child._same._own.live:
+                child._same._cancel_task()
+        if not child._same._over.is_set():
+            log.warning("%s has not stopped with its parent yet: it does so at its next call", child.name)

@@ -7,9 +7,9 @@ absent is believed only when nobody can still be doing it.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,53 +22,26 @@ from holdfast.run.effects import Absent, Effect, Found, Unknown
 from holdfast.run.former import MAYBE, Former, look, wait
 from holdfast.run.outcomes import give, is_healed, lost, told
 from holdfast.run.past import LOST, Call
-from holdfast.run.scope import EFFECT, Scope, branch_of, now_us, whose
-from holdfast.run.steps import Aside, Work, Write, awaited
+from holdfast.run.scope import Scope, branch_of, doing, now_us, whose
+from holdfast.run.steps import Theirs, Work, Write
 from holdfast.run.tools import Tool
 
 REPEATABLE = frozenset({"read", "idempotent"})
 _NEVER = Former(over=False)
 
 
-class Ask:
-    """Call a probe. Whatever it raises means that it cannot tell."""
+def ask(probe: Callable[..., Any], effect: Effect) -> Generator[Any, Any, Any]:
+    """Call a probe. Whatever it raises means that it cannot tell.
 
-    def __init__(self, probe: Callable[..., Any], effect: Effect) -> None:
-        self.probe, self.effect = probe, effect
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        """What a probe asks for changes nothing, whatever the call does that it is about."""
-        token = EFFECT.set(replace(self.effect, kind="read"))
-        try:
-            yield
-        finally:
-            EFFECT.reset(token)
-
-    def now(self) -> Any:
-        try:
-            with self.inside():
-                answer = self.probe(self.effect)
-                if inspect.isawaitable(answer):
-                    answer = awaited(answer)
-        except Exception as error:  # noqa: BLE001 - a probe that fails has not found out
-            return Unknown(f"the probe failed: {told(error)}")
-        return self._checked(answer)
-
-    async def later(self) -> Any:
-        if not inspect.iscoroutinefunction(self.probe):
-            return await Aside(self.now, "probe").begin()
-        try:
-            with self.inside():
-                answer = await self.probe(self.effect)
-        except Exception as error:  # noqa: BLE001 - as above
-            return Unknown(f"the probe failed: {told(error)}")
-        return self._checked(answer)
-
-    def _checked(self, answer: Any) -> Any:
-        if isinstance(answer, Found | Absent | Unknown):
-            return answer
-        return Unknown(f"the probe answered {type(answer).__name__} instead of Found, Absent or Unknown")
+    What it asks for changes nothing, whatever the call does that it is about.
+    """
+    try:
+        answer = yield Theirs(partial(probe, effect), "probe", partial(doing, replace(effect, kind="read")))
+    except Exception as error:  # noqa: BLE001 - a probe that fails has not found out
+        return Unknown(f"the probe failed: {told(error)}")
+    if isinstance(answer, Found | Absent | Unknown):
+        return answer
+    return Unknown(f"the probe answered {type(answer).__name__} instead of Found, Absent or Unknown")
 
 
 def settle(
@@ -78,7 +51,7 @@ def settle(
     if tool is None or tool.probe is None:
         return None, None
     former = (yield Work(lambda: look(scope, call))) if not live else None
-    answer = yield Ask(tool.probe, effect)
+    answer = yield from ask(tool.probe, effect)
     if isinstance(answer, Found):
         try:
             result = scrub(scope.agent, answer.result, f"the result of {call.tool}")
@@ -106,7 +79,7 @@ def recall(scope: Scope, tool: Tool, call: Call) -> Generator[Any, Any, Any]:
         decision = _decision(scope, call, "done", "its class is registered now", done.value)
         decision.by = "holdfast"
     elif tool.probe is not None:
-        answer = yield Ask(tool.probe, scope.effect_of(call))
+        answer = yield from ask(tool.probe, scope.effect_of(call))
         if isinstance(answer, Found):
             with suppress(Unencodable):
                 stowed = stow(scrub(scope.agent, answer.result, f"the result of {call.tool}"), scope.registry)

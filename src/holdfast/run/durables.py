@@ -31,6 +31,7 @@ from holdfast.run.queues import DEFAULT, Queue, name_of
 from holdfast.run.scope import Host, whose
 
 if TYPE_CHECKING:
+    from holdfast.run.host import AgentHost
     from holdfast.run.rollback import Setback
 
 P = ParamSpec("P")
@@ -259,7 +260,7 @@ def _named(function: Any, name: str | None = None) -> str:
 ID_MAX = 200
 
 
-def choose(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+def choose(agent: AgentHost, past: Past, mark: bytes, options: Options) -> RunPast | None:
     """The recorded run that is meant; None for a new one."""
     run = _meant(agent, past, mark, options)
     if run is not None and run.status != "finished":
@@ -286,7 +287,7 @@ def result_of_run(run: RunPast, blocks: Blocks, registry: Registry, *, inert: bo
     return fetch(value, blocks, registry, inert=inert)
 
 
-def _meant(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+def _meant(agent: AgentHost, past: Past, mark: bytes, options: Options) -> RunPast | None:
     id, change = options.id, options.change
     owner = past.owner(agent.origin)
     for run in past.runs.values():
@@ -322,7 +323,7 @@ def check_id(id: str | None) -> str:
     return id
 
 
-def _run_named(agent: Host, past: Past, mark: bytes, options: Options) -> RunPast | None:
+def _run_named(agent: AgentHost, past: Past, mark: bytes, options: Options) -> RunPast | None:
     """The run with this id; None where one is to be begun."""
     id = check_id(options.id)
     run = past.runs.get(id)
@@ -365,37 +366,23 @@ def _ended(id: str, status: str, since: str = "") -> RunEnded:
 
 def unfinished(agent: Host, run: RunPast, *, executing: bool = False) -> RunUnfinished:
     """The error that says whose the branch is, and the ways out."""
-    words = {"": "interrupted", "attention": "needs attention"}
-    if executing:
-        what = {"rollback": "a rollback", "map": f"a batch of {run.begin.function}"}.get(
-            run.begin.kind, f"run {run.id} of {run.begin.function}"
-        )
-        return RunUnfinished(
-            f"{agent.name} is executing {what}",
-            run=run.id,
-            hint="Wait until it has ended, or work on a branch: agent.branch(NAME, at=agent.head).",
-        )
-    cancel = command("runs", "cancel", whose(agent), run.id)
-    if run.begin.kind == "rollback":
-        return RunUnfinished(
-            f"a rollback of {agent.name} has begun and not ended",
-            run=run.id,
-            hint="It is finished by `with agent:`, agent.run(...) or agent.rollback(...).",
-        )
-    if run.begin.kind == "map":
-        return RunUnfinished(
-            f"a batch of {run.begin.function} has not ended ({words.get(run.status, run.status)})",
-            run=run.id,
-            hint=f"Resume it by calling store.map once more, cancel it with agent.cancel({run.id!r}) or `{cancel}`, or"
-            " roll back to before it began.",
-        )
-    return RunUnfinished(
-        f"run {run.id} of {run.begin.function} has not ended ({words.get(run.status, run.status)})",
-        run=run.id,
-        hint=f"Resume it with agent.resume({run.id!r}) or by running it again, with its own arguments or with others"
-        f" and .options(change=True); cancel it with agent.cancel({run.id!r}) or `{cancel}`;"
-        " work on a branch with agent.branch(NAME, at=agent.head); or roll back to before it began.",
+    function, id, kind = run.begin.function, run.id, run.begin.kind
+    what = {"rollback": f"a rollback of {agent.name}", "map": f"a batch of {function}"}.get(
+        kind, f"run {id} of {function}"
     )
+    if executing:
+        hint = "Wait until it has ended, or work on a branch: agent.branch(NAME, at=agent.head)."
+        return RunUnfinished(f"{agent.name} is executing {what}", run=id, hint=hint)
+    status = {"": "interrupted", "attention": "needs attention"}.get(run.status, run.status)
+    cancel = f"cancel it with agent.cancel({id!r}) or `{command('runs', 'cancel', whose(agent), id)}`"
+    ways = {
+        "rollback": "It is finished by `with agent:`, agent.run(...) or agent.rollback(...).",
+        "map": f"Resume it by calling store.map once more, {cancel}, or roll back to before it began.",
+        "run": f"Resume it with agent.resume({id!r}) or by running it again, with its own arguments or with others and"
+        f" .options(change=True); {cancel}; work on a branch with agent.branch(NAME, at=agent.head); or roll back to"
+        " before it began.",
+    }
+    return RunUnfinished(f"{what} has not ended ({status})", run=id, hint=ways.get(kind, ways["run"]))
 
 
 def cancel_first(name: str, branch: str, id: str) -> str:

@@ -94,7 +94,7 @@ class Environment:
         ``fork(description)`` makes the description for a new branch; without it a branch begins with None.
         """
         self._check_writer()
-        return self._host.companions.resource(name, open, close, describe, fork)
+        return self._host.companions.resource(Resource(self._host, name, open, close, describe, fork))
 
     def generator(self, name: str, of: G) -> G:
         """Keep the state of a random generator with the agent's: ``random``, ``random.Random()``, NumPy's.
@@ -219,17 +219,11 @@ SECTION = "holdfast.random"
 class Resource(Generic[H]):
     """One resource of an agent. ``handle`` is what ``open`` returned; it is opened when it is asked for."""
 
-    def __init__(
-        self,
-        agent: Any,
-        name: str,
-        open: Callable[..., H],
-        close: Callable[[H], object] | None,
-        describe: Callable[[H], Any] | None,
-        fork: Callable[[Any], Any] | None,
-    ) -> None:
-        self.name = name
-        self.open, self.close_, self.describe, self.fork = open, close, describe, fork
+    def __init__(self, agent: Any, name: str, open: Callable[..., H], close: Any, describe: Any, fork: Any) -> None:
+        self.name = check_text(name, "a resource's name")
+        if fork is not None and describe is None:
+            raise BadOption(f"resource {name}: fork() needs a description to start from", hint="Give describe, too.")
+        self.functions = open, close, describe, fork
         self._agent = ref(agent)
         self._notes: Notes = notes_of(agent)
         self._branch: bytes = agent.identity[1]
@@ -251,7 +245,8 @@ class Resource(Generic[H]):
         """The open handle."""
         with self._lock:
             if self._handle is _CLOSED:
-                self._handle = self.open(self._inherited()) if self.describe is not None else self.open()
+                open, _, describe, _ = self.functions
+                self._handle = open(self._inherited()) if describe is not None else open()
                 try:
                     self.update()
                 except BaseException:  # what is not described could not be opened again
@@ -265,10 +260,11 @@ class Resource(Generic[H]):
         kept = self._kept()
         if kept is None or kept["branch"] == self._branch:
             return kept["description"] if kept is not None else None
-        made = self.fork(kept["description"]) if self.fork is not None else None
+        fork = self.functions[3]
+        made = fork(kept["description"]) if fork is not None else None
         log.warning(
             "resource %s was opened by another branch, which may still use it; this one %s",
-            self.name, "opens a new one" if self.fork is None else "opens what fork() made for it",
+            self.name, "opens a new one" if fork is None else "opens what fork() made for it",
         )  # fmt: skip
         return made
 
@@ -279,9 +275,10 @@ class Resource(Generic[H]):
     def update(self) -> None:
         """Record how it would be opened now, if that has changed."""
         with self._lock:
-            if self._handle is _CLOSED or self.describe is None:
+            describe = self.functions[2]
+            if self._handle is _CLOSED or describe is None:
                 return
-            description = self.describe(self._handle)
+            description = describe(self._handle)
             kept = self._kept()
             if kept is None or kept["branch"] != self._branch or kept["description"] != description:
                 agent = self._agent()
@@ -302,8 +299,8 @@ class Resource(Generic[H]):
 
     def _drop(self) -> None:
         handle, self._handle = self._handle, _CLOSED
-        if self.close_ is not None:
-            self.close_(handle)
+        if (close := self.functions[1]) is not None:
+            close(handle)
 
     def __enter__(self) -> H:
         return self.handle
@@ -324,17 +321,12 @@ class Companions:
         self._resources: dict[str, Resource[Any]] = {}
         self._generators: dict[str, Any] = {}
 
-    def resource(self, name: str, open: Callable[..., H], close: Any, describe: Any, fork: Any) -> Resource[H]:
+    def resource(self, made: Resource[H]) -> Resource[H]:
         """Declare a resource (``Agent.resource``)."""
-        check_text(name, "a resource's name")
-        if fork is not None and describe is None:
-            raise BadOption(f"resource {name}: fork() needs a description to start from", hint="Give describe, too.")
         with self._lock:
-            known = self._resources.get(name)
-            if known is None:
-                known = self._resources[name] = Resource(self._agent, name, open, close, describe, fork)
-            elif not known.is_open:  # the program is executed again: its newest functions count
-                known.open, known.close_, known.describe, known.fork = open, close, describe, fork
+            known = self._resources.setdefault(made.name, made)
+            if not known.is_open:  # the program is executed again: its newest functions count
+                known.functions = made.functions
             return known
 
     def generator(self, name: str, of: G) -> G:

@@ -441,6 +441,7 @@ class AgentHost:
         self.whole = True
 
     def stands_in(self, run: RunPast) -> bool:
+        """Whether the newest checkpoint of the branch is one of this run: nothing else was saved since."""
         head = self.handle.head
         while head is not None and head.kind == "recover":  # the state of the one before it
             head = self.handle.at(f"id:{head.parent_id}")

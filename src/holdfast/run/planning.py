@@ -9,7 +9,8 @@ begun before goes back to its newest checkpoint that is not newer than the targe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, field
@@ -103,47 +104,34 @@ def plan_part(host: AgentHost, target: Target, accept: Collection[str], *, write
     """What it takes to bring one agent back, and its children."""
     standing = Standing(host.ledger.records())
     part = Part(host, target, standing, Past(standing.records))
-    sorter = _Sorter(part, accept, _Users(host))
+    sorter = _Sorter(part, accept)
     sorter.sort()
     part.harmless = [
         effect_of(call, host.ledger, host.registry)
         for call in part.past.calls()
         if call.read and call.number > target.position and not call.tool.startswith(OWN)
     ][::-1]
-    if depth < DEPTH_MAX:
-        for name, branch, begun, goal in _children(part):
-            child = host.child(name, branch, write=write)
-            notes = Past(child.ledger.records()).notes if child is not None and begun else {}
-            for one in begun:
-                if (SPAWN, one.key) not in notes:
-                    sorter.block(one, f"it began {name}, which is not in this store: what that did cannot be undone")
-            found = goal(child) if child is not None else None
-            if child is not None and found is not None:
-                below = plan_part(child, found, accept, write=write, depth=depth + 1)
-                if below.needed:
-                    part.children.append(below)
+    for name, branch, begun, runs in _children(part) if depth < DEPTH_MAX else ():
+        child = host.child(name, branch, write=write)
+        notes = Past(child.ledger.records()).notes if child is not None and begun else {}
+        for one in begun:
+            if (SPAWN, one.key) not in notes:
+                sorter.block(one, f"it began {name}, which is not in this store: what that did cannot be undone")
+        found = None if child is None else _start_of(child, runs) if runs else _before(child, target.at_us)
+        if child is not None and found is not None:
+            below = plan_part(child, found, accept, write=write, depth=depth + 1)
+            if below.needed:
+                part.children.append(below)
     return part
-
-
-class _Users:
-    """Who else knows an effect. Asked only when there is one."""
-
-    def __init__(self, host: AgentHost) -> None:
-        self._host = host
-        self._known: list[tuple[str, int]] | None = None
-
-    def of(self, number: int) -> tuple[str, ...]:
-        if self._known is None:
-            self._known = self._host.users()
-        return tuple(name for name, shared in self._known if number <= shared)
 
 
 class _Sorter:
     """Puts each effect of a line into its list."""
 
-    def __init__(self, part: Part, accept: Collection[str], users: _Users) -> None:
-        self.part, self.accept, self.users = part, frozenset(accept), users
+    def __init__(self, part: Part, accept: Collection[str]) -> None:
+        self.part, self.accept = part, frozenset(accept)
         self.inherited = part.host.inherited
+        self._users = cache(part.host.users)  # who else knows effects: asked only when there is one
 
     def sort(self) -> None:
         part, to = self.part, self.part.target.position
@@ -164,7 +152,8 @@ class _Sorter:
     def _planned(self, one: Traced) -> Planned:
         host = self.part.host
         effect = effect_of(one.call, host.ledger, host.registry)
-        return Planned(effect, host.name, one, TOOLS.find(one.call.tool), self.users.of(one.number))
+        users = tuple(name for name, shared in self._users() if one.number <= shared)
+        return Planned(effect, host.name, one, TOOLS.find(one.call.tool), users)
 
     def _place(self, one: Traced) -> None:
         part = self.part
@@ -222,15 +211,15 @@ def _failed(one: Traced) -> bool:
     return one.undo is not None and one.undo.done is not None and one.undo.done.how == "error"
 
 
-def _children(part: Part) -> Iterator[tuple[str, str, list[Traced], Callable[[AgentHost], Target | None]]]:
-    """The children that go back as well: name, branch, which calls are known to have begun them, and where to."""
-    host, to = part.host, part.target.position
-    over = _ended(part)
+def _children(part: Part) -> Iterator[tuple[str, str, list[Traced], list[str]]]:
+    """The children that go back as well: name, branch, which calls are known to have begun them, and the runs.
+
+    Those are the ones that began after the target; none where the child was begun before it, and had not ended.
+    """
+    host, to, over = part.host, part.target.position, _ended(part)
     # What an earlier rollback took back, it has taken back with its children.
     counts = {call.intent.key for call in part.past.calls() if call.intent is not None and call.outcome is not None}
-    new: dict[tuple[str, str], list[str]] = {}
-    old: dict[tuple[str, str], str] = {}
-    begun_by: dict[tuple[str, str], list[Traced]] = {}
+    spawns: dict[tuple[str, str], list[tuple[Traced, str]]] = {}
     for one in part.standing.spawned:
         if one.number <= host.inherited:
             continue  # the other branch's child
@@ -241,17 +230,12 @@ def _children(part: Part) -> Iterator[tuple[str, str, list[Traced], Callable[[Ag
         else:
             begun = fetch(outcome.value, host.ledger, host.registry, inert=True)
             child, run = (begun["agent"], begun["branch"]), begun["run"]
-        if one.number > to:
-            new.setdefault(child, []).append(run)
-        else:
-            old[child] = run
-        if one.key in counts and (one.number > to or run not in over):
-            begun_by.setdefault(child, []).append(one)
-    for child, runs in new.items():
-        yield *child, begun_by.get(child, []), _start_of(runs)
-    for child, run in old.items():
-        if child not in new and run not in over:
-            yield *child, begun_by.get(child, []), _before(part.target.at_us)
+        spawns.setdefault(child, []).append((one, run))
+    for child, its in spawns.items():
+        new = [run for one, run in its if one.number > to]
+        if new or its[-1][1] not in over:
+            known = [one for one, run in its if one.key in counts and (one.number > to or run not in over)]
+            yield *child, known, new
 
 
 def _ended(part: Part) -> set[str]:
@@ -265,20 +249,16 @@ def _ended(part: Part) -> set[str]:
     return found
 
 
-def _start_of(runs: list[str]) -> Callable[[AgentHost], Target | None]:
-    def find(child: AgentHost) -> Target | None:
-        for _, record in child.ledger.records():
-            if isinstance(record, rec.Begin) and record.run in runs:
-                return child.target(record.start)
-        return None  # it never began
-
-    return find
+def _start_of(child: AgentHost, runs: list[str]) -> Target | None:
+    """Where the first of these runs began; None when none did."""
+    for _, record in child.ledger.records():
+        if isinstance(record, rec.Begin) and record.run in runs:
+            return child.target(record.start)
+    return None
 
 
-def _before(at_us: int) -> Callable[[AgentHost], Target | None]:
-    def find(child: AgentHost) -> Target | None:
-        past = Past(child.ledger.records())
-        _, newest = past.newest
-        return child.newest_before(at_us) if newest > at_us or pending(past) is not None else None
-
-    return find
+def _before(child: AgentHost, at_us: int) -> Target | None:
+    """The newest checkpoint that is not newer, unless nothing has happened since."""
+    past = Past(child.ledger.records())
+    _, newest = past.newest
+    return child.newest_before(at_us) if newest > at_us or pending(past) is not None else None

@@ -15,9 +15,7 @@ chooses another way (``.options(replan=hook)``). It is asked when everything is 
 from __future__ import annotations
 
 import heapq
-import inspect
 import logging
-import sys
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -54,9 +52,10 @@ from holdfast.run.outcomes import MESSAGE_MAX, brief_fault, told
 from holdfast.run.past import Past, RunPast
 from holdfast.run.planning import Part, Planned, pending, plan_part
 from holdfast.run.runs import Run, called_with, execute, plan_of
-from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, active, branch_of, here, now_us
-from holdfast.run.steps import Aside, Pause, Request, Steps, Work, Write, awaited, drive, drive_later
+from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, active, branch_of, doing, here, now_us
+from holdfast.run.steps import Pause, Steps, Theirs, Work, Write, drive, drive_later
 from holdfast.run.tools import TOOLS, Tool
+from holdfast.run.waiting import date
 
 if TYPE_CHECKING:
     from holdfast.run.host import AgentHost
@@ -93,7 +92,7 @@ class RollbackPlan:
         begun = pending(part.past)
         if begun is not None and target.position >= begun.number:
             raise BadOption(
-                f"the rollback that began {_when(begun.begin.at)} has not ended, and the target was made after that",
+                f"the rollback that began {date(begun.begin.at)} has not ended, and the target was made after that",
                 hint="Finish it first, or go back to a checkpoint from before it.",
             )
         return part
@@ -344,7 +343,7 @@ def resuming(agent: AgentHost) -> Steps:
     if found is None:
         return False
     given = fetch(found.begin.args, agent.ledger, agent.registry)
-    log.info("%s: resuming the rollback that began %s", agent.name, _when(found.begin.at))
+    log.info("%s: resuming the rollback that began %s", agent.name, date(found.begin.at))
     plan = yield Work(lambda: RollbackPlan(agent, given["to"], tuple(given["accept"])))
     yield from plan._going()
     return True
@@ -380,12 +379,6 @@ def _release(part: Part) -> None:
             below.host.release()
 
 
-def _when(at_us: int) -> str:
-    import time
-
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at_us / 1e6))
-
-
 # -- undoing one effect ---------------------------------------------------------------------------------------
 
 
@@ -405,6 +398,7 @@ class Failed(Exception):
 def undo(run: Run, planned: Planned) -> Steps:
     """Undo one effect, as part of this rollback. Raises ``Failed`` when that does not work out."""
     tool, traced = cast("Tool", planned.tool), planned.traced  # without its tool nothing is planned to be undone
+    compensate = cast("Any", tool.compensate)
     path = str(traced.number)
     key = digest_of("holdfast.key", encode(["undo", traced.key])).hex()[:32]  # the same whoever tries again
     before = run.past.calls.get(path)
@@ -431,7 +425,8 @@ def undo(run: Run, planned: Planned) -> Steps:
         own._report = lambda value, number=number: run.report(path, number, value)
         done = rec.Done(0, run.run_id, path, "value", number, started=started)
         try:
-            yield Compensate(run, tool, planned.effect, own, path)
+            there = partial(_compensating, run, own, path)
+            yield Theirs(partial(compensate, planned.effect), own.tool, there, tool.timeout_s, whole=True)
         except (InDoubt, Waiting, Cancelled) as error:  # of a call inside: trying again would not change that
             raise Failed(planned, error, tries) from error
         except Exception as error:
@@ -447,48 +442,15 @@ def undo(run: Run, planned: Planned) -> Steps:
         return
 
 
-class Compensate(Request):
-    """Call a compensation. An async one is awaited on the caller's loop, or, in plain code, on one of its own."""
-
-    def __init__(self, run: Run, tool: Tool, effect: Effect, own: Effect, path: str) -> None:
-        self.run, self.tool, self.effect, self.own, self.path = run, tool, effect, own, path
-        self.function: Any = tool.compensate
-
-    @contextmanager
-    def inside(self) -> Iterator[None]:
-        agent = self.run.agent
-        with (
-            watchers.watching("call", agent.name, branch_of(agent), effect=self.own),
-            active(Lane(self.run, f"{self.path}/", self.run.lane, self.own.tool)),
-        ):
-            token = EFFECT.set(self.own)
-            try:
-                yield
-            finally:
-                EFFECT.reset(token)
-
-    def now(self) -> None:
-        if self.tool.timeout_s is None:
-            self._call()
-        else:  # in a thread of its own: nothing stops a blocking call
-            Aside(self._call, self.own.tool).wait(self.tool.timeout_s)
-
-    def elsewhere(self) -> Any:
-        return Aside(self.now, self.own.tool).begin()
-
-    async def later(self) -> None:
-        if not inspect.iscoroutinefunction(self.function):
-            await super().later()
-            return
-        with self.inside():
-            async with sys.modules["asyncio"].timeout(self.tool.timeout_s):
-                await self.function(self.effect)
-
-    def _call(self) -> None:
-        with self.inside():
-            answer = self.function(self.effect)
-            if inspect.isawaitable(answer):
-                awaited(answer)
+@contextmanager
+def _compensating(run: Run, own: Effect, path: str) -> Iterator[None]:
+    """The context of a compensation: its calls lie below what it undoes."""
+    with (
+        watchers.watching("call", run.agent.name, branch_of(run.agent), effect=own),
+        active(Lane(run, f"{path}/", run.lane, own.tool)),
+        doing(own),
+    ):
+        yield
 
 
 # -- going another way ----------------------------------------------------------------------------------------
@@ -549,7 +511,8 @@ def replanning(
             raise
         except Exception as error:  # noqa: BLE001 - whatever ended the run is what the hook is told
             setback = yield from _taken_back(agent, known(function).name, error, attempt, before)
-        chosen = yield Choice(options.replan, setback)
+        # It may change the agent's state, so it is called where the run was.
+        chosen = yield Theirs(partial(cast("Any", options.replan), setback), "replan", aside=False)
         if chosen is None:
             raise setback.error
         if attempt >= REPLANS_MAX:
@@ -597,20 +560,3 @@ def _taken_back(agent: AgentHost, name: str, error: Exception, attempt: int, bef
     except Outcome as other:
         raise other from error
     return Setback(agent.handle, run.id, name, error, tuple(one.effect for one in plan.undo), checkpoint, attempt)
-
-
-class Choice(Request):
-    """Ask the hook. It may change the agent's state, so it is called where the run was."""
-
-    def __init__(self, hook: Any, setback: Setback) -> None:
-        self.hook, self.setback = hook, setback
-
-    def now(self) -> Any:
-        chosen = self.hook(self.setback)
-        if inspect.isawaitable(chosen):
-            raise BadOption("replan is async", hint="Use it with `await agent.arun(...)`.")
-        return chosen
-
-    async def later(self) -> Any:
-        chosen = self.hook(self.setback)
-        return await chosen if inspect.isawaitable(chosen) else chosen

@@ -35,7 +35,7 @@ from holdfast.run.arguments import Blocks, Stowed, fetch, fill, scrub, stow
 from holdfast.run.effects import Effect
 from holdfast.run.order import Order, watch
 from holdfast.run.outcomes import result_of
-from holdfast.run.past import LOST, Call, RunPast
+from holdfast.run.past import LOST, Call
 from holdfast.run.records import Record, key_of
 from holdfast.run.tools import TOOLS, Tool
 
@@ -92,9 +92,6 @@ class Host(Protocol):
 
     def check_free(self) -> None:
         """Raise while a run or a rollback has begun and not ended."""
-
-    def stands_in(self, run: RunPast) -> bool:
-        """Whether the newest checkpoint of the branch is one of this run: nothing else was saved since."""
 
 
 class Scope(ABC):
@@ -528,6 +525,17 @@ class _Factory:
 
 EFFECT: contextvars.ContextVar[Effect | None] = contextvars.ContextVar("holdfast.effect", default=None)
 """The effect whose tool is running."""
+
+
+@contextmanager
+def doing(effect: Effect) -> Iterator[None]:
+    """Inside, this is the effect whose tool, probe or compensation is running."""
+    token = EFFECT.set(effect)
+    try:
+        yield
+    finally:
+        EFFECT.reset(token)
+
 
 _active: set[object] = set()  # only ever changed by steps that cannot be cut, by a destructor for example
 _FINDERS: list[Callable[[str, str], Lane | None]] = []

@@ -1,7 +1,8 @@
 """What takes time in a call, and how it is done in plain and in async code.
 
-Owns the requests that a call's steps make, and the two drivers that fulfil them. Must not know in which order a call
-makes them. What always holds: a request that writes is finished even when its caller is cancelled meanwhile.
+Owns the requests that a call's steps make, the two drivers that fulfil them, and the async twins of verbs that are not
+written as steps. Must not know in which order a call makes them. What always holds: a request that writes is finished
+even when its caller is cancelled meanwhile.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Generator, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -340,23 +341,51 @@ class Invoke(Request):
 
 
 class Instead(Invoke):
-    """Call the tool's fallback, in a lane of its own below the call."""
+    """The context of a fallback: a lane of its own below the call."""
 
     def place(self, owner: Any) -> Lane:
         return super().place(owner).step("fallback")
 
+
+class Theirs(Request):
+    """Call a function of the user that may be async: a probe, a compensation, a fallback, a hook.
+
+    An async one is awaited on the caller's loop, or, in plain code, on one of its own. In async code a plain one has a
+    thread of its own, unless it is to be called where the run is (not ``aside``); ``whole``: that is waited for even
+    when the caller is cancelled meanwhile. One that takes longer than its limit in plain code goes on.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[], Any],
+        name: str,
+        inside: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        limit_s: float | None = None,
+        *,
+        aside: bool = True,
+        whole: bool = False,
+    ) -> None:
+        self.function, self.name, self.inside, self.limit_s = function, name, inside, limit_s
+        self.aside, self.whole = aside, whole
+
     def now(self) -> Any:
+        return self._call() if self.limit_s is None else Aside(self._call, self.name).wait(self.limit_s)
+
+    def _call(self) -> Any:
         with self.inside():
-            return self._function(*self.args, **self.kwargs)
+            answer = self.function()
+            return awaited(answer) if inspect.isawaitable(answer) else answer
+
+    def elsewhere(self) -> Any:
+        return Aside(self.now, self.name).begin()
 
     async def later(self) -> Any:
+        if self.aside and not inspect.iscoroutinefunction(self.function):
+            return await (super().later() if self.whole else self.elsewhere())
         with self.inside():
-            result = self._function(*self.args, **self.kwargs)
-            return await result if inspect.isawaitable(result) else result
-
-    @property
-    def _function(self) -> Any:
-        return self.tool.fallback
+            async with sys.modules["asyncio"].timeout(self.limit_s):
+                answer = self.function()
+                return await answer if inspect.isawaitable(answer) else answer
 
 
 Steps = Generator[Any, Any, Any]

@@ -43,7 +43,7 @@ from holdfast.run.past import Past, RunPast
 from holdfast.run.records import STOP
 from holdfast.run.resilience import clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, place
-from holdfast.run.steps import Request, Sleep, Steps, Turn, Write, asked, cancelled, drive, drive_later, is_cancelled
+from holdfast.run.steps import Sleep, Steps, Turn, Work, Write, asked, cancelled, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
 from holdfast.store.catalog import Agent, Branch, View
 from holdfast.store.processes import off_loop
@@ -170,17 +170,19 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
         if known is None:
             yield Write(scope, began)
         while True:
-            over = yield looking
+            # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
+            while (pause_s := (yield Work(looking._look))) is not None:
+                yield Sleep(looking.clock, pause_s)
             if looking.stop is not None:
                 if scope.takes(looking.stop):
                     yield from tell(scope, what, looking.stop, done)
                 continue
             stowed = None
-            if over and kind == "signal":
+            if not looking.found and kind == "signal":
                 error = TimeoutError(f"no signal {name!r} within {limit_s:g} s")
                 done.how = "error"
                 done.fault, stowed = fault_of(what, error, scope)
-            elif not over:
+            elif looking.found:
                 signal = _claim(scope, looking.found)
                 if signal is None:  # another flow of this run was faster
                     continue
@@ -223,11 +225,8 @@ def _claim(scope: Scope, found: Iterable[Signal]) -> Signal | None:
     return None
 
 
-class Until(Request):
-    """Wait until the time is over (answers True) or the signal is there (answers False, and ``found`` has it).
-
-    Or until the run is to stop (``stop``).
-    """
+class Until:
+    """What a wait looks for: that its time is over, the signal is there (``found``), or the run is to stop."""
 
     def __init__(self, scope: Run, began: rec.Wait) -> None:
         self.scope, self.began = scope, began
@@ -242,17 +241,6 @@ class Until(Request):
         if began.until:
             left = min(began.until - self.clock.wall_us(), began.until - began.at)
             self._end_s = self.clock.elapsed_s() + left / 1e6
-
-    def now(self) -> bool:
-        while (pause_s := self._look()) is not None:
-            self.clock.sleep(pause_s)
-        return not self.found
-
-    async def later(self) -> bool:
-        # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
-        while (pause_s := await off_loop(self._look)) is not None:
-            await self.clock.asleep(pause_s)
-        return not self.found
 
     def _look(self) -> float | None:
         """Seconds until the next look, None when the wait is over. Raises when the run is put off."""

@@ -38,7 +38,7 @@ from holdfast.run.claims import Loop, Task, TaskLane, key_in, part_in, task_of
 from holdfast.run.durables import unfinished
 from holdfast.run.line import Line
 from holdfast.run.listing import origin_of
-from holdfast.run.past import GUARDED, TASK, Call, Past, RunPast, task_in
+from holdfast.run.past import GUARDED, TASK, Call, Past, task_in
 from holdfast.run.scope import Lane, now_us
 from holdfast.run.steps import Steps, Work
 from holdfast.run.tools import TOOLS, Tool
@@ -192,9 +192,6 @@ class ThreadHost:
             if owner is not None:
                 raise unfinished(self, owner, executing=False)
             self.whole = True
-
-    def stands_in(self, run: RunPast) -> bool:  # noqa: ARG002 - the graph's checkpoints are no run's
-        return False
 
 
 class ThreadLoop(Loop):
