@@ -187,6 +187,41 @@ def test_a_run_whose_server_went_away_is_interrupted_and_does_not_try_again_by_i
         assert outside() == {"x": 1}
 
 
+def test_a_batch_whose_server_went_away_is_interrupted_and_no_item_has_failed(outside):
+    with own_server() as server, server.database("one") as url, holdfast.open(url + LEASE) as store:
+        away = []
+
+        @holdfast.durable(name="leased.item")
+        def item(what):
+            paid = leased.pay(what)
+            if what == "2" and not away:
+                away.append(what)
+                server.stop(signal.SIGQUIT)
+            return paid
+
+        with pytest.raises(errors.StoreFailed):
+            store.map(item, ["1", "2", "3"], name="batch", workers=1)
+        server.start()
+        assert [run.status for run in store.runs()] == ["interrupted"]
+        assert store.map(item, ["1", "2", "3"], name="batch", workers=1) == ["1", "2", "3"]
+        assert outside() == {"1": 1, "2": 1, "3": 1}
+
+
+def test_a_worker_that_begins_while_its_server_is_away_goes_on_when_it_is_there(outside):
+    with own_server() as server, server.database("one") as url, holdfast.open(url + LEASE) as store:
+        job = store.submit(leased.twice, "x")
+        server.stop()
+        one = store.worker()
+        thread = threading.Thread(target=one.run)
+        thread.start()
+        time.sleep(0.2)  # so that it most likely finds nobody there
+        server.start()
+        assert job.result(120) == ["x-a", "x-b"]
+        one.stop()
+        thread.join()
+        assert outside() == {"x-a": 1, "x-b": 1}
+
+
 def own_server():
     try:
         return postgres.server()

@@ -92,6 +92,7 @@ def test_no_more_runs_begin_within_a_time_than_the_rate_allows(place):
         times = [began for began, _ in spans("paced")]
         assert len(times) == 11
         assert max(times) - began_s >= 2 * 0.5  # 5, then 5, then 1
+        assert most_within(times, 0.5) <= 5
 
 
 def test_each_partition_has_its_own_limit(place):
@@ -504,20 +505,6 @@ def test_inside_its_own_run_a_turn_never_comes_and_that_is_said_at_once(tmp_path
 # -- under fire ------------------------------------------------------------------------------------------------------
 
 
-class Watcher(threading.Thread):
-    """Remembers every claim that it sees: of which run, and when it began."""
-
-    def __init__(self, store):
-        super().__init__()
-        self.store, self.began_s, self.over = store, {}, threading.Event()
-
-    def run(self):
-        while not self.over.wait(0.01):
-            for _, run, *_, first in self.store._db.view.rows("claim"):
-                if first:  # another one, where it was claimed again before it had begun
-                    self.began_s[run.decode()] = first / 1e6
-
-
 def test_workers_that_are_killed_exceed_no_limit_and_do_everything_once(place, rounds):
     count, chance = rounds(40, 300), random.Random(int(os.environ.get("SEED", "1")))
 
@@ -527,8 +514,6 @@ def test_workers_that_are_killed_exceed_no_limit_and_do_everything_once(place, r
 
     with holdfast.open(place) as store:
         jobs = [store.submit(working.mail, str(number)) for number in range(count)]
-        watcher = Watcher(store)
-        watcher.start()
         workers = [worker() for _ in range(2)]
         end_s = time.monotonic() + 240
         while any(one.status != "finished" for one in jobs) and time.monotonic() < end_s:
@@ -540,23 +525,15 @@ def test_workers_that_are_killed_exceed_no_limit_and_do_everything_once(place, r
         for one in workers:
             one.kill()
             one.wait()
-        watcher.over.set()
-        watcher.join()
         assert [one.result(0) for one in jobs] == [[f"{n}-a", f"{n}-b"] for n in range(count)]
 
     done = working.done()
     paid = Counter(line[1] for line in done if line[0] != "entered")
     assert paid == {f"{n}-{part}": 1 for n in range(count) for part in "ab"}
     assert most_at_once([(float(line[2]), float(line[3])) for line in done if line[0] != "entered"]) <= 3
-    # Each began after a claim that counts, of which there are never too many within the time. How long after it, the
-    # machine decides: by that much those in the ledger may be closer together.
     entered_s = {}
     for line in done:
         if line[0] == "entered":
             entered_s.setdefault(line[1], float(line[2]))
-    claimed_s = {str(number): watcher.began_s[one.id] for number, one in enumerate(jobs)}
-    late_s = [entered_s[what] - claimed_s[what] for what in claimed_s]
-    assert min(late_s) >= 0
-    assert most_within(claimed_s.values(), 0.5) <= 8
-    assert most_within(entered_s.values(), max(1e-6, 0.5 - max(late_s))) <= 8
-    print(f"began at most {max(late_s):.3f} s after the claim; {most_within(entered_s.values(), 0.5)} within the time")
+    assert entered_s.keys() == {str(number) for number in range(count)}
+    assert most_within(entered_s.values(), 0.5) <= 8

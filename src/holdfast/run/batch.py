@@ -3,7 +3,8 @@
 Owns which items are left, how many are under way at once, and what becomes of one that fails. What always holds: the
 batch is one run, and what resumes is the batch; an item has a position in it, which its key gives, and records there,
 but no state and no checkpoints; one that has finished is not executed again, what it has done outside is not repeated,
-and one that fails or is in doubt does not stop the others.
+and one that fails or is in doubt does not stop the others. A store that cannot be written is no failure of an item: it
+ends the batch, which goes on when it is called again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from holdfast.errors import BadName, BadOption, Cancelled, InDoubt
 from holdfast.run import records as rec
 from holdfast.run import waiting
 from holdfast.run.arguments import Stowed, fetch, fingerprint, not_there, refuse, scrub, stow
+from holdfast.run.calls import LEDGER
 from holdfast.run.doubt import settle_all
 from holdfast.run.durables import Options, check_whole, known, options_of, unfinished
 from holdfast.run.effects import ITEM
@@ -117,9 +119,12 @@ class Batch:
         drive(self._prepare())
 
         def work() -> None:
-            with self._watch.inside():
-                while (at := self._next()) is not None:
-                    self._note(at, lambda: drive(self._steps(at)))
+            try:
+                with self._watch.inside():
+                    while (at := self._next()) is not None:
+                        self._note(at, lambda: drive(self._steps(at)))
+            except BaseException as error:  # noqa: BLE001 - raised where the batch was begun
+                self.failed = self.failed or error
 
         threads = [threading.Thread(target=work, name=f"map {number}") for number in range(self._wanted)]
         for thread in threads:
@@ -187,6 +192,9 @@ class Batch:
             self.failed = error
 
     def _fail(self, at: int, error: Exception) -> None:
+        if isinstance(error, LEDGER):
+            self.failed = self.failed or error
+            return
         self.results[at] = error
         if self._first is None or (isinstance(error, InDoubt) and not isinstance(self._first, InDoubt)):
             self._first = error
@@ -195,7 +203,9 @@ class Batch:
 
     def _finished(self) -> list[Any]:
         """The batch has ended: one that was interrupted has not."""
-        if self.failed is None or isinstance(self.failed, Exception | Cancelled):
+        if self.failed is None or (
+            isinstance(self.failed, Exception | Cancelled) and not isinstance(self.failed, LEDGER)
+        ):
             end = rec.End(now_us(), RUN, "finished")
             if isinstance(self.failed, Cancelled) and not isinstance(self._first, InDoubt):
                 end.how, end.fault, end.by = "cancelled", self._fault(self.failed), self.failed.by
@@ -297,9 +307,11 @@ class Batch:
             done.at, done.value = now_us(), kept.value
             run.write(done, Stowed(None, {**given.nodes, **kept.nodes}, {**given.chunks, **kept.chunks}))
             return fetch(kept.value, host.ledger, registry)
-        except InDoubt:
+        except (InDoubt, *LEDGER):
             raise
         except Exception as error:
+            if run.broken is not None:
+                raise run.broken from error
             done.at, done.how, done.fault = now_us(), "error", self._fault(error)
             run.write(done, given)
             raise

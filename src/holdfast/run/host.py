@@ -50,6 +50,7 @@ class AgentHost:
     whole = False  # known to have no run and no rollback under way
     resumed = ""  # the run of which it is recorded that it is resumed, before that is done
     for_worker = False  # whoever executes its runs is a worker
+    entering: Callable[[], None] | None = None  # called when a function is entered
     borrowed = False  # the handle was opened for somebody else's rollback, or for a run as a child
 
     def __init__(self, agent: Agent) -> None:

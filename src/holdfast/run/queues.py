@@ -3,8 +3,9 @@
 Owns what programs declare, what a store remembers of it, and the claims by which a worker may begin a run. Must not
 know how a run goes. What always holds: a claim is made in one transaction, with the database's clock, in which nobody
 else claims in the same queue; it counts claims, and never keeps a counter; a claim counts as long as its holder has the
-branch (lease and generation) that it was made for, so that nobody has to give one back; the store's numbers count,
-whatever a program declares.
+branch (lease and generation) that it was made for, so that nobody has to give one back; for a rate, a claim counts
+from when it is made until the time has passed since the function was entered, or since its holder was found gone; the
+store's numbers count, whatever a program declares.
 
     queue("mail", concurrency=4, rate=(10, 60))    declare one
     declare(db, *queues)                           let a store know them; raises where it knows other numbers
@@ -61,6 +62,12 @@ LANES = 16
 
 ROOM_S = 0.1
 """How often a worker looks whether others have left room in a queue that was full."""
+
+ENTERING = 2**61
+"""When a run began that was claimed, and of which nobody has said yet that its function was entered."""
+
+ENTERED_S = 0.1
+"""How long after that this is said: by then it has been, however busy the machine is with other threads."""
 
 RATE_WAIT_S = 1.0
 """How long a worker believes that the rate leaves no room: somebody may change it."""
@@ -408,7 +415,8 @@ class Claims:
             left = rate[0] - self._view.reader.run(f"SELECT count(*) {_STARTED}{where}", given)[0][0]
             if left <= 0:  # when the oldest of those that fill it does not count any more
                 sql = f"SELECT first {_STARTED}{where} ORDER BY first DESC LIMIT 1 OFFSET {rate[0] - 1}"
-                until = max(until, self._view.reader.run(sql, given)[0][0] + _us(rate))
+                last = self._view.reader.run(sql, given)[0][0]
+                until = max(until, last + _us(rate) if last != ENTERING else 0)
             fresh = min(fresh, left - more)
         return Room(max(0, fresh), max(0, begun), until)
 
@@ -416,7 +424,7 @@ class Claims:
         """Claim."""
         before = change.tx.run("SELECT first FROM claim WHERE b = ? AND run = ?", self._key(b, run))
         self._drop(change, b, run)
-        first = self.now if fresh else before[0][0] if before else 0
+        first = (ENTERING if self.queue.period_us else self.now) if fresh else before[0][0] if before else 0
         change.put("claim", b, run, self.queue.name.encode(), part.encode(), generation, first)
 
     def forget(self, change: Change, b: int, run: bytes) -> None:
@@ -427,9 +435,9 @@ class Claims:
     def sweep(self, change: Change) -> None:
         """Forget what does not count any more. A start in the future is one of now: the clock was set back."""
         since = self.now - self.queue.period_us
-        sql = "SELECT b, run, part, generation, first FROM claim WHERE queue = ? AND first > ?"
-        late = change.tx.run(sql, (self._name, self.now))
-        gone = {tuple(row[:5]) for row in self._gone}
+        sql = "SELECT b, run, part, generation, first FROM claim WHERE queue = ? AND first > ? AND first < ?"
+        late = change.tx.run(sql, (self._name, self.now, ENTERING))
+        gone = {tuple(row[:5]) for row in self._gone if row[4] != ENTERING or not self._is_next(row[0], row[1])}
         for b, run, part, generation, first in gone | set(map(tuple, late)):
             change.tx.do("DELETE FROM claim WHERE b = ? AND run = ?", (b, run))
             ended = (b, run, part, generation, first) in gone
@@ -437,6 +445,27 @@ class Claims:
                 texts = (self._text(one) for one in (run, self._name, part))
                 change.put("claim", b, *texts, 0 if ended else generation, min(first, self.now))
         change.tx.do("DELETE FROM claim WHERE queue = ? AND generation = 0 AND first <= ?", (self._name, since))
+
+    @property
+    def left(self) -> bool:
+        """Whether somebody has gone without saying that what he had claimed was entered."""
+        return any(row[4] == ENTERING and not self._is_next(row[0], row[1]) for row in self._gone)
+
+    def entered(self, change: Change, b: int, run: bytes) -> None:
+        """Its function was entered: from now on it counts as long as any start does."""
+        found = change.tx.run("SELECT part, generation, first FROM claim WHERE b = ? AND run = ?", self._key(b, run))
+        if found and found[0][2] == ENTERING:
+            self._drop(change, b, run)
+            change.put("claim", b, run, self.queue.name.encode(), self._text(found[0][0]), found[0][1], self.now)
+
+    def _is_next(self, b: int, run: bytes) -> bool:
+        """Whether somebody is about to go on with a run whose worker is gone: then it has not begun for the last time.
+
+        It keeps its place among those that begin, as it does not wait for one.
+        """
+        named = b, self._view.cipher.name("open", self._text(run)), self.now
+        sql = "SELECT b FROM open WHERE b = ? AND run = ? AND length(signal) = 0 AND due <= ?"
+        return bool(self._view.reader.run(sql, named))
 
     def _drop(self, change: Change, b: int, run: bytes) -> None:
         change.tx.do("DELETE FROM claim WHERE b = ? AND run = ?", self._key(b, run))
@@ -493,6 +522,7 @@ class Turns:
         self._begun: dict[int, Lane] = {}  # runs that are about to be claimed, by branch
         self._claims: dict[str, tuple[Claims, float]] = {}  # of queues, and until when they are believed
         self._rooms: dict[bytes, tuple[Room, float]] = {}  # the same of lanes that are full
+        self._entered: dict[tuple[int, bytes], tuple[str, float]] = {}  # runs whose functions were, and since when
         self._unknown: set[str] = set()
 
     def check(self) -> None:
@@ -558,10 +588,44 @@ class Turns:
             if lane is not None:
                 self._claims.pop(lane.queue, None)
 
+    def enter(self, b: int, run: bytes, lane: bytes) -> None:
+        """Its function is entered at this moment."""
+        name = Lane.of(lane).queue
+        queue = self._queue(name) if lane else None
+        if queue is not None and queue.period_us:
+            with self._state:
+                self._entered[b, run] = name, time.monotonic() + ENTERED_S
+
+    def say_entered(self) -> None:
+        """Let the store know which functions were entered. For whoever looks for work, all the time."""
+        now_s = time.monotonic()
+        with self._state:
+            some = {one: name for one, (name, at_s) in self._entered.items() if at_s <= now_s}
+        if not some:
+            return
+        known = remembered(self._db.view)
+
+        def say(change: Change) -> None:
+            for name in sorted(set(some.values())):
+                change.tx.alone(b"queue " + name.encode())
+                claims = Claims(change, known.get(name, Queue(name)), self._db.leases.living, change.tx.clock())
+                for b, run in (one for one, its in some.items() if its == name):
+                    claims.entered(change, b, run)
+
+        with self._claiming:
+            self._db.change(say)
+        with self._state:
+            self._entered = {one: its for one, its in self._entered.items() if one not in some}
+            for name in some.values():
+                self._claims.pop(name, None)
+
     def done(self, b: int, lane: bytes) -> None:
         """A run is not executed any more: there may be room for another one."""
         if lane:
             with self._state:
+                self._entered = {
+                    one: (name, 0.0 if one[0] == b else at_s) for one, (name, at_s) in self._entered.items()
+                }
                 self._begun.pop(b, None)
                 queue = Lane.of(lane).queue
                 self._claims.pop(queue, None)
@@ -584,7 +648,8 @@ class Turns:
             claims, believed_s = Claims(self._db.view, queue, living, self._db.engine.clock()), now_s + ROOM_S
         room = claims.room(where.part, coming)
         left_us = room.until_us - claims.now
-        if left_us > queue.period_us:  # the clock was set back
+        # The clock was set back, or somebody is gone.
+        if left_us > queue.period_us or (room.fresh <= 0 and claims.left):
             self._db.change(lambda change: Claims(change, queue, living, change.tx.clock()).sweep(change))
         with self._state:
             self._claims[where.queue] = claims, believed_s

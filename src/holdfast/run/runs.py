@@ -298,10 +298,15 @@ class Body(Request):
     def now(self) -> Any:
         self.run.plain = True
         with active(self.run.lane):
+            self._enter()
             try:
                 return self.function()
             except StopIteration as error:  # which no generator can pass on
                 raise RuntimeError(f"{self.name} raised StopIteration") from error
+
+    def _enter(self) -> None:
+        if self.run.host.entering is not None:
+            self.run.host.entering()
 
     async def later(self) -> Any:
         return await apart(self.run, self._body)
@@ -309,6 +314,7 @@ class Body(Request):
     async def _body(self) -> Any:
         self.run.plain = True
         with active(self.run.lane):
+            self._enter()
             result = self.function()
             self.run.plain = not inspect.isawaitable(result)
             return result if self.run.plain else await result

@@ -161,19 +161,23 @@ class Worker:
     def run(self, *, drain: bool = False) -> None:
         """Work until ``stop`` is called; with ``drain`` until nothing can be resumed any more."""
         db, schedules = self._store._db, Schedules(self._store)
-        self._turns.check()
         seen: int | None = -1
+        checked = False
         reached_s = time.monotonic()
         while not self._stopping:
             before_s = time.thread_time()
             try:
+                if not checked:
+                    self._turns.check()
+                    checked = True
                 schedules.look()
+                self._turns.say_entered()
                 begun, reached_s = self._begin(), time.monotonic()
                 if begun:
                     continue
                 left = drain and (self._jobs or next(self._find(full=True), None) is not None)
                 if drain and not left and not schedules.look(at_once=True):
-                    return
+                    break
                 if len(self._jobs) >= self._concurrency:
                     self._free.clear()
                     self._free.wait(POLL_S)  # until one has ended, and nothing that was found is left
@@ -187,6 +191,8 @@ class Worker:
                     raise
                 log.warning("the store cannot be reached: %s", error.message)
                 time.sleep(AWAY_POLL_S)
+        with suppress(*_AWAY):  # whoever comes next finds it out
+            self._turns.say_entered()
 
     async def arun(self, *, drain: bool = False) -> None:
         """As run(), without blocking the event loop. Cancelling it stops the worker, and waits for what it executes."""
@@ -431,6 +437,7 @@ class Worker:
         def told(became: str, about: str = "") -> Worked:
             return Worked(job.agent, job.branch, job.run, job.function, became, about)
 
+        handle._host.entering = lambda: self._turns.enter(job.b, opened.key(job.run), job.queue)
         try:
             if DURABLES[job.function].waits:
                 asyncio.run(handle.aresume(job.run, wait=False))
