@@ -20,6 +20,7 @@ from holdfast.codec.diff import aligned as hunks
 from holdfast.codec.diff import rekeyed
 from holdfast.codec.document import Document
 from holdfast.codec.operations import Operation
+from holdfast.codec.proofs import COUNTS
 from holdfast.codec.types import Registry
 from holdfast.codec.values import encode
 from holdfast.errors import Damaged, Unencodable
@@ -534,6 +535,19 @@ def test_what_is_handed_out_is_what_was_saved_and_nobody_elses(rounds):
         program = Handing(random.Random(seed))
         for _ in range(12):
             program.step()
+
+
+@pytest.mark.skipif(not COUNTS, reason="counts of references say nothing here")
+def test_what_nobody_has_any_more_is_handed_out_again():
+    """Which is why a turn of a chat costs little: also while the program has the answer before."""
+    assigned = Assigned(TYPES)
+    assigned.assign({"x": [Note(str(number), ["t"]) for number in range(200)]})
+    answers = [assigned.still().value("x", returning=True) for _ in range(2)]
+    seen = [list(map(id, value)) for value in answers]
+    for turn in range(4):
+        answers[turn % 2] = [Note("in the place of what is freed") for _ in range(200)]
+        answers[turn % 2] = assigned.still().value("x", returning=True)
+        assert list(map(id, answers[turn % 2])) == seen[turn % 2]
 
 
 def test_threads_that_ask_at_once_get_nothing_of_each_other():

@@ -199,16 +199,16 @@ class Run:
         if not COUNTS:
             return False
         if self._counts is None:
-            own = [value for value in self._holders if value is not _MARK]
             # Its parent, ``_flat``, ``_holders``, ``_own``, and what it takes to ask; of an item ``items`` and a place
             # instead of the first two; a dict is in ``_dicts``. What is referred to twice never fits.
-            counts = [_EXPECTED + (type(value) is dict) for value in own] + [_EXPECTED] * len(self._empty)
-            self._own = own + self._empty
+            self._own = [value for value in self._holders if value is not _MARK]
+            self._counts = [_EXPECTED + (kind is dict) for kind in map(type, self._own)]
+            self._counts += [_EXPECTED] * len(self._empty)
+            self._own += self._empty
             if places > 1:
                 heads = set(map(id, self.items))
-                more = [(places - 1) * (id(value) in heads) for value in self._own]
-                counts = list(map(add, counts, more))
-            self._counts = counts
+                more = [(places - 1) * (key in heads) for key in map(id, self._own)]
+                self._counts = list(map(add, self._counts, more))
         return list(map(getrefcount, self._own)) == self._counts and not any(map(getweakrefcount, self._own))
 
     def claim(self) -> list[Any] | None:

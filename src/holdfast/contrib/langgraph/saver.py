@@ -307,18 +307,20 @@ class HoldfastSaver(BaseCheckpointSaver[Any]):
 
     def _tuple(self, config: RunnableConfig, run: Run | None) -> CheckpointTuple | None:
         conf = config["configurable"]
-        reader = Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""))
+        reader = Reader.of(self, str(conf["thread_id"]), conf.get("checkpoint_ns", ""), running=run is not None)
         if reader is None:
             return None
         name = conf.get("checkpoint_id")
-        row = reader.find(name)
+        found = reader.newest() if not name else None
+        row = reader.find(name) if found is None else None
         thread = self._looked(reader)
-        if row is None:
+        if found is None and row is not None:
+            found = reader.tuple_at(row)
+        if found is None:
             return None
-        found = reader.tuple_at(row)
         if run is not None:
             run.calls.stands_at(reader.ns, found.checkpoint["id"], named=bool(name))
-        if not name:
+        if row is None or not name:
             return found
         thread.chosen(reader.ns, row.n)
         if run is not None:

@@ -357,6 +357,8 @@ class Thread:
 
         Nobody wrote the thread since. But a subgraph's branch is one that a person can open and move.
         """
+        if not space.ns:
+            return True
         row, stands = self.store._db.view.branch(self.row.a, space.branch.name), space.writer.branch
         return row is not None and (row.id, row.generation) == (stands.id, stands.generation)
 
@@ -371,6 +373,20 @@ class Thread:
             # A checkpoint's id names its content, whoever has written since.
             at_rest = space.writer.head_id == point.id and not space.writer.under_way
             return space.document.still() if at_rest else None
+        finally:
+            self.lock.release()
+
+    def at_hand(self) -> tuple[Agent, Branch, Still] | None:
+        """The agent, where its outermost graph stands, and the state there: of a writer that has nothing under way."""
+        space = self._spaces.get("")
+        if space is None or not self.lock.acquire(blocking=False):
+            return None
+        try:
+            stands = space.writer.firm
+            at_rest = stands is space.writer.branch and stands.head and space.writer.head_id == stands.id
+            if not self.held or space.turn != self._turn or not at_rest or self._row is None:
+                return None
+            return self._row, stands, space.document.still()
         finally:
             self.lock.release()
 

@@ -60,7 +60,10 @@ def _explained(read: Callable[P, T]) -> Callable[P, T]:
 class Reader:
     """One namespace of a thread, as it is in the catalog."""
 
-    def __init__(self, saver: HoldfastSaver, thread: str, row: Agent, branch: Branch) -> None:
+    def __init__(
+        self, saver: HoldfastSaver, thread: str, row: Agent, branch: Branch, state: Still | None = None
+    ) -> None:
+        """``state``: that of where the branch stands, if it is at hand."""
         store = saver.store
         self._db = store._db
         self._contents = store._db.now
@@ -71,14 +74,21 @@ class Reader:
         self.thread = thread
         self.ns = str(branch.body.get("ns", ""))
         self.branch = branch
+        self._state = state
         self.graph = Graph(store._db.view, row)
 
     @classmethod
-    def of(cls, saver: HoldfastSaver, thread: str, ns: str, *, arriving: bool = False) -> Reader | None:
+    def of(
+        cls, saver: HoldfastSaver, thread: str, ns: str, *, arriving: bool = False, running: bool = False
+    ) -> Reader | None:
         """The reader of a namespace; None when there is no such thread or namespace.
 
-        ``arriving``: also of a thread that is not whole yet.
+        ``arriving``: also of a thread that is not whole yet. ``running``: of one whose writer this process has become.
         """
+        known = saver._threads.get(thread) if running and saver._strict and not ns else None
+        at_hand = known.at_hand() if known is not None else None
+        if at_hand is not None:  # nobody but this process can have moved it
+            return cls(saver, thread, *at_hand)
         row = agent_of(saver.store, thread)
         branch = saver.store._db.view.branch(row.a, branch_name(ns)) if row is not None else None
         if row is None or branch is None:
@@ -117,7 +127,7 @@ class Reader:
     @cached_property
     def rollbacks(self) -> list[tuple[Point, int]]:
         """The checkpoints to which the thread was rolled back, undoing what its nodes had done outside, and when."""
-        return rollbacks_of(self._db, self.graph)
+        return rollbacks_of(self._db, self.graph, self.branch if self.branch.name == ROOT else None)
 
     def _is_left_behind(self, point: Point) -> bool:
         return any(point.n > to.n and point.manifest.time_us <= at for to, at in self.rollbacks)
@@ -140,6 +150,14 @@ class Reader:
     def _is_ours(self, point: Point) -> bool:
         """Whether a checkpoint that the agent came by in another way is of this namespace."""
         return has_thread(point.manifest) and about_of(self.state_at(point)).get("checkpoint_ns", "") == self.ns
+
+    def newest(self) -> CheckpointTuple | None:
+        """The checkpoint where the branch stands, if its state is at hand."""
+        state = self._state
+        if state is None:
+            return None
+        about = about_of(state)
+        return self._tuple(state, about, self.under([key_of(self.ns, about["id"])]), returning=True)
 
     def tuple_at(self, row: Point) -> CheckpointTuple:
         state = (self._open and self._open.state_of(self.ns, row)) or self.state_at(row).still()
@@ -289,9 +307,9 @@ class Reader:
         }
 
 
-def rollbacks_of(db: Database, graph: Graph) -> list[tuple[Point, int]]:
-    """As Reader.rollbacks."""
-    root = next((branch for branch in graph.branches if branch.name == ROOT), None)
+def rollbacks_of(db: Database, graph: Graph, root: Branch | None = None) -> list[tuple[Point, int]]:
+    """As Reader.rollbacks; ``root`` is the branch of the outermost graph, if that is at hand."""
+    root = root or next((branch for branch in graph.branches if branch.name == ROOT), None)
     if root is None or not root.records or not root.epoch:  # nothing was done outside, or it never left its line
         return []
     went = [record for _, record in Line(db, root.b).marked() if isinstance(record, RolledBack)]
