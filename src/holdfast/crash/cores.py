@@ -30,7 +30,7 @@ from holdfast.crash.redaction import Redactor
 from holdfast.crash.system import text_of
 from holdfast.errors import BadOption, CorruptValue, DumpFailed, NotInDump
 
-SUFFIX = ".core.zst"
+SUFFIX = kinds.CORE_SUFFIX
 MAX_CORE_BYTES = 64 << 30  # what is read at most; a core is mostly holes
 MAX_KEPT_BYTES = 4 << 30
 MAX_KEEP_S = 120.0
