@@ -1,6 +1,6 @@
 """What a frame waits for and what it holds, read from the instruction at which it stands.
 
-Owns the reading of `with` blocks and of calls of `acquire` and `release` in bytecode (3.11 to 3.13). Must not know
+Owns the reading of `with` blocks and of calls of `acquire` and `release` in bytecode (3.11 to 3.14). Must not know
 locks. Holds always: an expression is followed only through names, plain attributes and items; anything else is unknown;
 no code of the program runs.
 """
@@ -8,8 +8,9 @@ no code of the program runs.
 from __future__ import annotations
 
 import dis
+import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ _NAMES = frozenset(("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_AND_CLEAR", "LOAD
 _ATTRIBUTES = frozenset(("LOAD_ATTR", "LOAD_METHOD"))
 _CALLS = frozenset(("CALL", "PRECALL"))
 _MISSING = object()
+KNOWN = sys.version_info < (3, 15)  # of later versions nobody has looked at the instructions
 _MOST_BLOCKS = 100  # enclosing blocks of one instruction
 _MOST_CODE = 60_000  # bytes of a function that is looked at
 
@@ -113,17 +115,36 @@ def _read(code: types.CodeType) -> Reading:
 
 
 def _steps(code: types.CodeType) -> Iterator[Step]:
-    """Instructions; those that load or store two names are taken apart."""
-    line = code.co_firstlineno
-    for found in dis.get_instructions(code):
+    return _plain_steps(dis.get_instructions(code), code.co_firstlineno)
+
+
+def _plain_steps(instructions: Iterable[Any], line: int) -> Iterator[Step]:
+    """Instructions as 3.12 has them: those that load or store two names are taken apart, newer names are the old ones.
+
+    Since 3.14 a context is entered by five instructions, of which the last is a call: it stands for all of them.
+    """
+    exits = enters = ""
+    for found in instructions:
         position = found.positions
         line = (position.lineno if position is not None else None) or line
-        if found.opname in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") and type(found.argval) is tuple:
-            first = "LOAD_FAST" if found.opname.startswith("LOAD") else "STORE_FAST"
-            yield Step(found.offset, first, found.argval[0], line)
-            yield Step(found.offset, "LOAD_FAST", found.argval[1], line)
-        else:
-            yield Step(found.offset, found.opname, found.argval, line)
+        name, value = found.opname.replace("_BORROW", ""), found.argval
+        if name == "LOAD_SPECIAL":
+            if found.argrepr in ("__exit__", "__aexit__"):
+                exits = found.argrepr
+            elif exits:
+                enters, exits = ("BEFORE_ASYNC_WITH" if exits == "__aexit__" else "BEFORE_WITH"), ""
+        elif enters:
+            yield Step(found.offset, enters, None, line)
+            enters = ""
+        elif name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST") and type(value) is tuple:
+            yield Step(found.offset, "LOAD_FAST" if name.startswith("LOAD") else "STORE_FAST", value[0], line)
+            yield Step(found.offset, "LOAD_FAST", value[1], line)
+        elif name == "LOAD_SMALL_INT":
+            yield Step(found.offset, "LOAD_CONST", value, line)
+        elif name == "BINARY_OP" and found.argrepr == "[]":
+            yield Step(found.offset, "BINARY_SUBSCR", None, line)
+        elif not exits and not (name == "COPY" and value == 1):
+            yield Step(found.offset, name, value, line)
 
 
 def _first_of_body(steps: list[Step], index: int) -> int | None:

@@ -54,6 +54,9 @@ class Cycle:
     sure: bool
 
 
+_UNKNOWN = f"which locks frames hold is not known on Python {sys.version_info.major}.{sys.version_info.minor}"
+
+
 def parts() -> list[tuple[str, Any]]:
     """For a dump of a program in which somebody could wait for somebody."""
     own = [thread for thread in stacks.threads() if not thread["name"].startswith("holdfast-")]
@@ -73,7 +76,7 @@ def _record(found: tuple[list[Wait], list[Wait]]) -> dict[str, Any]:
     names = {wait.who: wait.name for waits in found for wait in waits if type(wait.who) is int}
     return {
         "cycles": [{"kind": cycle.kind, "text": cycle.text, "sure": cycle.sure} for cycle in cycles],
-        "problems": [f"deadlock: {'; '.join(cycle.text)}" for cycle in cycles],
+        "problems": [f"deadlock: {'; '.join(cycle.text)}" for cycle in cycles] + ([] if bytecode.KNOWN else [_UNKNOWN]),
         "waits": [
             {
                 "who": wait.name, "at": wait.at, "for": wait.what, "held_at": wait.held_at, "sure": wait.sure,
