@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.crash import bytecode, capture, deadlocks, kinds, open_dump
+from holdfast.crash import capture, deadlocks, kinds, open_dump
 
 LIMIT_S = 180
 
@@ -341,7 +341,7 @@ def test_instructions_of_python_3_14_are_read_as_those_before():
         instruction(14, "SWAP", 3), instruction(16, "LOAD_SPECIAL", 0, "__enter__"), instruction(18, "CALL", 0),
         instruction(20, "POP_TOP"), instruction(22, "LOAD_FAST_BORROW_LOAD_FAST_BORROW", ("a", "b")),
     ]  # fmt: skip
-    read = [(step.offset, step.name, step.value) for step in bytecode._plain_steps(new, 1)]
+    read = [(step.offset, step.name, step.value) for step in deadlocks._plain_steps(new, 1)]
     assert read == [
         (0, "LOAD_FAST", "desk"), (2, "LOAD_ATTR", "locks"), (4, "LOAD_CONST", 0), (6, "BINARY_SUBSCR", None),
         (18, "BEFORE_WITH", None), (20, "POP_TOP", None), (22, "LOAD_FAST", "a"), (22, "LOAD_FAST", "b"),
@@ -349,6 +349,6 @@ def test_instructions_of_python_3_14_are_read_as_those_before():
 
 
 def test_a_version_whose_instructions_nobody_has_looked_at_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(bytecode, "KNOWN", False)
+    monkeypatch.setattr(deadlocks, "KNOWN", False)
     with standing(lambda: time.sleep(1), locks=[]), open_dump(capture(to=tmp_path)) as dump:
         assert any("not known on Python" in text for text in dump.extras(kinds.LOCKS)["waiting"]["problems"])

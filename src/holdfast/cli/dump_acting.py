@@ -65,25 +65,17 @@ def open_(file: File | None = None, /, *, session: Given) -> int:
     return 0
 
 
-def dap(
-    file: File | None = None,
-    /,
-    *,
-    port: Annotated[int | None, Parameter(metavar="PORT", show_default=False)] = None,
-    session: Given,
-) -> int:
-    """Serve a dump to an editor in the Debug Adapter Protocol.
+def dap(file: File | None = None, /, *, session: Given) -> int:
+    """Serve a dump to an editor in the Debug Adapter Protocol, on standard input and output.
 
     Parameters
     ----------
     file
         The dump. Without it the editor names one when it launches.
-    port
-        Listen there, on this machine only; 0 chooses one. [default: standard input and output]
     """
     from holdfast.crash.dap import serve
 
-    serve(find(session, file) if file is not None else None, port=port)
+    serve(find(session, file) if file is not None else None)
     return 0
 
 
