@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from holdfast.agent import crashes
-from holdfast.crash import Limits, capture, holders
+from holdfast.crash import Limits, capture, memory
 from tests.cli.conftest import EVIL, PROGRAM
 from tests.cli.test_app import PAGE, differences
 from tests.conftest import from_outside_nothing
@@ -43,7 +43,7 @@ def crashed(made, tmp_path_factory):
     shutil.copytree(made, path)
     folder = path / "dumps"
     with from_outside_nothing(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(holders, "_VISITED", 1_000)  # what the libraries of this process keep is no matter here
+        patch.setattr(memory, "_VISITED", 1_000)  # what the libraries of this process keep is no matter here
         old = dumped(folder, EVIL, EVIL)
         os.utime(old, (1, 1))
         with holdfast.open(path) as store:

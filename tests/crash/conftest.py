@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.crash import agents, holders
+from holdfast.crash import agents, memory
 from holdfast.crash.limits import Limits
 
 
@@ -23,7 +23,7 @@ def patient(monkeypatch):
 def small(request, monkeypatch):
     """The process that runs the tests holds much. Here it has few modules, and most tests look at what is near."""
     modules = {name: sys.modules[name] for name in ("__main__", "logging", "threading", request.module.__name__)}
-    monkeypatch.setattr(holders, "sys", SimpleNamespace(modules=modules))
+    monkeypatch.setattr(memory, "sys", SimpleNamespace(modules=modules))
     if not getattr(request.module, "ALL_HOLDERS", False):
-        monkeypatch.setattr(holders, "_VISITED", 1_000)
+        monkeypatch.setattr(memory, "_VISITED", 1_000)
         monkeypatch.setitem(Limits.__init__.__kwdefaults__, "objects", 10_000)

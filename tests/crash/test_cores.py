@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.crash import cores, dumpfile, elfcore, kinds, open_dump
+from holdfast.crash import cores, dumpfile, kinds, open_dump
 from holdfast.crash.redaction import Redactor
 from holdfast.errors import BadOption, CorruptValue, NotInDump
 from tests.crash import doomed
@@ -65,7 +65,7 @@ def test_the_core_lies_beside_the_dump_and_only_its_owner_may_read_it(crashed):
 
 
 def test_registers_of_every_thread_are_read_from_its_notes(crashed, tmp_path):
-    notes = elfcore.read(cores.unpack(crashed, tmp_path / "core"))
+    notes = cores.read_notes(cores.unpack(crashed, tmp_path / "core"))
     assert len(notes.threads) == 2
     for registers in notes.threads.values():
         place = registers.get("rip", registers.get("pc"))
@@ -87,12 +87,12 @@ def test_gdb_opens_it_and_runs_no_start_file(crashed, tmp_path, monkeypatch):
         cwd=tmp_path,
     )
     place = int(asked.stdout.rpartition("= ")[2], 16)
-    assert any(start <= place < end for _name, start, end in elfcore.read(tmp_path / "core").files)
+    assert any(start <= place < end for _name, start, end in cores.read_notes(tmp_path / "core").files)
     assert not (tmp_path / "ran").exists()
 
 
 def test_registers_are_those_of_the_fault_and_not_of_the_handler(crashed, tmp_path):
-    notes = elfcore.read(cores.unpack(crashed, tmp_path / "core"))
+    notes = cores.read_notes(cores.unpack(crashed, tmp_path / "core"))
     registers = next(iter(notes.threads.values()))
     if notes.machine != "x86_64":
         assert (notes.fault_address, "unknown" in notes.registers_of) == (None, True)
@@ -236,7 +236,7 @@ def test_any_bytes_are_read_as_notes_or_refused(crashed, tmp_path):
                 data[chance.randrange(min(len(data), 6000))] = chance.choice([0, 1, 0x7F, 0xFF, chance.randrange(256)])
         target.write_bytes(data)
         with contextlib.suppress(CorruptValue):
-            assert elfcore.read(target).threads
+            assert cores.read_notes(target).threads
 
 
 def test_nothing_is_added_to_a_damaged_dump(tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from contextlib import contextmanager, suppress
+from types import SimpleNamespace
 
 import pytest
 
@@ -325,3 +326,29 @@ def test_the_dump_shows_who_waits(tmp_path):
     assert [found["kind"] for found in data["cycles"]] == ["threads"]
     assert data["problems"][0].startswith("deadlock: ")
     assert {wait["who"] for wait in data["waits"]} >= {"first", "second"}
+
+
+def instruction(offset, opname, argval=None, argrepr=""):
+    return SimpleNamespace(offset=offset, opname=opname, argval=argval, argrepr=argrepr, positions=None)
+
+
+def test_instructions_of_python_3_14_are_read_as_those_before():
+    """`with desk.locks[0], other:`, as 3.14 compiles it."""
+    new = [
+        instruction(0, "LOAD_FAST_BORROW", "desk"), instruction(2, "LOAD_ATTR", "locks"),
+        instruction(4, "LOAD_SMALL_INT", 0), instruction(6, "BINARY_OP", 26, "[]"),
+        instruction(8, "COPY", 1), instruction(10, "LOAD_SPECIAL", 1, "__exit__"), instruction(12, "SWAP", 2),
+        instruction(14, "SWAP", 3), instruction(16, "LOAD_SPECIAL", 0, "__enter__"), instruction(18, "CALL", 0),
+        instruction(20, "POP_TOP"), instruction(22, "LOAD_FAST_BORROW_LOAD_FAST_BORROW", ("a", "b")),
+    ]  # fmt: skip
+    read = [(step.offset, step.name, step.value) for step in deadlocks._plain_steps(new, 1)]
+    assert read == [
+        (0, "LOAD_FAST", "desk"), (2, "LOAD_ATTR", "locks"), (4, "LOAD_CONST", 0), (6, "BINARY_SUBSCR", None),
+        (18, "BEFORE_WITH", None), (20, "POP_TOP", None), (22, "LOAD_FAST", "a"), (22, "LOAD_FAST", "b"),
+    ]  # fmt: skip
+
+
+def test_a_version_whose_instructions_nobody_has_looked_at_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(deadlocks, "KNOWN", False)
+    with standing(lambda: time.sleep(1), locks=[]), open_dump(capture(to=tmp_path)) as dump:
+        assert any("not known on Python" in text for text in dump.extras(kinds.LOCKS)["waiting"]["problems"])

@@ -12,9 +12,9 @@ from collections import deque
 
 import pytest
 
-from holdfast.crash import Limits, capture, heap, holders, open_dump
+from holdfast.crash import Limits, capture, heap, memory, open_dump
 from holdfast.crash.compare import compare, lines
-from holdfast.crash.growth import Amount, Snapshot, trends
+from holdfast.crash.memory import Amount, Snapshot, trends
 from tests.crash import torture
 
 LIMITS = Limits(deadline_s=600)
@@ -125,7 +125,7 @@ def test_lines_are_named_where_allocations_are_traced(emptied):
 
 
 def test_a_name_that_looks_secret_lends_its_keys_to_no_place():
-    rows = holders.find(lambda file: "test_growth" in file, float("inf"))
+    rows = memory.holders_of(lambda file: "test_growth" in file, float("inf"))
     places = [row[0] for row in rows]
     assert any("api_keys[*]" in place for place in places)
     assert not any("nobody-may-see" in place for place in places)

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.crash import Limits, capture, folder, growth, install, kinds, open_dump, outside, stacks
+from holdfast.crash import Limits, capture, folder, install, kinds, memory, open_dump, outside, stacks
 from holdfast.crash.redaction import Redactor
 from holdfast.errors import BadOption, NotADump
 from tests.crash.processes import PATIENT, SOURCE, run
@@ -152,6 +152,6 @@ def test_a_number_that_was_used_again_is_another_process():
     def dump(began):
         return SimpleNamespace(head={"host": "h", "pid": 7, "began": began})
 
-    first = growth._process(dump(1000.0), [])
-    assert growth._process(dump(1000.6), [first]) == first
-    assert growth._process(dump(5000.0), [first]) != first
+    first = memory._process(dump(1000.0), [])
+    assert memory._process(dump(1000.6), [first]) == first
+    assert memory._process(dump(5000.0), [first]) != first

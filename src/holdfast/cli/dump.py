@@ -168,7 +168,8 @@ def export(
 
 
 for _verb in (
-    dump_acting.open_, dump_acting.dap, dump_acting.rehydrate, dump_acting.take, dump_acting.native, dump_acting.gdb
+    dump_acting.open_, dump_acting.dap, dump_acting.rehydrate, dump_acting.take, dump_acting.native, dump_acting.gdb,
+    dump_acting.rm, dump_acting.prune,
 ):  # fmt: skip
     dump.command(_verb, name=_verb.__name__.rstrip("_"))
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,12 +18,15 @@ from rich.text import Text
 from holdfast.cli.complete import dumps
 from holdfast.cli.exits import RAISED
 from holdfast.cli.output import Output, ReaderGone
-from holdfast.cli.session import Given, Json, Session
-from holdfast.cli.text import clean, size
+from holdfast.cli.session import Flag, Given, Json, Session
+from holdfast.cli.text import clean, count
+from holdfast.cli.text import size as size_text
 from holdfast.errors import BadOption, command
 
 REHYDRATE_SCHEMA = "holdfast.dump.rehydrate/1"
 TAKE_SCHEMA = "holdfast.dump.take/1"
+RM_SCHEMA = "holdfast.dump.rm/1"
+PRUNE_SCHEMA = "holdfast.dump.prune/1"
 NATIVE_SCHEMA = "holdfast.dump.native/1"
 
 File = Annotated[str, Parameter(completer=dumps)]
@@ -61,25 +65,17 @@ def open_(file: File | None = None, /, *, session: Given) -> int:
     return 0
 
 
-def dap(
-    file: File | None = None,
-    /,
-    *,
-    port: Annotated[int | None, Parameter(metavar="PORT", show_default=False)] = None,
-    session: Given,
-) -> int:
-    """Serve a dump to an editor in the Debug Adapter Protocol.
+def dap(file: File | None = None, /, *, session: Given) -> int:
+    """Serve a dump to an editor in the Debug Adapter Protocol, on standard input and output.
 
     Parameters
     ----------
     file
         The dump. Without it the editor names one when it launches.
-    port
-        Listen there, on this machine only; 0 chooses one. [default: standard input and output]
     """
     from holdfast.crash.dap import serve
 
-    serve(find(session, file) if file is not None else None, port=port)
+    serve(find(session, file) if file is not None else None)
     return 0
 
 
@@ -129,6 +125,99 @@ def rehydrate(
     return 0
 
 
+def rm(
+    files: Annotated[tuple[str, ...], Parameter(completer=dumps, negative="")],
+    /,
+    *,
+    yes: Flag = False,
+    dry_run: Flag = False,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Remove dumps, each with the core that was kept beside it.
+
+    Parameters
+    ----------
+    files
+        The dumps: paths, or pieces of their names.
+    yes
+        Do not ask.
+    dry_run
+        Only show what would be removed.
+    json
+        Print JSON (schema holdfast.dump.rm/1).
+    """
+    return _remove(session, RM_SCHEMA, [find(session, file) for file in files], yes=yes, dry_run=dry_run, json=json)
+
+
+def prune(
+    *,
+    keep: Annotated[int | None, Parameter(metavar="N", show_default=False)] = None,
+    size: Annotated[int | None, Parameter(metavar="MIB", show_default=False)] = None,
+    yes: Flag = False,
+    dry_run: Flag = False,
+    json: Json = False,
+    session: Given,
+) -> int:
+    """Remove dumps that are too many: of what happens most often the oldest.
+
+    One that a tag, a branch or a run that needs attention refers to stays.
+
+    Parameters
+    ----------
+    keep
+        How many may stay. [default: 200]
+    size
+        How many MiB they may take, with their cores. [default: 2048]
+    yes
+        Do not ask.
+    dry_run
+        Only show what would be removed.
+    json
+        Print JSON (schema holdfast.dump.prune/1).
+    """
+    from holdfast.crash import Limits, agents, folder
+
+    place = folder_of(session)
+    store = place.parent if session.place is None else Path(session.place)
+    needed: set[str] | None = set()
+    if (store / "store.db").is_file():
+        needed = agents.needed_dumps(store)
+    if needed is None:
+        raise BadOption(f"{store} cannot be read, so nobody knows which dumps it needs", hint="See `holdfast verify`.")
+    most = Limits().kept_dumps if keep is None else keep
+    most_bytes = Limits().kept_bytes if size is None else size << 20
+    return _remove(
+        session, PRUNE_SCHEMA, folder.surplus(place, most, most_bytes, needed), yes=yes, dry_run=dry_run, json=json
+    )
+
+
+def _remove(session: Session, schema: str, paths: list[Path], *, yes: bool, dry_run: bool, json: bool) -> int:
+    """Show what goes, ask, and remove it. Without a terminal and without --yes nothing is changed."""
+    from holdfast.crash import folder
+
+    total = sum(map(folder.size_of, paths))
+    what = f"{count(len(paths), 'dump')} ({size_text(total)})"
+    asks = bool(paths) and not yes and not dry_run
+    if asks and (json or not sys.stdin.isatty()):
+        raise BadOption(f"{what} would be removed, and nobody can be asked", hint="Add --yes, or --dry-run to see.")
+    if not json:
+        for path in paths:
+            session.out.say(clean(path.name))
+    if asks and input(f"Remove {what}? [y/N] ").strip().lower() not in {"y", "yes"}:
+        session.out.say("Nothing was removed.")
+        return RAISED
+    if not dry_run:
+        for path in paths:
+            folder.remove(path)
+    if json:
+        names = [path.name for path in paths]
+        session.out.json({"schema": schema, "dumps": names, "size_bytes": total, "removed": not dry_run})
+    else:
+        session.out.say(f"{'Would remove' if dry_run else 'Removed'}: {what}." if paths else "Nothing is too much.")
+    return 0
+
+
 def take(
     pid: int,
     /,
@@ -161,7 +250,7 @@ def take(
         data = {"pid": pid, "file": str(path), "size_bytes": path.stat().st_size, "problem": problem}
         session.out.json({"schema": TAKE_SCHEMA, **data})
     else:
-        session.out.say(f"Taken: {clean(str(path))} ({size(path.stat().st_size)}).")
+        session.out.say(f"Taken: {clean(str(path))} ({size_text(path.stat().st_size)}).")
         if problem:
             session.out.say(Text(clean(f"It has no Python stacks. {problem}"), style="red"), wrap=True)
     return RAISED if problem else 0

@@ -13,7 +13,7 @@ from holdfast.cli.session import Flag, Given, Json, Name
 from holdfast.cli.text import clean, count, size
 
 if TYPE_CHECKING:
-    from holdfast.crash.growth import Leaks, Trend
+    from holdfast.crash.memory import Leaks, Trend
 
 SCHEMA = "holdfast.leaks/1"
 _SHOWN = 10
@@ -48,9 +48,9 @@ def leaks(
     json
         Print JSON (schema holdfast.leaks/1).
     """
-    from holdfast.crash import growth
+    from holdfast.crash import memory
 
-    found = growth.leaks(agent, folder_of(session))
+    found = memory.leaks(agent, folder_of(session))
     if json:
         session.out.json({"schema": SCHEMA, "agent": agent, **_as_json(found)})
     else:

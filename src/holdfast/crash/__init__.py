@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from holdfast.crash.dump import Dump, open_dump
-    from holdfast.crash.growth import Snapshot, heap
     from holdfast.crash.hooks import Installed, install
     from holdfast.crash.limits import Limits
+    from holdfast.crash.memory import Snapshot, heap
     from holdfast.crash.rehydration import rehydrate
     from holdfast.crash.taking import add_part, capture
 
@@ -34,10 +34,10 @@ _HOMES = {
     "Dump": "holdfast.crash.dump",
     "Installed": "holdfast.crash.hooks",
     "Limits": "holdfast.crash.limits",
-    "Snapshot": "holdfast.crash.growth",
+    "Snapshot": "holdfast.crash.memory",
     "add_part": "holdfast.crash.taking",
     "capture": "holdfast.crash.taking",
-    "heap": "holdfast.crash.growth",
+    "heap": "holdfast.crash.memory",
     "install": "holdfast.crash.hooks",
     "open_dump": "holdfast.crash.dump",
     "rehydrate": "holdfast.crash.rehydration",

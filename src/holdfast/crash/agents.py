@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -112,7 +112,7 @@ def describe(handle: Any, *, gone: bool = False) -> dict[str, Any]:
         found.update(_state(document))
     if hasattr(type(handle), "_evidence"):  # the room above knows effects; a plain handle has none
         within_s = _GONE_LEDGER_S if gone else _LEDGER_S
-        effects = _in_time(lambda: _evidence(handle), within_s)
+        effects = in_time(lambda: _evidence(handle), within_s)
         if type(effects) is dict:
             found.update(_plain_effects(effects))
         else:
@@ -188,7 +188,7 @@ def tell(dump: Path, error: str, message: str, trigger: str, *, what: str = "cra
                 _add(store, stands, dump, error, message, trigger, what)
 
     if told:
-        _in_time(write, _EVENT_S)
+        in_time(write, _EVENT_S)
 
 
 def tell_death(
@@ -215,6 +215,38 @@ def tell_death(
                 _add(store, standing(handle), dump, error, message, trigger)
                 told.append(str(handle.name))
     return told
+
+
+def needed_dumps(place: Path) -> set[str] | None:
+    """Names of the dumps that histories of a store need; None when that cannot be told.
+
+    A branch goes on from it, the checkpoint that it names is tagged, or a run of its agent needs attention.
+    """
+    open_ = [store for store in open_stores() if str(store.place) == str(place)]
+    try:
+        if open_:
+            return referred(open_[0])
+        whole = _kind({"kind": "holdfast.run.store.Store"})  # it knows runs
+        with whole.opened(str(place), create=False, readonly=True, inert=True) as store:
+            return referred(store)
+    except (HoldfastError, OSError):
+        return None
+
+
+def referred(store: Any) -> set[str]:
+    """As ``needed_dumps``, of a store that is open."""
+    found: set[str] = set()
+    # A plain store has no runs; the room above has.
+    urgent = {run.agent for run in store.runs(status="needs attention")} if hasattr(type(store), "runs") else set()
+    for info in store.agents():
+        with closing(store.agent(info.name, create=False, readonly=True)) as handle:
+            tagged = {checkpoint.id for checkpoint in handle.tags().values()}
+            found |= {
+                Path(str(entry.get("dump", ""))).name
+                for entry in handle.crashes()
+                if entry.get("what") == "rehydrate" or entry.get("checkpoint") in tagged or info.name in urgent
+            }
+    return found
 
 
 def _kind(stands: dict[str, Any]) -> Any:
@@ -368,7 +400,7 @@ def _plain_effects(found: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _in_time(work: Callable[[], Any], seconds: float) -> Any:
+def in_time(work: Callable[[], Any], seconds: float) -> Any:
     """What it returns; the name of what it raised; None when it does not come back in time."""
     answer: list[Any] = []
 

@@ -1,6 +1,7 @@
-"""Where dumps are, and which file a person means.
+"""Where dumps are, what they are called, which file a person means, and which ones go when there are too many.
 
-Must not know what is in a dump. Holds always: nothing is created, and only names of the one folder are looked at.
+Must not know what is in a dump. Holds always: only names of the one folder are looked at; nothing is removed that
+somebody has named as needed.
 """
 
 from __future__ import annotations
@@ -8,12 +9,16 @@ from __future__ import annotations
 import os
 import re
 from calendar import timegm
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from time import gmtime, strftime, strptime
 
 from holdfast.crash import kinds
 from holdfast.errors import BadOption, DumpFailed, NotADump
 
+_NAME = re.compile(r"\d{8}T\d{6}Z-\d+-(.*)-[0-9a-f]{4}\.hfdump")
 _STAMP = re.compile(r"\d{8}T\d{6}Z")  # how names begin that nobody chose
 _FORM = "%Y%m%dT%H%M%SZ"
 _NAMED = 8  # files that an error names, when several could be meant
@@ -90,6 +95,50 @@ def find(text: str | None, folder: Path) -> Path:
         names = ", ".join(path.name for path in meant[:_NAMED])
         raise BadOption(f"{text!r} may be {len(meant)} dumps", hint=f"Write more of the name: {names}")
     return meant[0]
+
+
+def surplus(folder: Path, most: int, most_bytes: int, needed: Collection[str] = ()) -> list[Path]:
+    """The dumps that are too many: of what happens most often the oldest. Those that are needed are not among them."""
+    left = [(path, size_of(path), _kind(path.name)) for path in reversed(found(folder))]  # the oldest first
+    often = Counter(kind for _path, _size, kind in left)
+    total = sum(size for _path, size, _kind_ in left)
+    gone: list[Path] = []
+    while len(left) > most or total > most_bytes:
+        free = [item for item in left if item[0].name not in needed]
+        if not free:
+            break
+        chosen = max(free, key=lambda item: often[item[2]])  # the first, so the oldest, of the most frequent
+        left.remove(chosen)
+        often[chosen[2]] -= 1
+        total -= chosen[1]
+        gone.append(chosen[0])
+    return gone
+
+
+def remove(path: Path) -> None:
+    """Remove a dump, and the core that was kept with it."""
+    core_of(path).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def core_of(path: Path) -> Path:
+    """Where the core of a dump lies, if one was kept."""
+    return path.with_name(path.name.removesuffix(kinds.SUFFIX) + kinds.CORE_SUFFIX)
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a dump and its core."""
+    total = 0
+    for file in (path, core_of(path)):
+        with suppress(OSError):
+            total += file.lstat().st_size
+    return total
+
+
+def _kind(name: str) -> str:
+    """What a dump is of, by its name: without the moment, the process and the random end."""
+    named = _NAME.fullmatch(name)
+    return named[1] if named else name
 
 
 def _when(entry: os.DirEntry[str]) -> tuple[float, float]:

@@ -38,6 +38,7 @@ _BALLAST_BYTES = 64 << 20  # of address space, given back when memory runs out, 
 _NATIVE_SHARE = 0.9  # of a part's time: for the sidecar, to look at this process's native stacks
 _SHORT_OBJECTS = 50_000  # objects of a dump that is taken when memory has run out
 _MOST_DUMPS = 20  # of failures that the process survives; the one that ends it comes on top
+_PRUNE_S = 5.0  # for removing what is too much
 _MOST_ALIKE = 3  # of those, raised by the same line
 
 _active: _Hooks | None = None
@@ -219,10 +220,12 @@ class _Hooks:
             logs.stop()
             if self.settings.logs > 0:
                 logs.keep(self.settings.logs)
-        self.watch.stop()
-        self._end_outside()
-        self._begin_outside()
-        self._begin_watch()
+        if _outside(self.settings) != _outside(before) or self.folder() != self._outside_at:
+            self._end_outside()
+            self._begin_outside()
+        if _watched(self.settings) != _watched(before):
+            self.watch.stop()
+            self._begin_watch()
 
     def stop(self) -> None:
         atexit.unregister(self._ending)
@@ -300,6 +303,7 @@ class _Hooks:
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
             fatal.collect(place)
+            self._prune(place)
             self._fatal = fatal.enable(place)
             if wanted.core:
                 from holdfast.crash import cores
@@ -428,6 +432,7 @@ class _Hooks:
             if last and error is not None:
                 self._ended_by = error, path
             self._told(path, error, trigger, why, what)
+            self._prune(path.parent)
         except Exception as failure:  # noqa: BLE001 (a second failure must not change how the first one ends)
             self.note(f"no dump could be written: {_short(failure)}")
             return None
@@ -462,6 +467,20 @@ class _Hooks:
                 thread=about, seen=seen,
             )  # fmt: skip
 
+    def _prune(self, place: Path) -> None:
+        """Make room, now that this dump is whole. Where it cannot be told which ones are needed, nothing goes."""
+        limits = self.settings.limits or Limits()
+        if not folder.surplus(place, limits.kept_dumps, limits.kept_bytes):
+            return
+
+        def prune() -> None:
+            needed = agents.needed_dumps(place.parent) if _is_store(place.parent) else set()
+            if needed is not None:
+                for path in folder.surplus(place, limits.kept_dumps, limits.kept_bytes, needed):
+                    folder.remove(path)
+
+        agents.in_time(prune, _PRUNE_S)
+
     def _told(self, path: Path, error: BaseException | None, trigger: str, why: str, what: str) -> None:
         self.note(f"dump written to {path}")
         redactor = Redactor(dict(os.environ))
@@ -490,6 +509,16 @@ class _Hooks:
         ballast, self._ballast = self._ballast, None
         if ballast is not None:
             ballast.close()
+
+
+def _outside(wanted: _Settings) -> tuple[Any, ...]:
+    """What the sidecar is begun with."""
+    return wanted.core, wanted.hang_s, wanted.limits, wanted.logs, wanted.native, wanted.sidecar
+
+
+def _watched(wanted: _Settings) -> tuple[Any, ...]:
+    """What the watching thread is begun with."""
+    return wanted.hang_s, wanted.deadlocks, wanted.sidecar
 
 
 def _nothing() -> None:

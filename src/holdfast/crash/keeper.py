@@ -1,9 +1,8 @@
 """The sidecar itself: it watches one process from outside, and leaves a dump when that hangs or dies of a crash.
 
-Owns the watching, and what goes into its dumps. Must not know how parts are read or written (outside.py), nor how an
-end is judged (deaths.py). Holds always: it holds none of the program's pipes, needs no answer from the program, and
-ends when the program has ended. Everything is loaded at the start: after a death, memory, disk or the environment may
-be gone.
+Owns the watching, how an end is judged, and what goes into its dumps. Must not know how parts are read or written
+(outside.py). Holds always: it holds none of the program's pipes, needs no answer from the program, and ends when the
+program has ended. Everything is loaded at the start: after a death, memory, disk or the environment may be gone.
 
 Registers of a dying process are not there, unless with `core=True`. A tracer that is attached beforehand would have
 them, but a process has only one tracer: no debugger could attach any more, and every signal would make a detour. Of a
@@ -13,21 +12,119 @@ hanging process they are read.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
+import struct
 import sys
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from holdfast.crash import cores, deaths, fatal, folder, kinds, outside, pystacks, shared, system
+from holdfast.crash import cores, fatal, folder, kinds, outside, pystacks, shared, system
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
+
+# -- how a process ended ---------------------------------------------------------------------------------------------
+
+
+_VERDICT_S = 2.0  # how long to wait for the kernel to say how the process ended
+# Ends that somebody wanted: asked to leave, its terminal or its reader gone, its own alarm.
+_WANTED: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM))
+_PIDFD_GET_INFO: Final = 0xC040FF0B
+_INFO_EXIT: Final = 8
+
+
+def exit_status(pid: int, pidfd: int) -> int | None:
+    """The wait status: from /proc while nobody has reaped the process, from its pidfd afterwards (Linux 6.15)."""
+    until = time.monotonic() + _VERDICT_S
+    while True:
+        fields = system.text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        if fields and fields[0] in "ZX" and len(fields) >= 50 and fields[49].isdigit():
+            return int(fields[49])
+        answer = bytearray(64)
+        struct.pack_into("=Q", answer, 0, _INFO_EXIT)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(pidfd, _PIDFD_GET_INFO, answer)
+            if struct.unpack_from("=Q", answer)[0] & _INFO_EXIT:
+                return int(struct.unpack_from("=i", answer, 60)[0])
+        if time.monotonic() > until:
+            return None
+        time.sleep(0.02)
+
+
+def is_crash(status: int | None, *, ending: bool) -> bool:
+    """Whether an end is one that nobody wanted. ``ending``: the process had said that it ends."""
+    if status is None:
+        return not ending
+    number = status & 0x7F
+    return number != 0 and number not in _WANTED
+
+
+def killed_for_memory(pid: int, number: int, since: float, events: str) -> list[str]:
+    """What speaks for the out-of-memory killer, strongest first. ``events``: the memory group's, before the death."""
+    if number not in (0, signal.SIGKILL):
+        return []
+    found = [line for line in kernel_lines(pid, since) if "illed process" in line]
+    # The process's own group cannot be asked any more; the sidecar lives in the same one.
+    more = _count(system.cgroup().get("memory.events", ""), "oom_kill") - _count(events, "oom_kill")
+    if more > 0:
+        found.append(f"the memory group counts {more} more processes killed for memory than before")
+    return found
+
+
+def signal_name(number: int) -> str:
+    if not number:
+        return ""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _count(events: str, name: str) -> int:
+    for line in events.splitlines():
+        words = line.split()
+        if len(words) == 2 and words[0] == name and words[1].isdigit():
+            return int(words[1])
+    return 0
+
+
+def kernel_lines(pid: int, since: float) -> list[str]:
+    """Lines of the kernel's log that name the process, where it may be read."""
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = []
+    try:
+        handle = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return []
+    try:
+        for _ in range(100_000):
+            try:
+                record = os.read(handle, 8192).decode("utf-8", "replace")
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue  # overwritten while it was read: the next one is there
+            front, _, line = record.partition(";")
+            words = front.split(",")
+            at = booted + int(words[2]) / 1e6 if len(words) > 2 and words[2].isdigit() else 0
+            if at >= since - 1 and (f"[{pid}]" in line or f"process {pid} " in line):
+                found.append(line.splitlines()[0][:500])
+    except OSError:
+        pass
+    finally:
+        os.close(handle)
+    return found[-20:]
+
+
+# -- watching --------------------------------------------------------------------------------------------------------
+
 
 _SAMPLE_S = 2.0
 _LOOK_S = 15.0  # between readings of descriptors and mapped files, which cost more
@@ -226,18 +323,18 @@ class _Keeper:
 
     def _after_death(self) -> None:
         died_at = time.time()
-        status = self._tried(lambda: deaths.status(self.pid, self.watched), None)
+        status = self._tried(lambda: exit_status(self.pid, self.watched), None)
         text = fatal.text_in(Path(self.setup["fatal"]))[1] if self.setup["fatal"] else ""
         if text and self.setup["echo"]:
             with contextlib.suppress(OSError):
                 os.write(2, text.encode() + b"\n")
         number = status & 0x7F if status is not None else 0
-        if not text and not deaths.is_crash(status, ending=self.area.numbers[shared.STATE] == shared.ENDING):
+        if not text and not is_crash(status, ending=self.area.numbers[shared.STATE] == shared.ENDING):
             self._forget_fatal()
             self._collect()
             return
-        name = fatal.signal_of(text) or deaths.signal_name(number)
-        memory = self._tried(lambda: deaths.killed_for_memory(self.pid, number, self.began, self.events), [])
+        name = fatal.signal_of(text) or signal_name(number)
+        memory = self._tried(lambda: killed_for_memory(self.pid, number, self.began, self.events), [])
         evidence = self._tried(lambda: self._evidence(status, text, memory), [])
         if name in ("", "SIGKILL") and memory:
             why, trigger = f"killed for memory: {memory[0]}", "memory"
@@ -287,7 +384,7 @@ class _Keeper:
         told = [f"wait status {status:#06x}"] if status is not None else ["no exit status: reaped too soon"]
         if text:
             told.append("the interpreter's own handler wrote stacks while the process died")
-        told += memory or deaths.kernel_lines(self.pid, self.began)
+        told += memory or kernel_lines(self.pid, self.began)
         if self.samples:
             last = self.samples[-1]
             told.append(f"{last['resident']:,} bytes resident {time.time() - last['at']:.1f} s before this was written")

@@ -9,6 +9,7 @@ from typing import Final
 
 VERSION: Final = 1
 SUFFIX: Final = ".hfdump"
+CORE_SUFFIX: Final = ".core.zst"
 
 # Kinds of chunks, which are also the parts. The order is the order of writing: most valuable first.
 HEAD: Final = "head"

@@ -158,4 +158,5 @@ def library_paths() -> list[str]:
 def is_library(file: str, folders: tuple[str, ...]) -> bool:
     """Whether a file belongs to one of these folders, or to a package installed elsewhere; or is none at all."""
     inside = file.startswith(folders) or "/site-packages/" in file or "/dist-packages/" in file
-    return inside or (file.startswith("<") and file != "<stdin>")
+    command = file.rpartition("/")[0].endswith("/bin") and not file.endswith(".py")  # what an installer writes
+    return inside or command or (file.startswith("<") and file != "<stdin>")

@@ -23,13 +23,13 @@ from typing import Any
 
 from holdfast.crash import (
     agents,
-    census,
     deadlocks,
     exceptions,
     folder,
     kinds,
     known,
     logs,
+    memory,
     secrets,
     shapes,
     sources,
@@ -192,7 +192,7 @@ class _Capture:
             self._sources()
             self._part(kinds.MODULES, lambda: system.modules(self.frames.is_mine))
             most = self.limits.census_objects
-            self._part(kinds.HEAP, lambda: census.take(most, self.until, self.frames.is_mine))
+            self._part(kinds.HEAP, lambda: memory.census(most, self.until, self.frames.is_mine))
             self._extras(kinds.NATIVE)
             self._extras(kinds.NOTE)
             self.writer.finish(self.parts)

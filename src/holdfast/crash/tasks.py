@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from holdfast.crash.exceptions import traceback_of
 from holdfast.crash.limits import MAX_NAME, MAX_TASKS, Limits
 from holdfast.crash.redaction import Redactor
-from holdfast.crash.shapes import exact_text, find, is_subtype, layout_of, type_name, weak_members
+from holdfast.crash.shapes import exact_text, find, frame_locals, is_subtype, layout_of, type_name, weak_members
 from holdfast.crash.stacks import Frames, Step, steps_of_traceback
 from holdfast.crash.walk import Walker
 
@@ -89,6 +89,10 @@ def live_tasks() -> list[Any]:
     eager = fields.get("_eager_tasks")
     if type(eager) is set:
         found.update((id(task), task) for task in list(eager))
+    every = fields.get("all_tasks")
+    if type(every) is types.BuiltinFunctionType:  # since 3.14: the interpreter has a list of its own, and gives it
+        for loop in _loops():
+            found.update((id(task), task) for task in every(loop))
     return [task for task in found.values() if field(task, "_state") not in ("FINISHED", "CANCELLED")][:MAX_TASKS]
 
 
@@ -195,7 +199,27 @@ def add_locals(
 
 def _current_tasks() -> list[Any]:
     module = sys.modules.get("asyncio.tasks")
-    running = module.__dict__.get("_current_tasks") if module is not None else None
-    if type(running) is dict:
-        return [value for _key, value in list(dict.items(running))]
-    return []
+    if module is None:
+        return []
+    running = module.__dict__.get("_current_tasks")
+    found = [value for _key, value in list(dict.items(running))] if type(running) is dict else []
+    if type(module.__dict__.get("all_tasks")) is types.BuiltinFunctionType:  # since 3.14, as above
+        current = module.__dict__["current_task"]
+        found += [task for task in map(current, _loops()) if task is not None]
+    return found
+
+
+def _loops() -> list[Any]:
+    """Event loops that run now, in any thread."""
+    module = sys.modules.get("asyncio.base_events")
+    code = module.BaseEventLoop.run_forever.__code__ if module is not None else None
+    found: dict[int, Any] = {}
+    for start in sys._current_frames().values():  # noqa: SLF001 (the documented way)
+        frame: types.FrameType | None = start
+        while frame is not None:
+            named = frame_locals(frame, 10) if frame.f_code is code else None
+            loop = dict(named[0]).get("self") if named else None
+            if loop is not None:
+                found[id(loop)] = loop
+            frame = frame.f_back
+    return [*found.values()]
