@@ -79,7 +79,7 @@ def test_a_drill_ends_with_five_when_something_is_lost(cli, filled, tmp_path):
     cli("push", str(filled), str(dest))
     good = cli("drill", str(dest), "--sample", "100")
     assert (good.code, "restored and proven" in good.out) == (0, True)
-    assert cli("drill", "--sample", "2", "--agent", "trip-7", store=dest).code == 0
+    assert cli("drill", "--agent", "trip-7", store=dest).code == 0
     connection = apsw.Connection(str(dest / "store.db"))
     connection.execute("UPDATE loose SET data = zeroblob(length(data))")
     connection.close()

@@ -1,4 +1,4 @@
-"""A whole store in another place: a backup, a move, another backend, another key. All of them are one transfer.
+"""A whole store in another place: backup, move, another backend, another key, a restore test. All are one transfer.
 
 Owns what goes along besides agents, and how a store that was moved is closed. Ids, and the uuids of agents and
 branches, stay; the store itself gets a new uuid, because its handles are new: what was noted about the old one would
@@ -8,16 +8,25 @@ nothing that is in a store is deleted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import random
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
+from holdfast.agent.graph import Graph
 from holdfast.agent.opened import adopt, since
-from holdfast.agent.store import Store
+from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
-from holdfast.errors import ReadOnly, StoreBusy
+from holdfast.errors import BadOption, Damaged, ReadOnly, StoreBusy, Unavailable
 from holdfast.store.catalog import Open, Progress, View, body_bytes, read_body
 from holdfast.store.changes import Change, Opens
 from holdfast.store.database import MOVED, SCHEDULES
+from holdfast.store.files import scratch, unavailable
+from holdfast.store.keys import secret_of
 from holdfast.store.sqlite import Sqlite
 
 FACTS = ("policy", "queues")
@@ -129,3 +138,89 @@ def _standing(view: View) -> list[tuple[object, ...]]:
     """What tells whether somebody has written since."""
     log = view.reader.run("SELECT count(*), max(e) FROM log")
     return [*log, *((branch.b, branch.head, branch.line) for branch in view.branches())]
+
+
+# -- a restore test ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """One agent of a drill. ``problem`` is empty when all of it came back and is what it was.
+
+    ``unknown``: it could not be tried, because the machine said no or a colder place did not answer. Nothing is known
+    to be lost.
+    """
+
+    agent: str
+    checkpoints: int = 0
+    problem: str = ""
+    unknown: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": not self.problem}
+
+
+@dataclass(slots=True)
+class DrillReport:
+    """What was restored, and whether it could be proven. ``total``: agents in the store, of which some were tried."""
+
+    store: str
+    total: int
+    agents: list[Drilled] = field(default_factory=list)
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return all(not one.problem for one in self.agents)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "store": self.store, "ok": self.ok, "total": self.total, "bytes": self.bytes,
+            "seconds": round(self.seconds, 3), "agents": [one.to_json() for one in self.agents],
+        }  # fmt: skip
+
+
+def drill(source: Store, agents: Sequence[str], sample: int, place: Path | None, say: Progress) -> DrillReport:
+    """Restore some agents, or as many as ``sample`` at random, in a scratch place; then prove what came back there."""
+    if sample < 1:
+        raise BadOption(f"a sample of {sample}", hint="Restore at least one agent.")
+    began = time.monotonic()
+    every = [row.name for row in source._agents()]
+    chosen = list(dict.fromkeys(agents)) or random.SystemRandom().sample(every, min(sample, len(every)))
+    report = DrillReport(source.place, len(every))
+    secret = secret_of(os.urandom(32)) if source.encrypted else None
+    with _scratch(place, source) as room:
+        with open_unseen(room / "store", secret, create=True) as made:
+            for name in chosen:
+                try:
+                    moved = transfer(source, made, [name], progress=say)
+                    report.bytes += moved.bytes
+                except (Damaged, Unavailable) as error:
+                    failed = Drilled(name, problem=error.message, unknown=isinstance(error, Unavailable))
+                    report.agents.append(failed)
+                else:
+                    graph = Graph(made._db.view, made._agent_row(name))
+                    report.agents.append(Drilled(name, len(graph.numbers)))
+        with open_unseen(room / "store", secret) as again:  # what is read now was on the disk
+            for problem in again.verify(say).problems:
+                report.agents = [
+                    replace(one, problem=problem.detail) if problem.agent in {"", one.agent} else one
+                    for one in report.agents
+                ]
+    report.seconds = time.monotonic() - began
+    return report
+
+
+@contextmanager
+def _scratch(place: Path | None, store: Store) -> Iterator[Path]:
+    """A folder for this user only: below ``place``, or beside the store, or where temporary files go."""
+    places = [place] if place is not None else [Path(store.place).parent, None]
+    with ExitStack() as stack:
+        for folder in places:
+            try:
+                yield stack.enter_context(scratch(folder))
+                return
+            except OSError as error:
+                failed = error
+        raise unavailable(failed, f"making a scratch place in {places[0]}") from failed

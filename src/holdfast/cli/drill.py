@@ -1,4 +1,4 @@
-"""``holdfast drill``: restore a sample of checkpoints elsewhere and prove them."""
+"""``holdfast drill``: restore agents elsewhere and prove them."""
 
 from __future__ import annotations
 
@@ -36,11 +36,10 @@ def drill(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Restore a sample of checkpoints in a scratch place, as after a loss, and prove their digests.
+    """Restore agents in a scratch place, as after a loss, and prove everything that came back.
 
-    The newest checkpoint of each branch comes first, the others are taken at random. The store is only read; the
-    scratch place is removed. Ends with 5 when something did not come back as it was, with 6 when something could only
-    not be tried.
+    They are taken at random, and come with their whole histories. The store is only read; the scratch place is
+    removed. Ends with 5 when something did not come back as it was, with 6 when something could only not be tried.
 
     Parameters
     ----------
@@ -49,7 +48,7 @@ def drill(
     agent
         Only this agent. Can be given several times.
     sample
-        How many checkpoints.
+        How many agents, unless some are named.
     place
         Where the scratch place is made. [default: beside the store]
     json
@@ -64,28 +63,27 @@ def drill(
         session.out.json({"schema": SCHEMA, **report.to_json()})
     else:
         _print(session.out, report)
-    lost = any(one.problem and not one.unknown for one in report.checkpoints)
+    lost = any(one.problem and not one.unknown for one in report.agents)
     return 0 if report.ok else DAMAGED if lost else FAILED
 
 
 def _print(out: Output, report: DrillReport) -> None:
-    failed = [one for one in report.checkpoints if one.problem]
-    good = [one for one in report.checkpoints if not one.problem]
+    failed = [one for one in report.agents if one.problem]
+    good = [one for one in report.agents if not one.problem]
     rows = [
         (
             _WORDS[bool(one.problem), one.unknown],
             Text(clean(one.agent), style="bold cyan"),
-            f"#{one.depth}",
-            one.id[:12],
-            clean(one.problem or one.label),
+            f"{one.checkpoints:,}" if one.checkpoints else "",
+            clean(one.problem),
         )
         for one in (*failed, *good[:_LISTED])
     ]
     if rows:
-        out.columns(("", "agent", "depth", "id", "label"), rows, right=(2,))
+        out.columns(("", "agent", "checkpoints", ""), rows, right=(2,))
     if len(good) > _LISTED:
         out.say(f"and {count(len(good) - _LISTED, 'more')} that came back; --json has all.")
-    done = f"{len(good)} of {count(len(report.checkpoints), 'checkpoint')} restored and proven"
+    done = f"{len(good)} of {count(len(report.agents), 'agent')} restored and proven"
     out.say(
         Text(f"{done} ({size(report.bytes)}).", style="bold red" if failed else "bold green"),
         f" The store has {report.total:,}.",
