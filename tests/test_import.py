@@ -31,7 +31,7 @@ HEAVY = {
 }  # fmt: skip
 # Rooms and modules for what most programs do not do.
 SELDOM = {
-    "holdfast.agent.arrival", "holdfast.agent.bundle", "holdfast.agent.collection", "holdfast.agent.drill",
+    "holdfast.agent.arrival", "holdfast.agent.bundle", "holdfast.agent.collection",
     "holdfast.agent.evidence", "holdfast.agent.keys", "holdfast.agent.move", "holdfast.agent.policy",
     "holdfast.agent.recovery",
     "holdfast.agent.removal", "holdfast.agent.repair", "holdfast.agent.retention", "holdfast.agent.tiering",

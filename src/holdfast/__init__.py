@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from holdfast.agent.bundle import import_bundle
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
-    from holdfast.agent.drill import DrillReport
     from holdfast.agent.fleet import AgentInfo, Page
+    from holdfast.agent.move import DrillReport
     from holdfast.agent.policy import Policy
     from holdfast.agent.repair import RepairReport, repair
     from holdfast.agent.retention import RetentionReport
@@ -138,7 +138,7 @@ _HOMES = {
     "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
     "Diff": ("holdfast.agent.changes", "Diff"),
     "Document": ("holdfast.codec.document", "Document"),
-    "DrillReport": ("holdfast.agent.drill", "DrillReport"),
+    "DrillReport": ("holdfast.agent.move", "DrillReport"),
     "Effect": ("holdfast.run.effects", "Effect"),
     "ForkPlan": ("holdfast.run.forking", "ForkPlan"),
     "Found": ("holdfast.run.effects", "Found"),

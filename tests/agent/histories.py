@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 import holdfast
-import holdfast.agent.proof  # its limits are changed
+import holdfast.agent.arrival  # before the limits that it takes from elsewhere are changed
 from holdfast.agent import background, branch, collection, history
 from holdfast.agent.graph import Graph
 from holdfast.codec.values import encode

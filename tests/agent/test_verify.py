@@ -225,7 +225,7 @@ def test_what_cannot_be_read_now_is_not_called_damaged(path, key):
         assert away.packs == 1
         assert away.checkpoints
         tried = store.drill(sample=100)
-        assert {one.unknown for one in tried.checkpoints if one.problem} == {True}
+        assert {one.unknown for one in tried.agents if one.problem} == {True}
 
 
 class Alarm(Exception):
@@ -295,7 +295,7 @@ def test_beside_writers_and_whoever_forgets(path, key):
             for _ in range(200 if SOAK else 6):
                 report = store.verify()
                 assert report.ok, str(report)
-                assert store.drill(["a"], sample=4).ok
+                assert store.drill(["a"]).ok
         finally:
             stop.set()
             for thread in threads:
@@ -305,25 +305,25 @@ def test_beside_writers_and_whoever_forgets(path, key):
         assert report.ok, str(report)
 
 
-def test_a_drill_restores_a_sample(path, key, tmp_path):
+def test_a_drill_restores_agents_whole(path, key, tmp_path):
     place = tmp_path / "elsewhere"
     place.mkdir()
     with opened(path, key=key) as store:
-        report = store.drill(sample=7, place=place)
-        assert (report.ok, len(report.checkpoints), report.total) == (True, 7, 53)
-        heads = {one.id.hex() for row in store._agents() for one in store._db.view.branches(row.a) if one.id}
-        assert heads <= {one.id for one in report.checkpoints}
+        every = {info.name: len(store.agent(info.name, readonly=True).log(all=True)) for info in store.agents()}
+        report = store.drill(place=place)
+        assert (report.ok, report.total) == (True, len(every))
+        assert {one.agent: one.checkpoints for one in report.agents} == every
         assert report.to_json()["ok"]
-        assert [one.agent for one in store.drill(["empty"]).checkpoints] == []
-        assert {one.agent for one in store.drill(["twin"], sample=2).checkpoints} == {"twin"}
+        assert len(store.drill(sample=2).agents) == 2
+        assert [(one.agent, one.checkpoints) for one in store.drill(["empty"]).agents] == [("empty", 0)]
         with pytest.raises(BadOption):
             store.drill(sample=0)
     assert list(place.iterdir()) == []
     ((n,),) = rows(path, "SELECT head FROM branch WHERE b = 1")
     spoil_payload(path, n)
     with opened(path, key=key) as store:
-        report = store.drill(sample=100)
+        report = store.drill()
         assert not report.ok
-        lost = [one for one in report.checkpoints if one.problem]
+        lost = [one for one in report.agents if one.problem]
         assert {one.unknown for one in lost} == {False}
-        assert len(lost) == 3, "the head, and for the copy it and its child"
+        assert {one.agent for one in lost} == {"a", "twin"}, "the one that it is the head of, and the copy"

@@ -159,7 +159,7 @@ def test_a_bundle_on_a_failing_disk_is_an_error_of_ours(copies, tmp_path, disk, 
 def test_a_scratch_place_on_a_failing_disk_is_no_surprise(copies, disk, what, tmp_path, monkeypatch):
     store, _ = copies
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # where it turns to when there is no room beside the store
-    disk.fail(what, "files.py" if what == "mkdir" else "drill.py")
+    disk.fail(what, "files.py" if what == "mkdir" else "move.py")
     if what == "mkdir":
         with pytest.raises(StoreFailed):
             store.drill()
@@ -211,7 +211,7 @@ def test_a_forked_process_on_a_failing_disk_gets_an_error_of_ours(store_path, di
     store = holdfast.open(store_path)
 
     def child(_say):
-        disk.fail("stat", "forks.py")
+        disk.fail("stat", "processes.py")
         with pytest.raises(StoreFailed):
             holdfast.open(store_path)
         disk.before = None

@@ -225,7 +225,6 @@ class Told:
         self.agents: dict[int, tuple[str, int]] = {}  # name, and when it was made
         self.branches: dict[int, Made] = {}
         self.begun: dict[tuple[int, int], bytes] = {}  # branch, epoch -> where it began
-        self.made_on: dict[bytes, tuple[int, int]] = {}  # what a branch has left -> branch, epoch on which it was made
         self.epochs: dict[int, set[int]] = defaultdict(set)  # branch -> those that the log has an entry of
         self._first: dict[int, int] = {}  # branch -> the epoch in which it was made, or made anew by a repair
         self.generations: dict[int, int] = {}
@@ -257,8 +256,6 @@ class Told:
                     self.branches[b] = was._replace(epoch=epoch, to=to)
                 self.begun[b, epoch] = to
                 self.epochs[b].add(epoch)
-                if self.begun.get((b, epoch - 1)) != body.get("from"):
-                    self.made_on[body.get("from", b"")] = (b, epoch - 1)
             case {"b": int(b), "generation": int(generation)}:
                 self.generations[b] = max(generation, self.generations.get(b, 0))
             case {"what": "tag", "name": str(name), "at": bytes(id)}:

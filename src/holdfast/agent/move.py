@@ -1,4 +1,4 @@
-"""A whole store in another place: a backup, a move, another backend, another key. All of them are one transfer.
+"""A whole store in another place: backup, move, another backend, another key, a restore test. All are one transfer.
 
 Owns what goes along besides agents, and how one store takes the place of another. Ids, and the uuids of agents and
 branches, stay; the store itself gets a new uuid, because its handles are new: what was noted about the old one would
@@ -9,20 +9,25 @@ closed to writers only after everything has arrived; nothing that was in a store
 from __future__ import annotations
 
 import os
+import random
 import re
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.agent.graph import Graph
 from holdfast.agent.opened import adopt, since
 from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
-from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed
+from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed, Unavailable
 from holdfast.store import files
 from holdfast.store.catalog import Open, Progress, View, body_bytes, read_body
 from holdfast.store.changes import Change, Opens
 from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES, is_url
+from holdfast.store.keys import secret_of
 from holdfast.store.sqlite import Sqlite
 
 if TYPE_CHECKING:
@@ -242,3 +247,92 @@ def _carry(old: Path, new: Path) -> None:
                 one.rename(new / one.name)
     except OSError as error:
         raise files.unavailable(error, f"bringing along what lies in {old}") from error
+
+
+# -- a restore test ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Drilled:
+    """One agent of a drill. ``problem`` is empty when all of it came back and is what it was.
+
+    ``unknown``: it could not be tried, because the machine said no or a colder place did not answer. Nothing is known
+    to be lost.
+    """
+
+    agent: str
+    checkpoints: int = 0
+    problem: str = ""
+    unknown: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "ok": not self.problem}
+
+
+@dataclass(slots=True)
+class DrillReport:
+    """What was restored, and whether it could be proven. ``total``: agents in the store, of which some were tried."""
+
+    store: str
+    total: int
+    agents: list[Drilled] = field(default_factory=list)
+    bytes: int = 0
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        return all(not one.problem for one in self.agents)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "store": self.store, "ok": self.ok, "total": self.total, "bytes": self.bytes,
+            "seconds": round(self.seconds, 3), "agents": [one.to_json() for one in self.agents],
+        }  # fmt: skip
+
+
+def drill(source: Store, agents: Sequence[str], sample: int, place: Path | None, say: Progress) -> DrillReport:
+    """Restore some agents, or as many as ``sample`` at random, in a scratch place; then prove what came back there."""
+    if sample < 1:
+        raise BadOption(f"a sample of {sample}", hint="Restore at least one agent.")
+    began = time.monotonic()
+    every = [row.name for row in source._agents()]
+    chosen = list(dict.fromkeys(agents)) or random.SystemRandom().sample(every, min(sample, len(every)))
+    report = DrillReport(source.place, len(every))
+    secret = secret_of(os.urandom(32)) if source.encrypted else None
+    with _scratch(place, source) as room:
+        with open_unseen(room / "store", secret, create=True) as made:
+            for name in chosen:
+                try:
+                    moved = transfer(source, made, [name], progress=say)
+                    report.bytes += moved.bytes
+                except (Damaged, Unavailable) as error:
+                    failed = Drilled(name, problem=error.message, unknown=isinstance(error, Unavailable))
+                    report.agents.append(failed)
+                else:
+                    graph = Graph(made._db.view, made._agent_row(name))
+                    report.agents.append(Drilled(name, len(graph.numbers)))
+        with open_unseen(room / "store", secret) as again:  # what is read now was on the disk
+            for problem in again.verify(say).problems:
+                report.agents = [
+                    replace(one, problem=problem.detail) if problem.agent in {"", one.agent} else one
+                    for one in report.agents
+                ]
+    report.seconds = time.monotonic() - began
+    return report
+
+
+@contextmanager
+def _scratch(place: Path | None, store: Store) -> Iterator[Path]:
+    """A folder for this user only: below ``place``, or beside the store, or where temporary files go."""
+    places = [place] if place is not None else [Path(store.place).parent, None]
+    with ExitStack() as stack:
+        yield _first(stack, places)
+
+
+def _first(stack: ExitStack, places: Sequence[Path | None]) -> Path:
+    for folder in places:
+        try:
+            return stack.enter_context(files.scratch(folder))
+        except OSError as error:
+            failed = error
+    raise files.unavailable(failed, f"making a scratch place in {places[0]}") from failed

@@ -237,8 +237,7 @@ def _diverged(refs: Refs, ref: BranchRef, old: Branch, places: tuple[str, str]) 
         branch=old.name,
         source_head=ours,
         dest_head=theirs,
-        hint="Let it arrive under a name of its own (beside=True, --beside), then compare the two and go on with"
-        " one; or roll one of them back to where they parted.",
+        hint="Let it arrive under a name of its own (beside=True, --beside), then compare the two and go on with one.",
     )
 
 

@@ -278,7 +278,6 @@ class _Mending:
         self._drop()
         self._places = {proof.known[n].id: n for n in found.rows}
         self._parents = {known.id: known.parent for known in proof.known.values()}
-        self._trace(was)
         self._account(was)
         self._renew()
         found.shallow = {n: self._over(n) for n, row in found.rows.items() if not row.parent and proof.known[n].parent}
@@ -459,17 +458,6 @@ class _Mending:
             if row is not None:
                 found.stretches[row.b, row.epoch].discard(n)
 
-    def _trace(self, was: Mapping[int, Row]) -> None:
-        """On which stretch of a branch something was made that nothing is left of, and below which depth."""
-        told, self._made_on = self._told, {id: (*where, 2**62) for id, where in self._told.made_on.items()}
-        for one in self.found.branches.values():
-            if told.begun.get((one.b, one.epoch)) != one.id:
-                self._made_on[one.id] = (one.b, one.epoch, one.depth)
-        for n, known in self._proof.known.items():
-            if known.parent not in self._parents:
-                begins = told.begun.get((was[n].b, was[n].epoch)) == known.parent
-                self._made_on[known.parent] = (was[n].b, was[n].epoch - begins, known.depth)
-
     def _account(self, was: Mapping[int, Row]) -> None:
         """Say what cannot be kept."""
         found, proof = self.found, self._proof
@@ -530,9 +518,7 @@ class _Mending:
     def _nearest(self, id: bytes) -> int:
         """A checkpoint, or its nearest ancestor that stays, as far as manifests tell."""
         while id and not self._at(id):
-            if id not in self._parents:
-                return self._before(*self._made_on.get(id, (0, 0, 0)))
-            id = self._parents[id]
+            id = self._parents.get(id, b"")
         return self._at(id)
 
     def _before(self, b: int, epoch: int, depth: int) -> int:

@@ -52,8 +52,8 @@ from holdfast.store.keys import Key, find_secret
 from holdfast.store.tables import FORMAT_VERSION
 
 if TYPE_CHECKING:
-    from holdfast.agent.drill import DrillReport
     from holdfast.agent.letting import Outlived
+    from holdfast.agent.move import DrillReport
     from holdfast.agent.policy import Policy
     from holdfast.agent.removal import Removal
     from holdfast.agent.retention import RetentionReport
@@ -798,11 +798,11 @@ class Store:
         place: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
     ) -> DrillReport:
-        """Restore a sample of checkpoints in a scratch place, the newest of each branch first, and prove their digests.
+        """Restore some agents in a scratch place, or as many as ``sample`` at random, whole, and prove what came back.
 
         The scratch place is beside the store, or below ``place``, and is removed at the end.
         """
-        from holdfast.agent.drill import drill
+        from holdfast.agent.move import drill
 
         self._check_open()
         return drill(self, agents, sample, Path(place) if place is not None else None, progress or quietly)

@@ -100,10 +100,10 @@ def verify(
     Parameters
     ----------
     restore
-        Instead, restore a sample of checkpoints in a scratch place, as after a loss, and prove their digests: the
-        newest of each branch first, the others at random. The scratch place is removed.
+        Instead, restore agents in a scratch place, as after a loss, and prove everything that came back. They are
+        taken at random, and come with their whole histories. The scratch place is removed.
     sample
-        With --restore: how many checkpoints.
+        With --restore: how many agents, unless some are named.
     place
         With --restore: where the scratch place is made. [default: beside the store]
     """
@@ -174,28 +174,27 @@ def _restore(session: Session, agents: tuple[str, ...], sample: int, place: Path
         session.json("verify.restore", **report.to_json())
     else:
         _print_restored(session.out, report)
-    lost = any(one.problem and not one.unknown for one in report.checkpoints)
+    lost = any(one.problem and not one.unknown for one in report.agents)
     return 0 if report.ok else DAMAGED if lost else FAILED
 
 
 def _print_restored(out: Output, report: DrillReport) -> None:
-    failed = [one for one in report.checkpoints if one.problem]
-    good = [one for one in report.checkpoints if not one.problem]
+    failed = [one for one in report.agents if one.problem]
+    good = [one for one in report.agents if not one.problem]
     rows = [
         (
             _RESTORED[bool(one.problem), one.unknown],
             Text(clean(one.agent), style="bold cyan"),
-            f"#{one.depth}",
-            one.id[:12],
-            clean(one.problem or one.label),
+            f"{one.checkpoints:,}" if one.checkpoints else "",
+            clean(one.problem),
         )
         for one in (*failed, *good[:_LISTED])
     ]
     if rows:
-        out.columns(("", "agent", "depth", "id", "label"), rows, right=(2,))
+        out.columns(("", "agent", "checkpoints", ""), rows, right=(2,))
     if len(good) > _LISTED:
         out.say(f"and {len(good) - _LISTED:,} more that came back; --json has all.")
-    done = f"{len(good)} of {count(len(report.checkpoints), 'checkpoint')} restored and proven"
+    done = f"{len(good)} of {count(len(report.agents), 'agent')} restored and proven"
     out.say(
         Text(f"{done} ({size(report.bytes)}).", style="bold red" if failed else "bold green"),
         f" The store has {report.total:,}.",

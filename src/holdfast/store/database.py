@@ -350,6 +350,9 @@ def open_database(
     lie, if not in the store's directory. ``remember=False`` leaves no record of it in the user's state directory: for a
     store that is thrown away. ``vfs`` replaces SQLite's system calls: for tests of failing disks.
     """
+    refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
+    engine: Any
+    layout = None
     if isinstance(place, str) and is_url(place):
         scheme = place.partition("://")[0]
         if scheme not in {"postgresql", "postgres"}:
@@ -357,35 +360,39 @@ def open_database(
                 f"no store can be opened at a {scheme}:// address",
                 hint="Give the path of a directory, or postgresql://...",
             )
-        return _open_server(place, create=create, readonly=readonly, secret=secret, objects=objects)
-    real = Path(os.path.realpath(place))
-    layout = Layout(real)
-    if not files.classify(real):
-        if readonly or not create:
-            raise NotAStore(f"there is no store at {real}", hint="Check the path, or open it with create=True.")
-        create_store(real, secret, objects)
-        files.classify(real)
-    processes.close_inherited(layout.catalog)
-    refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
+        make = partial(fill, secret=secret, objects=objects)
+        engine = _server(place, readonly=readonly, make=make if create and not readonly else None)
+    else:
+        layout = Layout(Path(os.path.realpath(place)))
+        if not files.classify(layout.path):
+            if readonly or not create:
+                raise NotAStore(
+                    f"there is no store at {layout.path}", hint="Check the path, or open it with create=True."
+                )
+            create_store(layout.path, secret, objects)
+            files.classify(layout.path)
+        processes.close_inherited(layout.catalog)
+        try:
+            engine = Sqlite(layout, readonly=readonly, vfs=vfs)
+        except StoreReadOnly as error:
+            refusal = error
+            engine = Sqlite(layout, readonly=True, vfs=vfs)
+    witness, lost = None, False
     try:
-        engine = Sqlite(layout, readonly=readonly, vfs=vfs)
-    except StoreReadOnly as error:
-        refusal = error
-        engine = Sqlite(layout, readonly=True, vfs=vfs)
-    witness = None
-    try:
-        engine.check_version()
+        if layout is not None:
+            engine.check_version()
         facts = read_facts(engine, secret)
         _check_moved(facts, engine.place, writing=refusal is None)
-        witness = Witness(layout, facts.uuid, readonly=refusal is not None, remember=remember)
+        if layout is not None:
+            witness = Witness(layout, facts.uuid, readonly=refusal is not None, remember=remember)
         engine.check_schema()
-        view = View(engine, facts.cipher)
-        options = {"accept_loss": accept_loss, "trust_older": trust_older, "writing": refusal is None}
-        lost = _check_loss(view, witness, layout, **options)
-        here = _objects(facts, objects, engine.place) or Folder(layout.packs, poisoned=engine.poisoned)
+        here, leases = _objects(facts, objects, engine.place), _leases(engine, facts.cipher)
+        if layout is not None and witness is not None:
+            options = {"accept_loss": accept_loss, "trust_older": trust_older, "writing": refusal is None}
+            lost = _check_loss(View(engine, facts.cipher), witness, layout, **options)
+            here = here or Folder(layout.packs, poisoned=engine.poisoned)
         cold_now = partial(_cold_place, engine, facts)
-        leases = FileLeases(layout.locks, facts.cipher)
-        packs = Packs(facts.cipher, here, cold_now(), cold_now)
+        packs = Packs(facts.cipher, here or Rows(engine), cold_now(), cold_now)
     except BaseException:
         if witness is not None:
             witness.close()
@@ -394,6 +401,14 @@ def open_database(
     db = Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=witness, readonly=refusal)
     db.lost_effects = lost
     return db
+
+
+def _leases(engine: Any, cipher: Cipher) -> Leases:
+    if isinstance(engine, Sqlite):
+        return FileLeases(engine.layout.locks, cipher)
+    from holdfast.store.advisory import AdvisoryLeases
+
+    return AdvisoryLeases(engine, cipher)
 
 
 def _server(url: str, *, readonly: bool = True, make: Callable[[Tx], None] | None = None) -> Any:
@@ -405,29 +420,6 @@ def _server(url: str, *, readonly: bool = True, make: Callable[[Tx], None] | Non
             "stores on PostgreSQL need the package psycopg", hint="pip install 'holdfast[postgres]'"
         ) from error
     return Postgres(url, readonly=readonly, fill=make)
-
-
-def _open_server(url: str, *, create: bool, readonly: bool, secret: Secret | None, objects: str | None) -> Database:
-    refusal: HoldfastError | None = ReadOnly("this store was opened with readonly=True") if readonly else None
-
-    def make(tx: Tx) -> None:
-        fill(tx, secret, objects)
-
-    engine = _server(url, readonly=readonly, make=make if create and not readonly else None)
-    try:
-        from holdfast.store.advisory import AdvisoryLeases
-
-        facts = read_facts(engine, secret)
-        _check_moved(facts, engine.place, writing=not readonly)
-        engine.check_schema()
-        here = _objects(facts, objects, engine.place) or Rows(engine)
-        cold_now = partial(_cold_place, engine, facts)
-        leases = AdvisoryLeases(engine, facts.cipher)
-        packs = Packs(facts.cipher, here, cold_now(), cold_now)
-    except BaseException:
-        engine.close()
-        raise
-    return Database(engine, leases, packs, facts.cipher, facts.uuid, facts.created, witness=None, readonly=refusal)
 
 
 @contextmanager

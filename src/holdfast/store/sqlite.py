@@ -64,9 +64,6 @@ TRIM_PAGES = 256
 DIRECT_FRAMES = 4
 """About what a direct commit writes. SQLite's own hook would run Python inside it."""
 
-PRESENT_TRIES = 8
-"""How often the lock of an open store is looked for, while its directory gives way to another one."""
-
 DIRECT_TRIES_S = 0.05
 """After the direct path met other writers, so long everything is handed over."""
 
@@ -654,24 +651,18 @@ class _Presence(FileIO):
 
 
 def _be_present(layout: Layout, *, readonly: bool) -> _Presence | None:
-    """Let others see that the store is open. A place that cannot be written has nobody who would replace it."""
-    for left in reversed(range(PRESENT_TRIES)):
-        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if readonly else os.O_CREAT)
-        try:
-            file = _Presence(layout.open_lock, opener=lambda path, _: os.open(path, flags, 0o644))  # noqa: B023
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(file.fileno()), layout.open_lock.stat()):
-                return file
-        except BlockingIOError:
-            break
-        except OSError as error:
-            if readonly:
-                return None
-            if not left or not isinstance(error, FileNotFoundError):
-                raise unavailable(error, "opening locks/open") from error
-    raise StoreBusy(
-        f"{layout.path} is just being moved, or another store put in its place", hint="Try again when that is done."
-    )
+    """Let others see that the store is open. A place that cannot be written has nobody who would move it."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | (0 if readonly else os.O_CREAT)
+    try:
+        file = _Presence(layout.open_lock, opener=lambda path, _: os.open(path, flags, 0o644))
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return file
+    except BlockingIOError:
+        raise StoreBusy(f"{layout.path} is just being moved", hint="Try again when that is done.") from None
+    except OSError as error:
+        if readonly:
+            return None
+        raise unavailable(error, "opening locks/open") from error
 
 
 def _open_lock(path: Path) -> int:
