@@ -83,7 +83,6 @@ from holdfast.run.steps import (
 )
 from holdfast.run.tools import Tool, tool
 from holdfast.store.changes import who
-from holdfast.store.processes import off_loop
 
 if TYPE_CHECKING:
     from holdfast.run.host import AgentHost

@@ -46,7 +46,6 @@ from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, p
 from holdfast.run.steps import Sleep, Steps, Turn, Work, Write, asked, cancelled, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
 from holdfast.store.catalog import Agent, Branch, View
-from holdfast.store.processes import off_loop
 
 if TYPE_CHECKING:
     from holdfast.run.runs import Run
