@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-LAZY = ("holdfast.run.store", "holdfast.run.worker", "holdfast.run.children")
+LAZY = ("holdfast.run.store", "holdfast.run.worker", "holdfast.run.handover", "holdfast.run.children")
 LOOK_S = 0.01
 WAIT_S = 300
 Job = dict[str, Any]

@@ -12,8 +12,9 @@ import holdfast
 from holdfast import errors
 from holdfast.run.children import Child
 from holdfast.run.forking import ForkPlan
+from holdfast.run.handover import Submitted
 from holdfast.run.rollback import RollbackPlan
-from holdfast.run.worker import Submitted, Worker
+from holdfast.run.worker import Worker
 from tests.run import working
 
 # What returns when something is durable, when somebody else has done something, or when user code has.

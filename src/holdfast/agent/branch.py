@@ -446,6 +446,9 @@ class BranchWriter:
 
     def _make_job(self, pending: Pending, before: Branch | Pending) -> Job[Branch]:
         """Bring what can be brought beforehand to disk, and prepare the rest, so that nobody waits for it."""
+        if pending.captured is None and not pending.nodes and not pending.chunks:  # records that name nothing
+            pending.job = job = Job(self._work(pending, before, NOTHING), lazy=pending.lazy)
+            return job
         pack = None
         there = self._db.view.has_chunks(pending.chunks) if pending.chunks and not pending.alone else set()
         if len(there) < len(pending.chunks):

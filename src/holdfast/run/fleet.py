@@ -22,6 +22,7 @@ from holdfast.run.effects import Effect
 from holdfast.run.listing import STATUSES, WORDS, RunInfo, View, effects_of, runs_of
 from holdfast.run.records import FAILED_KEY
 from holdfast.run.scope import now_us
+from holdfast.store.catalog import slices
 
 if TYPE_CHECKING:
     from holdfast.run.store import Store
@@ -123,10 +124,15 @@ def counts(store: Store, pattern: str | None) -> dict[str, int]:
     lines = _Lines(store, pattern, None, None)
     chosen = {b for _, _, b in lines.order}
     rows: dict[int, list[str]] = defaultdict(list)
-    for row in lines.view.opened():
-        if row.b in chosen and (not row.signal or row.signal == opened.GOING_BACK.signal):
-            rows[row.b].append(str(row.body.get("status", "")))
-    found: Counter[str] = Counter()
+    # A run whose row names a time waits for it, or for a signal. What the others do, only their rows say.
+    sql = "SELECT b FROM open WHERE length(signal) = 0 AND due > ? AND due < ?"
+    asleep = lines.view.reader.run(sql, (opened.NOW, opened.ATTENTION))
+    found: Counter[str] = Counter(waiting=sum(b in chosen for (b,) in asleep))
+    awake = lines.view.open_branches("due = ? OR due = ?", opened.NOW, opened.ATTENTION) & chosen
+    for part in slices(sorted(awake)):
+        for row in lines.view.opened_on(part):
+            if row.due in {opened.NOW, opened.ATTENTION} and row.signal in {b"", opened.GOING_BACK.signal}:
+                rows[row.b].append(str(row.body.get("status", "")))
     for b, statuses in rows.items():
         view = lines.open(b) if "" in statuses else None
         if view is not None and not view.at_it():  # only the line tells whether it was begun at all

@@ -43,7 +43,7 @@ from holdfast.store.changes import who
 
 if TYPE_CHECKING:
     from holdfast.run.forking import ForkPlan
-    from holdfast.run.worker import Submitted
+    from holdfast.run.handover import Submitted
 
 log = logging.getLogger("holdfast.run")
 _LOOK_S = 0.01
@@ -125,7 +125,7 @@ class Agent(Environment, below.Agent):
         return found
 
     def _submitting(self, function: Any, args: Any, kwargs: Any) -> Steps:
-        from holdfast.run.worker import Submitted
+        from holdfast.run.handover import Submitted
 
         options = options_of(function)
         self._check_outside(options)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar, Unpack, cast
 from uuid import uuid4
@@ -22,9 +22,8 @@ from holdfast.codec.types import Registry
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
 from holdfast.run import fleet, opened, queues, schedule, waiting
 from holdfast.run.arguments import fetch, refuse
-from holdfast.run.durables import configured, known, options_of
 from holdfast.run.effects import Effect
-from holdfast.run.handle import Agent, check_repeatable
+from holdfast.run.handle import Agent
 from holdfast.run.line import Line
 from holdfast.run.listing import (
     RunInfo,
@@ -50,17 +49,15 @@ from holdfast.store.changes import Change, Said, now_us, who
 
 if TYPE_CHECKING:
     from holdfast.run.batch import Batch, OnError
+    from holdfast.run.handover import Submitted
     from holdfast.run.schedule import ScheduleInfo
-    from holdfast.run.worker import Submitted, Worked, Worker
+    from holdfast.run.worker import Worked, Worker
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 _LOOK_S = 0.04
 """How often whoever waits for an agent that is busy in this process looks again."""
-
-_SUBMIT_S = 30.0
-"""How long a run is submitted while somebody has its agent open who has not begun it: he may have been stopped."""
 
 
 class Store(below.Store):
@@ -378,37 +375,10 @@ class Store(below.Store):
 
         ``store.submit(send.options(id="order-7"), ...)``: an id is begun once, however often it is submitted.
         """
-        from holdfast.run import founding
-        from holdfast.run.worker import Submitted
+        from holdfast.run.handover import submit
 
         self._check_writable()
-        made, options = known(function), options_of(function)
-        check_repeatable(options, made.name)
-        queues.check_declared(self._db, made.queue)
-        if "/" in str(options.id):
-            raise BadOption(
-                f"{options.id!r} cannot be the id of a run that has an agent of its own",
-                hint="A slash stands before the name of a child. Use another id, or agent.submit(...).",
-            )
-        id = options.id if options.id is not None else uuid4().hex[:16]
-        name, end_s = f"{made.name}/{id}", time.monotonic() + _SUBMIT_S
-        if self._db.view.agent(name) is None and founding.found(self, name, made, args, kwargs, options, id):
-            return Submitted(self, name, below.MAIN, id)
-        while True:
-            try:
-                agent = self._open_alone(name)
-            except AgentBusy:  # somebody submits it just now, or executes it
-                view = self._view(name, below.MAIN)
-                if view.line.begun(id):
-                    found = Submitted(self, name, below.MAIN, id)
-                    found.check_same(made, args, kwargs)
-                    return found
-                if time.monotonic() >= end_s:
-                    raise
-                time.sleep(_LOOK_S)
-            else:
-                with closing(agent):
-                    return agent.submit(configured(made, options, id=id), *args, **kwargs)
+        return submit(self, function, args, kwargs)
 
     def queues(self) -> list[QueueInfo]:
         """The queues that runs wait in, with their limits, by name (``QueueInfo``)."""

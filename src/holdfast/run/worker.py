@@ -1,14 +1,14 @@
 """Workers: whoever resumes runs that were killed, put off or handed over, by itself.
 
-Owns finding such runs, executing some at a time, and setting aside one that ends its worker again and again. Must not
-know how a run goes. What always holds: whoever holds a branch executes its run, and nobody else does, so that any
-number of workers, in any number of processes, share a store; each try is in the line before it is made; a run whose
-function this process does not have is left to others.
+Owns finding such runs, taking them up, executing some at a time, and setting aside one that ends its worker again and
+again. Must not know how a run goes. What always holds: whoever holds a branch executes its run, and nobody else does,
+so that any number of workers, in any number of processes, share a store; a try is recorded in the transaction in which
+the branch is taken, so before it is made, and where anything was written since the line was read, somebody was faster,
+and nothing is taken; a run whose function this process does not have is left to others.
 
     worker = Worker(store, concurrency=16)
     worker.run(drain=False)              work until stop() is called; with ``drain`` until there is nothing to do
     worker.stop(grace_s)                 begin nothing new; answers the runs that had not stopped when the time was over
-    Submitted                            a run that was handed over: what is known about it, and its result
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from holdfast.agent.branch import BranchWriter, read_line
 from holdfast.errors import (
     AgentBusy,
     BadOption,
@@ -30,32 +31,29 @@ from holdfast.errors import (
     Diverged,
     Fenced,
     HoldfastError,
-    RunEnded,
-    RunUnfinished,
     StoreBusy,
     StoreFailed,
-    ToolFailed,
     UnknownAgent,
     Waiting,
 )
-from holdfast.run import listing, opened, pickup
+from holdfast.run import listing, opened
 from holdfast.run import records as rec
-from holdfast.run.arguments import fingerprint
-from holdfast.run.durables import DURABLES, Durable
-from holdfast.run.pickup import TRIES
+from holdfast.run.durables import DURABLES
+from holdfast.run.effects import SPAWN
+from holdfast.run.line import entries
+from holdfast.run.past import Past
 from holdfast.run.planning import pending
 from holdfast.run.queues import Turns
 from holdfast.run.schedule import Schedules
 from holdfast.run.scope import now_us
-from holdfast.run.steps import Aside, Long, Request, Steps, Work, drive, drive_later, twin
+from holdfast.run.steps import Aside, Long, twin
 from holdfast.store.catalog import Agent as AgentRow
 from holdfast.store.catalog import Branch, Open, View
-from holdfast.store.database import TICK_S, Database
+from holdfast.store.changes import Change
 from holdfast.store.engine import Unsure
 
 if TYPE_CHECKING:
     from holdfast.run.handle import Agent
-    from holdfast.run.listing import RunInfo
     from holdfast.run.store import Store
 
 log = logging.getLogger("holdfast.run")
@@ -73,6 +71,9 @@ AWAY_POLL_S = 0.5
 """How often it looks whether a store is there again that could not be reached."""
 
 CONCURRENCY_MAX = 1000
+
+TRIES = 3
+"""How often a run may end its worker without getting any further."""
 
 AWAY_S = 300.0
 """How long a worker goes on trying to reach its store."""
@@ -369,14 +370,14 @@ class Worker:
                 self._tell(told)
 
     def _execute(self, job: _Job) -> Worked | None:
-        seen = pickup.look(self._store, job.b)
+        seen = _read(self._store, job.b)
         if seen.is_child(job.run):
             self._children.add((job.b, job.run))
             return None
         tries = len(seen.tries(job.run))
         if tries and self._torn[job.b, job.run]:  # which was not its fault
             with closing(self._store._open_alone(job.agent, branch=job.branch, create=False)) as handle:
-                handle._host.ledger.append(pickup.excuse(job.run), flush=True)
+                handle._host.ledger.append(_excuse(job.run), flush=True)
             return None
         if tries >= TRIES or seen.goes_back:
             with closing(self._store._open_alone(job.agent, branch=job.branch, create=False)) as handle:
@@ -390,14 +391,14 @@ class Worker:
             return self._leave(job, "left", "the process that was to execute it has not begun to")
         return None  # what became of it, that process has told
 
-    def _take(self, seen: pickup.Seen, job: _Job) -> Agent:
+    def _take(self, seen: _Seen, job: _Job) -> Agent:
         claim = self._turns.claim(job.b, opened.key(job.run), job.queue)
         with claim.alone:
-            handle = pickup.take(self._store, job.owner, seen, job.run, claim)
+            handle = _taken(self._store, job.owner, seen, job.run, claim)
         self._turns.claimed(job.b)
         return handle
 
-    def _look_after(self, handle: Agent, job: _Job, seen: pickup.Seen) -> Worked | None:
+    def _look_after(self, handle: Agent, job: _Job, seen: _Seen) -> Worked | None:
         """What is not simply resumed: it was tried too often, or its agent goes back."""
         rollback = pending(handle._host.past())
         if rollback is not None and rollback.status == "attention":  # each look at it would try it once more
@@ -451,14 +452,14 @@ class Worker:
             return told("waiting", error.message)
         except Diverged as error:
             self._passed[job.b, job.run] = DURABLES[job.function].code
-            handle._host.ledger.append(pickup.excuse(job.run))
+            handle._host.ledger.append(_excuse(job.run))
             return told("code changed", str(error))
         except (Exception, Cancelled) as error:  # noqa: BLE001 - one run that ends so does not stop the others
             about = str(error) if isinstance(error, HoldfastError) else f"{type(error).__qualname__}: {error}"
             became = next((info.status for info in handle.runs() if info.id == job.run), "failed")
             if became in _TOLD:
                 return told(became, about)
-            handle._host.ledger.append(pickup.excuse(job.run))
+            handle._host.ledger.append(_excuse(job.run))
             if isinstance(error, AgentBusy):
                 self._wait_behind(job, error)
                 return told("left", about)
@@ -491,88 +492,96 @@ class Worker:
         return Worked(job.agent, job.branch, job.run, job.function, "needs attention", said)
 
 
-class _Written(Request):
-    """Wait until something was written since this was made, or for a moment."""
-
-    def __init__(self, db: Database) -> None:
-        self._db, self._seen = db, db.stamp()
-
-    def now(self) -> None:
-        self._db.await_change(self._seen, POLL_S)
-
-    async def later(self) -> None:
-        end_s, pause_s = time.monotonic() + POLL_S, POLL_S if self._seen is None else TICK_S
-        while time.monotonic() < end_s and self._db.stamp() == self._seen:  # noqa: ASYNC110 - others write
-            await asyncio.sleep(pause_s)
+# -- taking a run up ----------------------------------------------------------------------------------------------
 
 
-class Submitted:
-    """A run that was handed over to whoever works on the store."""
+class _Seen(NamedTuple):
+    """A branch as it was read, before anybody has taken it: its line, and the rows of its open runs."""
 
-    def __init__(self, store: Store, agent: str, branch: str, id: str) -> None:
-        self._store = store
-        self.agent, self.branch, self.id = agent, branch, id
+    branch: Branch
+    records: list[tuple[int, rec.Record]]
+    rows: dict[bytes, Open]
+    goes_back: bool  # a rollback has begun and not ended
 
-    def __repr__(self) -> str:
-        return f"<Submitted {self.id} of {self.agent}@{self.branch}>"
+    def is_child(self, run: str) -> bool:
+        """Whether it is a child's run: that one goes on with its parent, which has to be told what comes of it."""
+        notes = (one for _, one in self.records if isinstance(one, rec.Note))
+        return any((one.what, one.name) == (SPAWN, run) for one in notes)
 
-    @property
-    def info(self) -> RunInfo:
-        """What is known about it now."""
-        view = self._store._view(self.agent, self.branch)
-        found = [info for info in listing.runs_of(view) if info.id == self.id]
-        if not found:
-            raise RunEnded(f"run {self.id} of {self.agent} is gone", run=self.id, status="rolled back")
-        return found[-1]
+    def tries(self, run: str) -> list[rec.Note]:
+        """When workers have resumed a run in vain, newest first: after its last record, the line ends with these.
 
-    @property
-    def status(self) -> str:
-        """One of the words that ``store.runs()`` uses."""
-        return self.info.status
-
-    def result(self, timeout_s: float | None = None) -> Any:
-        """Wait until it has ended; returns what the function returned.
-
-        Raises ``ToolFailed`` where it failed or was cancelled, and ``TimeoutError``.
+        What others do, who interrupt what they have resumed, says nothing.
         """
-        return drive(self._result(timeout_s))
-
-    async def aresult(self, timeout_s: float | None = None) -> Any:
-        """As result(), for async code."""
-        return await drive_later(self._result(timeout_s))
-
-    def _result(self, timeout_s: float | None) -> Steps:
-        end_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            change = _Written(self._store._db)
-            info = yield Work(lambda: self.info)
-            if info.status in listing.OVER:
+        found = []
+        for _, record in reversed(self.records):
+            if not isinstance(record, rec.Note) or record.run != run or record.what not in {"resume", "trace"}:
                 break
-            if end_s is not None and time.monotonic() >= end_s:
-                raise TimeoutError(f"run {self.id} of {self.agent} is {info.status} after {timeout_s:g} s")
-            yield change
-        if info.status == "finished":
-            return (yield Work(lambda: info.result))
-        raise ToolFailed(
-            f"run {self.id} of {self.agent} is {info.status}: {info.error}",
-            tool=info.function,
-            error_type=info.error.partition(":")[0],
-            path="",
-        )
+            found += [record] if (record.what, record.path) == ("resume", rec.WORKER) else []
+        return found
 
-    def cancel(self, *, compensate: bool = False, wait_s: float = 0.0) -> RunInfo:
-        """Cancel it: see ``store.cancel``."""
-        return self._store.cancel(self.agent, self.id, branch=self.branch, compensate=compensate, wait_s=wait_s)
 
-    acancel = twin(cancel, Long)
+def _read(store: Store, b: int) -> _Seen:
+    """Read the whole line of a branch, which the chain proves. The rows come last, so that they are not older."""
+    view = store._db.view
+    branch = view.branch_at(b)
+    records = list(opened.decoded(list(read_line(view, branch)), b))
+    rows = view.opened(b, [])
+    runs = {row.run: row for row in rows if not row.signal}
+    return _Seen(branch, records, runs, any(row.signal == opened.GOING_BACK.signal for row in rows))
 
-    def check_same(self, made: Durable, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise where it was begun with another function, or with other arguments than these."""
-        info, registry = self.info, self._store._registry
-        there = fingerprint({"function": info.function, "arguments": info.args}, registry)
-        if fingerprint({"function": made.name, "arguments": made.given(None, args, kwargs)}, registry) != there:
-            raise RunUnfinished(
-                f"run {self.id!r} was begun with another function or other arguments ({info.function})",
-                run=self.id,
-                hint="Use another id.",
-            )
+
+def _taken(store: Store, owner: AgentRow, seen: _Seen, run: str, claim: Callable[[Change, int], None]) -> Agent:
+    """Become the writer of a branch, for a run that is resumed now; a handle that nobody else in this process gets.
+
+    ``claim``, which gets the generation, claims its place in its queue in the same transaction. Raises ``AgentBusy``
+    where somebody has the branch, or has had it since it was read, or it is not its turn.
+    """
+    branch, row = seen.branch, seen.rows.get(opened.key(run))
+    if row is None:
+        raise _faster(run)
+    note = rec.Note(now_us(), run, "resume", row.body["status"], path=rec.WORKER)
+    (record,) = entries(note)
+    rows: Mapping[bytes, Open] = seen.rows
+    if record.follow is not None:
+        record = record._replace(opens=record.follow(rows, branch.records + 1), follow=None)
+        rows = record.opens.applied(rows)
+    ours = branch
+
+    def count(change: Change, now: Branch) -> Branch:
+        nonlocal ours
+        if (now.generation, now.line) != (branch.generation, branch.line):
+            raise _faster(run)
+        claim(change, now.generation + 1)
+        ours = now.at_end(change.put_records(now.b, now.end, [record]))
+        return ours
+
+    with store._lock:
+        known = store._handles.get(branch.b)
+        if known is not None and not known.closed:
+            raise AgentBusy(f"{known.name} is open in this process", hint="Close the handle on it.")
+    lease = store._lease(owner.name, branch, wait_s=0.0, also=count)
+    try:
+        ours = ours._replace(generation=lease.generation)
+        handle: Agent = store._opened(owner, ours, lease, None)  # type: ignore[assignment] # of this room
+        handle._alone = True
+        if handle._writer is not None:
+            handle._writer.know_opened(rows)
+        with store._lock:
+            store._handles[branch.b] = handle
+        handle._host.picked_up(run, Past([*seen.records, (ours.records, note)]))
+    except BaseException:
+        with suppress(HoldfastError):
+            BranchWriter(store, ours).append(entries(_excuse(run)), flush=True)
+        lease.release()
+        raise
+    return handle
+
+
+def _excuse(run: str) -> rec.Note:
+    """What is recorded where a try has ended without the run being at fault: it does not count."""
+    return rec.Note(now_us(), run, "stopped", rec.WORKER)
+
+
+def _faster(run: str) -> AgentBusy:
+    return AgentBusy(f"somebody else has picked run {run} up", hint="Look again.")

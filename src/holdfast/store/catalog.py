@@ -138,8 +138,11 @@ def read_body(data: bytes, what: str, table: str = "") -> Body:
         raise malformed(what)
     if table:
         needed, fields = _FIELDS[table]
-        if not needed <= body.keys() or not all(fields[name](body[name]) for name in fields.keys() & body.keys()):
+        if not needed <= body.keys():
             raise malformed(what)
+        for name, value in body.items():
+            if name in fields and not fields[name](value):
+                raise malformed(what)
     return body
 
 
