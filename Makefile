@@ -23,7 +23,7 @@ endif
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 MAKEFLAGS += --no-print-directory
-.PHONY: help demo test check lint types rooms versions bench soak format clean distclean compiled
+.PHONY: help demo test check docs lint types rooms versions bench soak format clean distclean compiled
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -35,7 +35,7 @@ test: .venv/.dev .venv/.machine compiled ## run all tests, the documentation's e
 	$(SAY) "tests"
 	@$(PYTEST) -q --durations=20
 
-check: lint types rooms test versions ## all that continuous integration runs
+check: lint types rooms docs test versions ## all that continuous integration runs
 	$(SAY) "all checks passed"
 
 lint: .venv/.dev ## style: ruff, and the formatter changes nothing
@@ -53,6 +53,10 @@ rooms: .venv/.dev ## which room may import which: import-linter
 
 versions: .venv/.dev .venv/.machine ## the tests of what looks into the interpreter, with other Pythons
 	@.ci/versions --numprocesses=$$(($(JOBS) / 3 > 1 ? $(JOBS) / 3 : 0)) --dist=worksteal
+
+docs: .venv/.docs ## the documentation as a site with search, in build/site
+	$(SAY) "site"
+	@$(BIN)/zensical build --clean --strict
 
 bench: .venv/.bench ## measure against the rivals in one run; JSON and a plot
 	$(SAY) "benchmarks"
@@ -111,6 +115,11 @@ compiled: .venv/.created ## compile all modules once, for the processes that tes
 .venv/.dev: .venv/.created pyproject.toml
 	$(SAY) "installing Holdfast and the tools for working on it into .venv"
 	@$(PIP) --editable '.[dev]'
+	@touch .venv/.runtime $@
+
+.venv/.docs: .venv/.created pyproject.toml
+	$(SAY) "installing what builds the documentation into .venv"
+	@$(PIP) --editable '.[docs]'
 	@touch .venv/.runtime $@
 
 # Tried once. What could not be installed is missing in the tests only, and they say so.

@@ -1,9 +1,13 @@
-"""Real signals whose handler raises, at a moment that the test chooses: what a person's Ctrl-C does to a call."""
+"""What a person's Ctrl-C does to a call: signals whose handler raises, and exceptions that tracing raises."""
 
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Strike(BaseException):
@@ -33,3 +37,26 @@ def struck(work: Callable[[], object], after_s: float, kind: type[BaseException]
     finally:
         signal.signal(signal.SIGALRM, before)
     return False
+
+
+def alone(work: Callable[[], T]) -> T:
+    """Do something in a thread of its own.
+
+    An exception that tracing raises between two instructions can leave behind the interpreter's record of the one that
+    is being handled, and every later one of the same thread would be said to have happened while handling it.
+    """
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def call() -> None:
+        try:
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
+    return results[0]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import holdfast
 from holdfast import errors
 from tests import warm
 
@@ -132,7 +133,7 @@ def test_continuous_integration_runs_make_check_and_that_runs_the_readmes_test_c
     assert read(".ci/run").rstrip().endswith("make check")
     assert os.access(ROOT / ".ci" / "run", os.X_OK)
     (needs,) = re.findall(r"^check:([^#\n]*)", read("Makefile"), re.MULTILINE)
-    assert {"lint", "types", "rooms", "test", "versions"} <= set(needs.split())
+    assert {"lint", "types", "rooms", "docs", "test", "versions"} <= set(needs.split())
 
 
 def test_every_target_of_make_is_explained():
@@ -148,3 +149,25 @@ def test_the_relative_links_of_every_page_lead_somewhere():
         targets = re.findall(r"\]\((?![a-z]+:)([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8"))
         broken += [f"{page.relative_to(ROOT)}: {name}" for name in targets if not (page.parent / name).exists()]
     assert not broken
+
+
+def test_the_architecture_names_every_room_and_only_modules_that_exist():
+    page, source = read("docs/architecture.md"), ROOT / "src" / "holdfast"
+    rooms = {one.name for one in source.iterdir() if (one / "__init__.py").is_file()} | {"errors"}
+    (table,) = re.findall(r"^## The rooms\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == rooms
+    named = {f"{room}/{module}.py" for room, module in re.findall(r"`(\w+)/(\w+)\.py`", page)}
+    for title, table in re.findall(r"^### The modules of (?:the )?(\w+)\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL):
+        (room,) = {title, title.removesuffix("s")} & rooms
+        cells = re.findall(r"^\|([^|]*)\|", table, re.MULTILINE)
+        named |= {f"{room}/{module}.py" for cell in cells for module in re.findall(r"`(\w+)`", cell)}
+    assert len(named) > 40
+    assert sorted(one for one in named if not (source / one).is_file()) == []
+
+
+def test_the_site_has_every_page_and_the_reference_every_public_name():
+    site = set(re.findall(r"^\s*- ([\w/-]+\.md)$", read("mkdocs.yml"), re.MULTILINE))
+    assert site == {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+    shown = re.findall(r"^::: holdfast\.(\w+)$", read("docs/reference.md"), re.MULTILINE)
+    own = {name for name in holdfast.__all__ if name not in vars(errors)}
+    assert own <= set(shown) <= set(holdfast.__all__)

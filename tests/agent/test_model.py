@@ -11,7 +11,8 @@ import pytest
 import holdfast
 from holdfast.agent import branch as sealing
 from holdfast.errors import DetachedChange, DiskFull, NothingToUndo
-from tests.codec.fuzz import Model, Note, Point, Slotted, World, apart, mirror, same
+from tests.codec.fuzz import Model, Note, Point, Slotted, World, mirror, same
+from tests.strikes import alone
 
 CLASSES = (Note, Model, Point, Slotted)
 STEPS = (
@@ -133,7 +134,7 @@ def test_long_programs(rounds, seal_every, monkeypatch, tmp_path):
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DetachedChange)
-            apart(program)
+            alone(program)
         report = world.store.verify()
         assert report.ok, report.problems
         world.store.close()

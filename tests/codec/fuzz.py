@@ -17,7 +17,6 @@ import dataclasses
 import heapq
 import random
 import sys
-import threading
 import time
 import warnings
 from typing import Any
@@ -34,6 +33,7 @@ from holdfast.codec.values import encode
 from holdfast.errors import DetachedChange, HoldfastError, StoreBusy
 from tests.codec.memory import Memory, Revision
 from tests.limits import limits
+from tests.strikes import alone
 
 TYPES = Registry()
 LOG = False
@@ -955,30 +955,9 @@ class World:
 NAMES = [name for name, count in World.STEPS for _ in range(count)]
 
 
-def apart(work):
-    """Do something in a thread of its own.
-
-    An exception that tracing raises between two instructions can leave behind the interpreter's record of the one that
-    is being handled, and every later one of the same thread would be said to have happened while handling it.
-    """
-    errors = []
-
-    def call():
-        try:
-            work()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=call)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-
-
 def run(seed, steps, *, log=False):
     """One program."""
-    apart(lambda: _run(seed, steps, log=log))
+    alone(lambda: _run(seed, steps, log=log))
 
 
 def _run(seed, steps, *, log):

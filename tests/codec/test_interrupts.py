@@ -24,6 +24,7 @@ from holdfast.errors import CorruptValue, HoldfastError, SchemaMismatch, Unencod
 from tests.codec import kinds
 from tests.codec.kinds import same
 from tests.conftest import SOAK
+from tests.strikes import alone
 
 TYPES = kinds.registry()
 ROUNDS = 20_000 if SOAK else 150
@@ -181,11 +182,11 @@ def test_an_exception_at_any_line_of_the_codec_comes_out_as_it_is(work, kind):
         finally:
             sys.settrace(before)
 
-    assert run() is None
+    assert alone(run) is None
     total = lines
     step = max(1, total // (5_000 if SOAK else 100))
     for target in range(1 + KINDS.index(kind) * step // len(KINDS), total, step):
-        found = run()
+        found = alone(run)
         assert found is raised, (work.__name__, target, found, found.__context__ if found else None)
 
 
