@@ -31,8 +31,7 @@ from holdfast.run.handle import check_repeatable
 from holdfast.run.line import entries
 from holdfast.run.past import Past
 from holdfast.run.runs import beginning, called_with
-from holdfast.run.steps import Long, Request, Steps, Work, drive, drive_later
-from holdfast.run.twins import twin
+from holdfast.run.steps import Long, Request, Steps, Work, drive, drive_later, twin
 from holdfast.store.catalog import BEGINNING, Branch
 from holdfast.store.changes import Change, NewRecord
 from holdfast.store.database import TICK_S, Database
