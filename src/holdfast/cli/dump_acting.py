@@ -299,11 +299,11 @@ def gdb(file: File | None = None, /, *, session: Given) -> int:
 
 
 def _print_native(out: Output, found: dict[str, Any]) -> None:
-    from holdfast.crash import telling
+    from holdfast.crash import display
 
     shown = {
         name: {key: value for key, value in data.items() if key != "files"} if isinstance(data, dict) else data
         for name, data in found.items()
     }  # mapped files, which would stand between the reader and the stacks, are in the JSON
-    for pieces in telling.native_parts(shown):
+    for pieces in display.native_parts(shown):
         out.say(*(clean(piece) if isinstance(piece, str) else Text(clean(piece[1]), style="bold") for piece in pieces))

@@ -12,12 +12,10 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from holdfast.crash import kinds
+from holdfast.crash.display import clean, size, text_of
 from holdfast.crash.dump import Dump
-from holdfast.crash.page import Line
 from holdfast.crash.records import Frame, as_int, as_text
-from holdfast.crash.render import clean, size, text_of
-from holdfast.crash.summary import headline, innermost, moment, place, short
-from holdfast.crash.unusual import number
+from holdfast.crash.summary import Line, headline, innermost, moment, number, place, short
 
 _FRAMES = 200  # of each stack, the innermost: comparing takes the product of both
 _LISTED = 20
