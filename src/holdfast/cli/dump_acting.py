@@ -5,6 +5,7 @@ Each calls one function of the room that does it, and says what came of it.
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,9 @@ def take(
     from holdfast.crash import kinds, open_dump
     from holdfast.crash.outside import take as taking
 
+    if importlib.util.find_spec("pystack") is None:
+        note = "Python stacks need PyStack (pip install 'holdfast[native]'): without it, the dump has everything else."
+        sys.stderr.write(f"holdfast: {note}\n")
     path = taking(pid, to=to if to is not None else folder_of(session))
     with open_dump(path) as opened:
         told = next((part.reason for part in opened.parts if part.kind == kinds.STACK), "")
