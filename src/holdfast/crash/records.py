@@ -376,6 +376,14 @@ def as_text(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def as_dict(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
 def as_int(value: Any) -> int:
     return value if type(value) is int else 0
 

@@ -17,7 +17,19 @@ from typing import Any, NamedTuple
 from holdfast.crash import kinds
 from holdfast.crash.display import clean, size, text_of
 from holdfast.crash.dump import Dump
-from holdfast.crash.records import Failure, Frame, Ref, Source, Thread, Value, as_float, as_int, as_text
+from holdfast.crash.records import (
+    Failure,
+    Frame,
+    Ref,
+    Source,
+    Thread,
+    Value,
+    as_dict,
+    as_float,
+    as_int,
+    as_list,
+    as_text,
+)
 
 # -- what is unusual -------------------------------------------------------------------------------------------------
 
@@ -40,7 +52,7 @@ def signs(dump: Dump) -> list[str]:
 
 def _memory(process: dict[str, Any]) -> Iterator[str]:
     cgroup, machine, memory, limits = (
-        _dict(process.get(key)) for key in ("cgroup", "machine_memory", "memory", "limits")
+        as_dict(process.get(key)) for key in ("cgroup", "machine_memory", "memory", "limits")
     )
     used, most = number(cgroup.get("memory.current")), number(cgroup.get("memory.max"))
     total, free = as_int(machine.get("MemTotal")), as_int(machine.get("MemAvailable"))
@@ -55,7 +67,7 @@ def _memory(process: dict[str, Any]) -> Iterator[str]:
     swap = as_int(memory.get("VmSwap"))
     if swap > 64 << 20:
         yield f"memory: {size(swap)} of the process are swapped out"
-    space = as_int(next(iter(_list(limits.get("AS"))), 0))
+    space = as_int(next(iter(as_list(limits.get("AS"))), 0))
     if space > 0 and as_int(memory.get("VmSize")) > _NEAR * space:
         yield f"memory: {as_int(memory.get('VmSize')) / space:.0%} of the address space that is allowed is used"
 
@@ -63,10 +75,10 @@ def _memory(process: dict[str, Any]) -> Iterator[str]:
 def _descriptors(dump: Dump, process: dict[str, Any]) -> Iterator[str]:
     opened = dump.part(kinds.DESCRIPTORS)
     count = as_int(opened.get("total"))
-    most = as_int(next(iter(_list(_dict(process.get("limits")).get("NOFILE"))), 0))
+    most = as_int(next(iter(as_list(as_dict(process.get("limits")).get("NOFILE"))), 0))
     if most > 0 and count > _NEAR * most:
         yield f"descriptors: {count:,} of {most:,} are open"
-    states = Counter(as_text(one.get("state")) for one in _list(opened.get("descriptors")) if isinstance(one, dict))
+    states = Counter(as_text(one.get("state")) for one in as_list(opened.get("descriptors")) if isinstance(one, dict))
     if states["close-wait"] >= _HALF_CLOSED:
         yield f"sockets: {states['close-wait']:,} were closed by the other side and not by the program"
 
@@ -99,13 +111,13 @@ def _crowds(dump: Dump, process: dict[str, Any]) -> Iterator[str]:
     cancelling = sum(task.cancelling for task in dump.tasks)
     if cancelling:
         yield f"tasks: {cancelling:,} were asked to cancel and have not ended"
-    cpus, load = as_int(process.get("cpus")), as_float(next(iter(_list(process.get("load"))), 0.0))
+    cpus, load = as_int(process.get("cpus")), as_float(next(iter(as_list(process.get("load"))), 0.0))
     if cpus > 0 and _BUSY * cpus < load < 1e6:
         yield f"load: {load:.0f} on {cpus} processors"
 
 
 def _heap_signs(dump: Dump) -> Iterator[str]:
-    for row in _list(dump.part(kinds.HEAP).get("largest"))[:3]:
+    for row in as_list(dump.part(kinds.HEAP).get("largest"))[:3]:
         if isinstance(row, list) and len(row) == 3 and as_int(row[1]) >= _GROWN:
             yield f"heap: a {as_text(row[0])} with {as_int(row[1]):,} items, {size(as_int(row[2]))}"
 
@@ -154,7 +166,7 @@ def collect(dump: Dump) -> dict[str, Any]:
         "host": short(as_text(dump.head.get("host")), _NAME),
         "pid": as_int(dump.head.get("pid")),
         "python": short(as_text(dump.head.get("python")), _NAME),
-        "program": [short(as_text(word), _NAME) for word in _list(dump.head.get("program"))[:8]],
+        "program": [short(as_text(word), _NAME) for word in as_list(dump.head.get("program"))[:8]],
         "death": _death(dump.extras(kinds.NOTE).get("death")),
         "failures": _failures(dump.exceptions),
         "thread": _thread(dump, own) if own else None,
@@ -180,7 +192,7 @@ def collect(dump: Dump) -> dict[str, Any]:
 def _thread(dump: Dump, own: Thread) -> dict[str, Any]:
     """Whose stack is shown; ``age_s`` where it was seen some time before the end, else None."""
     notes = dump.extras(kinds.NOTE)
-    ages = [_dict(notes.get(name)).get("stacks_age_s") for name in ("death", "hang")]
+    ages = [as_dict(notes.get(name)).get("stacks_age_s") for name in ("death", "hang")]
     age = next((finite(one) for one in ages if isinstance(one, int | float)), None)
     return {"name": short(own.name, _NAME), "id": own.id, "left_out": own.left_out, "age_s": age}
 
@@ -341,8 +353,8 @@ def place(frame: Frame, cwd: str = "") -> str:
 
 def _agent(name: str, data: Any) -> dict[str, Any]:
     data = data if isinstance(data, dict) else {}
-    effects = [one for one in _list(data.get("effects")) if isinstance(one, dict)]
-    doubtful = _list(data.get("in_doubt"))
+    effects = [one for one in as_list(data.get("effects")) if isinstance(one, dict)]
+    doubtful = as_list(data.get("in_doubt"))
     return {
         "name": short(as_text(data.get("agent")) or name, _NAME),
         "branch": short(as_text(data.get("branch")), _NAME),
@@ -357,7 +369,7 @@ def _agent(name: str, data: Any) -> dict[str, Any]:
         "run": short(as_text(data.get("run")), _NAME),
         "function": short(as_text(data.get("function")), _NAME),
         "status": _status(data),
-        "stack": [short(as_text(step), _NAME) for step in _list(data.get("stack"))[:_LISTED]],
+        "stack": [short(as_text(step), _NAME) for step in as_list(data.get("stack"))[:_LISTED]],
         "effects": [_effect(one) for one in effects[-_EFFECTS:]],
         "effects_total": len(effects),
         "in_doubt": len(doubtful),
@@ -376,7 +388,7 @@ def _place(found: Any) -> str:
 
 def _status(data: dict[str, Any]) -> str:
     """What had become of the run that is named."""
-    runs = [one for one in _list(data.get("runs"))[-_LISTED:] if isinstance(one, dict)]
+    runs = [one for one in as_list(data.get("runs"))[-_LISTED:] if isinstance(one, dict)]
     return next((short(as_text(one.get("status")), _NAME) for one in runs if one.get("id") == data.get("run")), "")
 
 
@@ -415,7 +427,7 @@ def _locks(extras: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for data in extras.values():
         if isinstance(data, dict):
-            for cycle in _list(data.get("cycles")):
+            for cycle in as_list(data.get("cycles")):
                 lines += _texts(cycle.get("text") if isinstance(cycle, dict) else cycle)
             lines += _texts(data.get("problems"))
     return [short(line) for line in lines[:_LISTED]]
@@ -428,7 +440,7 @@ def _native(extras: dict[str, Any]) -> list[str]:
         if not isinstance(data, dict):
             continue
         listed = data.get("threads")
-        threads = [*listed.values()] if isinstance(listed, dict) else _list(listed)
+        threads = [*listed.values()] if isinstance(listed, dict) else as_list(listed)
         if isinstance(data.get("signal"), str | int):
             lines.append(f"signal {data['signal']}")
             lines += _innermost_native(threads[0] if threads else None)
@@ -441,19 +453,19 @@ def _native(extras: dict[str, Any]) -> list[str]:
 
 
 def _innermost_native(thread: Any) -> list[str]:
-    frames = _list(thread.get("frames")) if isinstance(thread, dict) else []
+    frames = as_list(thread.get("frames")) if isinstance(thread, dict) else []
     named = [one for one in frames[-_NATIVE_FRAMES:] if isinstance(one, dict) and as_text(one.get("function"))]
     return [f"  in {as_text(one['function'])} ({as_text(one.get('module')) or 'unknown'})" for one in reversed(named)]
 
 
 def _process(dump: Dump, process: dict[str, Any]) -> dict[str, Any]:
     memory, machine, cgroup, limits = (
-        _dict(process.get(key)) for key in ("memory", "machine_memory", "cgroup", "limits")
+        as_dict(process.get(key)) for key in ("memory", "machine_memory", "cgroup", "limits")
     )
-    files = _list(limits.get("NOFILE"))
+    files = as_list(limits.get("NOFILE"))
     opened = dump.part(kinds.DESCRIPTORS)
-    sockets = sum(1 for one in _list(opened.get("descriptors")) if isinstance(one, dict) and one.get("socket"))
-    load = _list(process.get("load"))
+    sockets = sum(1 for one in as_list(opened.get("descriptors")) if isinstance(one, dict) and one.get("socket"))
+    load = as_list(process.get("load"))
     return {
         "resident_bytes": as_int(memory.get("VmRSS")),
         "peak_bytes": as_int(memory.get("VmHWM")),
@@ -479,7 +491,7 @@ def finite(value: Any) -> float:
 
 
 def _heap(heap: dict[str, Any]) -> dict[str, Any]:
-    rows = [row for row in _list(heap.get("types")) if isinstance(row, list) and len(row) == 3]
+    rows = [row for row in as_list(heap.get("types")) if isinstance(row, list) and len(row) == 3]
     return {
         "objects": as_int(heap.get("objects")),
         "types": [[short(as_text(row[0]), _NAME), as_int(row[1]), as_int(row[2])] for row in rows[:_TYPES]],
@@ -503,21 +515,13 @@ def _death(told: Any) -> dict[str, Any] | None:
 
 
 def _redacted(told: Any) -> dict[str, int]:
-    return {short(str(kind), 40): as_int(count) for kind, count in [*_dict(told).items()][:_LISTED]}
+    return {short(str(kind), 40): as_int(count) for kind, count in [*as_dict(told).items()][:_LISTED]}
 
 
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    return [item for item in _list(value)[:_LISTED] if isinstance(item, str)]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return [item for item in as_list(value)[:_LISTED] if isinstance(item, str)]
 
 
 def short(text: str, most: int = _TEXT) -> str:
