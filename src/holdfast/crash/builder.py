@@ -1,26 +1,109 @@
 """One dump being built: its head, its parts in order of their worth, and how each part ended.
 
 Used by all who write dumps: the failing process itself (taking.py), the sidecar, and whoever finds what a fatal signal
-left (outside.py). Must not know where the content comes from. Holds always: everything passes the redactor's gate; each
-part is written when it is ready; a part that fails, finds no time or no room is named with its reason, and costs the
-others nothing; only a file that cannot be written ends the dump.
+left (outside.py). Owns the source text of files that stacks name. Must not know where the rest of the content comes
+from. Holds always: everything passes the redactor's gate; each part is written when it is ready; a part that fails,
+finds no time or no room is named with its reason, and costs the others nothing; only a file that cannot be written ends
+the dump; sources are regular files, opened without blocking, and no import machinery is asked.
 """
 
 from __future__ import annotations
 
 import os
 import socket
+import stat
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from holdfast.crash import kinds, sources
+from holdfast.crash import kinds
 from holdfast.crash.dumpfile import Writer
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.errors import HoldfastError
+
+# -- source text -----------------------------------------------------------------------------------------------------
+
+
+_WHOLE_BYTES = 200_000  # a larger file is embedded around the lines that matter
+_AROUND = 60  # lines
+_READ_BYTES = 4 << 20
+
+
+def embed(files: dict[str, list[int]], mine: Any, budget: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Records of sources, the program's own files first, and the names of those that are not there."""
+    found = []
+    missing = []
+    named = [name for name in files if not name.startswith("<frozen ")]
+    for name in sorted(named, key=lambda file: (not mine(file), file)):
+        text, changed = _read(name)
+        if text is None:
+            missing.append(name)
+            continue
+        first, whole = 1, True
+        if len(text) > _WHOLE_BYTES or len(text) > budget:
+            first, text = _window(text, files[name])
+            whole = False
+        if len(text) > budget:
+            missing.append(name)
+            continue
+        budget -= len(text)
+        found.append({"file": name, "first": first, "text": text, "whole": whole, "changed": changed})
+    return found, missing
+
+
+def _read(name: str) -> tuple[str | None, bool]:
+    """The file's text, and whether it was changed after this process began."""
+    cached = _from_linecache(name)
+    try:
+        handle = os.open(name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except (OSError, ValueError):
+        return cached, False
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _READ_BYTES:
+            return cached, False
+        data = b""
+        while len(data) <= _READ_BYTES and (piece := os.read(handle, _READ_BYTES)):
+            data += piece
+    except OSError:
+        return cached, False
+    finally:
+        os.close(handle)
+    changed = status.st_mtime > _began()
+    if changed and cached is not None:
+        return cached, False  # what the interpreter showed last is older, and more likely what runs
+    return data.decode("utf-8", "replace"), changed
+
+
+def _from_linecache(name: str) -> str | None:
+    """What notebooks and `python -c` leave there for tracebacks."""
+    module = sys.modules.get("linecache")
+    entry = module.__dict__["cache"].get(name) if module is not None else None
+    if type(entry) is tuple and len(entry) == 4 and type(entry[2]) is list:
+        return "".join(line for line in entry[2] if type(line) is str)
+    return None
+
+
+def _window(text: str, lines: list[int]) -> tuple[int, str]:
+    every = text.splitlines(keepends=True)
+    first = max(1, min(lines) - _AROUND)
+    last = min(len(every), max(lines) + _AROUND, first + 4000)
+    return first, "".join(every[first - 1 : last])
+
+
+def _began() -> float:
+    try:
+        return Path("/proc/self").stat().st_ctime
+    except OSError:
+        return float("inf")
+
+
+# -- the dump --------------------------------------------------------------------------------------------------------
+
 
 _NO_ROOM = "no room left in the file"
 
@@ -102,7 +185,7 @@ class Builder:
 
     def sources(self, files: dict[str, list[int]], is_mine: Callable[[str], bool]) -> None:
         """Sources of the files that stacks name, with the lines they stand at."""
-        found, missing = sources.embed(files, is_mine, self.limits.source_bytes)
+        found, missing = embed(files, is_mine, self.limits.source_bytes)
         for record in found:
             self.writer.add(kinds.SOURCE, record, source=True)
         told = "not found: " + ", ".join(missing)[:2000] if missing else ""
