@@ -35,7 +35,7 @@ CHILD = ROOT / "benchmarks" / "dump_child.py"
 TIMEOUT_S = 600
 BUSY_LOAD_PER_CORE = 0.5
 TOOLS = ("holdfast", "holdfast installed", "coredumpy", "pydumpling", "pystack")
-"""Installed, a sidecar looks at the process from outside as well and adds native stacks and registers."""
+"""Installed, a sidecar watches from outside; native stacks and registers of plain exceptions need native=True."""
 Figures = dict[str, Any]
 
 PROGRAMS = {

@@ -79,7 +79,7 @@ class Tool:
             from holdfast.crash import logs
 
             if self.name == "holdfast installed":
-                holdfast.crash.install(to=self.folder)  # starts the sidecar, which adds native stacks
+                holdfast.crash.install(to=self.folder)  # starts the sidecar, which sees the process die
             else:
                 logs.keep(100)
             agent = holdfast.open(self.folder / "store").agent("trip-7")

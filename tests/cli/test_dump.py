@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -292,3 +293,10 @@ def test_a_script_that_is_killed_where_there_is_no_store_leaves_a_dump(tmp_path)
 def test_run_and_list_agree_on_the_folder_that_the_variable_names(tmp_path):
     found = killed_under_run(tmp_path, HOLDFAST_DUMPS=str(tmp_path / "there"))
     assert found["folder"] == str(tmp_path / "there")
+
+
+def test_take_says_before_it_runs_that_stacks_need_an_extra(cli, monkeypatch):
+    known = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pystack" else known(name))
+    told = cli("dump", "take", "999999999")  # there is no such process
+    assert told.err.index("holdfast[native]") < told.err.index("999999999")

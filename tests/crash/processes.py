@@ -16,7 +16,7 @@ SOURCE = Path(__file__).parents[2] / "src"
 LIMIT_S = 300
 MARK = "holdfast: "  # how each line of ours on stderr begins
 # A dump is about what it holds, not about how long it takes on a machine that does much else.
-PATIENT = "crash.Limits(deadline_s=600, part_s=300)"
+PATIENT = "crash.Limits(deadline_s=600, part_s=300, look_s=300)"
 
 
 def descriptors() -> set[tuple[str, str]]:

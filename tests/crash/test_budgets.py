@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from holdfast.crash import Limits, add_part, capture, kinds, open_dump
-from holdfast.crash.inert import Gone, Ref
+from holdfast.crash.records import Gone, Ref
 from holdfast.errors import BadOption
 from tests.conftest import SOAK
 from tests.crash.processes import python

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.crash import Limits, capture, open_dump
-from holdfast.crash.page import page
-from holdfast.crash.summary import collect
+from holdfast.crash.summary import collect, page
 
 
 def parse(text, wanted):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import pytest
 
 from holdfast.crash import capture, kinds, open_dump
-from holdfast.crash.render import text_of
+from holdfast.crash.display import text_of
 from holdfast.errors import BadOption, NotInDump
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.crash import capture, open_dump
-from holdfast.crash.render import text_of
+from holdfast.crash.display import text_of
 from tests.crash import torture
 from tests.crash.processes import descriptors
 

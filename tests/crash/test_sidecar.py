@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.crash import debugger, fatal, kinds, open_dump, sidecar
-from holdfast.crash.page import page
-from holdfast.crash.summary import collect
+from holdfast.crash.summary import collect, page
 from holdfast.errors import DumpFailed
 from tests.crash import doomed
 from tests.crash.processes import descriptors

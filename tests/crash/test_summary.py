@@ -11,12 +11,10 @@ import time
 import pytest
 
 from holdfast.crash import Limits, capture, kinds, open_dump
+from holdfast.crash.display import text_of
 from holdfast.crash.dumpfile import Reader
 from holdfast.crash.export import FORMATS
-from holdfast.crash.page import page
-from holdfast.crash.render import text_of
-from holdfast.crash.summary import collect, headline
-from holdfast.crash.unusual import signs
+from holdfast.crash.summary import collect, headline, page, signs
 from holdfast.errors import HoldfastError
 from tests.crash import trip_program
 from tests.crash.processes import python

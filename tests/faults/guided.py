@@ -14,7 +14,7 @@ from pathlib import Path
 import atheris
 
 with atheris.instrument_imports(include=["holdfast"], enable_loader_override=False):
-    from holdfast.crash import dumpfile, inert, kinds, open_dump, records  # noqa: F401  loaded late otherwise
+    from holdfast.crash import dumpfile, kinds, open_dump, records  # noqa: F401  loaded late otherwise
     from tests.faults import hostile
     from tests.faults.campaign import memory, quiet, remembering
     from tests.faults.parsers import PARSERS

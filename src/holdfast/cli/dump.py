@@ -24,7 +24,7 @@ from holdfast.cli.text import ago, clean, count, now, size
 from holdfast.errors import BadOption, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.crash.page import Line
+    from holdfast.crash.summary import Line
 
 LIST_SCHEMA = "holdfast.dump.list/1"
 SHOW_SCHEMA = "holdfast.dump.show/1"
@@ -89,8 +89,7 @@ def show(file: File | None = None, /, *, json: Json = False, session: Given) -> 
         Print JSON (schema holdfast.dump.show/1).
     """
     from holdfast.crash import open_dump
-    from holdfast.crash.page import page
-    from holdfast.crash.summary import collect
+    from holdfast.crash.summary import collect, page
 
     with open_dump(find(session, file)) as opened:
         found = collect(opened)

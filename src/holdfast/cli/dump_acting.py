@@ -5,6 +5,7 @@ Each calls one function of the room that does it, and says what came of it.
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,9 @@ def take(
     from holdfast.crash import kinds, open_dump
     from holdfast.crash.outside import take as taking
 
+    if importlib.util.find_spec("pystack") is None:
+        note = "Python stacks need PyStack (pip install 'holdfast[native]'): without it, the dump has everything else."
+        sys.stderr.write(f"holdfast: {note}\n")
     path = taking(pid, to=to if to is not None else folder_of(session))
     with open_dump(path) as opened:
         told = next((part.reason for part in opened.parts if part.kind == kinds.STACK), "")
@@ -299,11 +303,11 @@ def gdb(file: File | None = None, /, *, session: Given) -> int:
 
 
 def _print_native(out: Output, found: dict[str, Any]) -> None:
-    from holdfast.crash import telling
+    from holdfast.crash import display
 
     shown = {
         name: {key: value for key, value in data.items() if key != "files"} if isinstance(data, dict) else data
         for name, data in found.items()
     }  # mapped files, which would stand between the reader and the stacks, are in the JSON
-    for pieces in telling.native_parts(shown):
+    for pieces in display.native_parts(shown):
         out.say(*(clean(piece) if isinstance(piece, str) else Text(clean(piece[1]), style="bold") for piece in pieces))

@@ -12,12 +12,11 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from holdfast.crash import kinds
+from holdfast.crash.display import clean, size, text_of
 from holdfast.crash.dump import Dump
-from holdfast.crash.page import Line
-from holdfast.crash.records import Frame, as_int, as_text
-from holdfast.crash.render import clean, size, text_of
-from holdfast.crash.summary import headline, innermost, moment, place, short
-from holdfast.crash.unusual import number
+from holdfast.crash.memory import Grown, snapshot_of
+from holdfast.crash.records import Frame, as_dict, as_int, as_list, as_text
+from holdfast.crash.summary import Line, headline, innermost, moment, number, place, short
 
 _FRAMES = 200  # of each stack, the innermost: comparing takes the product of both
 _LISTED = 20
@@ -28,6 +27,8 @@ _PAGE = 4096  # figures of memory that differ by less than this are equal
 
 def compare(old: Dump, new: Dump) -> dict[str, Any]:
     """What leads from one dump to the other."""
+    before, after = (snapshot_of(dump.part(kinds.HEAP), dump.at) for dump in (old, new))
+    growth = before.diff(after)
     return {
         "old": _about(old),
         "new": _about(new),
@@ -38,9 +39,9 @@ def compare(old: Dump, new: Dump) -> dict[str, Any]:
         "figures": _figures(old, new),
         "threads": _places(_standing(old.threads), _standing(new.threads)),
         "tasks": _places(_standing(old.tasks), _standing(new.tasks)),
-        "types": _grown(_types(old), _types(new), _TYPES),
-        "holders": _grown(_holders(old), _holders(new), _TYPES),
-        "places": _grown(_allocations(old), _allocations(new), _TYPES),
+        "types": _grown(growth.types),
+        "holders": _grown(growth.containers),
+        "places": _grown(growth.lines),
         "packages": _changed(_packages(old), _packages(new)),
         "environment": _changed(_environment(old), _environment(new)),
         "sources": _sources(old, new),
@@ -135,8 +136,8 @@ def _figures(old: Dump, new: Dump) -> list[list[Any]]:
 
 def _measured(dump: Dump) -> dict[str, int]:
     process, heap, opened = (dump.part(kind) for kind in (kinds.PROCESS, kinds.HEAP, kinds.DESCRIPTORS))
-    memory, cgroup = (_dict(process.get(key)) for key in ("memory", "cgroup"))
-    listed = [one for one in _list(opened.get("descriptors")) if isinstance(one, dict)]
+    memory, cgroup = (as_dict(process.get(key)) for key in ("memory", "cgroup"))
+    listed = [one for one in as_list(opened.get("descriptors")) if isinstance(one, dict)]
     found = {
         "resident bytes": as_int(memory.get("VmRSS")),
         "peak bytes": as_int(memory.get("VmHWM")),
@@ -162,49 +163,21 @@ def _places(old: Counter[str], new: Counter[str]) -> list[list[Any]]:
     return [[name, old[name], new[name]] for name in names[:_LISTED]]
 
 
-def _types(dump: Dump) -> dict[str, tuple[int, int]]:
-    return _rows(dump.part(kinds.HEAP).get("types"))
-
-
-def _allocations(dump: Dump) -> dict[str, tuple[int, int]]:
-    """Lines of the program with what they allocated, where that was traced."""
-    return _rows(dump.part(kinds.HEAP).get("places"))
-
-
-def _holders(dump: Dump) -> dict[str, tuple[int, int]]:
-    """Containers that have a name, with their items: who keeps what grew."""
-    rows = [row for row in _list(dump.part(kinds.HEAP).get("holders")) if isinstance(row, list) and len(row) == 6]
-    return _rows([[row[0], row[3], row[4]] for row in rows])
-
-
-def _rows(listed: Any) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
-    for row in _list(listed):
-        if isinstance(row, list) and len(row) == 3:
-            count, taken = found.get(as_text(row[0]), (0, 0))  # two classes may have the same name
-            found[as_text(row[0])] = (count + as_int(row[1]), taken + as_int(row[2]))
-    return found
-
-
-def _grown(old: dict[str, tuple[int, int]], new: dict[str, tuple[int, int]], most: int) -> list[list[Any]]:
+def _grown(rows: Sequence[Grown]) -> list[list[Any]]:
     """[name, objects before, after, bytes before, after] of those that grew, the most bytes first."""
-    if not old or not new:
-        return []
-    none = (0, 0)
-    names = [name for name in new if new[name][0] > old.get(name, none)[0]]
-    names.sort(key=lambda name: (old.get(name, none)[1] - new[name][1], old.get(name, none)[0] - new[name][0]))
-    rows = ((name, old.get(name, none), new[name]) for name in names[:most])
-    return [[short(name), before[0], after[0], before[1], after[1]] for name, before, after in rows]
+    return [
+        [short(row.name), row.before.count, row.after.count, row.before.bytes, row.after.bytes] for row in rows[:_TYPES]
+    ]
 
 
 def _packages(dump: Dump) -> dict[str, str]:
-    listed = _dict(dump.part(kinds.MODULES).get("distributions"))
+    listed = as_dict(dump.part(kinds.MODULES).get("distributions"))
     versions = {name: as_text(version) for name, version in listed.items()}
     return {"Python": as_text(dump.head.get("python")), **versions} if versions else {}
 
 
 def _environment(dump: Dump) -> dict[str, str]:
-    return {name: as_text(value) for name, value in _dict(dump.part(kinds.ENVIRONMENT).get("values")).items()}
+    return {name: as_text(value) for name, value in as_dict(dump.part(kinds.ENVIRONMENT).get("values")).items()}
 
 
 def _changed(old: dict[str, str], new: dict[str, str]) -> list[list[str]]:
@@ -273,11 +246,3 @@ def _growth(title: str, rows: list[list[Any]]) -> Iterator[tuple[str, str]]:
         yield "head", title
         for name, before, after, took, takes in rows:
             yield "text", f"  +{after - before:<9,} {name}: {before:,} -> {after:,}, {size(took)} -> {size(takes)}"
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}

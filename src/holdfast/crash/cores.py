@@ -30,8 +30,9 @@ import zstandard
 from blake3 import blake3
 
 from holdfast.crash import dumpfile, kinds, pystacks
+from holdfast.crash.builder import add_extra
 from holdfast.crash.dump import open_dump
-from holdfast.crash.outside import add_extra, hide_locals
+from holdfast.crash.outside import hide_locals
 from holdfast.crash.ptrace import NAMES
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.system import text_of

@@ -16,12 +16,11 @@ from functools import partial
 from itertools import count, islice
 from typing import Any, BinaryIO
 
-from holdfast.crash import places, telling
+from holdfast.crash import display, places
+from holdfast.crash.display import clean, text_of
 from holdfast.crash.dump import Dump, open_dump
-from holdfast.crash.inert import Gone, Inert, Ref, Value
 from holdfast.crash.places import Stack
-from holdfast.crash.records import Frame, Source, as_int, as_text
-from holdfast.crash.render import clean, text_of
+from holdfast.crash.records import Frame, Gone, Inert, Ref, Source, Value, as_int, as_text
 from holdfast.errors import BadOption, HoldfastError, NotInDump, ReadOnly
 
 # -- messages --------------------------------------------------------------------------------------------------------
@@ -219,7 +218,7 @@ class Tree:
         below = isinstance(data, dict | list) and bool(data)
         return {
             "name": clean(name[:_NAME_CHARS]),
-            "value": clean(telling.plain_text(data, _VALUE_CHARS)),
+            "value": clean(display.plain_text(data, _VALUE_CHARS)),
             "variablesReference": self._handle(("plain", *place), ("plain", data)) if below else 0,
         }
 
@@ -235,7 +234,7 @@ class Tree:
 
     def _target(self, number: Any) -> tuple[Any, ...]:
         if type(number) is not int or not 0 < number <= len(self._targets):
-            raise NotInDump(f"no frame or variable {telling.plain_text(number, 40)}")
+            raise NotInDump(f"no frame or variable {display.plain_text(number, 40)}")
         return self._targets[number - 1]
 
 
@@ -378,7 +377,7 @@ class Session:
         dump = self._opened()
         failed = bool(dump.exceptions)
         told = dump.exceptions[0] if failed else None
-        text = f"{told.type_name}{telling.message_of(told, 500)}" if told else dump.why or dump.trigger
+        text = f"{told.type_name}{display.message_of(told, 500)}" if told else dump.why or dump.trigger
         missing = "".join(f"missing: {clean(line[:500])}\n" for line in dump.missing[:20])
         if missing:
             self._after.append(("output", {"category": "important", "output": missing}))
@@ -513,7 +512,7 @@ class Session:
         failure = dump.exceptions[0]
         return {
             "exceptionId": clean(failure.type_name),
-            "description": clean(failure.type_name + telling.message_of(failure)),
+            "description": clean(failure.type_name + display.message_of(failure)),
             "breakMode": "unhandled",
             "details": self._details(0, set()),
         }
@@ -523,12 +522,12 @@ class Session:
         dump = self._opened()
         failure = dump.exceptions[number]
         seen.add(number)
-        lines = [*telling.trace(dump, failure.frames), *((f"note: {note[:2000]}",) for note in failure.notes)]
+        lines = [*display.trace(dump, failure.frames), *((f"note: {note[:2000]}",) for note in failure.notes)]
         texts = ("".join(piece if isinstance(piece, str) else piece[1] for piece in line) for line in lines)
         below = (*failure.group, failure.cause if failure.cause is not None else failure.context)
         inner = [self._details(place, seen) for place in below if place is not None and place not in seen]
         return {
-            "message": clean(telling.message_of(failure).removeprefix(": ")),
+            "message": clean(display.message_of(failure).removeprefix(": ")),
             "typeName": clean(failure.type_name.rpartition(".")[2]),
             "fullTypeName": clean(failure.type_name),
             "stackTrace": "\n".join(clean(text) for text in texts),

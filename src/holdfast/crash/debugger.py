@@ -15,13 +15,11 @@ import time
 from collections.abc import Iterable
 from typing import TextIO
 
-from holdfast.crash import kinds, places, telling
+from holdfast.crash import display, kinds, places
+from holdfast.crash.display import Line, Terminal, text_of
 from holdfast.crash.dump import Dump
-from holdfast.crash.inert import Ref, Value
 from holdfast.crash.places import Stack
-from holdfast.crash.records import Frame, Source
-from holdfast.crash.render import text_of
-from holdfast.crash.telling import Line, Terminal
+from holdfast.crash.records import Frame, Ref, Source, Value
 from holdfast.errors import BadOption, HoldfastError, NotInDump
 
 # -- where one stands ------------------------------------------------------------------------------------------------
@@ -123,7 +121,7 @@ class Viewpoint:
             ("mark", "> "), ("head", f"{frame.file}({frame.line})"), ("name", f"{frame.function}()"),
             ("dim", f"  frame {self.at} of {self.stack.kind} {self.stack.number} {self.stack.name}"),
         )  # fmt: skip
-        line = telling.source_line(self.dump, frame)
+        line = display.source_line(self.dump, frame)
         if line:
             self.terminal.say("-> ", line)
 
@@ -135,7 +133,7 @@ class Viewpoint:
         self.terminal.say(("head", f"{self.stack.kind} {self.stack.number} {self.stack.name}"), f"  {self.stack.note}")
         if first:
             self.terminal.say(("dim", f"      ... {first} more; where {count} shows them"))
-        self.lines(telling.trace(self.dump, self.stack.frames, marked=self.at, first=first))
+        self.lines(display.trace(self.dump, self.stack.frames, marked=self.at, first=first))
 
     def show_stacks(self, stacks: list[Stack], what: str) -> None:
         if not stacks:
@@ -287,7 +285,7 @@ class Debugger(cmd.Cmd):
         self.do_info("")
         if self.dump.exceptions:
             failure = self.dump.exceptions[0]
-            self.terminal.say(("bad", failure.type_name), telling.message_of(failure, 500))
+            self.terminal.say(("bad", failure.type_name), display.message_of(failure, 500))
         if self.view.stack.frames:
             self.view.show_place()
         if self.interactive:
@@ -361,7 +359,7 @@ class Debugger(cmd.Cmd):
         self.terminal.say(("head", self.dump.path.name), f"  {self.dump.why or self.dump.trigger}")
         program = head.get("program")
         words = " ".join(str(word)[:200] for word in program[:20]) if isinstance(program, list) else "?"
-        process, host, python = (telling.plain_text(head.get(name, "?"), 200) for name in ("pid", "host", "python"))
+        process, host, python = (display.plain_text(head.get(name, "?"), 200) for name in ("pid", "host", "python"))
         self.terminal.say(f"taken {_when(self.dump.at)} ({self.dump.trigger}): {words[:500]}")
         self.terminal.say(f"process {process} on {host}, Python {python}")
         counts = {
@@ -384,7 +382,7 @@ class Debugger(cmd.Cmd):
         if wanted is None:
             raise NotInDump(f"no part {arg[:60]!r} that can be shown", hint="There are: " + ", ".join(found))
         self.terminal.say(("head", wanted))
-        self.view.lines(telling.plain(found[wanted], indent="  ", most=LIST_LINES))
+        self.view.lines(display.plain(found[wanted], indent="  ", most=LIST_LINES))
 
     def do_search(self, arg: str) -> None:
         if not arg:
@@ -403,10 +401,10 @@ class Debugger(cmd.Cmd):
             self.view.go(self.view.choose(self.view.exceptions, arg, "exception"))
             return
         stack = self.view.stack
-        self.view.lines(telling.failures(self.dump, marked=stack.number if stack.kind == places.EXCEPTION else None))
+        self.view.lines(display.failures(self.dump, marked=stack.number if stack.kind == places.EXCEPTION else None))
 
     def do_regs(self, _arg: str) -> None:
-        if not self.view.lines(telling.native(self.dump)):
+        if not self.view.lines(display.native(self.dump)):
             told = next((part.reason for part in self.dump.parts if part.kind == kinds.NATIVE), "")
             raise NotInDump("no native stacks and no registers in this dump" + (f": {told}" if told else ""))
 
@@ -450,7 +448,7 @@ class Debugger(cmd.Cmd):
         value = self.view.value(arg)
         text = self.dump.object(value).text if isinstance(value, Ref) else value
         if not isinstance(text, str) or "\n" not in text:
-            self.view.lines(telling.outline(self.dump, value))
+            self.view.lines(display.outline(self.dump, value))
             return
         lines = text.splitlines()
         for line in lines[:LIST_LINES]:

@@ -1,7 +1,7 @@
 """Reading a dump: threads, tasks, frames, objects, search. What the debugger, the summary and the page work with.
 
 Must not know how a dump was taken, nor text for people. Holds always: loading is inert and bounded (dumpfile.py,
-inert.py); a file that was cut opens and says what is missing; objects are read when they are asked for.
+records.py); a file that was cut opens and says what is missing; objects are read when they are asked for.
 """
 
 from __future__ import annotations
@@ -16,22 +16,28 @@ from typing import Any, Self
 
 from holdfast.crash import kinds
 from holdfast.crash.dumpfile import Chunk, Reader
-from holdfast.crash.inert import Gone, Inert, Ref, Seen, Value, node
 from holdfast.crash.limits import MAX_CHAIN
-from holdfast.crash.paths import split_name, steps
 from holdfast.crash.records import (
     Failure,
     Frame,
+    Gone,
     Hit,
+    Inert,
     PartState,
+    Ref,
+    Seen,
     Source,
     Task,
     Thread,
+    Value,
     as_float,
     as_int,
     as_text,
     failure_of,
     frames_of,
+    node,
+    split_name,
+    steps,
     task_of,
     thread_of,
     with_locals,

@@ -15,13 +15,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from holdfast.crash import kinds, telling
+from holdfast.crash import display, kinds
+from holdfast.crash.display import clean
 from holdfast.crash.dump import Dump
-from holdfast.crash.inert import Gone, Ref
-from holdfast.crash.page import Line, page
-from holdfast.crash.records import Frame, Source, as_float, as_text
-from holdfast.crash.render import clean
-from holdfast.crash.summary import collect, moment, place, short
+from holdfast.crash.records import Frame, Gone, Ref, Source, as_float, as_text
+from holdfast.crash.summary import Line, collect, moment, page, place, short
 
 SCHEMA = "holdfast.dump/1"
 _RECORDS = (kinds.PROCESS, kinds.DESCRIPTORS, kinds.ENVIRONMENT, kinds.MODULES, kinds.HEAP)
@@ -179,15 +177,15 @@ def _frames(dump: Dump, frames: tuple[Frame, ...], *, values: bool = True) -> It
         if line is not None:
             yield "code", f"    > {short(line.strip())}"
         for name, value in frame.locals if values else ():
-            told = telling.outline(dump, value, most=_VALUE_LINES)
+            told = display.outline(dump, value, most=_VALUE_LINES)
             for at, pieces in enumerate(told):
                 yield "text", (f"      {short(name)} = " if at == 0 else "        ") + _joined(pieces)
 
 
 def _tree(data: Any) -> Iterator[tuple[str, str]]:
-    for pieces in telling.plain(data, indent="  ", most=_PART_LINES):
+    for pieces in display.plain(data, indent="  ", most=_PART_LINES):
         yield "text", _joined(pieces)
 
 
-def _joined(pieces: telling.Line) -> str:
+def _joined(pieces: display.Line) -> str:
     return "".join(piece if isinstance(piece, str) else piece[1] for piece in pieces)

@@ -21,6 +21,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.crash import exceptions, tasks
+from holdfast.crash.limits import Limits
 from holdfast.crash.shapes import is_subtype, type_name
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ _MOST_HELD = 4
 _HELD_S = 60.0  # an exception that was not handled has arrived by then; if not, it is dumped without the tasks
 _MOST_HANDLED = 2  # looks for one place; the third failure there is handled, too
 _MOST_PLACES = 1_000
-_LOOK_S = 0.02  # for the tasks, while their loop stands still
 _SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
 _TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 _MODULES = {
@@ -87,7 +87,7 @@ class Guard:
         if self._places[place] > _MOST_HANDLED or len(self._places) > _MOST_PLACES:
             return
         try:
-            seen = tasks.look(task, _LOOK_S)
+            seen = tasks.look(task, (self._hooks.settings.limits or Limits()).look_s)
         except Exception:  # noqa: BLE001 (the dump is taken when the exception arrives, without the tasks)
             return
         self._held.append(Held(error, monotonic(), trigger, why, seen))

@@ -70,7 +70,6 @@ BUDGET: Final = 2
 DEPTH: Final = 3
 REDACTED: Final = 4
 FAILED: Final = 5
-UNREADABLE: Final = 6
 
 REASONS: Final = {
     DEADLINE: "out of time",
@@ -78,7 +77,6 @@ REASONS: Final = {
     DEPTH: "nested too deeply",
     REDACTED: "redacted",
     FAILED: "could not be read",
-    UNREADABLE: "not read, because that would run its code",
 }
 
 # How a whole part ended, in the index and in notes.

@@ -48,6 +48,7 @@ class Limits:
     census_objects: int = 2_000_000
     kept_dumps: int = 200  # of one folder; the oldest of what happens most often goes first
     kept_bytes: int = 2048 * MIB  # of all of them, with their cores
+    look_s: float = 0.02  # for tasks, when an exception leaves one and may still be handled: their loop waits
     part_s: float = 2.5  # for code of other rooms (the agent's part), which may wait for a lock
 
     def __post_init__(self) -> None:

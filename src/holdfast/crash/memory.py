@@ -23,11 +23,11 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from holdfast.crash import folder, kinds, shapes, stacks, tasks
+from holdfast.crash.display import size
 from holdfast.crash.dump import Dump, open_dump
 from holdfast.crash.limits import Limits
 from holdfast.crash.records import as_float, as_int, as_text
 from holdfast.crash.redaction import looks_secret
-from holdfast.crash.render import size
 from holdfast.crash.shapes import exact_text, first_items, frame_locals, layout_of, type_name
 from holdfast.crash.stacks import Frames
 from holdfast.errors import BadOption, HoldfastError

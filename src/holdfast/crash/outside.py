@@ -9,32 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-import socket
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from holdfast.crash import folder, kinds, ptrace, pystacks, sources, system
-from holdfast.crash.dumpfile import Writer
+from holdfast.crash import folder, kinds, ptrace, pystacks, system
+from holdfast.crash.builder import Builder
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import BY_NAME, Redactor
 from holdfast.crash.stacks import is_library, library_paths
-from holdfast.errors import BadOption, DumpFailed, HoldfastError
+from holdfast.errors import BadOption, DumpFailed
 
 _MAX_TASKS = 2_000
-_LIMITS = {
-    "Max core file size": "CORE",
-    "Max open files": "NOFILE",
-    "Max processes": "NPROC",
-    "Max address space": "AS",
-    "Max data size": "DATA",
-    "Max stack size": "STACK",
-    "Max cpu time": "CPU",
-    "Max locked memory": "MEMLOCK",
-    "Max file size": "FSIZE",
-}
 DEAD = "registers and native stacks of a dead process are in its core only, which core=True keeps"
 # Why a part is not there, where whoever looked knows no better reason.
 _UNSEEN = {
@@ -112,7 +99,7 @@ def environment_of(pid: int) -> dict[str, str]:
 def look(found: Found) -> None:
     """Read everything that /proc tells of the process, while it lives."""
     pid = found.pid
-    found.parts[kinds.PROCESS] = process(pid)
+    found.parts[kinds.PROCESS] = system.process(pid)
     found.program = found.program or found.parts[kinds.PROCESS]["command"]
     found.parts[kinds.DESCRIPTORS] = system.descriptors(pid)
     found.parts[kinds.ENVIRONMENT] = {"all": environment_of(pid)}  # the names are sorted out when it is written
@@ -120,41 +107,6 @@ def look(found: Found) -> None:
         kinds.MODULES,
         {"modules": [], "distributions": {}, "path": [], "shared": system.shared_objects(pid)},
     )
-
-
-def process(pid: int) -> dict[str, Any]:
-    """As ``system.process()``, as far as it can be seen from outside."""
-    uname = os.uname()
-    fields = system.text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    ticks = os.sysconf("SC_CLK_TCK")
-    numbers = [int(item) if item.lstrip("-").isdigit() else 0 for item in fields] or [0]
-    numbers += [0] * (52 - len(numbers))
-    return {
-        "pid": pid,
-        "ppid": numbers[1],
-        "uid": _owner(pid),
-        "state": fields[0] if fields else "",
-        "cwd": _link(f"/proc/{pid}/cwd"),
-        "command": [item[:4096] for item in system.text_of(f"/proc/{pid}/cmdline").split("\0")[:200] if item],
-        "executable": _link(f"/proc/{pid}/exe"),
-        "kernel": [uname.sysname, uname.release, uname.version, uname.machine],
-        "host": uname.nodename,
-        "os": system.os_release(),
-        "cpus": os.cpu_count() or 0,
-        "load": list(os.getloadavg()),
-        "uptime_s": system.number_in("/proc/uptime"),
-        "process_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - numbers[19] / ticks, 2),
-        "cpu_s": [numbers[11] / ticks, numbers[12] / ticks],
-        "limits": _limits(pid),
-        "memory": system.table(f"/proc/{pid}/status", system.MEMORY_NAMES),
-        "machine_memory": system.table(
-            "/proc/meminfo", ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree")
-        ),
-        "cgroup": system.cgroup(pid),
-        "oom_score": int(system.number_in(f"/proc/{pid}/oom_score")),
-        "threads": len(system.listed(f"/proc/{pid}/task")),
-        "core_pattern": system.text_of("/proc/sys/kernel/core_pattern").strip(),
-    }
 
 
 def threads_of(pid: int) -> dict[str, Any]:
@@ -221,74 +173,51 @@ def write(path: Path, found: Found, redactor: Redactor, limits: Limits | None = 
 
     When the file cannot be written, that is raised; what is there by then stays, and a file with nothing in it goes.
     """
-    limits = limits or Limits()
-    writer = Writer(path, redactor, limit_bytes=limits.file_bytes)
+    builder = Builder(path, redactor, limits or Limits())
     try:
-        _Writing(writer, found, redactor, limits).run()
+        _Writing(builder, found).run()
     finally:
-        writer.close()
+        builder.writer.close()
     return path
 
 
-def add_extra(writer: Writer, kind: str, name: str, data: Any) -> bool:
-    """Write one extra; when it is too large, with fewer of its threads. Whether all of it is there."""
-    if writer.add(kind, {"name": name, "data": data}):
-        return True
-    threads = data.get("threads") if isinstance(data, dict) else None
-    while isinstance(threads, dict | list) and len(threads) > 1:
-        half = len(threads) // 2
-        threads = dict(list(threads.items())[:half]) if isinstance(threads, dict) else threads[:half]
-        if writer.add(kind, {"name": name, "data": {**data, "threads": threads}}):
-            return False
-    return False
-
-
 class _Writing:
-    """One dump being written."""
+    """One dump of another process being written."""
 
-    def __init__(self, writer: Writer, found: Found, redactor: Redactor, limits: Limits) -> None:
-        self.writer = writer
+    def __init__(self, builder: Builder, found: Found) -> None:
+        self.builder = builder
         self.found = found
-        self.redactor = redactor
-        self.limits = limits
         self.extras = [*found.extras, *((kinds.NATIVE, name, data) for name, data in found.native.items())]
         self.extras += [(kinds.NOTE, name, data) for name, data in found.notes.items()]
         given = {*found.parts, *(kind for kind, _name, _data in self.extras)}
         gone = {kind: reason for kind, reason in (_UNSEEN | found.gone).items() if kind not in given}
-        self.parts: dict[str, list[str]] = {kind: [kinds.ABSENT, reason] for kind, reason in gone.items()}
+        builder.parts |= {kind: [kinds.ABSENT, reason] for kind, reason in gone.items()}
         self.planned = {kinds.STACK, kinds.SOURCE, *given, *gone}
+        self.folders = tuple(found.library or library_paths())
         self.files: dict[str, list[int]] = {}
 
     def run(self) -> None:
-        self._part("", self._learn)
+        part = self.builder.part
+        part(kinds.STACK, self._learn, write=False)
         self._head()
-        self._part(kinds.NOTE, self._extras)
-        self._part(kinds.STACK, self._threads)
-        self._part(kinds.AGENT, self._extras)
-        self._part(kinds.SOURCE, self._sources)
-        self._part(kinds.LOGS, self._plain)
-        self._part(kinds.LOCKS, self._extras)
-        self._part(kinds.PROCESS, self._plain)
-        self._part(kinds.DESCRIPTORS, self._plain)
-        self._part(kinds.ENVIRONMENT, self._environment)
-        self._part(kinds.MODULES, self._plain)
-        self._part(kinds.NATIVE, self._extras)
-        self.writer.finish(self.parts)
+        self._extras(kinds.NOTE)
+        part(kinds.STACK, self._threads, write=False)
+        self._extras(kinds.AGENT)
+        part(kinds.SOURCE, lambda: self.builder.sources(self.files, self._is_mine), write=False)
+        self._plain(kinds.LOGS)
+        self._extras(kinds.LOCKS)
+        self._plain(kinds.PROCESS)
+        self._plain(kinds.DESCRIPTORS)
+        part(kinds.ENVIRONMENT, self._environment, write=False)
+        self._plain(kinds.MODULES)
+        self._extras(kinds.NATIVE)
+        self.builder.writer.finish(self.builder.parts)
 
-    def _part(self, kind: str, write: Callable[[str], None]) -> None:
-        """One part. What is wrong with it must not cost the others; only a file that cannot be written ends it."""
-        try:
-            write(kind)
-        except HoldfastError:
-            raise
-        except Exception as error:  # noqa: BLE001 (what is written came from a process that went wrong)
-            self.parts[kind or kinds.STACK] = [kinds.PARTIAL, f"could not be written: {type(error).__name__}"]
-
-    def _learn(self, _kind: str) -> None:
+    def _learn(self) -> None:
         """Secrets that are known by their names, before the first byte is written."""
-        found = self.found
+        found, redactor = self.found, self.builder.redactor
         try:
-            hide_locals(found.threads, self.redactor)
+            hide_locals(found.threads, redactor)
         except Exception:
             for thread in found.threads:  # no value may be there that was not looked at
                 for frame in thread["frames"]:
@@ -296,32 +225,19 @@ class _Writing:
             raise
         finally:
             for arguments in (found.program, found.parts.get(kinds.PROCESS, {}).get("command", [])):
-                self.redactor.learn_arguments(arguments)
+                redactor.learn_arguments(arguments)
 
     def _head(self) -> None:
         found = self.found
-        self.writer.add(
-            kinds.HEAD,
-            {
-                "format": kinds.VERSION,
-                "id": os.urandom(16).hex(),
-                "why": found.why[:4000],
-                "trigger": found.trigger[:100],
-                "at": time.time(),
-                "pid": found.pid,
-                "began": found.began or system.began(found.pid),
-                "host": socket.gethostname()[:200],
-                "program": found.program[:50],
-                "python": found.python,
-                "deadline_s": self.limits.deadline_s,
-                "taken_by": os.getpid(),
-                "plan": [kind for kind in kinds.PARTS if kind in self.planned],
-            },
-        )
+        self.builder.head(
+            why=found.why, trigger=found.trigger, pid=found.pid, began=found.began or system.began(found.pid),
+            program=found.program, python=found.python, plan=[kind for kind in kinds.PARTS if kind in self.planned],
+        )  # fmt: skip
 
-    def _threads(self, _kind: str) -> None:
-        self.parts[kinds.STACK] = list(self.found.threads_state)
-        for thread in self.found.threads[: self.limits.threads]:
+    def _threads(self) -> None:
+        builder, limits = self.builder, self.builder.limits
+        builder.parts[kinds.STACK] = list(self.found.threads_state)
+        for thread in self.found.threads[: limits.threads]:
             for frame in thread["frames"]:
                 frame.setdefault("span", [frame["line"], 0, 0])
                 frame.setdefault("first", frame["line"])
@@ -329,77 +245,31 @@ class _Writing:
                 if "locals" not in frame:
                     frame["hidden"] = self.found.no_locals
                 self.files.setdefault(frame["file"], []).append(frame["line"])
-            if not self.writer.add(kinds.STACK, thread):
-                bare = [
-                    {**{key: frame[key] for key in frame if key != "locals"}, "hidden": "no room left in the file"}
-                    for frame in thread["frames"]
-                ]
-                if not self.writer.add(kinds.STACK, {**thread, "frames": bare, "locals_cut": True}):
-                    self.parts[kinds.STACK] = [kinds.PARTIAL, "no room left in the file"]
-                    return
-        left = len(self.found.threads) - self.limits.threads
+            builder.stack(thread)
+        left = len(self.found.threads) - limits.threads
         if left > 0:
-            self.parts[kinds.STACK] = [kinds.PARTIAL, f"{left} more threads"]
+            builder.parts[kinds.STACK] = [kinds.PARTIAL, f"{left} more threads"]
 
     def _is_mine(self, file: str) -> bool:
-        folders = tuple(self.found.library or library_paths())
-        return not is_library(file, folders) and not re.search(r"/lib/python\d\.\d+/", file)
-
-    def _sources(self, _kind: str) -> None:
-        found, missing = sources.embed(self.files, self._is_mine, self.limits.source_bytes)
-        for record in found:
-            self.writer.add(kinds.SOURCE, record, source=True)
-        told = "not found: " + ", ".join(missing)[:2000] if missing else ""
-        self.parts[kinds.SOURCE] = [kinds.PARTIAL if missing else kinds.WHOLE, told]
+        return not is_library(file, self.folders) and not re.search(r"/lib/python\d\.\d+/", file)
 
     def _plain(self, kind: str) -> None:
         if kind in self.found.parts:
-            written = self.writer.add(kind, self.found.parts[kind])
-            self.parts[kind] = [kinds.WHOLE, ""] if written else [kinds.ABSENT, "no room left in the file"]
+            self.builder.part(kind, lambda: self.found.parts[kind])
 
-    def _environment(self, kind: str) -> None:
-        every = self.found.parts.get(kind, {}).get("all")
+    def _environment(self) -> None:
+        every = self.found.parts.get(kinds.ENVIRONMENT, {}).get("all")
         if every is not None:
-            self.found.parts[kind] = system.environment(self.redactor.secret_name, every)
-        self._plain(kind)
+            self.found.parts[kinds.ENVIRONMENT] = system.environment(self.builder.redactor.secret_name, every)
+        self._plain(kinds.ENVIRONMENT)
 
     def _extras(self, wanted: str) -> None:
         for kind, name, data in self.extras:
             if kind == wanted:
-                state = [kinds.WHOLE, ""]
-                problem = data.get("problem") if isinstance(data, dict) else None
-                if problem:
-                    state = [kinds.PARTIAL, str(problem)[:2000]]
-                if not add_extra(self.writer, kind, name, data):
-                    state = [kinds.PARTIAL, f"{name}: more than there is room for"]
-                if self.parts.get(kind, [kinds.WHOLE])[0] == kinds.WHOLE:
-                    self.parts[kind] = state
+                self.builder.part(kind, partial(self.builder.extra, kind, name, data), write=False)
 
 
 # /proc, small things.
-
-
-def _link(path: str) -> str:
-    try:
-        return str(Path(path).readlink())[:4096]
-    except OSError:
-        return ""
-
-
-def _owner(pid: int) -> int:
-    try:
-        return Path(f"/proc/{pid}").stat().st_uid
-    except OSError:
-        return -1
-
-
-def _limits(pid: int) -> dict[str, list[int]]:
-    found = {}
-    for line in system.text_of(f"/proc/{pid}/limits").splitlines():
-        name = _LIMITS.get(line[:25].strip())
-        if name:
-            found[name] = [int(word) if word.isdigit() else -1 for word in line[25:].split()[:2]]
-    return found
 
 
 def _call(text: str) -> list[Any]:

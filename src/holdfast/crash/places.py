@@ -13,8 +13,7 @@ from typing import Any
 
 from holdfast.crash import kinds
 from holdfast.crash.dump import Dump
-from holdfast.crash.inert import Gone, Ref, Value
-from holdfast.crash.records import Frame, Hit
+from holdfast.crash.records import Frame, Gone, Hit, Ref, Value
 from holdfast.errors import BadOption, NotInDump
 
 THREAD, TASK, EXCEPTION = "thread", "task", "exception"

@@ -1,7 +1,8 @@
 """The page that a person wants first: what failed, where, with which values, and what is unusual.
 
-Owns what is chosen from a dump and how much of it. Must not know colours or terminals. Holds always: ``collect``
-returns plain data that JSON can carry, of bounded size whatever the dump holds. page.py turns it into lines.
+Owns what is chosen from a dump, how much of it, and the words and their order. Must not know colours, terminals or
+widths. Holds always: ``collect`` returns plain data that JSON can carry, of bounded size whatever the dump holds;
+``page`` turns it into lines without a control character.
 """
 
 from __future__ import annotations
@@ -9,15 +10,125 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from holdfast.crash import kinds, unusual
+from holdfast.crash import kinds
+from holdfast.crash.display import clean, size, text_of
 from holdfast.crash.dump import Dump
-from holdfast.crash.inert import Ref, Value
-from holdfast.crash.records import Failure, Frame, Source, Thread, as_float, as_int, as_text
-from holdfast.crash.render import clean, size, text_of
+from holdfast.crash.records import (
+    Failure,
+    Frame,
+    Ref,
+    Source,
+    Thread,
+    Value,
+    as_dict,
+    as_float,
+    as_int,
+    as_list,
+    as_text,
+)
+
+# -- what is unusual -------------------------------------------------------------------------------------------------
+
+
+_NEAR = 0.8  # of a limit: little enough left to look there first
+_MACHINE_SHORT = 0.05  # of the machine's memory left
+_MANY_THREADS = 200
+_MANY_TASKS = 1_000
+_REPEATED = 50  # times the same function on one stack
+_HALF_CLOSED = 20  # sockets that the other side closed and the program did not
+_GROWN = 100_000  # items in one container
+_BUSY = 4.0  # runnable processes for each processor
+
+
+def signs(dump: Dump) -> list[str]:
+    """In words, the most telling first."""
+    process = dump.part(kinds.PROCESS)
+    return [*_memory(process), *_descriptors(dump, process), *_code(dump), *_crowds(dump, process), *_heap_signs(dump)]
+
+
+def _memory(process: dict[str, Any]) -> Iterator[str]:
+    cgroup, machine, memory, limits = (
+        as_dict(process.get(key)) for key in ("cgroup", "machine_memory", "memory", "limits")
+    )
+    used, most = number(cgroup.get("memory.current")), number(cgroup.get("memory.max"))
+    total, free = as_int(machine.get("MemTotal")), as_int(machine.get("MemAvailable"))
+    if 0 < most < (total or 2**62) and used > _NEAR * most:
+        yield f"memory: {used / most:.0%} of the control group's limit ({size(most)}) is used"
+    for line in as_text(cgroup.get("memory.events")).splitlines()[:20]:
+        word, _, times = line.partition(" ")
+        if word == "oom_kill" and number(times):
+            yield f"memory: the kernel has killed {number(times)} processes of this control group for it"
+    if total and 0 < free < _MACHINE_SHORT * total:
+        yield f"memory: the machine has only {size(free)} of {size(total)} left"
+    swap = as_int(memory.get("VmSwap"))
+    if swap > 64 << 20:
+        yield f"memory: {size(swap)} of the process are swapped out"
+    space = as_int(next(iter(as_list(limits.get("AS"))), 0))
+    if space > 0 and as_int(memory.get("VmSize")) > _NEAR * space:
+        yield f"memory: {as_int(memory.get('VmSize')) / space:.0%} of the address space that is allowed is used"
+
+
+def _descriptors(dump: Dump, process: dict[str, Any]) -> Iterator[str]:
+    opened = dump.part(kinds.DESCRIPTORS)
+    count = as_int(opened.get("total"))
+    most = as_int(next(iter(as_list(as_dict(process.get("limits")).get("NOFILE"))), 0))
+    if most > 0 and count > _NEAR * most:
+        yield f"descriptors: {count:,} of {most:,} are open"
+    states = Counter(as_text(one.get("state")) for one in as_list(opened.get("descriptors")) if isinstance(one, dict))
+    if states["close-wait"] >= _HALF_CLOSED:
+        yield f"sockets: {states['close-wait']:,} were closed by the other side and not by the program"
+
+
+def _code(dump: Dump) -> Iterator[str]:
+    frames = [frame for thread in dump.threads for frame in thread.frames]
+    used = {frame.file for frame in frames}
+    for source in dump.sources.values():
+        if source.changed and source.file in used:
+            yield f"source: {source.file} was changed after the program started; its lines may not fit"
+    for thread in dump.threads[:1]:
+        yield from _recursion(thread.frames, thread.left_out)
+    if any(failure.own_str for failure in dump.exceptions[:1]):
+        yield "exception: its class has its own __str__, which was not called; the message is made of its arguments"
+
+
+def _recursion(frames: Sequence[Frame], left_out: int) -> Iterator[str]:
+    repeated = Counter((frame.file, frame.function) for frame in frames).most_common(1)
+    if repeated and repeated[0][1] >= _REPEATED:
+        (_file, function), times = repeated[0]
+        yield f"recursion: {function} is {times:,} times on the first stack, of {len(frames) + left_out:,} frames"
+
+
+def _crowds(dump: Dump, process: dict[str, Any]) -> Iterator[str]:
+    threads = max(as_int(process.get("threads")), len(dump.threads))
+    if threads > _MANY_THREADS:
+        yield f"threads: {threads:,}"
+    if len(dump.tasks) > _MANY_TASKS:
+        yield f"tasks: {len(dump.tasks):,}"
+    cancelling = sum(task.cancelling for task in dump.tasks)
+    if cancelling:
+        yield f"tasks: {cancelling:,} were asked to cancel and have not ended"
+    cpus, load = as_int(process.get("cpus")), as_float(next(iter(as_list(process.get("load"))), 0.0))
+    if cpus > 0 and _BUSY * cpus < load < 1e6:
+        yield f"load: {load:.0f} on {cpus} processors"
+
+
+def _heap_signs(dump: Dump) -> Iterator[str]:
+    for row in as_list(dump.part(kinds.HEAP).get("largest"))[:3]:
+        if isinstance(row, list) and len(row) == 3 and as_int(row[1]) >= _GROWN:
+            yield f"heap: a {as_text(row[0])} with {as_int(row[1]):,} items, {size(as_int(row[2]))}"
+
+
+def number(text: Any) -> int:
+    """A number of the kernel's, which is text; 0 for ``max`` and nonsense."""
+    return int(text) if isinstance(text, str) and text.isascii() and text.isdigit() and len(text) < 20 else 0
+
+
+# -- what is chosen --------------------------------------------------------------------------------------------------
+
 
 _TEXT = 600  # characters of a message, a reason, a log record
 _NAME = 200  # of a name: a thread's, a function's, a tool's
@@ -55,7 +166,7 @@ def collect(dump: Dump) -> dict[str, Any]:
         "host": short(as_text(dump.head.get("host")), _NAME),
         "pid": as_int(dump.head.get("pid")),
         "python": short(as_text(dump.head.get("python")), _NAME),
-        "program": [short(as_text(word), _NAME) for word in _list(dump.head.get("program"))[:8]],
+        "program": [short(as_text(word), _NAME) for word in as_list(dump.head.get("program"))[:8]],
         "death": _death(dump.extras(kinds.NOTE).get("death")),
         "failures": _failures(dump.exceptions),
         "thread": _thread(dump, own) if own else None,
@@ -72,7 +183,7 @@ def collect(dump: Dump) -> dict[str, Any]:
         "process": _process(dump, process),
         "heap": _heap(dump.part(kinds.HEAP)),
         "logs": [_log(record) for record in dump.logs[-_LOGS:]],
-        "unusual": [short(text) for text in unusual.signs(dump)[:_LISTED]],
+        "unusual": [short(text) for text in signs(dump)[:_LISTED]],
         "missing": [short(text) for text in dump.missing[:_LISTED]],
         "redacted": _redacted(dump.index.get("redacted")),
     }
@@ -81,7 +192,7 @@ def collect(dump: Dump) -> dict[str, Any]:
 def _thread(dump: Dump, own: Thread) -> dict[str, Any]:
     """Whose stack is shown; ``age_s`` where it was seen some time before the end, else None."""
     notes = dump.extras(kinds.NOTE)
-    ages = [_dict(notes.get(name)).get("stacks_age_s") for name in ("death", "hang")]
+    ages = [as_dict(notes.get(name)).get("stacks_age_s") for name in ("death", "hang")]
     age = next((finite(one) for one in ages if isinstance(one, int | float)), None)
     return {"name": short(own.name, _NAME), "id": own.id, "left_out": own.left_out, "age_s": age}
 
@@ -242,8 +353,8 @@ def place(frame: Frame, cwd: str = "") -> str:
 
 def _agent(name: str, data: Any) -> dict[str, Any]:
     data = data if isinstance(data, dict) else {}
-    effects = [one for one in _list(data.get("effects")) if isinstance(one, dict)]
-    doubtful = _list(data.get("in_doubt"))
+    effects = [one for one in as_list(data.get("effects")) if isinstance(one, dict)]
+    doubtful = as_list(data.get("in_doubt"))
     return {
         "name": short(as_text(data.get("agent")) or name, _NAME),
         "branch": short(as_text(data.get("branch")), _NAME),
@@ -258,7 +369,7 @@ def _agent(name: str, data: Any) -> dict[str, Any]:
         "run": short(as_text(data.get("run")), _NAME),
         "function": short(as_text(data.get("function")), _NAME),
         "status": _status(data),
-        "stack": [short(as_text(step), _NAME) for step in _list(data.get("stack"))[:_LISTED]],
+        "stack": [short(as_text(step), _NAME) for step in as_list(data.get("stack"))[:_LISTED]],
         "effects": [_effect(one) for one in effects[-_EFFECTS:]],
         "effects_total": len(effects),
         "in_doubt": len(doubtful),
@@ -277,7 +388,7 @@ def _place(found: Any) -> str:
 
 def _status(data: dict[str, Any]) -> str:
     """What had become of the run that is named."""
-    runs = [one for one in _list(data.get("runs"))[-_LISTED:] if isinstance(one, dict)]
+    runs = [one for one in as_list(data.get("runs"))[-_LISTED:] if isinstance(one, dict)]
     return next((short(as_text(one.get("status")), _NAME) for one in runs if one.get("id") == data.get("run")), "")
 
 
@@ -316,7 +427,7 @@ def _locks(extras: dict[str, Any]) -> list[str]:
     lines: list[str] = []
     for data in extras.values():
         if isinstance(data, dict):
-            for cycle in _list(data.get("cycles")):
+            for cycle in as_list(data.get("cycles")):
                 lines += _texts(cycle.get("text") if isinstance(cycle, dict) else cycle)
             lines += _texts(data.get("problems"))
     return [short(line) for line in lines[:_LISTED]]
@@ -329,7 +440,7 @@ def _native(extras: dict[str, Any]) -> list[str]:
         if not isinstance(data, dict):
             continue
         listed = data.get("threads")
-        threads = [*listed.values()] if isinstance(listed, dict) else _list(listed)
+        threads = [*listed.values()] if isinstance(listed, dict) else as_list(listed)
         if isinstance(data.get("signal"), str | int):
             lines.append(f"signal {data['signal']}")
             lines += _innermost_native(threads[0] if threads else None)
@@ -342,24 +453,24 @@ def _native(extras: dict[str, Any]) -> list[str]:
 
 
 def _innermost_native(thread: Any) -> list[str]:
-    frames = _list(thread.get("frames")) if isinstance(thread, dict) else []
+    frames = as_list(thread.get("frames")) if isinstance(thread, dict) else []
     named = [one for one in frames[-_NATIVE_FRAMES:] if isinstance(one, dict) and as_text(one.get("function"))]
     return [f"  in {as_text(one['function'])} ({as_text(one.get('module')) or 'unknown'})" for one in reversed(named)]
 
 
 def _process(dump: Dump, process: dict[str, Any]) -> dict[str, Any]:
     memory, machine, cgroup, limits = (
-        _dict(process.get(key)) for key in ("memory", "machine_memory", "cgroup", "limits")
+        as_dict(process.get(key)) for key in ("memory", "machine_memory", "cgroup", "limits")
     )
-    files = _list(limits.get("NOFILE"))
+    files = as_list(limits.get("NOFILE"))
     opened = dump.part(kinds.DESCRIPTORS)
-    sockets = sum(1 for one in _list(opened.get("descriptors")) if isinstance(one, dict) and one.get("socket"))
-    load = _list(process.get("load"))
+    sockets = sum(1 for one in as_list(opened.get("descriptors")) if isinstance(one, dict) and one.get("socket"))
+    load = as_list(process.get("load"))
     return {
         "resident_bytes": as_int(memory.get("VmRSS")),
         "peak_bytes": as_int(memory.get("VmHWM")),
-        "cgroup_bytes": unusual.number(cgroup.get("memory.current")),
-        "cgroup_limit_bytes": limit if (limit := unusual.number(cgroup.get("memory.max"))) < _NO_LIMIT else 0,
+        "cgroup_bytes": number(cgroup.get("memory.current")),
+        "cgroup_limit_bytes": limit if (limit := number(cgroup.get("memory.max"))) < _NO_LIMIT else 0,
         "machine_bytes": as_int(machine.get("MemTotal")),
         "machine_free_bytes": as_int(machine.get("MemAvailable")),
         "descriptors": as_int(opened.get("total")),
@@ -380,7 +491,7 @@ def finite(value: Any) -> float:
 
 
 def _heap(heap: dict[str, Any]) -> dict[str, Any]:
-    rows = [row for row in _list(heap.get("types")) if isinstance(row, list) and len(row) == 3]
+    rows = [row for row in as_list(heap.get("types")) if isinstance(row, list) and len(row) == 3]
     return {
         "objects": as_int(heap.get("objects")),
         "types": [[short(as_text(row[0]), _NAME), as_int(row[1]), as_int(row[2])] for row in rows[:_TYPES]],
@@ -404,23 +515,184 @@ def _death(told: Any) -> dict[str, Any] | None:
 
 
 def _redacted(told: Any) -> dict[str, int]:
-    return {short(str(kind), 40): as_int(count) for kind, count in [*_dict(told).items()][:_LISTED]}
+    return {short(str(kind), 40): as_int(count) for kind, count in [*as_dict(told).items()][:_LISTED]}
 
 
 def _texts(value: Any) -> list[str]:
     if isinstance(value, str):
         return [value]
-    return [item for item in _list(value)[:_LISTED] if isinstance(item, str)]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return [item for item in as_list(value)[:_LISTED] if isinstance(item, str)]
 
 
 def short(text: str, most: int = _TEXT) -> str:
     """The text, cut to a length that a line can have."""
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+# -- lines -----------------------------------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """One line. ``style`` says what it is: title, head, bad, good, text, place, code, note."""
+
+    style: str
+    text: str
+
+
+def page(found: dict[str, Any]) -> Iterator[Line]:
+    """The page, from the failure to what is missing."""
+    for style, text in _lines(found):
+        yield Line(style, clean(text))
+
+
+_Raw = Iterator[tuple[str, str]]
+
+
+def _lines(found: dict[str, Any]) -> _Raw:
+    yield from _what(found)
+    yield from _where(found)
+    yield from _agents(found["agents"])
+    yield from _listed("Locks and waiting", found["locks"], "bad")
+    yield from _others("Other threads", found["threads"])
+    yield from _others("Tasks", found["tasks"])
+    yield from _listed("Native", found["native"], "text")
+    yield from _resources(found)
+    if found["logs"]:
+        yield "head", "Last log records"
+        for record in found["logs"]:
+            yield "text", f"  {record['at'][11:19]} {record['level']} {record['logger']}: {record['text']}"
+    yield from _listed("Unusual", found["unusual"], "bad")
+    yield from _listed("Not in this dump", found["missing"], "note")
+    if found["redacted"]:
+        counts = ", ".join(f"{count:,} {kind}" for kind, count in found["redacted"].items())
+        yield "head", "Redacted"
+        yield "note", f"  {counts}"
+
+
+def _what(found: dict[str, Any]) -> _Raw:
+    failures = found["failures"]
+    if failures:
+        for failure in failures:
+            indent = "  " * failure["depth"]
+            lead = f"{failure['why']}: " if failure["why"] else ""
+            group = f" ({failure['members']} exceptions)" if failure["members"] else ""
+            message = failure["message"].splitlines() or [""]
+            yield (
+                "title" if not failure["why"] else "bad",
+                f"{indent}{lead}{failure['type']}{group}: {message[0]}".rstrip(": "),
+            )
+            for line in message[1:6]:
+                yield "text", f"{indent}  {line}"
+            for note in failure["notes"]:
+                yield "text", f"{indent}  note: {note}"
+    else:
+        yield "title", found["why"] or found["trigger"] or "a dump"
+    if found["death"]:
+        if failures or found["death"]["what"] != found["why"]:
+            yield "bad", f"The process ended: {found['death']['what']}"
+        for text in found["death"]["evidence"]:
+            yield "note", f"  {text}"
+    why = f" ({found['why']})" if found["why"] not in ("", found["trigger"]) and failures else ""
+    facts = [found["trigger"] + why, found["at"].replace("+00:00", "Z")]
+    facts += [f"pid {found['pid']} on {found['host']}", f"Python {found['python']}"]
+    yield "note", ", ".join(fact for fact in facts if fact)
+    if found["program"]:
+        yield "note", " ".join(found["program"])
+
+
+def _where(found: dict[str, Any]) -> _Raw:
+    frames, thread, origin = found["frames"], found["thread"], found["origin"]
+    if frames:
+        seen = f", as it was {thread['age_s']:.1f} s earlier" if thread and thread["age_s"] is not None else ""
+        yield "head", f"Where, in {thread['name'] or 'a thread'}{seen}" if thread else "Where"
+        yield from _stack(frames)
+        if thread and thread["left_out"]:
+            yield "note", f"  {thread['left_out']} frames of this stack were left out"
+    if origin:
+        yield "head", f"Where it began: {origin['type']}"
+        yield from _stack(origin["frames"])
+
+
+def _stack(frames: list[dict[str, Any]]) -> _Raw:
+    told = ""
+    for frame in frames:
+        if frame["before"]:
+            yield "note", f"  ... {frame['before']} {'frame' if frame['before'] == 1 else 'frames'} of other code"
+        yield "place", f"  {frame['place']} in {frame['function']}"
+        if frame["source"]:
+            yield "code", f"    > {frame['source']}"
+        for name, text in frame["locals"]:
+            yield "text", f"      {name} = {text}"
+        if frame["more_locals"]:
+            yield "note", f"      ... {frame['more_locals']} more"
+        if frame["hidden"] and frame["hidden"] != told:  # once, when it is the same for all
+            yield "note", f"      no locals: {frame['hidden']}"
+        told = frame["hidden"]
+
+
+def _agents(agents: list[dict[str, Any]]) -> _Raw:
+    for agent in agents:
+        branch = f"@{agent['branch']}" if agent["branch"] not in ("", "main") else ""
+        yield "head", f"Agent {agent['name']}{branch}"
+        if agent["checkpoint"]:
+            label = f" {agent['label']}" if agent["label"] else ""
+            depth = f" #{agent['depth']}" if agent["depth"] else ""
+            dirty = ", and changes that were not saved" if agent["dirty"] else ""
+            at = f" ({agent['checkpoint_at'].replace('+00:00', 'Z')})" if agent["checkpoint_at"] else ""
+            yield "text", f"  last checkpoint {agent['checkpoint'][:12]}{depth}{label}{at}{dirty}"
+            if agent["stands_on"]:
+                yield "text", f"  the run was executed again and had come to {agent['stands_on']}"
+        else:
+            yield "text", "  no checkpoint yet"
+        if agent["function"] or agent["run"]:
+            steps = (
+                agent["stack"] if agent["stack"][:1] == [agent["function"]] else [agent["function"], *agent["stack"]]
+            )
+            inside = " > ".join(filter(None, steps))
+            yield "text", f"  {agent['status'] or 'in'}: {inside} (run {agent['run']})"
+        for effect in agent["effects"]:
+            outcome = f" -> {effect['outcome']}" if effect["outcome"] else ""
+            style = "bad" if effect["status"] == "in doubt" else "text"
+            yield style, f"  {effect['status']}: {effect['tool']}({effect['args']}){outcome}"
+        if agent["in_doubt"]:
+            yield "bad", f"  {agent['in_doubt']} in doubt: nobody knows whether they happened"
+        if agent["problem"]:
+            yield "note", f"  {agent['problem']}"
+
+
+def _others(title: str, standing: dict[str, Any]) -> _Raw:
+    if not standing["total"]:
+        return
+    yield "head", f"{title} ({standing['total']:,})"
+    for one in standing["places"]:
+        who = ", ".join(one["names"]) + (", ..." if one["count"] > len(one["names"]) else "")
+        yield "text", f"  {one['count']:>4} in {one['where']}  [{who}]"
+    if standing["other_places"]:
+        yield "note", f"       and {standing['other_places']:,} other places"
+
+
+def _resources(found: dict[str, Any]) -> _Raw:
+    process, heap = found["process"], found["heap"]
+    if not any(process.values()) and not heap["objects"]:
+        return
+    yield "head", "Process"
+    memory = [f"{size(process['resident_bytes'])} resident", f"{size(process['peak_bytes'])} at most"]
+    if process["cgroup_limit_bytes"]:
+        memory.append(f"control group {size(process['cgroup_bytes'])} of {size(process['cgroup_limit_bytes'])}")
+    memory.append(f"machine {size(process['machine_free_bytes'])} free of {size(process['machine_bytes'])}")
+    yield "text", "  memory       " + ", ".join(memory)
+    limit = f" of {process['descriptors_limit']:,}" if process["descriptors_limit"] > 0 else ""
+    yield "text", f"  descriptors  {process['descriptors']:,}{limit}, {process['sockets']:,} sockets"
+    load = " ".join(f"{one:.1f}" for one in process["load"])
+    ran = f"ran {process['process_s']:,.1f} s; load {load} on {process['cpus']} processors"
+    yield "text", f"  threads      {process['threads']:,}; {ran}"
+    if heap["types"]:
+        rows = ", ".join(f"{count:,} {name} ({size(taken)})" for name, count, taken in heap["types"])
+        yield "text", f"  heap         {heap['objects']:,} objects: {rows}"
+
+
+def _listed(title: str, lines: list[str], style: str) -> _Raw:
+    if lines:
+        yield "head", title
+        for line in lines:
+            yield style, f"  {line}"

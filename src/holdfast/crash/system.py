@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import platform
-import resource
 import sys
 import time
 from pathlib import Path
@@ -30,42 +29,69 @@ ENVIRONMENT_NAMES = frozenset(
 )
 """Names whose values are written (after redaction). Of the others only the names are, if they do not look secret."""
 
-_LIMIT_NAMES = ("AS", "CORE", "CPU", "DATA", "FSIZE", "MEMLOCK", "NOFILE", "NPROC", "RSS", "STACK")
+_LIMITS = {
+    "Max core file size": "CORE",
+    "Max open files": "NOFILE",
+    "Max processes": "NPROC",
+    "Max address space": "AS",
+    "Max data size": "DATA",
+    "Max stack size": "STACK",
+    "Max cpu time": "CPU",
+    "Max locked memory": "MEMLOCK",
+    "Max file size": "FSIZE",
+}
 MEMORY_NAMES = ("VmPeak", "VmSize", "VmHWM", "VmRSS", "RssAnon", "RssFile", "RssShmem", "VmData", "VmStk", "VmSwap")
 
 
-def process() -> dict[str, Any]:
-    """The process, its limits and its machine."""
+def own_process() -> dict[str, Any]:
+    """This process, with what only the interpreter knows."""
+    return (
+        process(os.getpid())
+        | {
+            "cwd": _cwd(),
+            "command": [exact_text(item, 4096) for item in sys.orig_argv[:200]],
+            "executable": exact_text(sys.executable, 4096),
+            "python": sys.version,
+            "implementation": sys.implementation.name,
+            "flags": [exact_text(key, 100) for key in sys._xoptions],  # noqa: SLF001 (its only name)
+            "recursion_limit": sys.getrecursionlimit(),
+            "cpu_s": list(os.times()[:2]),
+            "libc": " ".join(platform.libc_ver()),
+        }
+    )
+
+
+def process(pid: int) -> dict[str, Any]:
+    """A process, its limits and its machine, as they can be seen from outside."""
     uname = os.uname()
-    found: dict[str, Any] = {
-        "pid": os.getpid(),
-        "ppid": os.getppid(),
-        "uid": os.getuid(),
-        "cwd": _cwd(),
-        "command": [exact_text(item, 4096) for item in sys.orig_argv[:200]],
-        "executable": exact_text(sys.executable, 4096),
-        "python": sys.version,
-        "implementation": sys.implementation.name,
-        "flags": [exact_text(key, 100) for key in sys._xoptions],  # noqa: SLF001 (its only name)
-        "recursion_limit": sys.getrecursionlimit(),
+    fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
+    ticks = os.sysconf("SC_CLK_TCK")
+    numbers = [int(item) if item.lstrip("-").isdigit() else 0 for item in fields] or [0]
+    numbers += [0] * (52 - len(numbers))
+    return {
+        "pid": pid,
+        "ppid": numbers[1],
+        "uid": _owner(pid),
+        "state": fields[0] if fields else "",
+        "cwd": _link(f"/proc/{pid}/cwd"),
+        "command": [item[:4096] for item in text_of(f"/proc/{pid}/cmdline").split("\0")[:200] if item],
+        "executable": _link(f"/proc/{pid}/exe"),
         "kernel": [uname.sysname, uname.release, uname.version, uname.machine],
         "host": uname.nodename,
         "os": os_release(),
         "cpus": os.cpu_count() or 0,
         "load": list(os.getloadavg()),
         "uptime_s": number_in("/proc/uptime"),
-        "process_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - _started(), 2),
-        "cpu_s": list(os.times()[:2]),
-        "limits": {name: _limit(name) for name in _LIMIT_NAMES if hasattr(resource, "RLIMIT_" + name)},
-        "memory": table("/proc/self/status", MEMORY_NAMES),
+        "process_s": round(time.clock_gettime(time.CLOCK_BOOTTIME) - _started(pid), 2),
+        "cpu_s": [numbers[11] / ticks, numbers[12] / ticks],
+        "limits": _limits(pid),
+        "memory": table(f"/proc/{pid}/status", MEMORY_NAMES),
         "machine_memory": table("/proc/meminfo", ("MemTotal", "MemFree", "MemAvailable", "SwapTotal", "SwapFree")),
-        "cgroup": cgroup(),
-        "oom_score": int(number_in("/proc/self/oom_score")),
-        "threads": len(listed("/proc/self/task")),
+        "cgroup": cgroup(pid),
+        "oom_score": int(number_in(f"/proc/{pid}/oom_score")),
+        "threads": len(listed(f"/proc/{pid}/task")),
         "core_pattern": text_of("/proc/sys/kernel/core_pattern").strip(),
-        "libc": " ".join(platform.libc_ver()),
     }
-    return found
 
 
 def descriptors(who: int | str = "self") -> dict[str, Any]:
@@ -222,9 +248,27 @@ def table(path: str, names: tuple[str, ...], *, kilo: bool = True) -> dict[str, 
     return found
 
 
-def _limit(name: str) -> list[int]:
-    soft, hard = resource.getrlimit(getattr(resource, "RLIMIT_" + name))
-    return [soft, hard]
+def _link(path: str) -> str:
+    try:
+        return str(Path(path).readlink())[:4096]
+    except OSError:
+        return ""
+
+
+def _owner(pid: int) -> int:
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid
+    except OSError:
+        return -1
+
+
+def _limits(pid: int) -> dict[str, list[int]]:
+    found = {}
+    for line in text_of(f"/proc/{pid}/limits").splitlines():
+        name = _LIMITS.get(line[:25].strip())
+        if name:
+            found[name] = [int(word) if word.isdigit() else -1 for word in line[25:].split()[:2]]
+    return found
 
 
 def text_of(path: str, most: int = 1 << 20) -> str:
@@ -265,7 +309,7 @@ def began(pid: int) -> float:
     return round(time.time() - time.clock_gettime(time.CLOCK_BOOTTIME) + _started(pid), 1)
 
 
-def _started(pid: int | str = "self") -> float:
+def _started(pid: int) -> float:
     """When a process began, in seconds since boot."""
     fields = text_of(f"/proc/{pid}/stat").rpartition(")")[2].split()
     try:

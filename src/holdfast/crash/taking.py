@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import gc
 import os
-import socket
 import sys
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,24 +25,21 @@ from holdfast.crash import (
     exceptions,
     folder,
     kinds,
-    known,
     logs,
     memory,
     secrets,
     shapes,
-    sources,
     stacks,
     system,
     tasks,
 )
-from holdfast.crash.dumpfile import Writer
+from holdfast.crash.builder import Builder, PartFailed
 from holdfast.crash.exceptions import traceback_of
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.walk import Walker
-from holdfast.errors import DumpFailed, HoldfastError
+from holdfast.errors import DumpFailed
 
-_ = known  # importing it registers its readers
 _RESERVE = 0.3  # of the deadline: for system parts, after objects have had their time
 _STACKS_END = 0.8  # of the deadline: stacks of other threads, of which there may be thousands, end here
 _FOR_CHAIN = 0.25  # of what may be stored: for the causes of an exception, after the failing thread
@@ -128,23 +123,20 @@ def capture(
         _lock.release()
 
 
-class _Capture:
+class _Capture(Builder):
     """One capture in progress."""
 
     def __init__(
         self, path: Path, limits: Limits, began: float, thread: int | None, seen: tasks.Seen | None = None
     ) -> None:
-        self.limits = limits
+        redactor = Redactor(dict(os.environ)) if seen is None else seen.redactor
+        for arguments in (sys.argv, sys.orig_argv):
+            redactor.learn_arguments([shapes.exact_text(word, 4096) for word in arguments[:200]])
+        super().__init__(path, redactor, limits, began + limits.deadline_s)
         self.seen = seen
         self.thread = thread
         self.began = began
-        self.until = began + limits.deadline_s
-        self.redactor = Redactor(dict(os.environ)) if seen is None else seen.redactor
-        for arguments in (sys.argv, sys.orig_argv):
-            self.redactor.learn_arguments([shapes.exact_text(word, 4096) for word in arguments[:200]])
-        self.writer = Writer(path, self.redactor, limit_bytes=limits.file_bytes)
         self.frames = stacks.Frames(limits)
-        self.parts: dict[str, list[str]] = {}
         self.look_cut = True
         self.walker = Walker(
             self.redactor,
@@ -169,30 +161,30 @@ class _Capture:
             began = [stacks.steps_of_traceback(traceback_of(one)) for one in chain[1:]]
             others = [stacks.steps_of_frame(thread["frame"]) for thread in every[:50]]
             waiting = [tasks.steps_of(task)[0] for task in tasks.live_tasks()[:200]]
-            self._part("", lambda: self._learn([steps, *began, *others, *waiting]), write=False)
+            self.part("", lambda: self._learn([steps, *began, *others, *waiting]), write=False)
             self._head(why, trigger, error is not None)
             if chain:
-                self._part(kinds.EXCEPTION, lambda: exceptions.record(chain, self.frames, self.limits))
+                self.part(kinds.EXCEPTION, lambda: exceptions.record(chain, self.frames, self.limits))
             # A failing thread is one stack of many frames; where a chain began must not find everything used up.
             give_back = self.walker.set_aside(_FOR_CHAIN if len(chain) > 1 else 0.0)
-            self._part(kinds.STACK, lambda: self._stack(every, steps, error), write=False)
+            self.part(kinds.STACK, lambda: self._stack(every, steps, error), write=False)
             give_back()
             if chain:
-                self._part(kinds.EXCEPTION, lambda: self._chain(chain), write=False)
+                self.part(kinds.EXCEPTION, lambda: self._chain(chain), write=False)
             self._extras(kinds.AGENT)
             self._sources()
-            self._part(kinds.LOGS, lambda: logs.kept(self.limits.log_records))
-            self._part(kinds.STACK, lambda: self._others(every), write=False)
-            self._part(kinds.TASKS, self._tasks, write=False)
+            self.part(kinds.LOGS, lambda: logs.kept(self.limits.log_records))
+            self.part(kinds.STACK, lambda: self._others(every), write=False)
+            self.part(kinds.TASKS, self._tasks, write=False)
             self._cuts()
             self._extras(kinds.LOCKS)
-            self._part(kinds.PROCESS, system.process)
-            self._part(kinds.DESCRIPTORS, system.descriptors)
-            self._part(kinds.ENVIRONMENT, lambda: system.environment(self.redactor.secret_name))
+            self.part(kinds.PROCESS, system.own_process)
+            self.part(kinds.DESCRIPTORS, system.descriptors)
+            self.part(kinds.ENVIRONMENT, lambda: system.environment(self.redactor.secret_name))
             self._sources()
-            self._part(kinds.MODULES, lambda: system.modules(self.frames.is_mine))
+            self.part(kinds.MODULES, lambda: system.modules(self.frames.is_mine))
             most = self.limits.census_objects
-            self._part(kinds.HEAP, lambda: memory.census(most, self.until, self.frames.is_mine))
+            self.part(kinds.HEAP, lambda: memory.census(most, self.until, self.frames.is_mine))
             self._extras(kinds.NATIVE)
             self._extras(kinds.NOTE)
             self.writer.finish(self.parts)
@@ -216,23 +208,11 @@ class _Capture:
         absent = {kind for kind in (kinds.AGENT, kinds.LOCKS, kinds.NATIVE, kinds.NOTE) if not _given(kind)}
         if not failed:
             absent.add(kinds.EXCEPTION)
-        self.writer.add(
-            kinds.HEAD,
-            {
-                "format": kinds.VERSION,
-                "id": os.urandom(16).hex(),
-                "why": why[:4000],
-                "trigger": trigger[:100],
-                "at": time.time(),
-                "pid": os.getpid(),
-                "began": system.began(os.getpid()),
-                "host": socket.gethostname()[:200],
-                "program": [shapes.exact_text(item, 1000) for item in sys.argv[:50]],
-                "python": sys.version.split()[0],
-                "deadline_s": self.limits.deadline_s,
-                "plan": [kind for kind in plan if kind not in absent],
-            },
-        )
+        self.head(
+            why=why, trigger=trigger, pid=os.getpid(), began=system.began(os.getpid()),
+            program=[shapes.exact_text(item, 1000) for item in sys.argv[:50]], python=sys.version.split()[0],
+            plan=[kind for kind in plan if kind not in absent],
+        )  # fmt: skip
 
     def _stack(self, every: list[dict[str, Any]], steps: list[stacks.Step], error: BaseException | None) -> None:
         """The failing thread: first where it stands, then its values."""
@@ -284,13 +264,7 @@ class _Capture:
         else:
             self.frames.add_locals(records, kept, self.walker, items=items, part=part)
         fields = {key: value for key, value in thread.items() if key != "frame"}
-        record = {**fields, "failing": failing, "frames": records, "left_out": left_out}
-        if not self.writer.add(kinds.STACK, record):
-            for frame in records:
-                frame.pop("locals", None)
-            record["locals_cut"] = True
-            if not self.writer.add(kinds.STACK, record):
-                raise _NoRoom
+        self.stack({**fields, "failing": failing, "frames": records, "left_out": left_out})
         if failing or thread.get("current"):
             self.walker.flush()
 
@@ -319,11 +293,7 @@ class _Capture:
         """Sources of the files that were named since the last time."""
         files, self.frames.files = self.frames.files, {}
         if files:
-            found, missing = sources.embed(files, self.frames.is_mine, self.limits.source_bytes)
-            for record in found:
-                self.writer.add(kinds.SOURCE, record, source=True)
-            self.parts[kinds.SOURCE] = [kinds.PARTIAL, "not found: " + ", ".join(missing)[:2000]] if missing else [
-                kinds.WHOLE, ""]  # fmt: skip
+            self.sources(files, self.frames.is_mine)
 
     def _cuts(self) -> None:
         self.walker.flush()
@@ -336,7 +306,7 @@ class _Capture:
 
     def _extras(self, kind: str) -> None:
         for name, give in _given(kind):
-            self._part(kind, partial(self._extra, name, give))
+            self.part(kind, partial(self._extra, name, give))
 
     def _extra(self, name: str, give: Part) -> dict[str, Any]:
         return {"name": name, "data": self._bounded(give)}
@@ -355,45 +325,11 @@ class _Capture:
         thread.start()
         thread.join(max(0.05, min(self.limits.part_s, self.until - monotonic())))
         if not answer:
-            raise _Late
+            raise PartFailed(f"no answer in {self.limits.part_s} s")
         good, value = answer[0]
         if not good:
-            raise _PartFailed(value)
+            raise PartFailed(value)
         return value
-
-    def _part(self, kind: str, make: Callable[[], Any], *, write: bool = True) -> None:
-        """One part: made, written, and its end noted. Nothing that happens here stops the dump."""
-        if monotonic() > self.until:
-            self._lost(kind, "out of time")
-            return
-        try:
-            payload = make()
-            if write and payload is None:
-                self.parts[kind] = [kinds.ABSENT, "nothing was kept"]
-            elif write and not self.writer.add(kind, payload):
-                self._lost(kind, "no room left in the file")
-            else:
-                state, reason = self.parts.get(kind, [kinds.WHOLE, ""])
-                self.parts[kind] = [kinds.PARTIAL if state == kinds.ABSENT else state, reason]
-        except _Late:
-            self._lost(kind, f"no answer in {self.limits.part_s} s")
-        except _NoRoom:
-            self.parts[kind] = [kinds.PARTIAL, "no room left in the file"]
-        except _PartFailed as failure:
-            self._lost(kind, str(failure))
-        except HoldfastError:
-            raise
-        except Exception as failure:  # noqa: BLE001 (a broken part must not cost the others)
-            where = failure.__traceback__
-            while where is not None and where.tb_next is not None:
-                where = where.tb_next
-            line = f" at {Path(where.tb_frame.f_code.co_filename).name}:{where.tb_lineno}" if where else ""
-            self._lost(kind, f"{type(failure).__name__} while it was collected{line}")
-
-    def _lost(self, kind: str, reason: str) -> None:
-        """Note why some of a part, or all of it, is not there."""
-        some = self.parts.get(kind, [kinds.ABSENT])[0] != kinds.ABSENT
-        self.parts[kind] = [kinds.PARTIAL if some else kinds.ABSENT, reason]
 
     def _emit(self, first: int, names: list[str], shapes: list[Any], nodes: list[Any]) -> bool:
         if self.writer.size > self.limits.file_bytes - _RESERVE_BYTES:
@@ -424,19 +360,7 @@ def _given(kind: str) -> list[tuple[str, Part]]:
 
 
 def _failed(name: str) -> Any:
-    raise _PartFailed(f"{name} while it was looked for")
-
-
-class _NoRoom(Exception):
-    """The file's limit is reached."""
-
-
-class _Late(Exception):
-    """A part of another room did not answer in time."""
-
-
-class _PartFailed(Exception):
-    """A part of another room raised; the message is safe to write."""
+    raise PartFailed(f"{name} while it was looked for")
 
 
 @contextmanager

@@ -16,7 +16,10 @@ from time import monotonic
 from typing import Any
 
 from holdfast.crash import kinds
-from holdfast.crash.bases import (
+from holdfast.crash.limits import CHUNK_TARGET_BYTES, ENTRY_COST, INLINE_TEXT, MAX_NAME, Limits
+from holdfast.crash.readers import (
+    BY_TYPE,
+    EXACT,
     read_collection,
     read_dict,
     read_enum,
@@ -25,7 +28,6 @@ from holdfast.crash.bases import (
     read_sequence,
     read_text,
 )
-from holdfast.crash.limits import CHUNK_TARGET_BYTES, ENTRY_COST, INLINE_TEXT, MAX_NAME, Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.secrets import is_field, text_of_leaf
 from holdfast.crash.shapes import BASES, Layout, first_items, is_genuine, is_subtype, layout_of, type_name
@@ -543,9 +545,3 @@ class Walker:
 def _is_text(value: Any) -> bool:
     kind = type(value)
     return kind is str or kind is bytes
-
-
-BY_TYPE: list[tuple[type, Callable[[Any, Any], list[Any]]]] = []
-"""Readers for the interpreter's own types: functions, coroutines. Filled by known.py."""
-EXACT: dict[str, Callable[[Walker, Any], list[Any]]] = {}
-"""Readers for types of libraries, by name; used only when the type is exactly that one. Filled by known.py."""

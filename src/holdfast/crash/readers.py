@@ -1,20 +1,113 @@
-"""Readers for types whose slots say little: functions, coroutines, dates, paths, NumPy arrays.
+"""How objects of known types become nodes: containers, texts, numbers, exceptions, functions, dates, paths, arrays.
 
-Must not know files or frames. Holds always: a reader is called only for exactly its type, and uses only C functions of
-that type on it. Importing this module registers the readers; it imports none of these libraries.
+Must not know files or frames. Holds always: a value is read by its built-in ancestor's own methods, whatever its class
+overrides; a reader for a library's type is called only for exactly that type, and uses only C functions of it.
+None of these libraries is imported.
 """
 
 from __future__ import annotations
 
 import posixpath
 import types
-from typing import Any
+from collections.abc import Callable
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from holdfast.crash import kinds
-from holdfast.crash.limits import MAX_NAME
-from holdfast.crash.secrets import uuid_text
-from holdfast.crash.shapes import exact_text, frame_locals, layout_of, type_name
-from holdfast.crash.walk import BY_TYPE, EXACT, Walker
+from holdfast.crash.limits import ENTRY_COST, MAX_NAME
+from holdfast.crash.secrets import text_of_leaf, uuid_text
+from holdfast.crash.shapes import Layout, exact_text, first_items, frame_locals, layout_of, type_name
+
+if TYPE_CHECKING:
+    from holdfast.crash.walk import Walker
+
+
+# -- built-in types and their subclasses -----------------------------------------------------------------------------
+
+
+def read_dict(walker: Walker, value: Any, layout: Layout) -> list[Any]:
+    total = dict.__len__(value)
+    out = walker.dict_items(value)
+    shown = total if total * 2 > len(out) else None
+    return [kinds.DICT, walker.type_number(layout.name), out, shown, walker.attributes(value, layout)]
+
+
+def read_sequence(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any]:
+    total = base.__len__(value)
+    shown = base.__getitem__(value, slice(0, walker.items))
+    if layout.fields and len(layout.fields) == total:
+        items = walker.pairs(zip(layout.fields, shown, strict=False))
+        return [kinds.OBJECT, walker.type_number(layout.name), items]
+    items = [walker.entry(item) for item in shown]
+    walker.spend(len(items) * ENTRY_COST)
+    total = total if total > len(items) else None
+    return [kinds.LIST, walker.type_number(layout.name), items, total, walker.attributes(value, layout)]
+
+
+def read_collection(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any]:
+    total = base.__len__(value)
+    try:
+        shown = list(islice(base.__iter__(value), walker.items))
+    except RuntimeError:  # changed by another thread
+        shown = []
+    items = [walker.entry(item) for item in shown]
+    walker.spend(len(items) * ENTRY_COST)
+    total = total if total > len(items) else None
+    return [kinds.LIST, walker.type_number(layout.name), items, total, walker.attributes(value, layout)]
+
+
+def read_text(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any]:
+    total = base.__len__(value)
+    limit = walker.limits.text_chars
+    number = walker.type_number(layout.name)
+    if walker.hide:
+        walker.redactor.learn(text_of_leaf(value))
+        return walker.cut(value, kinds.REDACTED)
+    shown: Any
+    if base is str:
+        shown = base.__getitem__(value, slice(0, limit + 20_000 if total > limit else limit))
+        shown = shown[: walker.redactor.safe_cut(shown, limit)] if total > limit else shown
+    else:
+        shown = bytes(base.__getitem__(value, slice(0, limit + 20_000 if total > limit else limit)))
+        if total > limit:
+            shown = shown[: walker.redactor.safe_cut(shown.decode("latin-1"), limit)]
+    walker.spend(len(shown))
+    node = [kinds.TEXT, number, shown, total if total > len(shown) else None]
+    attributes = walker.attributes(value, layout) if layout.cls is not base else []
+    return [*node, attributes] if attributes else node[: 3 if node[3] is None else 4]
+
+
+def read_number(walker: Walker, value: Any, base: Any, layout: Layout) -> list[Any]:
+    if walker.hide:
+        walker.redactor.learn(text_of_leaf(value))
+        return walker.cut(value, kinds.REDACTED)
+    plain = base.__pos__(value) if base is not int else int.__index__(value)
+    if base is int and plain.bit_length() > 4096:
+        text = f"an integer of {plain.bit_length()} bits"
+    else:
+        text = base.__repr__(plain) if base is not int or plain.bit_length() < 64 else hex(plain)
+    return [kinds.LITERAL, walker.type_number(layout.name), text]
+
+
+def read_enum(walker: Walker, value: Any, layout: Layout) -> list[Any]:
+    own = layout.instance_dict(value)
+    pairs = first_items(own, 50) if own is not None else []
+    name = next((item for key, item in pairs if type(key) is str and key == "_name_"), None)
+    if type(name) is not str:
+        return walker.as_object(value, layout)
+    return [kinds.LITERAL, walker.type_number(layout.name), name[:MAX_NAME]]
+
+
+def read_exception(walker: Walker, value: Any, layout: Layout) -> list[Any]:
+    read = BaseException.__dict__
+    named = [(name, read[name].__get__(value)) for name in ("args", "__cause__", "__context__")]
+    own, _total = layout.attributes(value, walker.items)
+    named += [pair for pair in own if pair[0] not in ("args", "characters_written")]
+    return [kinds.OBJECT, walker.type_number(layout.name), walker.pairs(pair for pair in named if pair[1] is not None)]
+
+
+# -- types whose slots say little ------------------------------------------------------------------------------------
+
 
 _MAX_DIMENSIONS = 64
 _PREVIEW = 32  # elements of an array
@@ -167,7 +260,7 @@ def _suspended(walker: Walker, value: Any, prefix: str) -> list[Any]:
     return [kinds.SUSPENDED, walker.type_number(layout.name), name, file, line or 0, state, named]
 
 
-BY_TYPE += [
+BY_TYPE: list[tuple[type, Callable[[Walker, Any], list[Any]]]] = [
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (types.BuiltinFunctionType, _builtin),
@@ -178,22 +271,22 @@ BY_TYPE += [
     (types.FrameType, lambda walker, value: _callable_of(walker, value, value.f_code, "frame", value.f_lineno)),
     (types.CellType, _cell),
 ]
-EXACT.update(
-    {
-        "decimal.Decimal": _decimal,
-        "datetime.datetime": _moment,
-        "datetime.time": _moment,
-        "datetime.date": _plain_moment,
-        "datetime.timedelta": _plain_moment,
-        "uuid.UUID": _uuid,
-        "pathlib.PosixPath": _path,
-        "pathlib.PurePosixPath": _path,
-        "pathlib._local.PosixPath": _path,
-        "pathlib._local.PurePosixPath": _path,
-        "re.Pattern": _pattern,
-        "numpy.ndarray": _array,
-        "_thread.lock": _lock,
-        "weakref.ReferenceType": _weakref,
-        "functools.partial": _partial,
-    }
-)
+"""Readers for the interpreter's own types: functions, coroutines."""
+EXACT: dict[str, Callable[[Walker, Any], list[Any]]] = {
+    "decimal.Decimal": _decimal,
+    "datetime.datetime": _moment,
+    "datetime.time": _moment,
+    "datetime.date": _plain_moment,
+    "datetime.timedelta": _plain_moment,
+    "uuid.UUID": _uuid,
+    "pathlib.PosixPath": _path,
+    "pathlib.PurePosixPath": _path,
+    "pathlib._local.PosixPath": _path,
+    "pathlib._local.PurePosixPath": _path,
+    "re.Pattern": _pattern,
+    "numpy.ndarray": _array,
+    "_thread.lock": _lock,
+    "weakref.ReferenceType": _weakref,
+    "functools.partial": _partial,
+}
+"""Readers for types of libraries, by name; used only when the type is exactly that one."""
