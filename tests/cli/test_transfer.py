@@ -14,7 +14,7 @@ def test_push_and_pull_say_what_moved(cli, filled, tmp_path, monkeypatch):
     done = cli("push", str(dest))
     assert done.code == 0
     assert re.search(r"trip-7 +new", done.out)
-    assert "all of it proven" in done.out
+    assert "and verified" in done.out
     again = cli("pull", str(filled), "trip-7", store=dest)
     assert (again.code, "Nothing was missing." in again.out) == (0, True)
     assert cli("verify", store=dest).code == 0

@@ -552,7 +552,7 @@ class Arrival:
     def _end(self, change: Change, position: Position, ends: dict[Position, End]) -> End:
         end = ends.get(position) or self._ends[position]
         if end is None or (end.line and position not in ends and not change.rows("record", "WHERE r = ?", (end.line,))):
-            raise Gone("records that others follow are gone; nothing was written")
+            raise Gone("records that later ones build on are missing; nothing was written")
         return end
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -574,7 +574,7 @@ class Arrival:
                 if isinstance(error, Gone):
                     raise
                 if attempt == ATTEMPTS - 1:
-                    raise Fenced("the branches here move all the time; none was moved by this") from error
+                    raise Fenced("the branches in this store kept changing; nothing was moved") from error
         self.waiting, self._holds = [], {}
         return moved
 

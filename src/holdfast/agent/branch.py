@@ -527,7 +527,7 @@ class BranchWriter:
                 if isinstance(error, Refused) and first.document is not None and self._stands(first):
                     first.document.retell()
                     error = StoreBusy(
-                        "something that the state shares with a checkpoint was forgotten just now; nothing was written",
+                        "a checkpoint that this state is based on was just removed; nothing was written",
                         hint="Take the checkpoint again: it is written whole then.",
                     )
                 self._tell(self._drop(error or StoreClosed("the change was not written")), unless)
@@ -787,7 +787,7 @@ class _Undivided:
         changing = document is not None and document.lock._is_owned()  # type: ignore[attr-defined]
         if not writer._stilled and (changing or (inside is not None and _on_stack(inside))):
             raise StoreBusy(
-                "a checkpoint was asked for in the middle of a change, or of another one, as by a signal handler",
+                "checkpoint() was called while the state was being changed or saved, by a signal handler for example",
                 hint="Let the handler set a flag, and take the checkpoint between two steps.",
             )
         self._outer, writer._inside = inside, sys._getframe(1)
@@ -841,6 +841,6 @@ def _fenced(mine: Branch, there: Branch) -> Fenced:
     taken = there.generation != mine.generation
     why = "another process has taken it over" if taken else "it was moved meanwhile"
     return Fenced(
-        f"branch {mine.name!r} is not ours to write any more: {why}; nothing was written",
+        f"this process may no longer write branch {mine.name!r}: {why}; nothing was written",
         hint="Open the agent again to go on from what is there.",
     )

@@ -68,13 +68,15 @@ def alone(db: Database, work: Work[T]) -> T:
             return found[0]
         time.sleep(ALONE_WAIT_S)
     raise StoreBusy(
-        "others read the store, or write to it, without a pause; what was to be deleted is still there",
+        "nothing was deleted, because others use the store without a pause",
         hint="Try again later: the store is whole, and what is left goes the next time.",
     )
 
 
 def _lost(what: str) -> Damaged:
-    return Damaged(f"{what} is missing or damaged, so nothing is known to be waste", what=(what,), hint=HINT)
+    return Damaged(
+        f"{what} is missing or damaged, so it is not known what can be deleted; nothing was", what=(what,), hint=HINT
+    )
 
 
 # -- checkpoints by their links ------------------------------------------------------------------------------------

@@ -166,7 +166,7 @@ def find(view: View, branch: Branch, revision: str) -> Point:
         if elsewhere is not None:
             raise UnknownRevision(
                 f"no checkpoint on this line of history has the label {revision!r}",
-                hint=f"One that is not on it has: id:{elsewhere.id.hex()[:12]}. See `holdfast log --all`.",
+                hint=f"Another line has it: id:{elsewhere.id.hex()[:12]}. See `holdfast log --all`.",
             )
         known = [one.name for one in graph.branches] + [tag.name for tag in view.tags(branch.a)]
         raise UnknownRevision(

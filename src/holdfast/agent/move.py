@@ -164,7 +164,7 @@ def rotate(
     """
     if is_url(place):
         raise BadOption(
-            "a store on a server cannot give way to another one",
+            "a store on a server cannot be encrypted anew in its place",
             hint="Make a new store with another key, and move this one there.",
         )
     path = Path(os.path.realpath(place))
@@ -175,7 +175,7 @@ def rotate(
         facts = source._db.view.facts()
         if facts.get(OBJECTS) or facts.get(COLD):
             raise BadOption(
-                "some packs of this store lie elsewhere, and do not change places with its directory",
+                "some packs of this store lie elsewhere: it cannot be encrypted anew in its place",
                 hint="Bring them back (`holdfast tier`), or make a new store with another key and move this one there.",
             )
         old = path.with_name(f"{path.name}.old-{source._db.uuid.hex()[:_OLD_DIGITS]}")
@@ -221,7 +221,9 @@ def discard_old(place: str) -> list[Path]:
     """Delete the stores that gave their place to the one there. Returns where they were."""
     path = Path(os.path.realpath(place))
     if not files.classify(path):
-        raise BadOption(f"there is no store at {path}", hint="What is beside it may be all that is left. Nothing went.")
+        raise BadOption(
+            f"there is no store at {path}", hint="The old store may be the only good copy. Nothing was deleted."
+        )
     found = old_ones(path)
     for one in found:
         _carry(one, path)

@@ -193,7 +193,7 @@ def _standing(group: Sequence[_Standing], roots: set[bytes], nodes: dict[bytes, 
             row = change.row(n)
             if row.parent:
                 if row.parent != parent:
-                    raise Refused("the checkpoint has another parent meanwhile")
+                    raise Refused("the history changed during the removal")
                 change.set_row(row, row._replace(sealed=1, parent=0))
             change.delete("shallow", "n", [n])
             change.put("shallow", n, over)
@@ -241,7 +241,7 @@ class _Watch:
             rows = change.up(n, 64)
             n = next((row.n for row in rows if row.n in self._plan.links.rows), rows[-1].parent)
         if n in self._plan.dead:
-            raise Refused("something has come to stand on what is to go")
+            raise Refused("something new depends on what was to be removed")
 
 
 def _delete(db: Database, plan: Plan, pace: Pace) -> None:
@@ -336,7 +336,7 @@ def _drop(change: Change, watch: _Watch, plan: Plan, loose: Sequence[int], segme
     for s, (members, staying) in segments.items():
         for row in _taken(change, "checkpoint", members):
             if row[8] != s:
-                raise Refused("the checkpoint lies in another segment meanwhile")
+                raise Refused("the checkpoint was stored elsewhere during the removal")
             data = staying.get(row[0])
             if data is None:
                 gone.append(("checkpoint", row))

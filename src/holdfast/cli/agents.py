@@ -56,7 +56,7 @@ def agents(
         if abandoned:
             session.out.say(Text(f"{count(abandoned, 'abandoned line')}; see `holdfast log NAME --all`.", style="dim"))
         if found.more:
-            session.out.say(Text(f"{count(found.more, 'more agent')}; -n 0 shows all, a pattern some.", style="dim"))
+            session.out.say(Text(f"{count(found.more, 'more agent')}; use -n 0 for all, or a pattern.", style="dim"))
     return 0
 
 

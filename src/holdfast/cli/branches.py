@@ -175,7 +175,7 @@ def _list(session: Session, text: str | None, what: str, limit: int | None, *, j
             ]
             session.out.columns(titles, rows, right=(titles.index("depth"),))
         if more:
-            session.out.say(Text(f"{count(more, 'more agent')}; -n 0 shows all, a pattern some.", style="dim"))
+            session.out.say(Text(f"{count(more, 'more agent')}; use -n 0 for all, or a pattern.", style="dim"))
     return 0
 
 

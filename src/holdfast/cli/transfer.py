@@ -263,13 +263,17 @@ def _tell(session: Session, report: TransferReport, schema: str, *, json: bool) 
         out.say(Text(f"{count(len(report.agents), 'agent')}: {told}; --json has all.", style="dim"))
     for agent in report.agents:
         for branch in agent.beside:
-            out.say(Text(f"{clean(agent.name)}: both had gone on; it arrived as {clean(branch)}", style="yellow"))
+            out.say(
+                Text(f"{clean(agent.name)}: changed in both stores; copied as branch {clean(branch)}", style="yellow")
+            )
         if agent.arrived.left_out:
             left = clean(", ".join(agent.arrived.left_out))
-            out.say(Text(f"{clean(agent.name)}: left out, what they name is not there: {left}", style="yellow"))
+            out.say(
+                Text(f"{clean(agent.name)}: not copied, because their checkpoints are missing: {left}", style="yellow")
+            )
     changed = sum(agent.status in {"new", "updated"} for agent in report.agents)
     if changed:
-        out.say(Text(f"{count(changed, 'agent')} brought to {clean(report.dest)}, all of it proven.", style="green"))
+        out.say(Text(f"{count(changed, 'agent')} copied to {clean(report.dest)} and verified.", style="green"))
     else:
         out.say("Nothing was missing.")
     return 0

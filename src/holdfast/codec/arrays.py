@@ -38,7 +38,7 @@ def write(value: Any) -> Ext:
     if not isinstance(value, np.ndarray):
         return Ext(wire.SCALAR, b"\x92" + descr + packb(_clean(np.asarray(value)).tobytes()))
     if value.dtype.itemsize == 0 and value.size > _MAX_EMPTY_ITEMS:
-        raise Unencodable("an array of very many items that have no content", hint="Save its shape.")
+        raise Unencodable("an array with too many items of no size", hint="Save its shape.")
     return Ext(wire.ARRAY, b"\x93" + descr + packb(list(value.shape)) + packb(_clean(value).tobytes()))
 
 

@@ -557,7 +557,7 @@ class Document(MutableMapping[str, Any], Saved):
                 raise Untracked(
                     f"section {name!r} has a change that was never recorded",
                     what=(f"section {name}",),
-                    hint="C code such as heapq writes into lists behind their back: work on a plain copy.",
+                    hint="C code such as heapq changes lists without calling their methods: work on a plain copy.",
                 )
 
     # -- other states -----------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ def _number(writing: Writing, value: Any) -> Ext | None:
         return None
     if id(value) in writing.unmade:
         raise Unencodable(
-            f"a {type(value).__qualname__} that contains itself, but is built only when its content is complete",
+            f"a {type(value).__qualname__} that contains itself, which a class with save= and load= cannot do",
             hint="Register the class without save= and load=, or refer to the outer object by a key.",
         )
     return Ext(wire.REFERENCE, packb(number))

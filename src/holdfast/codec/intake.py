@@ -301,7 +301,7 @@ class Intake:
         try:
             if not is_key(key):
                 raise Unencodable(
-                    f"{what} is a {type(key).__name__} that can change, or that no equal one can be made of",
+                    f"{what} is a {type(key).__name__} that can change, or that equals only itself",
                     hint="Use texts, numbers, tuples of such, enums, or frozen classes that compare by their fields.",
                 )
             encode(key, self.registry)

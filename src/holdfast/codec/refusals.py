@@ -56,7 +56,7 @@ def no_key(value: Any, *, immutable: bool) -> Unencodable:
     """The refusal of a dict key or set item."""
     if immutable:
         return Unencodable(
-            f"a {type(value).__qualname__} as a dict key or set item that no look-up could find again",
+            f"a {type(value).__qualname__} as a dict key or set item: it would not equal itself after loading",
             hint="NaN, or an instance that is equal to nothing but itself, has no equal copy. Use a name.",
         )
     return Unencodable(

@@ -97,7 +97,7 @@ def not_there(value: int, what: str, *, tool: str = "", path: str = "", run: str
     if not isinstance(value, LetGo):
         return Damaged(f"{what} is lost; that it happened is known", hint="Run `holdfast verify` to see what else is.")
     return ResultForgotten(
-        f"{what} was let go: the policy of what to keep does not keep it any more",
+        f"{what} is no longer stored: the retention policy removed it",
         tool=tool,
         path=path,
         run=run,

@@ -357,10 +357,10 @@ _HOW = {"failed": "has failed", "": "was inherited, unfinished"}
 
 def _ended(id: str, status: str, since: str = "") -> RunEnded:
     return RunEnded(
-        f"run {id!r} {_HOW.get(status, f'was {status}')}{f', and {since}' if since else ''}: it is not begun anew",
+        f"run {id!r} {_HOW.get(status, f'was {status}')}{f', and {since}' if since else ''}: it does not start again",
         run=id,
         status=status or "inherited",
-        hint="Begin it anew on purpose, with .options(again=True) or --again, or use another id.",
+        hint="Start it again on purpose, with .options(again=True) or --again, or use another id.",
     )
 
 

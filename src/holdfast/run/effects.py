@@ -110,7 +110,7 @@ class Effect(Struct, eq=False, kw_only=True):
     def progress(self, value: Any) -> None:
         """Keep how far the call has come, so that it can go on from there when it is made again."""
         if self._report is None:
-            raise BadOption("progress can be told only while the tool runs")
+            raise BadOption("progress() works only while the tool runs")
         self._report(value)
         self._last_progress = lambda: value
 

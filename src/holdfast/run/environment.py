@@ -109,7 +109,7 @@ class Environment:
     def declare_modes(self, *names: str) -> None:
         """The modes that this agent knows, from the best to the worst; the first is the usual one."""
         if not names or len(set(names)) != len(names):
-            raise BadOption("modes are one or more different names, from the best to the worst")
+            raise BadOption("give one or more different modes, the best first")
         for name in names:
             check_text(name, "the name of a mode", MODE_MAX)
         notes_of(self._host).modes = names

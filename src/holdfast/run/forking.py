@@ -245,7 +245,7 @@ class ForkPlan:
         self._check_children(own)
         if own.limit and own.limit <= now_us():
             raise BadOption(
-                f"the time of run {run.id} was over at {date(own.limit)}: it would be told to stop at once",
+                f"the time of run {run.id} was over at {date(own.limit)}: the fork would stop at once",
                 hint="Fork it after it was told, or begin it anew.",
             )
         cut = Cut(source, number, own, self._began(own), later, open_calls)

@@ -391,7 +391,7 @@ class Agent(Environment, below.Agent):
         lane = self._lane()
         if lane is not None and isinstance(lane.scope, Run):
             raise BadOption(
-                f"{what} inside a run would not be done again when the run is",
+                f"{what} cannot be used inside a run: it would be missing when the run is executed again",
                 hint="Change the state back, or use it after the run.",
             )
         self._check_writer()

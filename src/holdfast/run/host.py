@@ -278,7 +278,7 @@ class AgentHost:
                 raise RunUnfinished(
                     f"the state of {self.name} has changes that are not saved; the run was not resumed",
                     hint="It begins with the state that it was begun with, and they would be lost. Keep them elsewhere"
-                    " and take them out of agent.state, or forget them with agent.close().",
+                    " and take them out of agent.state, or discard them with agent.close().",
                 )
             self._stand_on(row)
             if self._companions is not None:
@@ -369,7 +369,7 @@ class AgentHost:
         position = row.manifest.effects[0]
         if position and not self._knows(row, position):
             raise BadOption(
-                f"{found.name} was made on another branch, after effects that this one knows nothing of",
+                f"{found.name} belongs to another branch, after calls outside that this branch does not have",
                 hint="Begin a branch there: agent.branch(name, at=...).",
             )
         return found

@@ -450,7 +450,7 @@ def addressee(view: View, past: Past, id: str | None, refusing: Collection[str] 
             raise BadOption(f"{id!r} is no run of {whose}", hint="See store.runs(), or `holdfast runs`.")
         if run is None or run.status in refusing:
             how = run.status if run is not None else ROLLED_BACK
-            raise RunEnded(f"run {id} of {whose} has ended ({how}): there is nobody to tell", run=id, status=how)
+            raise RunEnded(f"run {id} of {whose} has ended ({how}): nothing was sent", run=id, status=how)
         return run
     found = open_runs(past)
     if len(found) > 1:
@@ -460,7 +460,7 @@ def addressee(view: View, past: Past, id: str | None, refusing: Collection[str] 
         )
     if not found:
         raise RunEnded(
-            f"no run of {whose} is open: there is nobody to tell",
+            f"no run of {whose} is waiting or running: nothing was sent",
             hint="Begin the run first. To keep a signal for whichever run asks next, say so: any_run=True (--any-run).",
         )
     return found[0]

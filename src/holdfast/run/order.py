@@ -222,7 +222,7 @@ def watch(loop: Any) -> None:
         setattr(loop, WATCHED, Watched(loop))
     except AttributeError:
         raise BadOption(
-            f"the event loop is a {type(loop).__module__}.{type(loop).__qualname__}, which does not show when it rests",
+            f"the event loop is a {type(loop).__module__}.{type(loop).__qualname__}, which is not supported",
             hint="Async durable functions run on the event loops of asyncio and uvloop.",
         ) from None
 

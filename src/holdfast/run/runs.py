@@ -449,7 +449,7 @@ def submitting(
             raise RunUnfinished(
                 f"the state of {agent.name} has changes that are not saved, and run {this.id} is there already",
                 run=this.id,
-                hint="Handing the agent over would lose them. Keep them elsewhere, and forget them with agent.close().",
+                hint="Handing over the agent would lose them. Keep them elsewhere; discard them with agent.close().",
             )
         # One that failed without an id, or came with the branch, is handed over again: resumed, it is open here.
         answered = {"finished"} if options.id is None else {"finished", "failed"}

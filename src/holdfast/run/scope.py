@@ -597,7 +597,7 @@ def place(name: str, kind: str) -> Lane | None:
     if lane is None:
         if _active and kind != "read":
             raise NoAgent(
-                f"{name} was called in a thread that does not know for which agent; it was not called",
+                f"{name} was called in a thread that belongs to no agent; nothing was done",
                 hint="Hand the context over: pool.submit(agent.context().run, f), or in a framework's own loop"
                 " pool.submit(contextvars.copy_context().run, f). To call it unrecorded on purpose,"
                 f" use {name}.direct(...).",

@@ -162,7 +162,7 @@ class AdvisoryLeases:
 
         lease = had(lambda: once(attempt), wait_s, POLL_MAX_S)
         if lease is None:
-            raise StoreBusy("others were always faster in becoming the branch's writer", hint="Try again.")
+            raise StoreBusy("other processes kept taking this branch", hint="Try again.")
         return lease
 
     def again(self, lease: interfaces.Lease, read: Callable[[], int]) -> AdvisoryLease | None:

@@ -82,7 +82,9 @@ class Cipher:
             raise damaged(spec, row)
         for at in spec.numbers:
             if not 0 <= values[at] <= NUMBER_MAX:
-                raise Damaged(f"{_called(spec, row)}: a number in it cannot be", what=(_called(spec, row),), hint=HINT)
+                raise Damaged(
+                    f"{_called(spec, row)}: it holds an impossible number", what=(_called(spec, row),), hint=HINT
+                )
         return values
 
     def covered(self, table: str, row: Row) -> Row:

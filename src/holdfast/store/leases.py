@@ -126,7 +126,7 @@ def _opened(path: Path) -> FileIO:
             return FileIO(path, "x+")
         except FileExistsError:
             continue
-    raise StoreFailed(f"locks/{path.name} cannot be opened: something else is there", hint="Remove it.")
+    raise StoreFailed(f"locks/{path.name} cannot be opened: this is not a lock file", hint="Remove it.")
 
 
 def _same_file(file: FileIO, path: Path) -> bool:

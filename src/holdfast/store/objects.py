@@ -69,7 +69,7 @@ class _Unclear(ColdPlaceMissing):
 
 def unreachable(place: str, why: str, kind: type[ColdPlaceMissing] = ColdPlaceMissing) -> ColdPlaceMissing:
     return kind(
-        f"the place of packs {place} cannot be reached{f' ({why})' if why else ''}; nothing is lost",
+        f"the storage for large values, {place}, cannot be reached{f' ({why})' if why else ''}; nothing is lost",
         place=place,
         hint="Mount it, start it or give its credentials, then try again. Packs there are safe as long as it exists.",
     )
@@ -135,7 +135,7 @@ def open_objects(url: str | os.PathLike[str], prefix: str) -> Objects:
         import_module("obstore")
     except ImportError as error:
         raise ColdPlaceMissing(
-            f"the place of packs {place} needs the package obstore, which is not installed here; nothing is lost",
+            f"the storage for large values, {place}, needs the package obstore, which is missing here; nothing is lost",
             place=place,
             hint="pip install 'holdfast[objects]'",
         ) from error

@@ -396,7 +396,7 @@ class Postgres:
             if tx.deletes and self._sweeper is not None:  # with its connection, the right to sweep may have been lost
                 sql = f"SELECT pid FROM pg_locks WHERE pid = ? AND mode = 'ExclusiveLock' AND {KEY} = ?"
                 if not tx.run(sql, (self._sweeper, self.key(b"sweep"))):
-                    raise StoreBusy("the connection that kept others from naming things was lost; nothing was written")
+                    raise StoreBusy("the connection that held the lock was lost; nothing was written")
             committing = True
             more = self._commit(link)
         except BaseException as error:

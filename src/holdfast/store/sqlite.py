@@ -155,7 +155,7 @@ def newest_handle(execute: Callable[..., apsw.Cursor], *tables: str) -> int:
     parts.append(f"(SELECT coalesce(max(number), 0) FROM floor WHERE name = '{tables[0]}')")
     newest = int(execute(f"SELECT max({', '.join(parts)})").get)
     if newest >= NUMBER_MAX:
-        raise Damaged(f"table {tables[0]}: a number in it cannot be", what=(f"table {tables[0]}",), hint=HINT)
+        raise Damaged(f"table {tables[0]}: it holds an impossible number", what=(f"table {tables[0]}",), hint=HINT)
     return newest
 
 

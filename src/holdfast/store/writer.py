@@ -174,7 +174,7 @@ class _Writer:
         while job.size_bytes and self._queued_bytes > QUEUE_BYTES and self._bytes() > QUEUE_BYTES:
             if not self._room.wait(0.05) and time.monotonic() > deadline:
                 raise StoreBusy(
-                    f"{self._bytes():,} bytes wait to be written; nothing was added",
+                    f"{self._bytes():,} bytes are waiting to be written already; this change was not accepted",
                     hint="The disk is slower than what is written, or a stopped process keeps the store.",
                 )
         job.at = time.monotonic()

@@ -156,7 +156,7 @@ class ThreadHost:
     @property
     def handle(self) -> Any:
         raise NoAgent(
-            f"{self.name} is a LangGraph thread: the graph has its state",
+            f"{self.name} is a LangGraph thread: its state belongs to the graph",
             hint="Use what the node is given, and returns.",
         )
 
