@@ -287,8 +287,11 @@ def candidates(
     signal has woken them. ``held`` answers whether somebody writes a branch: what goes on there, goes on without a
     parent that waits for it. Damaged rows are passed over and told in ``damaged``, if that is given.
     """
-    where, args = ("due <= ?", ()) if queued else ("queue = ? AND due <= ?", (b"",))
-    for part in slices(sorted(view.open_branches(where, *args, at_us)), PAGE):
+    places: set[int] = set()
+    for lane in (b"", *(view.queues(damaged) if queued else ())):  # one by one: the table has an index by these
+        name = view.cipher.name("open", lane) if lane else lane
+        places |= view.open_branches("queue = ? AND due <= ?", name, at_us)
+    for part in slices(sorted(places), PAGE):
         rows: dict[int, list[Open]] = defaultdict(list)
         for row in view.opened_on(part, damaged):
             rows[row.b].append(row)

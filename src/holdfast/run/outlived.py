@@ -1,17 +1,21 @@
-"""Which values of a line's records nobody needs any more: what runs that are over were given, called and returned.
+"""What runs still need of the history, and which values of a line's records nobody needs any more.
 
-Owns the rule, and nothing else: writes nothing, and lets nothing go (agent/letting.py does). What always holds: a run
-that can still go on keeps everything, and so does a child whose parent can; what reads returned goes freely; what a
-write was given and returned stays while a rollback or a branch could begin before it, while it is in doubt, and where a
-later call may be answered with it (claims). Notes, and what says which children there were, always stay.
+Owns the two rules, and nothing else: writes nothing, and lets nothing go (agent/letting.py does). What always holds: a
+run that can still go on finds the checkpoint that it began with and every one that it took, a rollback the one that it
+goes to, and whoever decides about an effect in doubt the checkpoint before it; such a run keeps all values, and so does
+a child whose parent can; what reads returned goes freely; what a write was given and returned stays while a rollback or
+a branch could begin before it, while it is in doubt, and where a later call may be answered with it (claims). Notes,
+and what says which children there were, always stay.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from holdfast.codec.types import Registry
 from holdfast.run import records as rec
+from holdfast.run.arguments import fetch
 from holdfast.run.effects import ENDS, SPAWN
 from holdfast.run.opened import decoded
 from holdfast.run.past import ROLLED_BACK, Past, RunPast
@@ -21,6 +25,7 @@ from holdfast.store.catalog import Record as Stored
 
 if TYPE_CHECKING:
     from holdfast.agent.policy import Policy
+    from holdfast.run.line import Line
 
 _OVER = frozenset({"finished", "cancelled"})
 _OF_CALLS = (rec.Intent, rec.Done, rec.Decision, rec.Progress)
@@ -30,6 +35,10 @@ def is_over(run: RunPast, past: Past) -> bool:
     """Whether a run cannot go on: one that failed or was rolled back can, as long as nothing was begun after it."""
     if run.begin.kind == "map":
         return run.status == "finished"  # asked for again, a batch goes on from wherever it ended
+    return _has_ended(run, past)
+
+
+def _has_ended(run: RunPast, past: Past) -> bool:
     return run.status in _OVER or (run.status in {"failed", ROLLED_BACK} and run is not past.last)
 
 
@@ -110,3 +119,35 @@ def _may_go(
     if call is None or call.open or intent is None or intent.tool == SPAWN or run.status != "finished":
         return False
     return at <= floor and at not in left
+
+
+# -- checkpoints ----------------------------------------------------------------------------------------------
+
+
+Place = tuple[int, int, bytes]
+"""How many records a checkpoint knows, its number, its id."""
+
+
+def needed(line: Line, places: Sequence[Place]) -> Iterator[tuple[bytes, str]]:
+    """Ids and reasons. ``places`` are the agent's checkpoints, sorted."""
+    past = Past(line.records())
+    for run in past.runs.values():
+        if _has_ended(run, past):
+            continue
+        yield from _of_run(line, run)
+    for call in past.calls():
+        if call.open and call.kind == "write":
+            before = [identity for known, _, identity in places if known < call.number]
+            yield from ((identity, f"before {call.tool}, which is in doubt") for identity in before[-1:])
+
+
+def _of_run(line: Line, run: RunPast) -> Iterator[tuple[bytes, str]]:
+    name = f"run {run.begin.function}, which has not finished"
+    if run.begin.kind == "rollback":
+        given: Any = fetch(run.begin.args, line, Registry(), inert=True)
+        if isinstance(given, dict) and type(given.get("to")) is bytes:
+            yield given["to"], name
+    if run.begin.start:
+        yield run.begin.start, name
+    for saved in run.saved.values():
+        yield saved.id, name

@@ -21,7 +21,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from itertools import chain, zip_longest
 from random import randrange
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -91,7 +90,8 @@ class Queue(Struct, frozen=True):
 
     @property
     def limited(self) -> bool:
-        return any(value is not None for name, value in asdict(self).items() if name != "name")
+        limits = (self.concurrency, self.rate, self.partition_concurrency, self.partition_rate)
+        return any(one is not None for one in limits)
 
     @property
     def period_us(self) -> int:
@@ -325,25 +325,19 @@ def check_declared(db: Database, name: str) -> None:
     declare(db, QUEUES[name])
 
 
-@dataclass(frozen=True, slots=True)
-class QueueInfo:
+class QueueInfo(Queue, frozen=True):
     """A queue: its limits, how many of its runs are executed now, and how many could be if it were their turn."""
 
-    name: str
-    concurrency: int | None
-    rate: tuple[int, float] | None
-    partition_concurrency: int | None
-    partition_rate: tuple[int, float] | None
-    running: int
-    waiting: int
+    running: int = 0
+    waiting: int = 0
 
     @property
     def limits(self) -> str:
         """The limits in words."""
-        return str(Queue(self.name, self.concurrency, self.rate, self.partition_concurrency, self.partition_rate))
+        return str(self)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
+        return asdict(self)
 
 
 def infos(db: Database) -> list[QueueInfo]:

@@ -1,9 +1,7 @@
 """A store whose agents can act: what concerns the runs of all of them.
 
-Owns opening such a store, sending signals, the list of runs, and which checkpoints runs still need. Names and bytes are
-the business of the room below. What always holds: every store that a program gets is one of these, so that no agent is
-used without its line; a run that can still go on finds the checkpoint that it began with and every one that it took, a
-rollback the one that it goes to, and whoever decides about an effect in doubt the checkpoint before it.
+Owns opening such a store, sending signals, and the list of runs. Names and bytes are the business of the room below.
+What always holds: every store that a program gets is one of these, so that no agent is used without its line.
 """
 
 from __future__ import annotations
@@ -18,10 +16,9 @@ from uuid import uuid4
 import holdfast.agent.store as below
 from holdfast.agent.fleet import Page
 from holdfast.agent.opened import adopt, settle
-from holdfast.codec.types import Registry
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
 from holdfast.run import fleet, opened, queues, schedule, waiting
-from holdfast.run.arguments import fetch, refuse
+from holdfast.run.arguments import refuse
 from holdfast.run.effects import Effect
 from holdfast.run.handle import Agent
 from holdfast.run.line import Line
@@ -36,8 +33,8 @@ from holdfast.run.listing import (
     runs_of,
     signals_of,
 )
-from holdfast.run.outlived import Outlived
-from holdfast.run.past import ROLLED_BACK, Past, RunPast
+from holdfast.run.outlived import Outlived, needed
+from holdfast.run.past import ROLLED_BACK
 from holdfast.run.queues import Limits, QueueInfo
 from holdfast.run.records import STOP
 from holdfast.run.scope import here
@@ -55,6 +52,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_NOTHING_TO_CANCEL = frozenset({"finished", ROLLED_BACK})
 
 _LOOK_S = 0.04
 """How often whoever waits for an agent that is busy in this process looks again."""
@@ -487,39 +486,3 @@ class Store(below.Store):
 
 
 open_store = Store.opened
-
-
-# -- what runs still need of the history ----------------------------------------------------------------------
-
-
-_OVER = frozenset({"finished", "cancelled"})
-_NOTHING_TO_CANCEL = frozenset({"finished", ROLLED_BACK})
-
-Place = tuple[int, int, bytes]
-"""How many records a checkpoint knows, its number, its id."""
-
-
-def needed(line: Line, places: Sequence[Place]) -> Iterator[tuple[bytes, str]]:
-    """Ids and reasons. ``places`` are the agent's checkpoints, sorted."""
-    past = Past(line.records())
-    for run in past.runs.values():
-        # One that failed or was rolled back can be executed again as long as nothing else has been begun since.
-        if run.status in _OVER or (run.status in {"failed", ROLLED_BACK} and run is not past.last):
-            continue
-        yield from _of_run(line, run)
-    for call in past.calls():
-        if call.open and call.kind == "write":
-            before = [identity for known, _, identity in places if known < call.number]
-            yield from ((identity, f"before {call.tool}, which is in doubt") for identity in before[-1:])
-
-
-def _of_run(line: Line, run: RunPast) -> Iterator[tuple[bytes, str]]:
-    name = f"run {run.begin.function}, which has not finished"
-    if run.begin.kind == "rollback":
-        given: Any = fetch(run.begin.args, line, Registry(), inert=True)
-        if isinstance(given, dict) and type(given.get("to")) is bytes:
-            yield given["to"], name
-    if run.begin.start:
-        yield run.begin.start, name
-    for saved in run.saved.values():
-        yield saved.id, name

@@ -102,8 +102,7 @@ class _Job(NamedTuple):
     """A run that somebody should resume."""
 
     owner: AgentRow
-    branch: str
-    b: int
+    place: Branch  # as it was when it was found
     run: str
     function: str
     queue: bytes
@@ -112,6 +111,14 @@ class _Job(NamedTuple):
     @property
     def agent(self) -> str:
         return self.owner.name
+
+    @property
+    def branch(self) -> str:
+        return self.place.name
+
+    @property
+    def b(self) -> int:
+        return self.place.b
 
     def __str__(self) -> str:
         return f"run {self.run} of {self.agent}@{self.branch}"
@@ -208,7 +215,7 @@ class Worker:
         b = view._branch.b
         for row in self._store._db.view.opened(b, []):
             if (row.run, row.signal) == (opened.key(run), b""):
-                job = self._jobs[b] = _Job(view._agent, branch, b, run, row.body["function"], row.queue, row.turn)
+                job = self._jobs[b] = _Job(view._agent, view._branch, run, row.body["function"], row.queue, row.turn)
                 self._work(job)
 
     def end(self) -> None:
@@ -318,7 +325,7 @@ class Worker:
             for row in rows:
                 id, made = opened.id_of(row), DURABLES.get(row.body["function"])
                 if made is not None and self._passed.get((b, id)) != made.code and (b, id) not in self._children:
-                    yield _Job(view.agent_at(branch.a), branch.name, b, id, made.name, row.queue, row.turn)
+                    yield _Job(view.agent_at(branch.a), branch, id, made.name, row.queue, row.turn)
         except UnknownAgent:
             pass  # removed meanwhile
         except Damaged as error:
@@ -370,7 +377,7 @@ class Worker:
                 self._tell(told)
 
     def _execute(self, job: _Job) -> Worked | None:
-        seen = _read(self._store, job.b)
+        seen = _read(self._store, job.place)
         if seen.is_child(job.run):
             self._children.add((job.b, job.run))
             return None
@@ -521,12 +528,11 @@ class _Seen(NamedTuple):
         return found
 
 
-def _read(store: Store, b: int) -> _Seen:
+def _read(store: Store, branch: Branch) -> _Seen:
     """Read the whole line of a branch, which the chain proves. The rows come last, so that they are not older."""
     view = store._db.view
-    branch = view.branch_at(b)
-    records = list(opened.decoded(list(read_line(view, branch)), b))
-    rows = view.opened(b, [])
+    records = list(opened.decoded(read_line(view, branch), branch.b))
+    rows = view.opened(branch.b, [])
     runs = {row.run: row for row in rows if not row.signal}
     return _Seen(branch, records, runs, any(row.signal == opened.GOING_BACK.signal for row in rows))
 
