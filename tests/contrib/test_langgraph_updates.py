@@ -12,7 +12,9 @@ from langgraph.graph import START, StateGraph
 
 import holdfast
 from holdfast.contrib.langgraph import HoldfastSaver
+from holdfast.contrib.langgraph.thread import Thread
 from holdfast.errors import AgentBusy, Fenced
+from tests.contrib.threads import META, chain, checkpoint, config
 
 WORLD: list[str] = []
 """What really happened."""
@@ -108,3 +110,22 @@ def test_who_names_an_older_checkpoint_begins_anew_there(ours, update):
     graph.update_state(older, {"x": ["instead"]}, as_node="first")
     assert graph.invoke(None, THREAD)["x"] == ["first", "instead", "second"]
     assert WORLD == ["first", "second", "second"]
+
+
+def test_an_interrupt_between_two_steps_of_a_put_shows_nothing_of_it(ours, monkeypatch):
+    """What was about to be saved is not what the thread holds, also for who asks the same saver."""
+    at = chain(ours, "t", 3)[-1]
+    before = ours.get_tuple(config("t"))
+
+    def interrupted(_thread):
+        raise KeyboardInterrupt
+
+    more = checkpoint({"messages": ["other"], "number": 7})
+    with monkeypatch.context() as patched:
+        patched.setattr(Thread, "_take_writes", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ours.put(at, more, META, more["channel_versions"])
+    assert ours.get_tuple(config("t")) == before
+    at = ours.put(at, more, META, more["channel_versions"])
+    assert ours.get_tuple(config("t")).checkpoint["channel_values"] == more["channel_values"]
+    chain(ours, "t", 2, start=at)

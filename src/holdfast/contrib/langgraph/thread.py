@@ -125,6 +125,11 @@ class Namespace:
         self.stands_at(about_of(self.document))
         self.writer.start_from(point, source.since_base())
 
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether the document is what the branch's head has: an interrupt may leave something that was not saved."""
+        return self.writer.firm is self.writer.branch and not self.document.told.unacknowledged
+
     def stands_at(self, checkpoint: Mapping[str, Any]) -> None:
         """What is known of the checkpoint that the document holds."""
         self.id: str = checkpoint["id"]
@@ -371,8 +376,7 @@ class Thread:
             return None
         try:
             # A checkpoint's id names its content, whoever has written since.
-            at_rest = space.writer.head_id == point.id and not space.writer.under_way
-            return space.document.still() if at_rest else None
+            return space.document.still() if space.is_at_rest and space.writer.head_id == point.id else None
         finally:
             self.lock.release()
 
@@ -383,7 +387,7 @@ class Thread:
             return None
         try:
             stands = space.writer.firm
-            at_rest = stands is space.writer.branch and stands.head and space.writer.head_id == stands.id
+            at_rest = space.is_at_rest and stands.head and space.writer.head_id == stands.id
             if not self.held or space.turn != self._turn or not at_rest or self._row is None:
                 return None
             return self._row, stands, space.document.still()
