@@ -209,6 +209,33 @@ def test_a_repaired_backup_says_of_nobody_what_another_did(store_path, tmp_path)
                 assert (set(said), len(said)) == ({name}, 2), "what is certain is kept"
 
 
+def test_a_record_that_only_a_checkpoint_speaks_of_gets_a_stand_in_of_its_own(store_path, tmp_path):
+    """Its handle must not be given to the stand-in of another line."""
+
+    @holdfast.tool(effect="write")
+    def pay(who):
+        return who
+
+    with holdfast.open(store_path) as store, holdfast.open(tmp_path / "backup") as backup:
+        for name in ("a", "b"):
+            with store.agent(name) as agent:
+                pay(name)
+                agent.checkpoint()
+        store.backup(backup)
+    damaged = tmp_path / "backup"
+    ((newest,),) = rows(damaged, "SELECT max(r) FROM record")
+    spoil(damaged, "DELETE FROM record WHERE r = ?", newest)
+    spoil(damaged, "DELETE FROM branch WHERE line = ?", newest)
+    spoil(damaged, "DELETE FROM record WHERE r = 1")
+    holdfast.repair(damaged, tmp_path / "new")
+    with holdfast.open(tmp_path / "new", readonly=True, inert=True) as store:
+        for name in ("a", "b"):
+            found = store.agent(name, readonly=True).effects()
+            assert all(one.args["who"] == name for one in found if one.tool == "pay")
+        assert [one.status for one in found] == ["in doubt"], "what may have happened is not forgotten"
+        assert store.verify().ok
+
+
 def test_a_branch_that_goes_on_without_damaged_records_repeats_nothing(store_path, program):
     ((body,),) = rows(store_path, "SELECT body FROM record WHERE i = 6")
     spoil(store_path, "UPDATE record SET body = ? WHERE i = 6", flipped(body))

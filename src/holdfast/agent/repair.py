@@ -320,7 +320,8 @@ class _Mending:
         """
         found, records = self.found, self.found.records
         lost = self._gaps()
-        fresh = max([*records, *lost, self._rescue.floors.get("record", 0), 0])
+        given = [row.line for row in found.rows.values()]  # such a handle must not become another one's
+        fresh = max([*records, *lost, *given, self._rescue.floors.get("record", 0), 0])
         changed: dict[int, Record] = {}
         for i, r, b in sorted((i, r, b) for r, (i, b, _) in lost.items()):
             if not 0 < i <= r:  # handles are given upwards, so there are not more records than that
@@ -362,6 +363,10 @@ class _Mending:
             if branch.line and branch.line not in records:
                 lost.setdefault(branch.line, (branch.records, branch.b, set()))
         ends = [(row.line, n) for n, row in found.rows.items()]
+        for line, n in ends:
+            if line and line not in records and line not in lost:
+                with suppress(Damaged):
+                    lost[line] = self.view.point(n).manifest.effects[0], found.rows[n].b, set()
         for line, n in [*ends, *((branch.line, branch.head) for branch in found.branches.values())]:
             gone = below.get(line, line)
             if gone in lost:
