@@ -142,7 +142,7 @@ def wait(scope: Any, calls: list[tuple[Call, Former]]) -> Steps:
             yield Write(scope, began)
     if scope.waits:
         looking = Until(scope, rec.Wait(now_us(), scope.run_id, "", LEASE, "", until))
-        yield looking
+        yield from looking.steps()
         return looking.stop is None
     end = rec.End(now_us(), scope.run_id, "waiting", waits=[(LEASE, "", until)])
     if scope.past.limit:

@@ -169,9 +169,7 @@ def _wait(lane: Lane, what: Tool, arguments: dict[str, Any], kind: str, name: st
         if known is None:
             yield Write(scope, began)
         while True:
-            # Looking for a signal reads from disk. Cancelling this loses nothing: nothing is taken yet.
-            while (pause_s := (yield Work(looking._look))) is not None:
-                yield Sleep(looking.clock, pause_s)
+            yield from looking.steps()
             if looking.stop is not None:
                 if scope.takes(looking.stop):
                     yield from tell(scope, what, looking.stop, done)
@@ -240,6 +238,11 @@ class Until:
         if began.until:
             left = min(began.until - self.clock.wall_us(), began.until - began.at)
             self._end_s = self.clock.elapsed_s() + left / 1e6
+
+    def steps(self) -> Steps:
+        """Wait for one of them. Cancelling this loses nothing: nothing is taken yet."""
+        while (pause_s := (yield Work(self._look))) is not None:  # which reads from disk
+            yield Sleep(self.clock, pause_s)
 
     def _look(self) -> float | None:
         """Seconds until the next look, None when the wait is over. Raises when the run is put off."""
