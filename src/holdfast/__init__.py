@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
     from holdfast.agent.fleet import AgentInfo, Page
-    from holdfast.agent.move import DrillReport
+    from holdfast.agent.move import RestoreReport
     from holdfast.agent.policy import Policy
     from holdfast.agent.repair import RepairReport, repair
     from holdfast.agent.retention import RetentionReport
@@ -80,7 +80,6 @@ __all__ = [
     "Diff",
     "Diverged",
     "Document",
-    "DrillReport",
     "Effect",
     "FailedBeforeEffect",
     "Fenced",
@@ -96,6 +95,7 @@ __all__ = [
     "QueueInfo",
     "Record",
     "RepairReport",
+    "RestoreReport",
     "RetentionReport",
     "RollbackPlan",
     "RunInfo",
@@ -138,7 +138,6 @@ _HOMES = {
     "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
     "Diff": ("holdfast.agent.changes", "Diff"),
     "Document": ("holdfast.codec.document", "Document"),
-    "DrillReport": ("holdfast.agent.move", "DrillReport"),
     "Effect": ("holdfast.run.effects", "Effect"),
     "ForkPlan": ("holdfast.run.forking", "ForkPlan"),
     "Found": ("holdfast.run.effects", "Found"),
@@ -148,6 +147,7 @@ _HOMES = {
     "QueueInfo": ("holdfast.run.queues", "QueueInfo"),
     "Record": ("holdfast.codec.classes", "Record"),
     "RepairReport": ("holdfast.agent.repair", "RepairReport"),
+    "RestoreReport": ("holdfast.agent.move", "RestoreReport"),
     "RetentionReport": ("holdfast.agent.retention", "RetentionReport"),
     "RollbackPlan": ("holdfast.run.rollback", "RollbackPlan"),
     "RunInfo": ("holdfast.run.listing", "RunInfo"),

@@ -1,4 +1,4 @@
-"""Encrypted stores over the years: keeping less, moving, drilling. Nothing is lost, and nothing becomes readable."""
+"""Encrypted stores over the years: keeping less, moving, restoring. Nothing is lost, and nothing becomes readable."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_what_goes_is_what_would_go_of_a_plain_one(made, store, store_path, tmp_
         moved.push(back)
         assert_same(store, moved, "a", states=False)
         assert_same(store, back, "a")
-        assert back.drill(sample=5).ok
+        assert back.verify_restore(sample=5).ok
         sound(back)
     store.close()
     assert readable(tmp_path / "plain")
@@ -137,7 +137,7 @@ def test_nothing_is_readable_on_the_way(store, tmp_path):
     def progress(*_said):
         seen.append(readable(place))
 
-    assert store.drill(sample=4, place=place, progress=progress).ok
+    assert store.verify_restore(sample=4, place=place, progress=progress).ok
     assert seen
     assert not any(seen)
     assert list(place.iterdir()) == []

@@ -517,7 +517,7 @@ def test_what_is_still_arriving_stays_for_the_next_attempt_and_is_not_there_yet(
             call()
     with holdfast.open(tmp_path / "third") as third:
         assert [one.name for one in dest.push(third).agents] == ["trip"]
-    assert dest.drill().total == 1
+    assert dest.verify_restore().total == 1
     arrived = dest.stats()["counts"]["checkpoint"] - 5
     assert 8 <= arrived < 20
     source.push(dest, ["other"])

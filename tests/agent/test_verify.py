@@ -224,7 +224,7 @@ def test_what_cannot_be_read_now_is_not_called_damaged(path, key):
         (away,) = report.unreachable
         assert away.packs == 1
         assert away.checkpoints
-        tried = store.drill(sample=100)
+        tried = store.verify_restore(sample=100)
         assert {one.unknown for one in tried.agents if one.problem} == {True}
 
 
@@ -295,7 +295,7 @@ def test_beside_writers_and_whoever_forgets(path, key):
             for _ in range(200 if SOAK else 6):
                 report = store.verify()
                 assert report.ok, str(report)
-                assert store.drill(["a"]).ok
+                assert store.verify_restore(["a"]).ok
         finally:
             stop.set()
             for thread in threads:
@@ -305,24 +305,24 @@ def test_beside_writers_and_whoever_forgets(path, key):
         assert report.ok, str(report)
 
 
-def test_a_drill_restores_agents_whole(path, key, tmp_path):
+def test_a_restore_test_restores_agents_whole(path, key, tmp_path):
     place = tmp_path / "elsewhere"
     place.mkdir()
     with opened(path, key=key) as store:
         every = {info.name: len(store.agent(info.name, readonly=True).log(all=True)) for info in store.agents()}
-        report = store.drill(place=place)
+        report = store.verify_restore(place=place)
         assert (report.ok, report.total) == (True, len(every))
         assert {one.agent: one.checkpoints for one in report.agents} == every
         assert report.to_json()["ok"]
-        assert len(store.drill(sample=2).agents) == 2
-        assert [(one.agent, one.checkpoints) for one in store.drill(["empty"]).agents] == [("empty", 0)]
+        assert len(store.verify_restore(sample=2).agents) == 2
+        assert [(one.agent, one.checkpoints) for one in store.verify_restore(["empty"]).agents] == [("empty", 0)]
         with pytest.raises(BadOption):
-            store.drill(sample=0)
+            store.verify_restore(sample=0)
     assert list(place.iterdir()) == []
     ((n,),) = rows(path, "SELECT head FROM branch WHERE b = 1")
     spoil_payload(path, n)
     with opened(path, key=key) as store:
-        report = store.drill()
+        report = store.verify_restore()
         assert not report.ok
         lost = [one for one in report.agents if one.problem]
         assert {one.unknown for one in lost} == {False}

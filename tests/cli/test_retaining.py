@@ -119,9 +119,9 @@ def test_a_place_that_is_away_is_no_damage(cli, away, tmp_path):
     assert (told.code, told.json["ok"], told.json["problems"], told.json["affected"]) == (6, False, [], [])
     (one,) = told.json["unreachable"]
     assert (one["place"], one["packs"], len(one["checkpoints"])) == (place, 3, 4)
-    drilled = cli("verify", "--restore", store=away)
-    assert (drilled.code, "lost" in drilled.out.split("nothing is lost")[-1]) == (6, False)
-    assert [line.split()[0] for line in drilled.out.splitlines()[1:2]] == ["unknown"]
+    restored = cli("verify", "--restore", store=away)
+    assert (restored.code, "lost" in restored.out.split("nothing is lost")[-1]) == (6, False)
+    assert [line.split()[0] for line in restored.out.splitlines()[1:2]] == ["unknown"]
     dest = str(tmp_path / "dest")
     for words in (
         ("repair",),
@@ -154,9 +154,9 @@ def test_a_pack_that_is_gone_may_be_in_the_place_that_is_away(cli, away, tmp_pat
     found = cli("verify", store=away)
     assert found.code == 5
     assert found.out.count("cannot be trusted") == 1
-    drilled = cli("verify", "--restore", store=away)
-    assert drilled.code == 5
-    assert [line.split()[0] for line in drilled.out.splitlines()[1:2]] == ["lost"]
+    restored = cli("verify", "--restore", store=away)
+    assert restored.code == 5
+    assert [line.split()[0] for line in restored.out.splitlines()[1:2]] == ["lost"]
 
 
 def test_damage_ends_with_5_also_while_a_place_is_away(cli, away):

@@ -235,7 +235,7 @@ def transfer(folder: Path, ledger: Ledger) -> None:
             third.import_bundle(bundle)
         store.export(folder / "locked bundle", ["old"], key=KEY)
         holdfast.import_bundle(folder / "locked bundle", folder / "deep" / "fourth", key=KEY, file_key=KEY)
-        store.drill(sample=1, place=folder)
+        store.verify_restore(sample=1, place=folder)
         ledger.check(store)
 
 

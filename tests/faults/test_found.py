@@ -162,9 +162,9 @@ def test_a_scratch_place_on_a_failing_disk_is_no_surprise(copies, disk, what, tm
     disk.fail(what, "files.py" if what == "mkdir" else "move.py")
     if what == "mkdir":
         with pytest.raises(StoreFailed):
-            store.drill()
+            store.verify_restore()
     else:
-        assert store.drill().ok  # what cannot be cleared away is waste, no more
+        assert store.verify_restore().ok  # what cannot be cleared away is waste, no more
     disk.before = None
 
 

@@ -196,7 +196,7 @@ def test_a_place_that_is_gone_is_named_and_nothing_is_lost(store_path, tmp_path,
         report = store.verify()
         assert (report.ok, report.problems, report.affected) == (False, [], [])
         assert [(one.place, one.packs) for one in report.unreachable] == [(f"file://{cold}", 3)]
-        assert [one.unknown for one in store.drill().agents] == [True]
+        assert [one.unknown for one in store.verify_restore().agents] == [True]
         for call in (
             store.tier,
             lambda: store.tier(cold),

@@ -255,8 +255,8 @@ def _carry(old: Path, new: Path) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Drilled:
-    """One agent of a drill. ``problem`` is empty when all of it came back and is what it was.
+class Restored:
+    """One agent of a restore test. ``problem`` is empty when all of it came back and is what it was.
 
     ``unknown``: it could not be tried, because the machine said no or a colder place did not answer. Nothing is known
     to be lost.
@@ -272,12 +272,12 @@ class Drilled:
 
 
 @dataclass(slots=True)
-class DrillReport:
+class RestoreReport:
     """What was restored, and whether it could be proven. ``total``: agents in the store, of which some were tried."""
 
     store: str
     total: int
-    agents: list[Drilled] = field(default_factory=list)
+    agents: list[Restored] = field(default_factory=list)
     bytes: int = 0
     seconds: float = 0.0
 
@@ -292,14 +292,16 @@ class DrillReport:
         }  # fmt: skip
 
 
-def drill(source: Store, agents: Sequence[str], sample: int, place: Path | None, say: Progress) -> DrillReport:
+def verify_restore(
+    source: Store, agents: Sequence[str], sample: int, place: Path | None, say: Progress
+) -> RestoreReport:
     """Restore some agents, or as many as ``sample`` at random, in a scratch place; then prove what came back there."""
     if sample < 1:
         raise BadOption(f"a sample of {sample}", hint="Restore at least one agent.")
     began = time.monotonic()
     every = [row.name for row in source._agents()]
     chosen = list(dict.fromkeys(agents)) or random.SystemRandom().sample(every, min(sample, len(every)))
-    report = DrillReport(source.place, len(every))
+    report = RestoreReport(source.place, len(every))
     secret = secret_of(os.urandom(32)) if source.encrypted else None
     with _scratch(place, source) as room:
         with open_unseen(room / "store", secret, create=True) as made:
@@ -308,11 +310,11 @@ def drill(source: Store, agents: Sequence[str], sample: int, place: Path | None,
                     moved = transfer(source, made, [name], progress=say)
                     report.bytes += moved.bytes
                 except (Damaged, Unavailable) as error:
-                    failed = Drilled(name, problem=error.message, unknown=isinstance(error, Unavailable))
+                    failed = Restored(name, problem=error.message, unknown=isinstance(error, Unavailable))
                     report.agents.append(failed)
                 else:
                     graph = Graph(made._db.view, made._agent_row(name))
-                    report.agents.append(Drilled(name, len(graph.numbers)))
+                    report.agents.append(Restored(name, len(graph.numbers)))
         with open_unseen(room / "store", secret) as again:  # what is read now was on the disk
             for problem in again.verify(say).problems:
                 report.agents = [

@@ -53,7 +53,7 @@ from holdfast.store.tables import FORMAT_VERSION
 
 if TYPE_CHECKING:
     from holdfast.agent.letting import Outlived
-    from holdfast.agent.move import DrillReport
+    from holdfast.agent.move import RestoreReport
     from holdfast.agent.policy import Policy
     from holdfast.agent.removal import Removal
     from holdfast.agent.retention import RetentionReport
@@ -790,22 +790,22 @@ class Store:
         with opened(Path(path), key) as (found, _):
             return read_bundle(self, Path(path), found, agents, beside=beside, new_name=new_name, progress=progress)
 
-    def drill(
+    def verify_restore(
         self,
         agents: Sequence[str] = (),
         *,
         sample: int = 20,
         place: str | os.PathLike[str] | None = None,
         progress: Progress | None = None,
-    ) -> DrillReport:
+    ) -> RestoreReport:
         """Restore some agents in a scratch place, or as many as ``sample`` at random, whole, and prove what came back.
 
         The scratch place is beside the store, or below ``place``, and is removed at the end.
         """
-        from holdfast.agent.move import drill
+        from holdfast.agent.move import verify_restore
 
         self._check_open()
-        return drill(self, agents, sample, Path(place) if place is not None else None, progress or quietly)
+        return verify_restore(self, agents, sample, Path(place) if place is not None else None, progress or quietly)
 
     def stats(self) -> dict[str, Any]:
         """Sizes in bytes and numbers of records."""

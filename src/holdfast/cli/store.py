@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 import holdfast
-from holdfast import DrillReport, RepairReport, VerifyReport
+from holdfast import RepairReport, RestoreReport, VerifyReport
 from holdfast.cli.exits import DAMAGED, FAILED
 from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_has_a_key
 from holdfast.cli.output import Output
@@ -169,7 +169,7 @@ def _ids(out: Output, checkpoints: list[str]) -> None:
 def _restore(session: Session, agents: tuple[str, ...], sample: int, place: Path | None, *, json: bool) -> int:
     with session.reading() as store, bars(session.err) as progress:
         names = [store.resolve(name)[0] for name in agents]
-        report = store.drill(names, sample=sample, place=place, progress=progress)
+        report = store.verify_restore(names, sample=sample, place=place, progress=progress)
     if json:
         session.json("verify.restore", **report.to_json())
     else:
@@ -178,7 +178,7 @@ def _restore(session: Session, agents: tuple[str, ...], sample: int, place: Path
     return 0 if report.ok else DAMAGED if lost else FAILED
 
 
-def _print_restored(out: Output, report: DrillReport) -> None:
+def _print_restored(out: Output, report: RestoreReport) -> None:
     failed = [one for one in report.agents if one.problem]
     good = [one for one in report.agents if not one.problem]
     rows = [
