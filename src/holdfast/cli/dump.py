@@ -39,6 +39,7 @@ _SUFFIXES = {".json": "json", ".txt": "text", ".html": "html"}
 dump = App(name="dump", help="Look into what a program left when it failed; take one; start an agent again from it.")
 
 
+@dump.default
 @dump.command(name="list")
 def list_(
     folder: Path | None = None,

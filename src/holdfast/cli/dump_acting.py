@@ -19,15 +19,13 @@ from rich.text import Text
 from holdfast.cli.complete import dumps
 from holdfast.cli.exits import RAISED
 from holdfast.cli.output import Output, ReaderGone
-from holdfast.cli.session import Flag, Given, Json, Session
+from holdfast.cli.session import ASKS, Consent, Given, Json, Session
 from holdfast.cli.text import clean, count
 from holdfast.cli.text import size as size_text
 from holdfast.errors import BadOption, command
 
 REHYDRATE_SCHEMA = "holdfast.dump.rehydrate/1"
 TAKE_SCHEMA = "holdfast.dump.take/1"
-RM_SCHEMA = "holdfast.dump.rm/1"
-PRUNE_SCHEMA = "holdfast.dump.prune/1"
 NATIVE_SCHEMA = "holdfast.dump.native/1"
 
 File = Annotated[str, Parameter(completer=dumps)]
@@ -130,9 +128,7 @@ def rm(
     files: Annotated[tuple[str, ...], Parameter(completer=dumps, negative="")],
     /,
     *,
-    yes: Flag = False,
-    dry_run: Flag = False,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Remove dumps, each with the core that was kept beside it.
@@ -141,23 +137,15 @@ def rm(
     ----------
     files
         The dumps: paths, or pieces of their names.
-    yes
-        Do not ask.
-    dry_run
-        Only show what would be removed.
-    json
-        Print JSON (schema holdfast.dump.rm/1).
     """
-    return _remove(session, RM_SCHEMA, [find(session, file) for file in files], yes=yes, dry_run=dry_run, json=json)
+    return _remove(session, "dump.rm", [find(session, file) for file in files], consent)
 
 
 def prune(
     *,
     keep: Annotated[int | None, Parameter(metavar="N", show_default=False)] = None,
     size: Annotated[int | None, Parameter(metavar="MIB", show_default=False)] = None,
-    yes: Flag = False,
-    dry_run: Flag = False,
-    json: Json = False,
+    consent: Consent = ASKS,
     session: Given,
 ) -> int:
     """Remove dumps that are too many: of what happens most often the oldest.
@@ -170,12 +158,6 @@ def prune(
         How many may stay. [default: 200]
     size
         How many MiB they may take, with their cores. [default: 2048]
-    yes
-        Do not ask.
-    dry_run
-        Only show what would be removed.
-    json
-        Print JSON (schema holdfast.dump.prune/1).
     """
     from holdfast.crash import Limits, agents, folder
 
@@ -188,35 +170,27 @@ def prune(
         raise BadOption(f"{store} cannot be read, so nobody knows which dumps it needs", hint="See `holdfast verify`.")
     most = Limits().kept_dumps if keep is None else keep
     most_bytes = Limits().kept_bytes if size is None else size << 20
-    return _remove(
-        session, PRUNE_SCHEMA, folder.surplus(place, most, most_bytes, needed), yes=yes, dry_run=dry_run, json=json
-    )
+    return _remove(session, "dump.prune", folder.surplus(place, most, most_bytes, needed), consent)
 
 
-def _remove(session: Session, schema: str, paths: list[Path], *, yes: bool, dry_run: bool, json: bool) -> int:
-    """Show what goes, ask, and remove it. Without a terminal and without --yes nothing is changed."""
+def _remove(session: Session, verb: str, paths: list[Path], consent: Consent) -> int:
     from holdfast.crash import folder
 
     total = sum(map(folder.size_of, paths))
-    what = f"{count(len(paths), 'dump')} ({size_text(total)})"
-    asks = bool(paths) and not yes and not dry_run
-    if asks and (json or not sys.stdin.isatty()):
-        raise BadOption(f"{what} would be removed, and nobody can be asked", hint="Add --yes, or --dry-run to see.")
-    if not json:
+    if not consent.json:
         for path in paths:
             session.out.say(clean(path.name))
-    if asks and input(f"Remove {what}? [y/N] ").strip().lower() not in {"y", "yes"}:
-        session.out.say("Nothing was removed.")
-        return RAISED
-    if not dry_run:
+        what = f"{count(len(paths), 'dump')} ({size_text(total)}) would go."
+        session.out.say(what if paths else "There is nothing to remove.")
+    done = bool(paths) and consent.given(session, "Remove for good?")
+    if done:
         for path in paths:
             folder.remove(path)
-    if json:
-        names = [path.name for path in paths]
-        session.out.json({"schema": schema, "dumps": names, "size_bytes": total, "removed": not dry_run})
-    else:
-        session.out.say(f"{'Would remove' if dry_run else 'Removed'}: {what}." if paths else "Nothing is too much.")
-    return 0
+    if consent.json:
+        session.json(verb, dumps=[path.name for path in paths], size_bytes=total, done=done)
+    elif done:
+        session.out.say("Removed.")
+    return consent.code(done=done or not paths)
 
 
 def take(

@@ -21,6 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import chain, zip_longest
 from random import randrange
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
@@ -505,6 +506,11 @@ class Claim:
         claims.put(change, self._b, self._run, part, generation, fresh=fresh)
 
 
+def _say_entered(some: Iterable[tuple[int, bytes]], change: Change, claims: Claims) -> None:
+    for b, run in some:
+        claims.entered(change, b, run)
+
+
 class Turns:
     """Which runs a worker may begin now, and its claims. Used by the thread that looks, and by those that execute."""
 
@@ -598,20 +604,23 @@ class Turns:
         if not some:
             return
         known = remembered(self._db.view)
-
-        def say(change: Change) -> None:
-            for name in sorted(set(some.values())):
-                change.tx.alone(b"queue " + name.encode())
-                claims = Claims(change, known.get(name, Queue(name)), self._db.leases.living, change.tx.clock())
-                for b, run in (one for one, its in some.items() if its == name):
-                    claims.entered(change, b, run)
-
-        with self._claiming:
-            self._db.change(say)
+        for name in set(some.values()):
+            mine = [one for one, its in some.items() if its == name]
+            self._change(known.get(name, Queue(name)), partial(_say_entered, mine))
         with self._state:
             self._entered = {one: its for one, its in self._entered.items() if one not in some}
             for name in some.values():
                 self._claims.pop(name, None)
+
+    def _change(self, queue: Queue, work: Callable[[Change, Claims], None]) -> None:
+        """Change the claims of a queue, alone."""
+
+        def do(change: Change) -> None:
+            change.tx.alone(b"queue " + queue.name.encode())
+            work(change, Claims(change, queue, self._db.leases.living, change.tx.clock()))
+
+        with self._claiming:
+            self._db.change(do)
 
     def done(self, b: int, lane: bytes) -> None:
         """A run is not executed any more: there may be room for another one."""
@@ -644,7 +653,7 @@ class Turns:
         left_us = room.until_us - claims.now
         # The clock was set back, or somebody is gone.
         if left_us > queue.period_us or (room.fresh <= 0 and claims.left):
-            self._db.change(lambda change: Claims(change, queue, living, change.tx.clock()).sweep(change))
+            self._change(queue, lambda change, claims: claims.sweep(change))
         with self._state:
             self._claims[where.queue] = claims, believed_s
             if room.fresh <= 0:
