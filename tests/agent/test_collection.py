@@ -156,7 +156,7 @@ def test_a_checkpoint_that_names_what_is_gone_is_refused_and_the_next_one_is_who
         return captured
 
     monkeypatch.setattr(type(agent._document), "capture", lambda _self, under_way=(): forgetful(under_way))
-    with pytest.raises(StoreBusy, match="forgotten just now"):
+    with pytest.raises(StoreBusy, match="was just removed"):
         agent.checkpoint("refused")
     monkeypatch.undo()
     assert agent.dirty

@@ -32,7 +32,7 @@ def test_a_backup_has_everything_and_can_be_repeated(cli, filled, tmp_path):
     dest = tmp_path / "dest"
     cli("retain", "--last", "100", "--save")
     done = cli("backup", str(dest))
-    assert (done.code, "3 agents brought to" in done.out) == (0, True)
+    assert (done.code, "3 agents copied to" in done.out) == (0, True)
     both = [cli("agents", "--json", store=place).json["agents"] for place in (dest, filled)]
     for agent in (*both[0], *both[1]):
         del agent["updated"]  # of the copy, that of its newest checkpoint

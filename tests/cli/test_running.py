@@ -467,7 +467,7 @@ def test_signals_are_checked(hold):
         assert said in ended.err
     refused = hold("signal", "a", "answer")
     assert refused.code == 7
-    assert "no run of a@main is open" in refused.err
+    assert "no run of a@main is waiting or running" in refused.err
     assert hold("signal", "a@main", "answer", "--any-run", "--json").json["branch"] == "main"
 
 

@@ -97,7 +97,7 @@ def test_an_id_whose_values_went_is_still_executed_once(opened):
     assert size(store) < before
     done = list(DONE)
     for place in ("Lisbon", "Porto"):
-        with pytest.raises(ResultForgotten, match=f"what run {place} returned was let go") as caught:
+        with pytest.raises(ResultForgotten, match=f"what run {place} returned is no longer stored") as caught:
             go(agent, place)
         assert caught.value.run == place
     assert go(agent, "Faro") == ["booked Faro!"]
@@ -338,7 +338,7 @@ def test_a_batch_whose_values_went_raises_for_each_item_and_does_none_again(open
     done = list(DONE)
     again = store.map(book, ["a", "b", "c"], name="many")
     assert [str(one).partition(":")[0] for one in again[:2]] == [
-        f"what item {number} of many returned was let go" for number in (0, 1)
+        f"what item {number} of many returned is no longer stored" for number in (0, 1)
     ]
     assert again[2] == "booked c"
     done.append("book c")

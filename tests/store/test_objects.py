@@ -275,6 +275,6 @@ def test_addresses(tmp_path):
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "obstore", None)
-    with pytest.raises(ColdPlaceMissing, match="s3://bucket/packs needs the package obstore") as caught:
+    with pytest.raises(ColdPlaceMissing, match="s3://bucket/packs, needs the package obstore") as caught:
         open_objects("s3://bucket/packs", "0")
     assert caught.value.hint == "pip install 'holdfast[objects]'"

@@ -129,7 +129,7 @@ def test_the_queue_is_bounded_and_who_adds_to_it_waits(agent, store_path, limit)
 def test_a_full_queue_that_nobody_empties_is_an_error_and_nothing_of_it_is_lost(agent, store_path):
     with limits({"QUEUE_BYTES": 5_000, "BUSY_WAIT_S": 0.2}):
         with kept(store_path):
-            with pytest.raises(StoreBusy, match="wait to be written; nothing was added") as caught:
+            with pytest.raises(StoreBusy, match="waiting to be written already") as caught:
                 add(agent, 99, [])
             assert "stopped process" in caught.value.hint
             with pytest.raises(StoreBusy):

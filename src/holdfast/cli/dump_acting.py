@@ -26,6 +26,8 @@ from holdfast.errors import BadOption, command
 
 REHYDRATE_SCHEMA = "holdfast.dump.rehydrate/1"
 TAKE_SCHEMA = "holdfast.dump.take/1"
+RM_SCHEMA = "holdfast.dump.rm/1"
+PRUNE_SCHEMA = "holdfast.dump.prune/1"
 NATIVE_SCHEMA = "holdfast.dump.native/1"
 
 File = Annotated[str, Parameter(completer=dumps)]
@@ -138,7 +140,7 @@ def rm(
     files
         The dumps: paths, or pieces of their names.
     """
-    return _remove(session, "dump.rm", [find(session, file) for file in files], consent)
+    return _remove(session, RM_SCHEMA, [find(session, file) for file in files], consent)
 
 
 def prune(
@@ -170,10 +172,10 @@ def prune(
         raise BadOption(f"{store} cannot be read, so nobody knows which dumps it needs", hint="See `holdfast verify`.")
     most = Limits().kept_dumps if keep is None else keep
     most_bytes = Limits().kept_bytes if size is None else size << 20
-    return _remove(session, "dump.prune", folder.surplus(place, most, most_bytes, needed), consent)
+    return _remove(session, PRUNE_SCHEMA, folder.surplus(place, most, most_bytes, needed), consent)
 
 
-def _remove(session: Session, verb: str, paths: list[Path], consent: Consent) -> int:
+def _remove(session: Session, schema: str, paths: list[Path], consent: Consent) -> int:
     from holdfast.crash import folder
 
     total = sum(map(folder.size_of, paths))
@@ -187,7 +189,7 @@ def _remove(session: Session, verb: str, paths: list[Path], consent: Consent) ->
         for path in paths:
             folder.remove(path)
     if consent.json:
-        session.json(verb, dumps=[path.name for path in paths], size_bytes=total, done=done)
+        session.out.json({"schema": schema, "dumps": [path.name for path in paths], "size_bytes": total, "done": done})
     elif done:
         session.out.say("Removed.")
     return consent.code(done=done or not paths)

@@ -238,7 +238,7 @@ class FileLeases:
 
         lease = had(lambda: once(partial(attempt, read())), wait_s)
         if lease is None:
-            raise StoreFailed(f"locks/{branch.hex()}-*: something else than a lock file is there", hint="Remove it.")
+            raise StoreFailed(f"locks/{branch.hex()}-*: this is not a lock file", hint="Remove it.")
         return lease
 
     def again(self, lease: engine.Lease, read: Callable[[], int]) -> FileLease | None:
