@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from holdfast.agent.bundle import import_bundle
     from holdfast.agent.changes import Change, Diff
     from holdfast.agent.checkpoint import Checkpoint
+    from holdfast.agent.cost import Costs
     from holdfast.agent.fleet import AgentInfo, Page
     from holdfast.agent.move import RestoreReport
     from holdfast.agent.policy import Policy
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from holdfast.agent.retention import RetentionReport
     from holdfast.agent.transfer import TransferReport
     from holdfast.agent.verify import Problem, VerifyReport
+    from holdfast.agent.when import When
     from holdfast.codec.classes import Record
     from holdfast.codec.document import MISSING, Document, plain
     from holdfast.codec.types import register
@@ -75,6 +77,7 @@ __all__ = [
     "Cancelled",
     "Change",
     "Checkpoint",
+    "Costs",
     "Damaged",
     "DetachedChange",
     "Diff",
@@ -113,6 +116,7 @@ __all__ = [
     "UnknownType",
     "VerifyReport",
     "Waiting",
+    "When",
     "crash",
     "current",
     "durable",
@@ -136,6 +140,7 @@ _HOMES = {
     "Breaker": ("holdfast.run.resilience", "Breaker"),
     "Change": ("holdfast.agent.changes", "Change"),
     "Checkpoint": ("holdfast.agent.checkpoint", "Checkpoint"),
+    "Costs": ("holdfast.agent.cost", "Costs"),
     "Diff": ("holdfast.agent.changes", "Diff"),
     "Document": ("holdfast.codec.document", "Document"),
     "Effect": ("holdfast.run.effects", "Effect"),
@@ -158,6 +163,7 @@ _HOMES = {
     "TransferReport": ("holdfast.agent.transfer", "TransferReport"),
     "Unknown": ("holdfast.run.effects", "Unknown"),
     "VerifyReport": ("holdfast.agent.verify", "VerifyReport"),
+    "When": ("holdfast.agent.when", "When"),
     "current": ("holdfast.run.scope", "current"),
     "durable": ("holdfast.run.durables", "durable"),
     "effect": ("holdfast.run.scope", "effect"),

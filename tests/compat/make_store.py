@@ -41,7 +41,7 @@ from holdfast.store import witness
 from holdfast.store.bodies import body_digest, joined, proof
 from holdfast.store.catalog import Branch, body_bytes, link, node_digest
 from holdfast.store.cipher import PLAIN, Keyed, digest
-from holdfast.store.manifest import Manifest, identity, mark_of, pack, pack_payload
+from holdfast.store.manifest import Cost, Manifest, identity, mark_of, pack, pack_payload
 from holdfast.store.tables import FORMAT_VERSION
 from tests.limits import limits
 
@@ -328,6 +328,7 @@ def vectors() -> dict:
         chains.append(link(chains[-1], body_digest(body)))
     return {
         "manifests": [one.hex() for one in raw],
+        "manifest with cost": manifests[1]._replace(cost=Cost("adaptive", 2700, 840, 1200, 1)).encode().hex(),
         "ids": [identity(one).hex() for one in raw],
         "mark": mark_of(identity(raw[0])),
         "operations": [one.hex() for one in operations],

@@ -57,7 +57,7 @@ async def pay(amount: float, request: str) -> int:
 
 @holdfast.durable
 def travel(agent: holdfast.Agent, city: str) -> list[str]:
-    with agent.step("plan"):
+    with agent.phase("plan"):
         assert_type(book(city), dict[str, str])
         assert_type(book.direct(city, seats=2), dict[str, str])
         assert_type(book.acall(city, seats=2), Awaitable[dict[str, str]])
@@ -67,7 +67,7 @@ def travel(agent: holdfast.Agent, city: str) -> list[str]:
 
 @holdfast.durable(name="settle", strict=True)
 async def settle(agent: holdfast.Agent, amount: float) -> int:
-    async with agent.step("pay"):
+    async with agent.phase("pay"):
         return await pay(amount, str(agent.uuid()))
 
 

@@ -18,7 +18,7 @@ from holdfast.run import records as rec
 from holdfast.run.arguments import fetch
 from holdfast.run.effects import ENDS, SPAWN
 from holdfast.run.opened import decoded
-from holdfast.run.past import ROLLED_BACK, Past, RunPast
+from holdfast.run.past import ROLLED_BACK, Past, RunPast, by_itself
 from holdfast.run.records import Record
 from holdfast.store.catalog import Agent, Branch, View
 from holdfast.store.catalog import Record as Stored
@@ -149,5 +149,6 @@ def _of_run(line: Line, run: RunPast) -> Iterator[tuple[bytes, str]]:
             yield given["to"], name
     if run.begin.start:
         yield run.begin.start, name
-    for saved in run.saved.values():
-        yield saved.id, name
+    for path, saved in run.saved.items():
+        if not by_itself(path):
+            yield saved.id, name

@@ -16,6 +16,8 @@ from uuid import uuid4
 import holdfast.agent.store as below
 from holdfast.agent.fleet import Page
 from holdfast.agent.opened import adopt, settle
+from holdfast.agent.points import DEFAULT
+from holdfast.agent.when import When
 from holdfast.errors import AgentBusy, BadOption, Damaged, RunUnfinished, UnknownRevision
 from holdfast.run import fleet, opened, queues, schedule, waiting
 from holdfast.run.arguments import refuse
@@ -75,6 +77,7 @@ class Store(below.Store):
         takeover: bool = False,
         recover: bool = False,
         config: Any = None,
+        when: When | None = DEFAULT,
     ) -> Agent:
         end_s = time.monotonic() + wait_s
         while True:
@@ -88,6 +91,7 @@ class Store(below.Store):
                 takeover=takeover,
                 recover=recover,
                 config=config,
+                when=when,
             )
             handle = cast("Agent", made)  # _handle says what is made
             if not handle._alone or handle._lane() is not None:

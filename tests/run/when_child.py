@@ -1,0 +1,121 @@
+"""A program with a policy, that is killed anywhere. The outside is a file: one line for each booking that was made.
+
+python -m tests.run.when_child STORE OUTSIDE POLICY HOW FATAL
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import holdfast
+from holdfast import Absent, Found, When
+from tests.run import dying
+from tests.run.dying import point
+
+ROUNDS = 6
+POLICIES = {
+    "none": None,
+    "default": When(adaptive=True),
+    "every step": When(every_steps=1),
+    "every third step": When(every_steps=3),
+    "bytes": When(changed_bytes=150),
+    "phases": When(at_phase=True),
+    "around writes": When(before="write", after="write"),
+    "all at once": When(
+        every_s=0.001, every_steps=2, before="write", after="write", changed_bytes=50, at_phase=True,
+    ),
+    "background": When(every_steps=1, background=True),
+}  # fmt: skip
+outside = Path()
+begun = Path()
+
+
+def look(effect):
+    made = outside.read_text().split() if outside.exists() else ()
+    number = effect.args["number"]
+    return Found(number * 10) if str(number) in made else Absent()
+
+
+@holdfast.tool(name="when.book", probe=look)
+def book(number):
+    point()
+    with outside.open("a") as file:
+        file.write(f"{number}\n")
+    point()
+    return number * 10
+
+
+def work(agent, number):
+    """One round. Both halves are there in any state that is saved, or none."""
+    with agent.phase(f"round {number}"):
+        point()
+        with agent.atomic():
+            agent.state["first"] = number
+            point()
+            agent.state.setdefault("booked", []).append(book(number))
+            point()
+            agent.state["second"] = number
+        point()
+        agent.state["rounds"] = number + 1
+    with begun.open("a") as file:  # what has been worked for
+        file.write(f"{number}\n")
+
+
+def loop(agent):
+    with agent:
+        for number in range(agent.state.get("rounds", 0), ROUNDS):
+            work(agent, number)
+            agent.step()
+            point()
+
+
+async def aloop(agent):
+    async with agent:
+        for number in range(agent.state.get("rounds", 0), ROUNDS):
+            work(agent, number)
+            await agent.astep()
+            point()
+
+
+@holdfast.durable
+def run(agent):
+    for number in range(ROUNDS):
+        work(agent, number)
+        agent.step()
+        point()
+    return "finished"
+
+
+@holdfast.durable
+async def arun(agent):
+    for number in range(ROUNDS):
+        await asyncio.sleep(0)
+        work(agent, number)
+        await agent.astep()
+        point()
+    return "finished"
+
+
+if __name__ == "__main__":
+    place, there, policy, how, fatal = sys.argv[1:]
+    outside, begun = Path(there), Path(f"{there}.begun")
+    store = holdfast.open(place)
+    agent = store.agent("trip-7", when=POLICIES[policy])
+    if fatal != "0":
+        dying.watch()
+        dying.fatal = int(fatal)
+    if how == "loop":
+        loop(agent)
+    elif how == "async loop":
+        asyncio.run(aloop(agent))
+    elif how == "run":
+        agent.run(run.options(id="1"))
+    else:
+        asyncio.run(agent.arun(arun.options(id="1")))
+    if POLICIES[policy] is None:
+        agent.checkpoint()
+    store.flush()
+    os._exit(0)
