@@ -72,6 +72,17 @@ def loop(agent):
             point()
 
 
+def bare(agent):
+    """The booking first, then the state: what a checkpoint at the call would come between."""
+    with agent:
+        for number in range(agent.state.get("rounds", 0), ROUNDS):
+            agent.state[f"booking {number}"] = book(number)
+            point()
+            agent.state["rounds"] = number + 1
+            agent.step()
+            point()
+
+
 async def aloop(agent):
     async with agent:
         for number in range(agent.state.get("rounds", 0), ROUNDS):
@@ -107,8 +118,8 @@ if __name__ == "__main__":
     if fatal != "0":
         dying.watch()
         dying.fatal = int(fatal)
-    if how == "loop":
-        loop(agent)
+    if how in {"loop", "bare"}:
+        (loop if how == "loop" else bare)(agent)
     elif how == "async loop":
         asyncio.run(aloop(agent))
     elif how == "run":

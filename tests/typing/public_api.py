@@ -76,6 +76,17 @@ def report(agent: holdfast.Agent, time: datetime) -> str:
     return f"{agent.name} {time}"
 
 
+async def saved(store: holdfast.Store) -> None:
+    agent = store.agent("trip-7", when=holdfast.When(every_s=30, before="write", at_phase=True, adaptive=True))
+    assert_type(agent.when, holdfast.When | None)
+    with agent.atomic():
+        assert_type(agent.step(), holdfast.Checkpoint | None)
+    assert_type(await agent.astep(), holdfast.Checkpoint | None)
+    assert_type(agent.gate("validated", bool, limit_s=5.0), holdfast.Checkpoint | None)
+    assert_type(await agent.agate("validated", bool, failing="rollback"), holdfast.Checkpoint | None)
+    assert_type(store.costs("trip-7"), holdfast.Costs)
+
+
 async def running(store: holdfast.Store, agent: holdfast.Agent) -> None:
     with agent:
         assert_type(agent.run(travel.options(id="first"), "Lisbon"), list[str])

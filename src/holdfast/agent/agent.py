@@ -434,7 +434,7 @@ class Agent:
             self.checkpoint(f"before branch {name}")
         self._store.flush()
         self._store._add_branch(self._row, name, self._find(at))
-        return self._store.agent(self.name, branch=name)
+        return self._store.agent(self.name, branch=name, when=self.when)
 
     def branches(self) -> list[str]:
         self._check_open()

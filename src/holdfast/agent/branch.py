@@ -707,6 +707,10 @@ class BranchWriter:
 
                 try:
                     firm = self._db.change(aside, firm.b)
+                except HoldfastError:
+                    if made.pack:
+                        self._db.packs.discard(made.pack)  # nothing names it
+                    raise
                 finally:
                     self._now = Now(firm, firm, (), made.onto, self._now.opened)
                     self._unsealed, self._unsealed_bytes, self._last, self._last_s = before

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import threading
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
@@ -23,7 +24,7 @@ from holdfast.agent import metadata
 from holdfast.agent.schedule import Past, Schedule
 from holdfast.agent.when import When
 from holdfast.codec.operations import operations_size
-from holdfast.errors import BadOption
+from holdfast.errors import BadOption, Damaged, Forgotten
 from holdfast.store.files import unavailable
 
 if TYPE_CHECKING:
@@ -144,8 +145,8 @@ class Pace:
         """What the newest checkpoints say. By their own clocks: what was set since makes no difference."""
         agent, writer = self._agent, self._agent._writer
         failures, seconds, costs = writer.failed if writer is not None else 0, 0.0, []
-        if when.adaptive:
-            for point in islice(agent._db.view.walk(agent._branch.head), PAST_MAX):
+        with suppress(Damaged, Forgotten):  # what is left says enough
+            for point in islice(agent._db.view.walk(agent._branch.head), PAST_MAX if when.adaptive else 0):
                 cost = point.manifest.cost
                 if cost is not None:
                     failures += cost.failures
