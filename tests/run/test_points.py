@@ -358,6 +358,17 @@ def test_a_failing_phase_leaves_its_state_beside_the_line_and_the_last_good_one_
         assert again.verify().ok
 
 
+def test_an_error_that_leaves_several_phases_is_one_failure(store):
+    agent = store.agent("trip-7")
+    agent.checkpoint("good")
+    with pytest.raises(ValueError, match="no"), agent, agent.phase("outer"):
+        fail(agent, "inner", ValueError("no"), n=1)
+    (failing,) = agent.abandoned()
+    assert failing.label == "inner failed"
+    agent.checkpoint()
+    assert store.costs("trip-7").failures == 1
+
+
 def test_an_error_that_says_nothing_about_the_state_leaves_nothing_behind(store):
     agent = store.agent("trip-7", when=When(at_phase=True))
     agent.checkpoint("good")

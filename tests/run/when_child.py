@@ -1,13 +1,15 @@
 """A program with a policy, that is killed anywhere. The outside is a file: one line for each booking that was made.
 
-python -m tests.run.when_child STORE OUTSIDE POLICY HOW FATAL
+python -m tests.run.when_child STORE OUTSIDE POLICY HOW SEED FATAL
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import holdfast
@@ -31,12 +33,18 @@ POLICIES = {
 }  # fmt: skip
 outside = Path()
 begun = Path()
+seed = ""
 
 
 def look(effect):
     made = outside.read_text().split() if outside.exists() else ()
     number = effect.args["number"]
-    return Found(number * 10) if str(number) in made else Absent()
+    return Found(number) if str(number) in made else Absent()
+
+
+@holdfast.tool(name="when.look", effect="read")
+def look_around(number):
+    return f"seen in {number}"
 
 
 @holdfast.tool(name="when.book", probe=look)
@@ -45,23 +53,49 @@ def book(number):
     with outside.open("a") as file:
         file.write(f"{number}\n")
     point()
-    return number * 10
+    return number
 
 
 def work(agent, number):
-    """One round. Both halves are there in any state that is saved, or none."""
+    """One round, another one for each seed. Both halves are there in any state that is saved, or none."""
+    chance = random.Random(f"{seed}/{number}")
     with agent.phase(f"round {number}"):
         point()
+        if chance.random() < 0.3:
+            fails(agent, number)
         with agent.atomic():
             agent.state["first"] = number
             point()
-            agent.state.setdefault("booked", []).append(book(number))
-            point()
+            for part in range(chance.randrange(1, 3)):
+                with agent.atomic() if chance.random() < 0.5 else nullcontext():
+                    agent.state.setdefault("booked", []).append(book(10 * number + part))
+                    point()
             agent.state["second"] = number
         point()
+        if chance.random() < 0.3:
+            agent.state["seen"] = look_around(number)
         agent.state["rounds"] = number + 1
+    if chance.random() < 0.3:
+        agent.gate("round", lambda state: state["first"] == state["second"])
     with begun.open("a") as file:  # what has been worked for
         file.write(f"{number}\n")
+
+
+def fails(agent, number):
+    with suppress(ValueError), agent.phase("fails"):
+        agent.state["failed"] = number
+        point()
+        raise ValueError("on purpose")
+
+
+def booked():
+    """What all rounds book together."""
+    chances = [(number, random.Random(f"{seed}/{number}")) for number in range(ROUNDS)]
+    found = []
+    for number, chance in chances:
+        chance.random()
+        found += [10 * number + part for part in range(chance.randrange(1, 3))]
+    return found
 
 
 def loop(agent):
@@ -111,7 +145,7 @@ async def arun(agent):
 
 
 if __name__ == "__main__":
-    place, there, policy, how, fatal = sys.argv[1:]
+    place, there, policy, how, seed, fatal = sys.argv[1:]
     outside, begun = Path(there), Path(f"{there}.begun")
     store = holdfast.open(place)
     agent = store.agent("trip-7", when=POLICIES[policy])

@@ -162,8 +162,8 @@ class BranchWriter:
         self._inside: FrameType | None = None
         self._stilled = False
         self._failures = 0  # those that were looked at
-        self._last: Pending | None = None  # the newest checkpoint
-        self._last_s = time.monotonic()
+        self._last_s = time.monotonic()  # when the newest checkpoint was made, or the writer began
+        self._stall_us = 0  # how long its maker stood still for it
         self._durable_us = 0  # how long it took until the newest was durable of those that are
         self.atomic = 0  # blocks that are under way, and in the middle of which nothing may be saved
         self.failed = 0  # how often the agent has failed since the last checkpoint
@@ -348,7 +348,9 @@ class BranchWriter:
                 target,
                 cost or self._cost(trigger, began_s),
             )
-            made.began_s, self._last, self._last_s = began_s, made, began_s
+            made.began_s, self._stall_us = began_s, 0
+            if cost is None:
+                self._last_s = began_s
             made.manifest, made.raw = manifest, manifest.encode()
             made.id = identity(made.raw)
             made.document, made.captured = document, captured
@@ -379,9 +381,9 @@ class BranchWriter:
 
     def _cost(self, trigger: str, now_s: float) -> Cost:
         """What asked for a checkpoint, and what the last one has cost, as far as that is known by now."""
-        elapsed_ms, last = max(0, round((now_s - self._last_s) * 1e3)), self._last
         failed, self.failed = self.failed, 0
-        return Cost(trigger, elapsed_ms, last.stall_us if last is not None else 0, self._durable_us, failed)
+        elapsed_ms = max(0, round((now_s - self._last_s) * 1e3))
+        return Cost(trigger, elapsed_ms, self._stall_us, self._durable_us, failed)
 
     def _seal_is_due(self, document: Saved) -> bool:
         """Whether replaying has become dear enough to pay for writing the nodes that changed.
@@ -411,7 +413,7 @@ class BranchWriter:
         with self.lock, self._undivided():
             self._write(pending)
         self._written_or_raise(pending)
-        pending.stall_us = max(1, round((time.monotonic() - pending.began_s) * 1e6))
+        self._stall_us = pending.stall_us = max(1, round((time.monotonic() - pending.began_s) * 1e6))
 
     def _write(self, pending: Pending) -> None:
         """Write it, or have it written with all before it."""
@@ -692,7 +694,7 @@ class BranchWriter:
             firm = self.settle()
             if not firm.head:
                 return b""
-            before = (self._unsealed, self._unsealed_bytes, self._last, self._last_s)
+            before = (self._unsealed, self._unsealed_bytes, self._stall_us)
             made = self._capture(document, label, "checkpoint", b"", cost=Cost(trigger, 0, 0, 0))
             with self._undivided():
                 work = self._make_job(made, firm).work
@@ -713,7 +715,7 @@ class BranchWriter:
                     raise
                 finally:
                     self._now = Now(firm, firm, (), made.onto, self._now.opened)
-                    self._unsealed, self._unsealed_bytes, self._last, self._last_s = before
+                    self._unsealed, self._unsealed_bytes, self._stall_us = before
             return made.id
 
     # -- records --------------------------------------------------------------------------------------------

@@ -201,7 +201,7 @@ def find_when(place: str, agent: str, *, is_directory: bool) -> When | None:
     The project is the directory that the store's is in; for a store on a server, the one that the program was started
     in. If both files say something about the agent, they have to say the same.
     """
-    folders = [Path(place), Path(place).parent] if is_directory else [Path.cwd()]
+    folders = [Path(place), Path(place).parent] if is_directory else [Path()]
     found = [(file, said[0]) for file in (folder / FILE for folder in folders) if (said := _said(file, agent))]
     for file, when in found[1:]:
         if when != found[0][1]:

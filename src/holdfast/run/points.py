@@ -12,6 +12,7 @@ import contextvars
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -36,6 +37,7 @@ Failing = Literal["raise", "rollback"]
 CHECK_S = 60.0
 """How long the check of a gate may take, if nobody says."""
 CHECK_MAX_S = 86_400.0
+_TOLD = "_holdfast_told"
 
 
 class SafePoints(below.Agent):
@@ -102,7 +104,7 @@ class SafePoints(below.Agent):
 
     def _at_end(self, error: BaseException | None) -> bool:
         """`with agent:` has ended: whether that is a safe point."""
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and self._is_news(error):
             self._pace.failed()
         if error is not None or self._writer is None or self.closed or self.when is None:
             return False
@@ -138,7 +140,7 @@ class SafePoints(below.Agent):
         """Save the state beside the line, marked suspect. Whoever has the error has it in any case."""
         if isinstance(error, HoldfastError) and not isinstance(error, ToolFailed | GateFailed):
             return False  # it says nothing about the state
-        if not isinstance(error, Exception) or self._writer is None or self.closed:
+        if not isinstance(error, Exception) or self._writer is None or self.closed or not self._is_news(error):
             return False
         self._pace.failed()
         lane, host = self._lane(), self._host
@@ -152,6 +154,13 @@ class SafePoints(below.Agent):
         except HoldfastError as failed:
             log.warning("the failing state of %s was not saved: %s", self.name, failed)
         return False
+
+    def _is_news(self, error: BaseException) -> bool:
+        """Whether nobody has been told of it: it may pass through several phases, and leave `with agent:` as well."""
+        known: set[int] = getattr(error, _TOLD, set())
+        with suppress(AttributeError):  # an exception with slots is told of at each
+            setattr(error, _TOLD, known | {id(self)})
+        return id(self) not in known
 
     # -- gates ----------------------------------------------------------------------------------------------
 
