@@ -2,7 +2,8 @@
 
 Replays seeded failures over fixed intervals, policies of steps and events, and the adaptive one, for states that are
 cheap and dear to save. Time is simulated (``when_traces``), with the schedule that the library uses. Prints tables,
-writes JSON and draws the picture. ``--only costs`` measures what checkpoints of a real store take.
+writes JSON and draws the picture. ``--only costs`` measures what checkpoints of a real store take, ``--overhead`` what
+policies add to the run time of a real agent.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from typing import Any
 import targets as reached
 from rich.console import Console
 from rich.table import Table
+from when_overhead import main as overhead
 from when_traces import ADAPTIVE, FAMILIES, POLICIES, Case, Judged, judge, simulate
 
 import holdfast
@@ -56,6 +58,8 @@ Figures = dict[str, Any]
 
 def main() -> None:
     options = parse()
+    if options.overhead:
+        sys.exit(overhead(20 if not options.quick else 3, options.dir))
     console = Console(width=None if sys.stdout.isatty() else 120)
     results: Figures = {
         "environment": {
@@ -288,6 +292,7 @@ def parse() -> argparse.Namespace:
         "--only", nargs="+", choices=(*PARTS, "costs"), default=PARTS, metavar="NAME",
         help=f"of {', '.join(PARTS)}, and costs, which measures a real store",
     )  # fmt: skip
+    parser.add_argument("--overhead", action="store_true", help="only: what policies add to tools that take 50 ms")
     parser.add_argument("--seeds", type=int, help="traces of each case and family (8)")
     parser.add_argument("--failures", type=int, default=FAILURES, help=f"in each trace ({FAILURES})")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that simulate")

@@ -358,6 +358,16 @@ def test_a_failing_phase_leaves_its_state_beside_the_line_and_the_last_good_one_
         assert again.verify().ok
 
 
+def test_a_program_that_fails_again_and_again_and_goes_on_is_saved_all_the_same(store, clock):
+    agent = store.agent("trip-7", when=When(every_s=10))
+    for number in range(30):
+        clock.now_s += 3
+        with pytest.raises(ValueError, match="no"):
+            fail(agent, "pay", ValueError("no"), n=number)
+        agent.step()
+    assert triggers(agent).count("time") == 7
+
+
 def test_an_error_that_leaves_several_phases_is_one_failure(store):
     agent = store.agent("trip-7")
     agent.checkpoint("good")

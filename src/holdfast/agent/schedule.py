@@ -210,12 +210,18 @@ class Schedule:
         self._pass(now_s)
         self._settle(self.cost_s)
 
-    def failed(self, now_s: float) -> None:
-        """The agent failed: it was killed, an exception ended it, or it was rolled back. What was not saved is lost."""
+    def failed(self, now_s: float, *, lost: bool = True) -> None:
+        """The agent failed: it was killed, an exception ended it, or it was rolled back.
+
+        ``lost``: and with that what was not saved, so that the next interval begins here.
+        """
         self._pass(now_s)
         self._failures.add(self._passed_s - self._failed_at_s)
         self._failed_at_s = self._passed_s
-        self._settle(self.cost_s)
+        if lost:
+            self._settle(self.cost_s)
+        else:
+            self._choose(self.cost_s)
 
     def _settle(self, cost_s: float) -> None:
         self._saved_at_s = self._seen_at_s = self._passed_s
