@@ -249,6 +249,24 @@ def test_an_intent_waits_for_everything_before_it(store, store_path):
     assert seen == [7]
 
 
+def test_a_step_inside_a_tool_saves_nothing(store):
+    agent = store.agent("trip-7", when=When(every_steps=1, at_phase=True))
+
+    @holdfast.tool
+    def book():
+        agent.step()
+        with agent.phase("inside"):
+            pass
+        return 1
+
+    with agent:
+        agent.state["n"] = 1
+        agent.state["booking"] = book()
+        assert agent.head is None
+        agent.step()
+    assert agent.head.state == {"n": 1, "booking": 1}
+
+
 # -- blocks that are not saved in the middle ---------------------------------------------------------------------
 
 

@@ -165,8 +165,11 @@ class Schedule:
         """The agent is at the end of a phase, or inside a run before or after a write: also safe points."""
         since_s = self._arrive(now_s)
         when = self._when
-        asked = {PHASE: when.at_phase, BEFORE: when.before is not None, AFTER: when.after is not None}
-        if asked.get(name, False):
+        if (
+            (name == PHASE and when.at_phase)
+            or (name == BEFORE and when.before is not None)
+            or (name == AFTER and when.after is not None)
+        ):
             return name
         return self._due_by_time(since_s, None) if since_s >= self.earliest_s else None
 
