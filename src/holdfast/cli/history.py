@@ -220,7 +220,7 @@ def _names(history: _History, checkpoint: Checkpoint) -> Text:
 
 def _remarks(history: _History, checkpoint: Checkpoint) -> Text:
     remarks = Text()
-    if checkpoint.trigger:
+    if checkpoint.trigger not in {"", "run"}:  # its label names the run
         remarks.append(f"  [{clean(checkpoint.trigger)}]", style="dim")
     if checkpoint.kind != "checkpoint":
         depth = history.depths.get(checkpoint.target_id)
