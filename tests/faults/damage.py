@@ -373,17 +373,16 @@ def mend(task: Task, told: str, path: Path) -> None:
         task.broke(f"{told}, repaired: {wrong}")
 
 
-UNASKED = ("deleted log", "deleted retired", "deleted floor", "put-back floor", "put-back signal")
-"""What the log says of a tag that has moved on, or of an earlier writer, and that something was there that is gone,
-nobody can ask for. A signal that was taken may have a row: whoever looks there finds that it was. What the log says of
-the moves of a branch, every one of them, has to be there."""
+UNASKED = ("deleted retired", "deleted floor", "put-back floor", "put-back signal")
+"""That something was there that is gone, nobody can ask for. A signal that was taken may have a row: whoever looks
+there finds that it was. What the log says, every entry of it, has to be there."""
 
 
 def deletions(path: Path) -> Iterator[tuple[str, Change]]:
     for name in TABLES:
         for key, row in rows_by_key(path, name).items():
             retired = name == "branch" and not SHAPES["branch"](row[:-1]).a
-            what = "move" if name == "log" and tells_of_a_move(row) else "retired" if retired else name
+            what = "retired" if retired else name
             yield f"deleted {what} {key!r:.40}", partial(_execute, f"DELETE FROM {name} WHERE {_is(name)}", [key])
 
 

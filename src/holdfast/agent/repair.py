@@ -718,6 +718,7 @@ class _Mending:
             if gone:
                 change.set_fact(metadata.LOST, b"".join(gone))
             self._rescue.remember(change, noted)
+            self._rescue.settle_log(change)
 
         self.db.change(put)
         self.db.change(self._open)

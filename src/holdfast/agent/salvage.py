@@ -36,7 +36,7 @@ from holdfast.store.manifest import identity, mark_of, split_payload, uncompress
 from holdfast.store.objects import Folder, open_objects
 from holdfast.store.packs import Packs, file_name
 from holdfast.store.sqlite import SqliteTx
-from holdfast.store.tables import CHECKPOINTS, HANDLES, TABLES
+from holdfast.store.tables import CHECKPOINTS, HANDLES, LOG_GONE, TABLES
 from holdfast.store.witness import Noted, lost
 
 if TYPE_CHECKING:
@@ -426,6 +426,10 @@ class Rescue:
             self._report.missing.append(f"{bare if rows.hollow[r][-1] else gone} is kept")
         if not self.facts:
             self._report.missing.append("what the store said of itself: its policy, and where packs lie, if it had any")
+        missing = self.view.entries_missing()
+        if missing > 0:
+            self.hurt = True
+            self._report.missing.append(f"{missing} entries of the log: what became of refs, or was kept under a key")
         if lost(self.view, noted):
             self._report.missing.append(f"acknowledged {', '.join(lost(self.view, noted))}")
 
@@ -460,6 +464,10 @@ class Rescue:
         """Handles that were given are not given again."""
         for table, number in (*self.floors.items(), *zip(("loose", "log", "record"), noted or (), strict=False)):
             change.remember(table, number)
+
+    def settle_log(self, change: Change) -> None:
+        """What is lost of the log is lost: it counts as it is from now on."""
+        change.set_number(LOG_GONE, change.number_of(LOG_GONE) + change.entries_missing())
 
     def bring_chunks(self, source: Layout, cipher: Cipher) -> None:
         """Copy every chunk that can be read into packs of the new store."""

@@ -192,6 +192,7 @@ class _Verification:
                         self._row(table, self.view.cipher.loaded(table, row))
                     if done % ROWS_AT_ONCE == 0:
                         self.progress("rows", done, max(done, total))
+        self._entries()
         for s, members in self._members.items():
             gone = [n for n in members if n not in self.found.rows or self.found.rows[n].s != s]
             if gone:
@@ -216,6 +217,17 @@ class _Verification:
         elif table == "segment":
             self._members[values[0]] = members_of(values[1])
         self.found.take(table, values)
+
+    def _entries(self) -> None:
+        """No entry of the log is missing but those that were deleted on purpose."""
+        if self.store._db.engine.dialect != "sqlite":
+            return  # a server gives handles to several writers at once: they have gaps
+        with self.finding("table log"):
+            missing = self.view.entries_missing()
+            if missing > 0:
+                self.problem("table log", f"{missing} of its entries are missing")
+            elif missing < 0:
+                self.problem("table log", "it has more entries than were written, or what counts them is missing")
 
     def packs(self) -> None:
         for done, pack in enumerate(self._packs, 1):

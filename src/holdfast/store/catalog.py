@@ -29,7 +29,7 @@ from holdfast.store.manifest import (
     split_payload,
     uncompressed,
 )
-from holdfast.store.tables import CHECKPOINTS, HANDLES, NUMBER_MAX, TABLES
+from holdfast.store.tables import CHECKPOINTS, HANDLES, LOG_GONE, NUMBER_MAX, TABLES
 
 NODE_MAX_BYTES = 2**28
 ROWS_AT_ONCE = 256
@@ -540,6 +540,19 @@ class View:
         names = [self.cipher.name("log", key) for key in keys]
         sql = f"SELECT count(*) FROM log WHERE length(key) > 0 AND key IN {listed(len(names))}"
         return int(self.reader.run(sql, names)[0][0])
+
+    def number_of(self, name: str) -> int:
+        """What ``floor`` says of a table, 0 where it says nothing."""
+        found = self.rows("floor", "WHERE name = ?", (name,))
+        return int(found[0][1]) if found else 0
+
+    def entries_missing(self) -> int:
+        """How many entries of the log are not there although nobody deleted them; below 0: there are too many.
+
+        Only where handles have no gaps, which is where one writer at a time gives them.
+        """
+        count, newest = self.reader.run("SELECT count(*), coalesce(max(e), 0) FROM log")[0]
+        return int(max(newest, self.number_of("log")) - self.number_of(LOG_GONE) - count)
 
     def opened(self, b: int | None = None, damaged: list[Damaged] | None = None) -> list[Open]:
         """The rows of a branch's open runs, of signals to it, and of effects that are not settled; or those of all.

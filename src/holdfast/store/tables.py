@@ -151,6 +151,9 @@ CHECKPOINTS = ("loose", "checkpoint")
 HANDLES = dict(agent="a", branch="b", loose="n", segment="s", node="k", record="r", log="e", pack="p")  # noqa: C408
 """The tables whose rows have handles, and the column. ``floor`` says which ones were given whose rows are gone."""
 
+LOG_GONE = "log gone"
+"""The row of ``floor`` that says how many entries of the log were deleted on purpose: no other may be missing."""
+
 
 def ddl(dialect: Dialect, *, shared: bool = False) -> list[str]:
     """The statements that make an empty store, or the tables that several stores share."""
