@@ -69,6 +69,7 @@ def move(source: Store, dest: Store, progress: Progress | None = None) -> Transf
         _carry_schedules(source, dest)
 
         def end(change: Change) -> None:
+            change.tx.alone(MOVED.encode())  # on a server: after all who are writing, and before all others
             if _standing(change) != before:
                 raise StoreBusy(
                     "somebody writes to the store that is to be moved", hint="Try again when they are done."
