@@ -9,7 +9,9 @@ import pytest
 
 import holdfast
 from holdfast import Policy
+from holdfast.agent.move import Restored, _judged
 from holdfast.agent.store import Store
+from holdfast.agent.verify import Problem
 from holdfast.errors import ReadOnly, StoreBusy
 from holdfast.store.catalog import BEGINNING
 
@@ -79,3 +81,12 @@ def test_what_somebody_is_making_while_a_store_moves_is_in_the_new_place_or_refu
         assert outcomes == ["busy"], "something that is not in the new place was made in the old one"
         source.move(dest)
         assert {one.name for one in dest.agents()} == {"first", "late"}
+
+
+def test_a_restore_test_says_what_is_known_to_be_wrong_and_not_that_it_is_unknown():
+    away, whole = Restored("a", problem="it does not answer", unknown=True), Restored("b", 3)
+    of_all, of_a = Problem("store.db", "a page is damaged"), Problem("checkpoint 1", "it is missing", "a")
+    assert _judged(away, [of_all]) == away, "nothing of it came back"
+    assert _judged(away, [of_all, of_a]) == Restored("a", problem="it is missing")
+    assert _judged(whole, [of_a]) == whole
+    assert _judged(whole, [of_all, of_a]) == Restored("b", 3, "a page is damaged")

@@ -31,6 +31,7 @@ from holdfast.store.keys import secret_of
 from holdfast.store.sqlite import Sqlite
 
 if TYPE_CHECKING:
+    from holdfast.agent.verify import Problem
     from holdfast.store.keys import Secret
 
 FACTS = ("policy", "queues")
@@ -317,13 +318,19 @@ def verify_restore(
                     graph = Graph(made._db.view, made._agent_row(name))
                     report.agents.append(Restored(name, len(graph.numbers)))
         with open_unseen(room / "store", secret) as again:  # what is read now was on the disk
-            for problem in again.verify(say).problems:
-                report.agents = [
-                    replace(one, problem=problem.detail) if problem.agent in {"", one.agent} else one
-                    for one in report.agents
-                ]
+            problems = again.verify(say).problems
+    report.agents = [_judged(one, problems) for one in report.agents]
     report.seconds = time.monotonic() - began
     return report
+
+
+def _judged(tried: Restored, problems: Sequence[Problem]) -> Restored:
+    """An agent as the proof of what came back shows it. What was not tried has no part in what is wrong with all."""
+    for problem in problems:
+        own = problem.agent == tried.agent
+        if (tried.unknown and own) or (not tried.problem and (own or not problem.agent)):
+            return replace(tried, problem=problem.detail, unknown=False)
+    return tried
 
 
 @contextmanager
