@@ -357,6 +357,17 @@ class Postgres:
     def clock(self) -> int:
         return int(self.run(f"SELECT {CLOCK}")[0][0])
 
+    def identity(self) -> bytes:
+        sql = (
+            "SELECT concat_ws('/', (SELECT system_identifier FROM pg_control_system()), (SELECT oid FROM pg_database"
+            " WHERE datname = current_database()), to_regnamespace(?)::oid)"
+        )
+        try:
+            ((told,),) = self.run(sql, (f'"{self.schema}"',))
+        except StoreFailed:  # not every server that speaks like PostgreSQL says who it is
+            return b""
+        return f"{told}/{self._address.store}".encode()
+
     def check_place(self) -> None:
         """Whoever opens the store comes to the same server, or to one that ``connect`` has compared with it."""
 
