@@ -228,8 +228,8 @@ class Salvage:
         values = proven(self._cipher, table, row)
         if values is None:
             # What a record says stands behind its sum: its place in its line may be sound without, or without values.
-            if table == "record" and row[-2]:
-                for left in (proof(bytes(row[-2])), b""):
+            if table == "record" and row[-2] and isinstance(row[-2], bytes):
+                for left in (proof(row[-2]), b""):
                     if values := proven(self._cipher, table, (*row[:-2], left, row[-1])):
                         self._hollow[values[0]] = max(values, self._hollow.get(values[0], values), key=_said)
                         break

@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple
 from holdfast.errors import Damaged, NewerFormat
 
 FORMAT_VERSION = 1
-APPLICATION_ID = 0x48464F52
-"""Of the SQLite database."""
+APPLICATION_ID, FORMER_APPLICATION_ID = 0x48464F52, 0x486F6C64
+"""Of the SQLite database; and of one in a layout before this one."""
 
 NUMBER_MAX = 2**62
 """No number in a row is higher, or below 0, so that one more has room in every engine. Marks are any."""
