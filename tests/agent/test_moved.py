@@ -13,7 +13,7 @@ from holdfast.agent.move import Restored, _judged
 from holdfast.agent.store import Store
 from holdfast.agent.verify import Problem
 from holdfast.errors import ReadOnly, StoreBusy
-from holdfast.store.catalog import BEGINNING
+from holdfast.store.rows import BEGINNING
 
 
 @pytest.fixture

@@ -39,9 +39,9 @@ from holdfast.run.line import Line, entries
 from holdfast.run.schedule import Kept
 from holdfast.store import witness
 from holdfast.store.bodies import body_digest, joined, proof
-from holdfast.store.catalog import Branch, body_bytes, link, node_digest
 from holdfast.store.cipher import PLAIN, Keyed, digest
 from holdfast.store.manifest import Manifest, identity, mark_of, pack, pack_payload
+from holdfast.store.rows import Branch, body_bytes, link, node_digest
 from holdfast.store.tables import FORMAT_VERSION
 from tests.limits import limits
 

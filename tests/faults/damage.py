@@ -21,7 +21,8 @@ import apsw
 import holdfast
 from holdfast.agent.verify import _Verification
 from holdfast.errors import HoldfastError
-from holdfast.store.catalog import SHAPES, quietly
+from holdfast.store.catalog import quietly
+from holdfast.store.rows import SHAPES
 from holdfast.store.tables import TABLES
 from holdfast.store.witness import witness_report
 from tests.faults import rich

@@ -25,7 +25,7 @@ from holdfast.errors import (
     Waiting,
 )
 from holdfast.store.bodies import body_digest, joined, proof, values_bytes
-from holdfast.store.catalog import Branch
+from holdfast.store.rows import Branch
 
 DONE: list[str] = []
 LONG = [f"a long result, line {number}" for number in range(3_000)]

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Protocol
 from holdfast.agent.collection import AT_ONCE, Links, Pace, at_once, note_waste
 from holdfast.agent.policy import Policy
 from holdfast.store.bodies import LET_GO, is_bare, proof, values_bytes
-from holdfast.store.catalog import DIGEST_BYTES, Agent, Branch, Record, View, slices
+from holdfast.store.catalog import View, slices
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
+from holdfast.store.rows import DIGEST_BYTES, Agent, Branch, Record
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

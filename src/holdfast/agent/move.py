@@ -24,10 +24,11 @@ from holdfast.agent.store import Store, open_unseen
 from holdfast.agent.transfer import TransferReport, transfer
 from holdfast.errors import BadOption, Damaged, HoldfastError, ReadOnly, StoreBusy, StoreFailed, Unavailable
 from holdfast.store import files
-from holdfast.store.catalog import Open, Progress, View, body_bytes, read_body
+from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, Opens
 from holdfast.store.database import COLD, MOVED, OBJECTS, SCHEDULES, is_url
 from holdfast.store.keys import secret_of
+from holdfast.store.rows import Open, body_bytes, read_body
 from holdfast.store.sqlite import Sqlite
 
 if TYPE_CHECKING:

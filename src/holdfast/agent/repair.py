@@ -31,22 +31,7 @@ from holdfast.agent.store import MAIN, find_store, open_unseen
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
-from holdfast.store.catalog import (
-    BEGINNING,
-    DIGEST_BYTES,
-    LOST,
-    Agent,
-    Body,
-    Branch,
-    End,
-    Point,
-    Progress,
-    Record,
-    Row,
-    Tag,
-    body_bytes,
-    quietly,
-)
+from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import (
     Change,
     NewCheckpoint,
@@ -68,6 +53,20 @@ from holdfast.store.files import (
 )
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.manifest import Manifest, Segment, identity, mark_of, pack_payload
+from holdfast.store.rows import (
+    BEGINNING,
+    DIGEST_BYTES,
+    LOST,
+    Agent,
+    Body,
+    Branch,
+    End,
+    Point,
+    Record,
+    Row,
+    Tag,
+    body_bytes,
+)
 from holdfast.store.witness import Noted, lost, remembered, witness_report
 
 _LOST_MAX = 100_000

@@ -26,7 +26,7 @@ from holdfast.agent.collection import note_waste
 from holdfast.errors import Damaged, KeyNeeded, NotEncrypted, StoreFailed
 from holdfast.store import keys, sqlite
 from holdfast.store.bodies import proof
-from holdfast.store.catalog import NODE_MAX_BYTES, SHAPES, Place, Progress, View, node_digest
+from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, NewPack
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
 from holdfast.store.database import COLD, OBJECTS, Database
@@ -35,6 +35,7 @@ from holdfast.store.files import Layout, failed_disk
 from holdfast.store.manifest import identity, mark_of, split_payload, uncompressed
 from holdfast.store.objects import Folder, open_objects
 from holdfast.store.packs import Packs, file_name
+from holdfast.store.rows import NODE_MAX_BYTES, SHAPES, Place, node_digest
 from holdfast.store.sqlite import SqliteTx
 from holdfast.store.tables import CHECKPOINTS, HANDLES, LOG_GONE, TABLES
 from holdfast.store.witness import Noted, lost

@@ -22,9 +22,10 @@ from holdfast.agent.evidence import Found, Histories, Lines, Refs, Told, scan
 from holdfast.agent.opened import difference, wanted
 from holdfast.errors import Damaged, ForkedHandle, StoreClosed, Unavailable
 from holdfast.store import keys, witness
-from holdfast.store.catalog import NODE_MAX_BYTES, ROWS_AT_ONCE, Agent, Branch, Progress, View, node_digest, quietly
+from holdfast.store.catalog import ROWS_AT_ONCE, Progress, View, quietly
 from holdfast.store.database import Contents
 from holdfast.store.manifest import members_of, uncompressed
+from holdfast.store.rows import NODE_MAX_BYTES, Agent, Branch, node_digest
 from holdfast.store.tables import TABLES
 
 if TYPE_CHECKING:

@@ -45,7 +45,8 @@ from holdfast.run.resilience import clock_of
 from holdfast.run.scope import EFFECT, Lane, Scope, Suspended, here, in_doubt, place
 from holdfast.run.steps import Sleep, Steps, Turn, Work, Write, asked, cancelled, drive, drive_later, is_cancelled
 from holdfast.run.tools import Tool, tool
-from holdfast.store.catalog import Agent, Branch, View
+from holdfast.store.catalog import View
+from holdfast.store.rows import Agent, Branch
 
 if TYPE_CHECKING:
     from holdfast.run.runs import Run

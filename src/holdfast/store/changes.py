@@ -16,7 +16,12 @@ from typing import Any, NamedTuple, TypeVar
 
 from holdfast.errors import BadOption, Forgotten, UnknownAgent
 from holdfast.store.bodies import MARKED, body_digest
-from holdfast.store.catalog import (
+from holdfast.store.catalog import View, listed, slices
+from holdfast.store.cipher import Cipher
+from holdfast.store.engine import Args, Refused, Tx
+from holdfast.store.engine import Row as Stored
+from holdfast.store.manifest import Packed, compressed, mark_of, pack_payload, split_refs
+from holdfast.store.rows import (
     BEGINNING,
     NODE_MAX_BYTES,
     Agent,
@@ -27,16 +32,9 @@ from holdfast.store.catalog import (
     Point,
     Row,
     Tag,
-    View,
     body_bytes,
     link,
-    listed,
-    slices,
 )
-from holdfast.store.cipher import Cipher
-from holdfast.store.engine import Args, Refused, Tx
-from holdfast.store.engine import Row as Stored
-from holdfast.store.manifest import Packed, compressed, mark_of, pack_payload, split_refs
 from holdfast.store.tables import CHECKPOINTS, HANDLES, LOG_GONE, TABLES
 
 NODE_COMPRESS_FROM_BYTES = 256
