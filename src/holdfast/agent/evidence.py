@@ -16,10 +16,9 @@ from holdfast.agent import history, metadata
 from holdfast.agent.graph import left_by
 from holdfast.codec.state import State
 from holdfast.errors import Damaged, ForkedHandle, InputError, StoreClosed, Unavailable
-from holdfast.store.bodies import is_bare
 from holdfast.store.catalog import ROWS_AT_ONCE, View
 from holdfast.store.database import Contents
-from holdfast.store.manifest import STATE, Position, mark_of
+from holdfast.store.manifest import STATE, Position, is_bare, mark_of
 from holdfast.store.rows import (
     BEGINNING,
     SHAPES,

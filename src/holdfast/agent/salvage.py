@@ -25,14 +25,13 @@ import apsw
 from holdfast.agent.collection import note_waste
 from holdfast.errors import Damaged, KeyNeeded, NotEncrypted, StoreFailed
 from holdfast.store import keys, sqlite
-from holdfast.store.bodies import proof
 from holdfast.store.catalog import Progress, View
 from holdfast.store.changes import Change, NewPack
 from holdfast.store.cipher import PLAIN, Cipher, Keyed
 from holdfast.store.database import COLD, OBJECTS, Database
 from holdfast.store.engine import Row
 from holdfast.store.files import Layout, failed_disk
-from holdfast.store.manifest import identity, mark_of, split_payload, uncompressed
+from holdfast.store.manifest import body_proof, identity, mark_of, split_payload, uncompressed
 from holdfast.store.objects import Folder, open_objects
 from holdfast.store.packs import Packs, file_name
 from holdfast.store.rows import NODE_MAX_BYTES, SHAPES, Place, node_digest
@@ -230,7 +229,7 @@ class Salvage:
         if values is None:
             # What a record says stands behind its sum: its place in its line may be sound without, or without values.
             if table == "record" and row[-2] and isinstance(row[-2], bytes):
-                for left in (proof(row[-2]), b""):
+                for left in (body_proof(row[-2]), b""):
                     if values := proven(self._cipher, table, (*row[:-2], left, row[-1])):
                         self._hollow[values[0]] = max(values, self._hollow.get(values[0], values), key=_said)
                         break

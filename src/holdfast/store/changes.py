@@ -15,12 +15,11 @@ from functools import cache
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.errors import BadOption, Forgotten, UnknownAgent
-from holdfast.store.bodies import MARKED, body_digest
 from holdfast.store.catalog import View, listed, slices
 from holdfast.store.cipher import Cipher
 from holdfast.store.engine import Args, Refused, Tx
 from holdfast.store.engine import Row as Stored
-from holdfast.store.manifest import Packed, compressed, mark_of, pack_payload, split_refs
+from holdfast.store.manifest import MARKED, Packed, body_digest, compressed, mark_of, pack_payload, split_refs
 from holdfast.store.rows import (
     BEGINNING,
     NODE_MAX_BYTES,

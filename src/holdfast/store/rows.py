@@ -15,9 +15,8 @@ from ormsgpack import packb, unpackb
 
 from holdfast.codec.values import decode, encode
 from holdfast.errors import Damaged, HoldfastError
-from holdfast.store.bodies import LET_GO, MARKED, is_written
 from holdfast.store.cipher import HINT, digest
-from holdfast.store.manifest import TIME_MAX, Manifest, Position
+from holdfast.store.manifest import LET_GO, MARKED, TIME_MAX, Manifest, Position, is_written
 from holdfast.store.tables import NUMBER_MAX
 
 NODE_MAX_BYTES = 2**28
@@ -258,7 +257,7 @@ LOST = b"\0lost"
 class Record(NamedTuple):
     """Record ``i`` of a line. ``key`` is the id of the run that it begins, ``LOST`` where nothing is known of it.
 
-    ``mark`` has bits (bodies.py). ``body`` is empty where it is gone; its digest is left.
+    ``mark`` has bits (manifest.py). ``body`` is empty where it is gone; its digest is left.
     """
 
     r: int
