@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 import holdfast
+from holdfast.store.changes import Said
 from tests.agent import damage
 
 
@@ -23,3 +26,21 @@ def test_a_record_whose_body_is_of_another_type_costs_that_record_alone(path, bo
     report = holdfast.repair(path)
     assert not report.whole
     assert not [text for text in report.problems if text.startswith("in the new store")]
+
+
+@pytest.mark.parametrize("what", ["signal", "signal dropped"])
+@pytest.mark.parametrize("id", [1.5, [b"x"], None, "text"], ids=repr)
+def test_an_entry_that_is_no_signal_is_passed_over_or_called_damaged(tmp_path, what, id):
+    """By everybody who looks for signals: nobody gets an error that was not declared."""
+    path = tmp_path / "store"
+    with holdfast.open(path) as store:
+        store.agent("a").checkpoint()
+        row = store._db.view.agent("a")
+        uuid = store._db.view.branches(row.a)[0].uuid
+        body = {"what": what, "id": id, "name": "go", "value": b"\x01", "branch": uuid}
+        store._db.change(lambda change: change.say(row.a, Said(body, b"k" * 16)))
+    with holdfast.open(path) as store:
+        for ask in (store.verify, store.signals, lambda: store.signal("a", "go", 1, any_run=True), store.agents):
+            with suppress(holdfast.Damaged):
+                ask()
+    holdfast.repair(path)

@@ -362,7 +362,7 @@ class _Verification:
     def _open(self, agent: Agent, refs: Refs, lines: Lines) -> None:
         """The table of open runs says what the lines say. A row too many for a signal that was sent costs a look."""
         log = [entry for entry in self.found.log if entry.a == agent.a]
-        sent = {entry.body.get("id") for entry in log if entry.key}
+        sent = {id for entry in log if entry.key and isinstance(id := entry.body.get("id"), bytes)}
         for branch in refs.branches:
             whole = lines.end(branch.line) == branch.end
             rows = wanted(self.view, branch, log) if whole else None

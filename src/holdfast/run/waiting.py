@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
 from holdfast.agent.names import check_text
 from holdfast.codec.blocks import digest_of
@@ -448,9 +448,8 @@ def drop_of(agent: bytes, signal: Signal, by: str) -> tuple[dict[str, Any], byte
 def read(at: int, parts: Mapping[str, Any]) -> Signal:
     """A signal from its entry."""
     try:
-        whose = parts.get("run", ""), parts.get("begun", 0), parts.get("by", "")
-        return Signal(parts["id"], at, parts["name"], parts["value"], parts["branch"], *whose)
-    except (AttributeError, KeyError, TypeError) as error:
+        return convert({**parts, "at": at}, Signal)
+    except (TypeError, ValidationError) as error:
         raise CorruptValue("an entry that should be a signal does not follow the format") from error
 
 
@@ -486,6 +485,8 @@ def sorted_entries(entries: Iterable[tuple[int, Mapping[str, Any]]]) -> tuple[li
             one = read(at, body)
             signals.setdefault(one.id, one)
         elif body.get("what") == "signal dropped":
+            if not isinstance(body.get("id"), bytes):
+                raise CorruptValue("an entry that should take a signal back does not follow the format")
             dropped.add(body["id"])
     return list(signals.values()), dropped
 
