@@ -8,6 +8,7 @@ import pytest
 
 import holdfast
 from holdfast.store.changes import Said
+from holdfast.store.cipher import PLAIN
 from tests.agent import damage
 
 
@@ -44,3 +45,19 @@ def test_an_entry_that_is_no_signal_is_passed_over_or_called_damaged(tmp_path, w
             with suppress(holdfast.Damaged):
                 ask()
     holdfast.repair(path)
+
+
+@pytest.mark.parametrize("which", ["itself", "a later one"])
+def test_an_ancestor_that_is_none_is_not_kept_by_a_repair(store_path, which):
+    with holdfast.open(store_path) as store, store.agent("a") as agent:
+        for number in range(4):
+            agent.state["n"] = number
+            agent.checkpoint(f"c{number}")
+        agent.tag("early", "c1")
+        store.retain(holdfast.Policy(last=1))
+    (n, newest), *_ = damage.rows(store_path, "SELECT min(n), (SELECT max(n) FROM loose) FROM shallow")
+    damage.put(store_path, "shallow", PLAIN.stored("shallow", n, n if which == "itself" else newest))
+    with damage.opened(store_path) as store:
+        assert not store.verify().ok
+    report = holdfast.repair(store_path)
+    assert not [text for text in report.problems if text.startswith("in the new store")]

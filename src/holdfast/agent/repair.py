@@ -533,8 +533,10 @@ class _Mending:
         """The nearest ancestor of a checkpoint that has lost its parent."""
         row, known, proof = self.found.rows[n], self._proof.known[n], self._proof
         over = self.found.shallow.get(n, 0)
-        near = self._nearest(proof.known[over].id) if over in proof.known else 0
-        return near or self._nearest(known.parent) or self._before(row.b, row.epoch, known.depth)
+        said = self._nearest(proof.known[over].id) if over in proof.known else 0
+        # What a row says may be wrong although its sum fits: an ancestor is less deep.
+        near = (one for one in (said, self._nearest(known.parent)) if one and proof.depth(one) < known.depth)
+        return next(near, 0) or self._before(row.b, row.epoch, known.depth)
 
     def _set_refs(self) -> None:
         """Branches, tags and judgements, as far as what they name stays."""
