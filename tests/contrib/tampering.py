@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 
 from holdfast.codec.values import encode
-from holdfast.store.catalog import body_bytes, read_body
 from holdfast.store.cipher import PLAIN
+from holdfast.store.rows import body_bytes, read_body
 
 OURS, THEIRS = "HoldfastSaver", "SqliteSaver"
 FILES = {OURS: "store/store.db", THEIRS: "checkpoints.sqlite"}

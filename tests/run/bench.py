@@ -17,7 +17,7 @@ from holdfast.run.durables import Options, known
 from holdfast.run.records import decode_record
 from holdfast.run.scope import active, number_tasks
 from holdfast.run.steps import drive, drive_later
-from holdfast.store.catalog import BEGINNING, End, link
+from holdfast.store.rows import BEGINNING, End, link
 
 NAME = "trip-7"
 FOLDERS = []

@@ -24,8 +24,8 @@ from holdfast.errors import (
     RunUnfinished,
     Waiting,
 )
-from holdfast.store.bodies import body_digest, joined, proof, values_bytes
-from holdfast.store.catalog import Branch
+from holdfast.store.manifest import body_digest, body_proof, join_body, values_bytes
+from holdfast.store.rows import Branch
 
 DONE: list[str] = []
 LONG = [f"a long result, line {number}" for number in range(3_000)]
@@ -382,7 +382,7 @@ def test_values_that_were_taken_away_are_lost_and_not_let_go(opened, store_path)
     bodies = {one.i: one.body for one in line(agent._store)}
     agent._store.close()
     newest = max(bodies)
-    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", proof(bodies[newest]), newest)
+    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", body_proof(bodies[newest]), newest)
     agent = opened()
     found = agent._store.verify()
     assert found.checked["lost_values"] == 1
@@ -400,7 +400,7 @@ def test_other_values_are_damage(opened, store_path):
     bodies = {one.i: one.body for one in line(agent._store)}
     agent._store.close()
     newest = max(bodies)
-    other = proof(bodies[newest]) + b"\xa5never"
+    other = body_proof(bodies[newest]) + b"\xa5never"
     assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", other, newest)
     with holdfast.open(store_path) as store:
         assert not store.verify().ok
@@ -504,9 +504,9 @@ def test_a_copy_that_has_the_values_and_one_that_has_not_stay_one_line(opened, t
 
 def test_whoever_sends_a_line_cannot_change_what_its_records_say():
     """A record without values has the digest of the whole one, and no other words have."""
-    whole = joined(b"\x81\xa1t\xa3end", b"value")
-    assert body_digest(proof(whole)) == body_digest(whole)
-    others = [joined(b"\x81\xa1t\xa3run", b"value"), joined(b"\x81\xa1t\xa3end", b"other"), b"\x81\xa1t\xa3end"]
+    whole = join_body(b"\x81\xa1t\xa3end", b"value")
+    assert body_digest(body_proof(whole)) == body_digest(whole)
+    others = [join_body(b"\x81\xa1t\xa3run", b"value"), join_body(b"\x81\xa1t\xa3end", b"other"), b"\x81\xa1t\xa3end"]
     assert body_digest(whole) not in map(body_digest, others)
 
 
@@ -615,7 +615,7 @@ def test_a_result_that_is_lost_can_be_told_by_a_person(opened, store_path):
         go(agent, "Lisbon", how="waits")
     (done,) = [one for one in line(agent._store) if b"booked Lisbon" in one.body and values_bytes(one.body)]
     agent._store.close()
-    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", proof(done.body), done.i)
+    assert rewrite(store_path, "UPDATE record SET body = ? WHERE i = ?", body_proof(done.body), done.i)
     agent = opened()
     with pytest.raises(ResultLost):
         go(agent, "Lisbon", how="waits")

@@ -14,13 +14,14 @@ import pytest
 
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, InputError, StoreFailed
 from holdfast.store import packs as room
-from holdfast.store.catalog import View, chunk_digest
+from holdfast.store.catalog import View
 from holdfast.store.changes import Change
 from holdfast.store.cipher import PLAIN, Keyed
 from holdfast.store.database import create_store
 from holdfast.store.files import Layout
 from holdfast.store.objects import Folder, Missing, open_objects
 from holdfast.store.packs import Packs, file_name
+from holdfast.store.rows import chunk_digest
 from holdfast.store.sqlite import Sqlite
 from tests.store.bucket import BUCKET, proxied
 

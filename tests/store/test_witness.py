@@ -15,11 +15,11 @@ import pytest
 import holdfast
 from holdfast.errors import Damaged, StoreWentBack
 from holdfast.store import witness as module
-from holdfast.store.catalog import BEGINNING
 from holdfast.store.changes import NewCheckpoint, NewRecord, Said
 from holdfast.store.cipher import digest
 from holdfast.store.database import open_database
 from holdfast.store.manifest import mark_of
+from holdfast.store.rows import BEGINNING
 from holdfast.store.witness import RECORD_BYTES, Noted, initial, lost, newest, open_record, witness_report
 
 

@@ -28,11 +28,11 @@ from holdfast.codec.document import Document
 from holdfast.codec.state import State
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, Damaged, NothingToUndo, ReadOnly, StoreClosed, UnknownRevision
-from holdfast.store.catalog import Agent as AgentRow
-from holdfast.store.catalog import Branch, Point
 from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
 from holdfast.store.processes import apart, off_loop
+from holdfast.store.rows import Agent as AgentRow
+from holdfast.store.rows import Branch, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

@@ -22,7 +22,7 @@ from holdfast.codec.blocks import LEAF_MAX_BYTES
 from holdfast.codec.operations import encode_operations, operations_size
 from holdfast.codec.told import Captured, Saved
 from holdfast.errors import BadOption, Damaged, Fenced, HoldfastError, StoreBusy, StoreClosed, StorePoisoned
-from holdfast.store.catalog import Branch, Open, Point, Record, View, link
+from holdfast.store.catalog import View
 from holdfast.store.changes import (
     NOTHING,
     UNCHANGED,
@@ -39,6 +39,7 @@ from holdfast.store.changes import (
 from holdfast.store.cipher import digest
 from holdfast.store.engine import Again, Refused, Shared, Unsure
 from holdfast.store.manifest import Manifest, Position, identity
+from holdfast.store.rows import Branch, Open, Point, Record, link
 from holdfast.store.writer import PASSING, Job
 
 if TYPE_CHECKING:

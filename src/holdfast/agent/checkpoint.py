@@ -15,8 +15,8 @@ from holdfast.codec.document import Document
 from holdfast.codec.operations import raw_operations
 from holdfast.codec.values import encode
 from holdfast.errors import Damaged, Forgotten
-from holdfast.store.catalog import Agent, Point
 from holdfast.store.manifest import Manifest, identity
+from holdfast.store.rows import Agent, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

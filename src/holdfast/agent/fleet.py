@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from holdfast.agent.checkpoint import Checkpoint
 from holdfast.agent.graph import Graph
-from holdfast.store.catalog import Agent, Counted
+from holdfast.store.rows import Agent, Counted
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

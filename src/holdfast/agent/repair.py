@@ -31,22 +31,7 @@ from holdfast.agent.store import MAIN, find_store, open_unseen
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import Registry
 from holdfast.errors import BadOption, ColdPlaceMissing, Damaged, NotAStore
-from holdfast.store.catalog import (
-    BEGINNING,
-    DIGEST_BYTES,
-    LOST,
-    Agent,
-    Body,
-    Branch,
-    End,
-    Point,
-    Progress,
-    Record,
-    Row,
-    Tag,
-    body_bytes,
-    quietly,
-)
+from holdfast.store.catalog import Progress, quietly
 from holdfast.store.changes import (
     Change,
     NewCheckpoint,
@@ -68,6 +53,20 @@ from holdfast.store.files import (
 )
 from holdfast.store.keys import Key, find_secret
 from holdfast.store.manifest import Manifest, Segment, identity, mark_of, pack_payload
+from holdfast.store.rows import (
+    BEGINNING,
+    DIGEST_BYTES,
+    LOST,
+    Agent,
+    Body,
+    Branch,
+    End,
+    Point,
+    Record,
+    Row,
+    Tag,
+    body_bytes,
+)
 from holdfast.store.witness import Noted, lost, remembered, witness_report
 
 _LOST_MAX = 100_000
@@ -534,8 +533,10 @@ class _Mending:
         """The nearest ancestor of a checkpoint that has lost its parent."""
         row, known, proof = self.found.rows[n], self._proof.known[n], self._proof
         over = self.found.shallow.get(n, 0)
-        near = self._nearest(proof.known[over].id) if over in proof.known else 0
-        return near or self._nearest(known.parent) or self._before(row.b, row.epoch, known.depth)
+        said = self._nearest(proof.known[over].id) if over in proof.known else 0
+        # What a row says may be wrong although its sum fits: an ancestor is less deep.
+        near = (one for one in (said, self._nearest(known.parent)) if one and proof.depth(one) < known.depth)
+        return next(near, 0) or self._before(row.b, row.epoch, known.depth)
 
     def _set_refs(self) -> None:
         """Branches, tags and judgements, as far as what they name stays."""
@@ -718,6 +719,7 @@ class _Mending:
             if gone:
                 change.set_fact(metadata.LOST, b"".join(gone))
             self._rescue.remember(change, noted)
+            self._rescue.settle_log(change)
 
         self.db.change(put)
         self.db.change(self._open)

@@ -18,10 +18,11 @@ from holdfast.agent import letting
 from holdfast.agent.collection import Links, Pace, at_once, points
 from holdfast.agent.policy import Moment, Policy
 from holdfast.agent.removal import Plan, clear, everything, expected_bytes, stored_bytes
-from holdfast.store.catalog import Agent, Branch, Point, View
+from holdfast.store.catalog import View
 from holdfast.store.changes import now_us
 from holdfast.store.database import Contents, Database
 from holdfast.store.manifest import mark_of
+from holdfast.store.rows import Agent, Branch, Point
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

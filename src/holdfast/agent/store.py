@@ -42,13 +42,14 @@ from holdfast.errors import (
     UnknownRevision,
 )
 from holdfast.store import keys
-from holdfast.store.catalog import BEGINNING, Body, Branch, Counted, End, Point, Progress, Tag, View, quietly
-from holdfast.store.catalog import Agent as AgentRow
+from holdfast.store.catalog import Progress, View, quietly
 from holdfast.store.changes import Change, NewRecord, now_us
 from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_database, shown
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
+from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point, Tag
+from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.tables import FORMAT_VERSION
 
 if TYPE_CHECKING:

@@ -33,22 +33,11 @@ from holdfast.agent.refs import (
     unmoved,
 )
 from holdfast.errors import BadOption, Damaged, Forgotten, ReadOnly
-from holdfast.store.catalog import (
-    Agent,
-    Branch,
-    Point,
-    Progress,
-    Record,
-    View,
-    body_bytes,
-    link,
-    listed,
-    quietly,
-    slices,
-)
+from holdfast.store.catalog import Progress, View, listed, quietly, slices
 from holdfast.store.database import Contents
 from holdfast.store.engine import Refused
 from holdfast.store.manifest import STATE, Position
+from holdfast.store.rows import Agent, Branch, Point, Record, body_bytes, link
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store

@@ -15,7 +15,7 @@ from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_h
 from holdfast.cli.output import Output
 from holdfast.cli.session import ASKS, Agents, Consent, Flag, Given, Json, Session, bars, option, shown
 from holdfast.cli.text import clean, count, size
-from holdfast.errors import BadOption, Damaged, StoreWentBack
+from holdfast.errors import BadOption, Damaged, StoreCopied, StoreWentBack
 
 _OBJECTS = (
     "Where a store that is made now keeps large values: a directory, or a URL such as s3://bucket/prefix (needs the"
@@ -241,7 +241,8 @@ def _trust(session: Session, consent: Consent) -> int:
     try:
         with session.reading() as store:
             place = store.place
-    except StoreWentBack as error:
+        holdfast.open(session.place, create=False, inert=True).close()  # a copy can be read
+    except (StoreWentBack, StoreCopied) as error:
         missing, place = error.lost, shown(session.place) or ""
         if not consent.json:
             session.out.say(f"Not in this store any more: {clean(missing)}.", wrap=True)

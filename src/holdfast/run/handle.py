@@ -38,8 +38,8 @@ from holdfast.run.runs import Run
 from holdfast.run.scope import EFFECT, HERE, Lane, active, flow, here, now_us, number_tasks
 from holdfast.run.steps import Long, Sleep, Steps, Work, drive, drive_later, twin
 from holdfast.run.waiting import check_seconds
-from holdfast.store.catalog import Point
 from holdfast.store.changes import who
+from holdfast.store.rows import Point
 
 if TYPE_CHECKING:
     from holdfast.run.forking import ForkPlan

@@ -33,9 +33,9 @@ from holdfast.run.listing import end_at, origin_of
 from holdfast.run.past import OPEN, Call, Past, RunPast
 from holdfast.run.planning import Target
 from holdfast.run.waiting import Signal
-from holdfast.store.catalog import Point
 from holdfast.store.changes import NewRecord
 from holdfast.store.engine import Lease
+from holdfast.store.rows import Point
 
 if TYPE_CHECKING:
     from holdfast.run.environment import Companions

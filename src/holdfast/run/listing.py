@@ -32,8 +32,8 @@ from holdfast.run.queues import ahead
 from holdfast.run.records import STOP, Decision, Done, End, LetGo, RolledBack, Saved, Value, decode_record
 from holdfast.run.scope import effect_of, now_us
 from holdfast.run.waiting import Signal, due, open_waits
-from holdfast.store import catalog
-from holdfast.store.catalog import Agent, Branch, Open, Point, link
+from holdfast.store import catalog, rows
+from holdfast.store.rows import Agent, Branch, Open, Point, link
 
 if TYPE_CHECKING:
     from holdfast.agent.store import Store
@@ -246,7 +246,7 @@ def origin_of(view: catalog.View, branch: Branch) -> int:
     return point.manifest.effects[0] if point is not None else int(branch.body.get("start", 0))
 
 
-def end_at(view: catalog.View, b: int, point: Point) -> catalog.End:
+def end_at(view: catalog.View, b: int, point: Point) -> rows.End:
     """Where the records of branch ``b`` end that belong to a checkpoint.
 
     Where it was the last act of a run that has finished, the run's end is one of them: it changed nothing.
@@ -262,7 +262,7 @@ def end_at(view: catalog.View, b: int, point: Point) -> catalog.End:
             chain = link(chain, record.digest)
             said = decode_record(record.body) if record.body else None
             if isinstance(said, End) and said.how == "finished" and record.i > end.records + 1:
-                return catalog.End(record.r, record.r, record.i, chain)
+                return rows.End(record.r, record.r, record.i, chain)
             taken = isinstance(said, Saved) and said.id == point.id
             if not taken and not (isinstance(said, Done) and said.tool == SAVED):
                 break

@@ -20,8 +20,9 @@ from holdfast.run.effects import ENDS, SPAWN
 from holdfast.run.opened import decoded
 from holdfast.run.past import ROLLED_BACK, Past, RunPast
 from holdfast.run.records import Record
-from holdfast.store.catalog import Agent, Branch, View
-from holdfast.store.catalog import Record as Stored
+from holdfast.store.catalog import View
+from holdfast.store.rows import Agent, Branch
+from holdfast.store.rows import Record as Stored
 
 if TYPE_CHECKING:
     from holdfast.agent.policy import Policy

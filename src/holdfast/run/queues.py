@@ -30,9 +30,10 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from holdfast.errors import AgentBusy, BadOption, Damaged, QueueDiffers, command
-from holdfast.store.catalog import Open, View, body_bytes, malformed, read_body, slices
+from holdfast.store.catalog import View, slices
 from holdfast.store.changes import Change, now_us
 from holdfast.store.database import Database
+from holdfast.store.rows import Open, body_bytes, malformed, read_body
 
 if TYPE_CHECKING:
     from holdfast.run.records import Begin

@@ -40,9 +40,9 @@ from holdfast.run.records import STOP
 from holdfast.run.scope import here
 from holdfast.run.steps import Long, twin
 from holdfast.run.streams import Follow
-from holdfast.store.catalog import Branch, End, Point
 from holdfast.store.catalog import View as ReadView
 from holdfast.store.changes import Change, Said, now_us, who
+from holdfast.store.rows import Branch, End, Point
 
 if TYPE_CHECKING:
     from holdfast.run.batch import Batch, OnError

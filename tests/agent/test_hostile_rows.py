@@ -1,0 +1,63 @@
+"""Whoever can write a store's rows, with sums that fit, harms neither its readers nor whoever repairs it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+import holdfast
+from holdfast.store.changes import Said
+from holdfast.store.cipher import PLAIN
+from tests.agent import damage
+
+
+@pytest.fixture
+def path(store_path):
+    damage.build(store_path)
+    return store_path
+
+
+@pytest.mark.parametrize("body", [-(2**63), 2**62, "text", 1.5], ids=repr)
+def test_a_record_whose_body_is_of_another_type_costs_that_record_alone(path, body):
+    ((r,),) = damage.rows(path, "SELECT min(r) FROM record")
+    damage.spoil(path, "UPDATE record SET body = ? WHERE r = ?", body, r)
+    with damage.opened(path) as store:
+        assert not store.verify().ok
+    report = holdfast.repair(path)
+    assert not report.whole
+    assert not [text for text in report.problems if text.startswith("in the new store")]
+
+
+@pytest.mark.parametrize("what", ["signal", "signal dropped"])
+@pytest.mark.parametrize("id", [1.5, [b"x"], None, "text"], ids=repr)
+def test_an_entry_that_is_no_signal_is_passed_over_or_called_damaged(tmp_path, what, id):
+    """By everybody who looks for signals: nobody gets an error that was not declared."""
+    path = tmp_path / "store"
+    with holdfast.open(path) as store:
+        store.agent("a").checkpoint()
+        row = store._db.view.agent("a")
+        uuid = store._db.view.branches(row.a)[0].uuid
+        body = {"what": what, "id": id, "name": "go", "value": b"\x01", "branch": uuid}
+        store._db.change(lambda change: change.say(row.a, Said(body, b"k" * 16)))
+    with holdfast.open(path) as store:
+        for ask in (store.verify, store.signals, lambda: store.signal("a", "go", 1, any_run=True), store.agents):
+            with suppress(holdfast.Damaged):
+                ask()
+    holdfast.repair(path)
+
+
+@pytest.mark.parametrize("which", ["itself", "a later one"])
+def test_an_ancestor_that_is_none_is_not_kept_by_a_repair(store_path, which):
+    with holdfast.open(store_path) as store, store.agent("a") as agent:
+        for number in range(4):
+            agent.state["n"] = number
+            agent.checkpoint(f"c{number}")
+        agent.tag("early", "c1")
+        store.retain(holdfast.Policy(last=1))
+    (n, newest), *_ = damage.rows(store_path, "SELECT min(n), (SELECT max(n) FROM loose) FROM shallow")
+    damage.put(store_path, "shallow", PLAIN.stored("shallow", n, n if which == "itself" else newest))
+    with damage.opened(store_path) as store:
+        assert not store.verify().ok
+    report = holdfast.repair(store_path)
+    assert not [text for text in report.problems if text.startswith("in the new store")]
