@@ -338,7 +338,7 @@ def effects(task: Task) -> None:
 
 LIFE_S = 0.35  # of CPU time
 KILLS_PER_THREAD = 6
-KILLS_PER_STORE = 60
+THREADS_PER_STORE = 10
 
 
 @campaign("graphs", "Kill -9 of LangGraph graphs whose nodes act outside", "kills", ci=24, soak=5_000)
@@ -358,7 +358,7 @@ def graphs(task: Task) -> None:
             while not task.over:
                 group, number = number // KILLS_PER_THREAD, number + 1
                 job = {
-                    "store": str(folder / f"store{number // KILLS_PER_STORE}"),
+                    "store": str(folder / f"store{group // THREADS_PER_STORE}"),
                     "ledger": str(folder / f"thread-{group}"),
                     "thread": f"thread-{group}",
                     "functional": group % 3 == 2,
