@@ -311,7 +311,7 @@ def test_runs_in_a_copy_are_left_alone_until_they_are_adopted(hold):
     there = ("--store", "copy")
     assert hold("run", *there, "--due", "trip_app").out == "No run is due.\n"
     assert hold("runs", "adopt", *there, "a").out == (
-        "a  wait for it  waiting\n1 unfinished run can go on here: holdfast run --due PROGRAM\n"
+        "a  wait for it  waiting\n1 unfinished run can be resumed here: holdfast run --due PROGRAM\n"
     )
     assert "finished" in hold("run", *there, "--due", "trip_app").out
 

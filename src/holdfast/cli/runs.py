@@ -176,7 +176,7 @@ def adopt(agent: OnBranch, /, *more: str, json: Json = False, session: Given) ->
             return session.json("runs.adopt", runs=[run_json(info) for info in found])
         for info in found:
             session.out.say(Text(whose(info), style="bold cyan"), f"  {clean(info.function)}  ", info.status)
-        session.out.say(f"{count(len(found), 'unfinished run')} can go on here: holdfast run --due PROGRAM")
+        session.out.say(f"{count(len(found), 'unfinished run')} can be resumed here: holdfast run --due PROGRAM")
     return 0
 
 
@@ -229,7 +229,7 @@ def fork(
         elif info is not None:
             session.out.say(
                 Text("Done. ", style="bold green"), f"Run {clean(info.id)} of ",
-                Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` goes on with it.",
+                Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` resumes it.",
             )  # fmt: skip
     return consent.code(done=done)
 

@@ -223,6 +223,9 @@ class Loop(Scope):
             self._reads.clear()
             self.unsettled.clear()
 
+    def place(self, path: str) -> str:
+        return f"in the task {task_in(path)}" if task_in(path) else super().place(path)
+
     # -- what is left ---------------------------------------------------------------------------------------
 
     def read(self, past: Past | None = None) -> None:

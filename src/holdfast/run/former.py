@@ -153,5 +153,5 @@ def wait(scope: Any, calls: list[tuple[Call, Former]]) -> Steps:
         " making a call of it",
         run=scope.run_id,
         until=until,
-        hint="A worker goes on with it then; or run it again.",
+        hint="A worker resumes it then; or run it again.",
     )

@@ -120,6 +120,10 @@ class Scope(ABC):
 
     # -- what subclasses decide ---------------------------------------------------------------------------
 
+    def place(self, path: str) -> str:
+        """Where a call was made, for people."""
+        return f"at {path}"
+
     @abstractmethod
     def recorded(self, path: str, tool: Tool, mark: bytes, arguments: dict[str, Any]) -> Call | None:
         """What is recorded at this position for this call; None when the call is to be made."""
@@ -270,10 +274,10 @@ def _partial(call: Call, read: Callable[[rec.Value], Any]) -> list[Any]:
 def in_doubt(scope: Scope, calls: list[Call]) -> InDoubt:
     """The error that names these calls."""
     effects = tuple(map(scope.effect_of, calls))
-    named = "; ".join(f"{effect.tool} at {effect.path}{f' ({effect.why})' if effect.why else ''}" for effect in effects)
+    places = [f"{one.tool} {scope.place(one.path)}{f' ({one.why})' if one.why else ''}" for one in effects]
     settle = command("effects", "resolve", whose(scope.agent), *(effect.id for effect in effects[:1]))
     return InDoubt(
-        f"it is not known whether this happened: {named}",
+        f"it is not known whether this happened: {'; '.join(places)}",
         effects=effects,
         hint=f"Find out, then say so: {settle} --done JSON --why TEXT (or --not-done).",
     )

@@ -323,7 +323,7 @@ def put_off(run: Run) -> Waiting:
         run=run.run_id,
         until=until,
         signal=name,
-        hint="Go on with `holdfast run --due`, or run it again without wait=False.",
+        hint="Resume it with `holdfast run --due PROGRAM` when that has come, or run it again without wait=False.",
     )
 
 

@@ -221,6 +221,10 @@ class ThreadLoop(Loop):
         self._passing: dict[str, tuple[str, list[list[str]]]] = {}
         self._led: dict[tuple[str, str, str], bool] = {}
 
+    def place(self, path: str) -> str:
+        nodes = " > ".join(level.node for level in levels_of(task_in(path)))
+        return f"in the node {nodes}" if task_in(path) else super().place(path)
+
     def keeps(self, tool: Tool) -> bool:  # noqa: ARG002 - LangGraph takes one after each step, whatever it is
         return False
 
