@@ -143,6 +143,13 @@ def test_every_target_of_make_is_explained():
     assert sorted(phony.split()) == sorted(explained)
 
 
+def test_the_wheel_carries_the_examples_that_the_demo_runs():
+    build = tomllib.loads(read("pyproject.toml"))["tool"]["hatch"]["build"]["targets"]
+    assert build["wheel"]["force-include"] == {"examples": "holdfast/examples"}
+    assert "/examples" in build["sdist"]["include"]
+    assert (ROOT / "examples" / "demo.py").is_file()
+
+
 def test_the_relative_links_of_every_page_lead_somewhere():
     broken = []
     for page in [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]:

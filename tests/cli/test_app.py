@@ -136,7 +136,7 @@ def test_the_store_is_named_before_or_after_the_verb_or_by_the_environment_or_fo
 
 def test_a_reader_that_goes_away_is_no_error(filled):
     with warm.Popen(
-        [sys.executable, "-m", "holdfast.cli", "--store", str(filled), "show", "trip-7", "--full", "--json"],
+        [sys.executable, "-m", "holdfast", "--store", str(filled), "show", "trip-7", "--full", "--json"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -216,7 +216,7 @@ def test_completion_never_complains(program, tmp_path):
 
 
 def test_bash_itself_completes(filled, tmp_path):
-    (tmp_path / "holdfast").write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast.cli "$@"\n')
+    (tmp_path / "holdfast").write_text(f'#!/bin/sh\nexec {sys.executable} -m holdfast "$@"\n')
     (tmp_path / "holdfast").chmod(0o755)
     (tmp_path / "script").write_text(app.generate_completion(shell="bash"))
     typing = (

@@ -243,7 +243,7 @@ def test_unknown_types_are_shown_and_nothing_is_imported_or_run(tmp_path):
         (["verify"], "Everything is as it was written."),
     ]:
         done = warm.run(
-            [sys.executable, "-m", "holdfast.cli", *words],
+            [sys.executable, "-m", "holdfast", *words],
             cwd=tmp_path,
             env=env,
             capture_output=True,

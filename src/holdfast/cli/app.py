@@ -55,7 +55,7 @@ _VERBS = {
     },
     _CARE: {
         "init": "store", "verify": "store", "repair": "store", "retain": "retention", "tier": "retention",
-        "doctor": "doctor", "demo": "demo", "key": "keys",
+        "doctor": "doctor", "demo": "run", "key": "keys",
     },
     _MOVE: {
         "push": "transfer", "pull": "transfer", "backup": "transfer", "move": "transfer", "export": "transfer",

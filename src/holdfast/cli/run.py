@@ -1,4 +1,4 @@
-"""``holdfast run``: a script, a durable function, or every run whose time has come.
+"""``holdfast run``: a script, a durable function, or every run whose time has come; and ``demo``, a script of ours.
 
 Owns which function is executed for whom, and what is said about its end. The programs are those that a person names; a
 store only says which of their functions to go on with.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, redirect_stdout
+from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -363,3 +365,25 @@ def _say(session: Session, info: RunInfo, became: str, about: str) -> None:
     line = Text().append(whose(info), style="bold cyan").append(f"  {clean(info.function)}  ")
     line.append(became, style=style_of(became)).append(f"  {clean(about)}", style="dim")
     session.out.say(line, wrap=True)
+
+
+# -- the demo -----------------------------------------------------------------------------------------------------
+
+
+def demo(*, keep: Annotated[Path | None, Parameter(metavar="DIR", show_default=False)] = None) -> int:
+    """Watch an agent being killed in the middle of its work and come back exactly where it was.
+
+    Takes about half a minute, in a temporary directory that is removed afterwards.
+
+    Parameters
+    ----------
+    keep
+        Keep the store in this new directory, to look around in it.
+    """
+    if keep is not None and keep.exists():
+        raise BadOption(f"{keep} exists already", hint="Name a directory that is not there yet.")
+    package = Path(holdfast.__file__).parent
+    places = package, package.parents[1]  # installed; a clone
+    program = next(path for place in places if (path := place / "examples" / "demo.py").is_file())
+    words = [] if keep is None else [str(keep.absolute())]
+    return subprocess.run([sys.executable, program, *words], check=False).returncode  # noqa: S603 - our own
