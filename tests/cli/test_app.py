@@ -259,7 +259,7 @@ def test_the_page_of_json_has_every_schema():
     """Each test that looks at JSON compares its form with the page."""
     source = "\n".join(path.read_text(encoding="utf-8") for path in Path(holdfast.cli.__file__).parent.glob("*.py"))
     named = re.findall(r'session\.json\(\s*"([a-z.-]+)"', source) + re.findall(r'"holdfast\.([a-z.-]+)/1"', source)
-    told = ["branches", "tags", *re.findall(r'_tell\(session, report, "([a-z-]+)"', source)]
+    told = ["branch", "branches", "tags", *re.findall(r'_tell\(session, report, "([a-z-]+)"', source)]
     page = PAGE.read_text(encoding="utf-8")
     assert len({*named, *told}) > 30
     assert not [name for name in (*named, *told) if f"holdfast.{name}/1" not in page]

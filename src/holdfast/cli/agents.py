@@ -54,9 +54,8 @@ def agents(
         )
         abandoned = sum(info.abandoned for info in found)
         if abandoned:
-            session.out.say(Text(f"{count(abandoned, 'abandoned line')}; see `holdfast log NAME --all`.", style="dim"))
-        if found.more:
-            session.out.say(Text(f"{count(found.more, 'more agent')}; use -n 0 for all, or a pattern.", style="dim"))
+            session.out.note(f"{count(abandoned, 'abandoned line')}; see `holdfast log NAME --all`.")
+        session.out.left_out(found.more, "agent", ", a pattern some")
     return 0
 
 
@@ -180,8 +179,7 @@ def events(agent: Name, /, *, limit: Limit = None, json: Json = False, session: 
             for one in shown
         ]
         session.out.columns(("when", "what", "by", "about"), rows)
-        if more:
-            session.out.say(Text(f"{count(more, 'older event')}; -n 0 shows all.", style="dim"))
+        session.out.left_out(more, "older event")
     return 0
 
 

@@ -177,7 +177,7 @@ def _writers(out: Output, writers: list[dict[str, Any]]) -> None:
         who = f"process {writer.get('pid')} on {writer.get('host')} ({writer.get('program')})"
         out.say(Text(f"  {clean(str(writer.get('agent')))}", style="bold cyan"), clean(f"  {who}{began}"))
     if not writers:
-        out.say(Text("  none", style="dim"))
+        out.note("  none")
 
 
 def _group(out: Output, title: str, facts: Iterator[tuple[str, str]]) -> None:

@@ -233,15 +233,10 @@ def _remarks(history: _History, checkpoint: Checkpoint) -> Text:
 
 
 def _footer(out: Output, history: _History, shown: list[Checkpoint]) -> None:
-    notes = []
-    more = len(history.checkpoints) - len(shown)
-    if more:
-        notes.append(f"{count(more, 'older checkpoint')} not shown; -n 0 shows all.")
+    out.left_out(len(history.checkpoints) - len(shown), "older checkpoint")
     lines = len(history.agent.abandoned())
     if lines and history.reached is None:
-        notes.append(f"{count(lines, 'abandoned line')} not shown; --all shows {'it' if lines == 1 else 'them'}.")
-    for note in notes:
-        out.say(Text(note, style="dim"))
+        out.note(f"{count(lines, 'abandoned line')} not shown; --all shows {'it' if lines == 1 else 'them'}.")
 
 
 @dataclass(frozen=True)
@@ -418,7 +413,7 @@ def _sections(out: Output, checkpoint: Checkpoint, hidden: Collection[str]) -> N
     out.say()
     sections = checkpoint.sections
     if not sections:
-        out.say(Text("The state is empty.", style="dim"))
+        out.note("The state is empty.")
         return
     rows = [
         (Text(clean(name), style="cyan"), digest[:16], kind_of(_value_at(checkpoint, (name,))))
@@ -428,7 +423,7 @@ def _sections(out: Output, checkpoint: Checkpoint, hidden: Collection[str]) -> N
     if rows:
         out.columns(("section", "digest", "holds"), rows)
     if hidden:
-        out.say(Text(f"{count(len(hidden), 'section')} of bookkeeping hidden; --bookkeeping shows it.", style="dim"))
+        out.note(f"{count(len(hidden), 'section')} of bookkeeping hidden; --bookkeeping shows it.")
 
 
 def _tree(
@@ -444,7 +439,7 @@ def _tree(
         out.say(line, wrap=full or bool(parts))
     if tree.cut:
         where = "place is" if tree.cut == 1 else "places are"
-        out.say(Text(f"{tree.cut} {where} cut short; --full shows everything, --path one place.", style="dim"))
+        out.note(f"{tree.cut} {where} cut short; --full shows everything, --path one place.")
 
 
 def _changes(out: Output, checkpoint: Checkpoint, hidden: Collection[str], *, full: bool) -> None:
@@ -457,7 +452,7 @@ def _changes(out: Output, checkpoint: Checkpoint, hidden: Collection[str], *, fu
     for line in change_lines(shown):
         out.say(line, wrap=True)
     if len(found) > len(shown):
-        out.say(Text(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.", style="dim"))
+        out.note(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.")
 
 
 def _as_json(
@@ -529,7 +524,7 @@ def diff(
             for line in change_lines(found):
                 session.out.say(line, wrap=True)
             changed = count(len(found), "change") if found else "no differences"
-            session.out.say(Text(changed, style="dim"))
+            session.out.note(changed)
     return DIFFERENT if exit_code and before.digest != after.digest else 0
 
 

@@ -15,6 +15,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from holdfast.cli.text import count
+
 # However narrow the terminal is, this much of a column is shown.
 _NARROWEST = 12
 # What stands before a line that goes on from the one above.
@@ -51,6 +53,15 @@ class Output(Console):
             self.print(first)
             for line in rest:
                 self.print(Text(_HANGING).append_text(line))
+
+    def note(self, text: str) -> None:
+        """What is good to know, in the background."""
+        self.say(Text(text, style="dim"), wrap=True)
+
+    def left_out(self, more: int, one: str, ways: str = "") -> None:
+        """How many a limit has left out, and how to see them."""
+        if more:
+            self.note(f"{count(more, one)} not shown; -n 0 shows all{ways}.")
 
     def columns(self, heads: Sequence[str], rows: Iterable[Sequence[Text | str]], *, right: Iterable[int] = ()) -> None:
         """A table: each column as wide as its widest cell, the last one as long as it likes."""

@@ -105,7 +105,7 @@ def list_(
             more = (
                 f"More on up to {count(found.more, 'branch', 'branches')}; -n 0 shows all, --status or a pattern some."
             )
-            session.out.say(Text(more, style="dim"))
+            session.out.note(more)
         if schedules:
             session.out.say()
             session.out.columns(("schedule", "every", "zone", "next", "about"), map(_schedule, schedules))
@@ -153,7 +153,7 @@ def cancel(
             f"{clean(info.function)} of {whose(info)} (run ", Text(clean(info.id), style="yellow"), ")",
         )  # fmt: skip
         if info.cancelled_by:
-            session.out.say(Text("It stops at its next recorded call; --wait SECONDS waits for that.", style="dim"))
+            session.out.note("It stops at its next recorded call; --wait SECONDS waits for that.")
     return 0
 
 
@@ -499,7 +499,7 @@ def _print_sent(out: Output, info: SignalInfo, whom: str, due: list[str]) -> Non
         waited = ", ".join(map(clean, info.waits_for)) or "no signal"
         out.say(Text(f"Nobody waits for it now. Waited for: {waited}.", style="yellow"))
     if due:
-        out.say(Text(f"{count(len(due), 'run')} can resume now: holdfast run --due PROGRAM", style="dim"))
+        out.note(f"{count(len(due), 'run')} can resume now: holdfast run --due PROGRAM")
 
 
 def _list_signals(session: Session, agent: str | None, *, everything: bool, json: bool) -> int:

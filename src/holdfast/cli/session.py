@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -201,15 +201,19 @@ def on_branch(store: Store, revision: str) -> tuple[str, str]:
     return name, branch or "main"
 
 
+Progress: TypeAlias = Callable[[str, int, int], None] | None
+
+
 @contextmanager
-def bars(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
+def bars(err: Output) -> Iterator[Progress]:
     """A bar for each thing that is counted, on a terminal: call what is given with its name, how many, of how many."""
     if not err.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
-    shown = Progress(
+    shown = Bars(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
