@@ -24,7 +24,7 @@ from holdfast.errors import Cancelled, HoldfastError
 # Errors speak to programmers; on the command line the way out has another name.
 _HINTS = {
     "agent-busy": "Add --wait SECONDS where the verb has it, or end that process first.",
-    "waiting": "Go on with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
+    "waiting": "Resume it with `holdfast run --due PROGRAM` when that has come, or run it again without --no-wait.",
     "run-unfinished": "Resume it (`holdfast run` with its own arguments, or with others and --change), cancel it"
     " (`holdfast runs cancel NAME ID`), work on a branch (`holdfast branch`), or roll back to before it began.",
     "rollback-blocked": "Roll back with --load PROGRAM that can undo it, mend what fails and do it again, decide what"
