@@ -91,6 +91,7 @@ class Queue(Struct, frozen=True):
 
     @property
     def limited(self) -> bool:
+        """Whether it has any limit."""
         limits = (self.concurrency, self.rate, self.partition_concurrency, self.partition_rate)
         return any(one is not None for one in limits)
 
@@ -338,6 +339,7 @@ class QueueInfo(Queue, frozen=True):
         return str(self)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return asdict(self)
 
 
