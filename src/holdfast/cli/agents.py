@@ -156,10 +156,10 @@ def remove(
 
 
 def events(agent: Name, /, *, limit: Limit = None, json: Json = False, session: Given) -> int:
-    """Show what was moved and decided for an agent, the newest first, and by whom.
+    """Show what was moved and decided for an agent, and by whom.
 
-    Rollbacks, branches, tags, judgements, decisions about effects in doubt, runs that were cancelled, signals: on all
-    branches.
+    The newest first: rollbacks, branches, tags, judgements, decisions about effects in doubt, runs that were cancelled,
+    signals: on all branches.
     """
     with session.reading() as store:
         handle = reader(store, agent)

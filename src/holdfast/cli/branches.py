@@ -85,7 +85,9 @@ def branch(
     json: Json = False,
     session: Given,
 ) -> int:
-    """List branches, or start a new one. Works while another process writes the agent.
+    """List branches, or start a new one.
+
+    Works while another process writes the agent.
 
     Parameters
     ----------
@@ -114,7 +116,9 @@ def tag(
     json: Json = False,
     session: Given,
 ) -> int:
-    """List tags, set one (one that exists moves), or remove one. Works while another process writes the agent.
+    """List tags, set one, or remove one.
+
+    A tag that exists moves. Works while another process writes the agent.
 
     Parameters
     ----------
@@ -220,9 +224,9 @@ def _row(point: Checkpoint | None) -> list[Text | str]:
 
 
 def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json = False, session: Given) -> int:
-    """Reverse the last checkpoint that is not yet undone. Again undoes the one before.
+    """Reverse the last checkpoint that is not yet undone.
 
-    This appends a new checkpoint; the history keeps both.
+    Again undoes the one before. This appends a new checkpoint; the history keeps both.
 
     Parameters
     ----------
@@ -242,7 +246,7 @@ def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json
             f", in the new checkpoint #{made.depth} ", Text(made.short_id, style="yellow"), ".",
         )  # fmt: skip
         for line in change_lines(changes):
-            session.out.say("  ", line, wrap=True)
+            session.out.say("  ", line)
     return 0
 
 
@@ -261,7 +265,7 @@ def rollback(
     consent: Consent = ASKS,
     session: Given,
 ) -> int:
-    """Move a branch back to an earlier checkpoint, and undo what the agent did outside since.
+    """Move a branch back, and undo what the agent did outside since.
 
     Nothing is deleted: what came after stays in the history (`holdfast log NAME --all`), and `holdfast branch` gives
     it a name again. Shows first what will be undone and left behind, then asks. Ends with 7 when an effect stands in
@@ -286,7 +290,7 @@ def rollback(
             said = count(len(plan.blocked), "effect stands", "effects stand")
             raise RollbackBlocked(f"{said} in the way; nothing was changed")
         if plan.blocked and not consent.json:
-            session.out.say(_WAY_OUT, wrap=True)
+            session.out.say(_WAY_OUT)
         done = consent.given(session, "Roll back?")
         head = plan.apply() if done else None
         if consent.json:
@@ -327,7 +331,7 @@ def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Chan
         out.say("The state changes like this:")
         changed = list(change_lines(changes))
         for line in changed[:_SHOWN]:
-            out.say("  ", line, wrap=True)
+            out.say("  ", line)
         if len(changed) > _SHOWN:
             out.note(f"  … and {count(len(changed) - _SHOWN, 'more line')}")
     else:
@@ -351,7 +355,7 @@ def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
                 line.append(f" {call_of(one.effect)}{whose}")
                 used = f"also known to {', '.join(one.used_by)}" if one.used_by else ""
                 said = "; ".join(part for part in (one.why, used) if part)
-                out.say(line, Text(f": {clean(said)}" if said else "", style="dim"), wrap=True)
+                out.say(line, Text(f": {clean(said)}" if said else "", style="dim"))
     if plan.harmless:
         out.note(f"{count(len(plan.harmless), 'call')} changed nothing outside.")
     for name, checkpoint in plan.children:
@@ -371,7 +375,7 @@ def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan) -> N
     if plan.abandons:
         where = name if branch == "main" else f"{name}@{branch}"
         back = command("rollback", where, "--to", f"id:{plan.abandons[0].short_id}")
-        out.note(f"To go forward again: {clean(back)}")
+        out.command("To go forward again: ", back)
 
 
 def _as_json(handle: Agent, plan: RollbackPlan, changes: Sequence[Change], *, done: bool) -> dict[str, Any]:

@@ -202,9 +202,9 @@ _BRING_BACK = (
 
 
 def _advise(out: Output, where: str, found: list[Effect], what: str, advice: str, ways: str) -> None:
-    out.say(Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True)
+    out.say(Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice)
     settle = command("effects", "resolve", where, found[0].id)
-    out.say(f"  {clean(settle)} --done JSON --why TEXT{ways}")
+    out.command("  ", f"{settle} --done JSON --why TEXT", ways)
 
 
 def _whose(effect: Effect) -> str:

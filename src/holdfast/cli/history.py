@@ -153,12 +153,12 @@ def _print_log(out: Output, history: _History, shown: list[Checkpoint]) -> None:
     for checkpoint, row in zip(shown, rows, strict=True):
         written = f"{checkpoint.time.astimezone():%Y-%m-%d %Z}"
         if written != day:
-            out.say(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"))
+            out.say(Text(passing.ljust(graph_width + 2), style="dim"), Text(written, style="bold"), wrap=False)
             day = written
         _crashed(out, history, checkpoint.id, passing)
         if row.joins:
-            out.say(Text(row.joins, style="dim"))
-        out.say(_entry(out, history, checkpoint, row, graph_width, depth_width))
+            out.say(Text(row.joins, style="dim"), wrap=False)
+        out.say(_entry(out, history, checkpoint, row, graph_width, depth_width), wrap=False)
         passing = row.passing
     if len(shown) == len(history.checkpoints):
         _crashed(out, history, "", "")
@@ -203,7 +203,7 @@ def _crashed(out: Output, history: _History, checkpoint_id: str, passing: str) -
         about = f"as {told['branch']}, from" if new_start else ": ".join(filter(None, (told["error"], told["message"])))
         line.append(f"  {clean(shorten(about, _ABOUT))}  ")
         line.append(clean(told["dump"].rpartition("/")[2]), style="dim")
-        out.say(line)
+        out.say(line, wrap=False)
 
 
 def _crash_json(one: dict[str, Any]) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def show(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Show one checkpoint: what it is, its sections, its state as a tree, and what it changed.
+    """Show one checkpoint: its state as a tree, and what it changed.
 
     Parameters
     ----------
@@ -450,7 +450,7 @@ def _changes(out: Output, checkpoint: Checkpoint, hidden: Collection[str], *, fu
     out.say(Text("Changed by this checkpoint", style="bold"))
     shown = found if full else found[:_CHANGES]
     for line in change_lines(shown):
-        out.say(line, wrap=True)
+        out.say(line)
     if len(found) > len(shown):
         out.note(f"… {count(len(found) - len(shown), 'more change')}; --full shows all.")
 
@@ -522,7 +522,7 @@ def diff(
             session.out.say(Text(f"--- {_title(agent, before)}", style="bold red"))
             session.out.say(Text(f"+++ {_title(agent, after)}", style="bold green"))
             for line in change_lines(found):
-                session.out.say(line, wrap=True)
+                session.out.say(line)
             changed = count(len(found), "change") if found else "no differences"
             session.out.note(changed)
     return DIFFERENT if exit_code and before.digest != after.digest else 0

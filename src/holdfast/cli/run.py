@@ -58,7 +58,7 @@ def run(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Run a script or a durable function, or resume the runs whose time has come.
+    """Run a script or a durable function, or resume runs that are due.
 
     * `holdfast run FILE [ARGS]`: as `python FILE ARGS`, with the store and the exit codes of this program.
     * `holdfast run MODULE:FUNCTION --agent NAME [--args JSON]`: from the beginning, or from where it stopped.
@@ -267,7 +267,7 @@ def _finished(session: Session, info: RunInfo, result: Any) -> None:
         Text("Finished: ", style="bold green"), f"{clean(info.function)} of {whose(info)} (run ",
         Text(clean(info.id), style="yellow"), ")",
     )  # fmt: skip
-    session.out.say(text_of(result, _RESULT_CHARACTERS), wrap=True)
+    session.out.say(text_of(result, _RESULT_CHARACTERS))
 
 
 def execute(
@@ -358,8 +358,16 @@ def _resumed(handle: Agent, run: str, *, waits: bool) -> Any:
 
 def _say(session: Session, info: RunInfo, became: str, about: str) -> None:
     line = Text().append(whose(info), style="bold cyan").append(f"  {clean(info.function)}  ")
-    line.append(became, style=style_of(became)).append(f"  {clean(about)}", style="dim")
-    session.out.say(line, wrap=True)
+    line.append(became, style=style_of(became))
+    _say_about(session, line, about)
+
+
+def _say_about(session: Session, line: Text, about: str) -> None:
+    """What became of a run, and what is to be said about it; what to do next stands below."""
+    said, *hints = about.splitlines() or [""]
+    session.out.say(line, Text(f"  {clean(said)}", style="dim"))
+    for hint in hints:
+        session.out.say(f"  {clean(hint)}")
 
 
 # -- a worker -----------------------------------------------------------------------------------------------------
@@ -380,7 +388,7 @@ def worker(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Resume every run that was killed, whose time or signal has come, or that was submitted, until it is stopped.
+    """Resume what was killed, is due or was submitted, until stopped.
 
     Any number of workers may share a store; each run is executed by one of them. Runs whose function is not in these
     programs are left to others. SIGTERM and Ctrl-C wait for what is executed; what has not stopped after --grace
@@ -470,15 +478,14 @@ def _leave(session: Session, runs: list[str]) -> None:
 def _say_worked(session: Session, worked: Worked) -> None:
     line = Text().append(clean(f"{worked.agent}@{worked.branch}".removesuffix("@main")), style="bold cyan")
     line.append(f"  {clean(worked.function)}  ").append(worked.became, style=_STYLES.get(worked.became, "bold red"))
-    line.append(f"  {clean(worked.about)}", style="dim")
-    session.out.say(line, wrap=True)
+    _say_about(session, line, worked.about)
 
 
 # -- the demo -----------------------------------------------------------------------------------------------------
 
 
 def demo(*, keep: Annotated[Path | None, Parameter(metavar="DIR", show_default=False)] = None) -> int:
-    """Watch an agent being killed in the middle of its work and come back exactly where it was.
+    """Watch an agent being killed at work, and come back as it was.
 
     Takes about half a minute, in a temporary directory that is removed afterwards.
 

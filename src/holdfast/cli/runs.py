@@ -57,7 +57,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _HEADS = ("agent", "run", "function", "status", "began", "about")
 _COUNTED = {"needs attention": "in need of attention", "due": "able to resume"}
 
-runs = App(name="runs", help="List runs of durable functions, cancel or fork one, or adopt what came from elsewhere.")
+runs = App(name="runs", help="List runs of durable functions; cancel, fork or adopt one.")
 
 
 @runs.default
@@ -245,7 +245,6 @@ def _show_fork(out: Output, handle: Agent, plan: ForkPlan, branch: str) -> None:
         "The branch begins at ", Text(begins.short_id, style="yellow"),
         f" #{begins.depth} {clean(begins.label)} ({ago(begins.time, now())}). The record answers"
         f" {count(len(plan.answered), 'call')}; {count(len(plan.again), 'recorded call')} will be made again.",
-        wrap=True,
     )  # fmt: skip
     _list_calls(out, Text("Is in doubt, and has to be settled first:", style="bold red"), plan.in_doubt, handle)
     _list_calls(out, Text("Was done, and may happen again:", style="yellow"), plan.writes, handle)
@@ -260,7 +259,7 @@ def _list_calls(out: Output, title: Text, found: list[Effect], handle: Agent) ->
     for number, one in enumerate(found, 1):
         line = Text(f"{number:>3}. ", style="dim").append(one.id, style="yellow").append(f" {call_of(one)}")
         of = f" of {clean(one.agent)}" if one.agent not in {"", handle.name} else ""
-        out.say(line, Text(f"{of} at {clean(one.path)}", style="dim"), wrap=True)
+        out.say(line, Text(f"{of} at {clean(one.path)}", style="dim"))
 
 
 def _row(info: RunInfo) -> list[Text | str]:
@@ -432,7 +431,7 @@ def _rate(text: str | None) -> Any:
 _VALUE_CHARACTERS = 60
 _SIGNAL_STYLES = {"pending": "bold magenta", "taken": "green", "dropped": "dim", "ended": "dim"}
 
-signal = App(name="signal", help="Send a signal to a run; without its name, list those that were sent.")
+signal = App(name="signal", help="Send a signal to a run, or list those that were sent.")
 
 
 @signal.default

@@ -23,7 +23,7 @@ from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.complete import agents, refs, revisions
 from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
-from holdfast.cli.text import clean
+from holdfast.cli.text import clean, shorten
 from holdfast.errors import BadOption, UnknownRevision
 
 
@@ -206,7 +206,7 @@ Progress: TypeAlias = Callable[[str, int, int], None] | None
 
 @contextmanager
 def bars(err: Output) -> Iterator[Progress]:
-    """A bar for each thing that is counted, on a terminal: call what is given with its name, how many, of how many."""
+    """A bar, on a terminal, for what is counted now: call what is given with its name, how many, of how many."""
     if not err.is_terminal:
         yield None
         return
@@ -222,12 +222,10 @@ def bars(err: Output) -> Iterator[Progress]:
         console=err,
         transient=True,
     )
-    tasks: dict[str, Any] = {}
     with shown:
+        task = shown.add_task("", total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = shown.add_task(clean(what), total=total)
-            shown.update(tasks[what], completed=done, total=total)
+            shown.update(task, description=clean(shorten(what, err.width // 2)), completed=done, total=total)
 
         yield report

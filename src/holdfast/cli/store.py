@@ -54,7 +54,7 @@ def init(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Make a new store. Programs make theirs when they first open it; this is for one that needs an option.
+    """Make a new store that needs an option; programs make others.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def init(
         return session.json("init", store=made, encrypted=encrypt)
     session.out.say(f"Made {'an encrypted' if encrypt else 'a'} store at {clean(made)}.")
     if encrypt:
-        session.out.say("Whoever loses every key loses the store: keep a copy of the key.", wrap=True)
+        session.out.say("Whoever loses every key loses the store: keep a copy of the key.")
     return 0
 
 
@@ -97,10 +97,10 @@ def verify(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Read everything in the store and prove every digest and the chain of checkpoints.
+    """Read everything in the store and prove it.
 
-    Ends with 5 when something is damaged, with 6 when nothing is known to be, and packs lie in a place that cannot be
-    reached now.
+    Every digest, and the chain of checkpoints. Ends with 5 when something is damaged, with 6 when nothing is known to
+    be, and packs lie in a place that cannot be reached now.
 
     Parameters
     ----------
@@ -140,7 +140,7 @@ def _print_verified(out: Output, report: VerifyReport) -> None:
         size(number) if what == "bytes" else count(number, what.removesuffix("s").replace("_", " "))
         for what, number in report.checked.items()
     ]
-    out.say(f"Checked {', '.join(checked)}.", wrap=True)
+    out.say(f"Checked {', '.join(checked)}.")
     if report.ok:
         out.say(Text("Everything is as it was written.", style="bold green"))
         return
@@ -216,9 +216,10 @@ def repair(
     consent: Consent = ASKS,
     session: Given,
 ) -> int:
-    """Copy what is intact of a damaged store into a new one, and say what is lost.
+    """Save what is intact of a damaged store, and say what is lost.
 
-    The damaged store is not changed. Without --to it only says what could be saved. Ends with 5 when something is lost.
+    It goes into a new store. The damaged store is not changed. Without --to it only says what could be saved. Ends with
+    5 when something is lost.
 
     Parameters
     ----------
@@ -249,7 +250,7 @@ def _trust(session: Session, consent: Consent) -> int:
     except StoreWentBack as error:
         missing, place = error.lost, shown(session.place) or ""
         if not consent.json:
-            session.out.say(f"Not in this store any more: {clean(missing)}.", wrap=True)
+            session.out.say(f"Not in this store any more: {clean(missing)}.")
         trusted = consent.given(session, "Use it as it is from now on?")
     if trusted:
         with holdfast.open(session.place, create=False, inert=True, trust_older=True) as store:
@@ -337,11 +338,11 @@ def retain(
     consent: Consent = ASKS,
     session: Given,
 ) -> int:
-    """Keep less: let go, for good, what the rules do not keep. Shows first what goes, then asks.
+    """Keep less of histories: let go what the rules do not keep.
 
-    What any of the rules keeps is kept. Whatever they say, these stay: where each branch stands, tagged checkpoints,
-    and what an unfinished run or an effect in doubt needs. Without rules, those count that are kept in the store.
-    Agents may be written meanwhile.
+    Shows first what goes, for good, then asks. What any of the rules keeps is kept. Whatever they say, these stay:
+    where each branch stands, tagged checkpoints, and what an unfinished run or an effect in doubt needs. Without rules,
+    those count that are kept in the store. Agents may be written meanwhile.
 
     Parameters
     ----------
@@ -464,9 +465,10 @@ def tier(
     consent: Consent = ASKS,
     session: Given,
 ) -> int:
-    """Move packs of bulk data that no branch needs now to a colder place. Shows first what would move, then asks.
+    """Move old bulk data that no branch needs to a colder place.
 
-    They are read from there when they are needed. The place must stay where it is.
+    Shows first which packs would move, then asks. They are read from there when they are needed. The place must stay
+    where it is.
 
     Parameters
     ----------

@@ -107,10 +107,10 @@ def push(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Bring what another store lacks of some agents, or of all, there. It is made if there is none.
+    """Bring what another store lacks there.
 
-    Only what is missing moves, and everything is proven on arrival. Run it again after an interruption: it resumes
-    where it was. Nothing is removed there.
+    Of some agents, or of all. The other store is made if there is none. Only what is missing moves, and everything is
+    proven on arrival. Run it again after an interruption: it resumes where it was. Nothing is removed there.
     """
     other = _other(dest, "push DEST")
     with _both(session, session.place, other, ends, agents, arrival.called) as (source, store, progress):
@@ -127,9 +127,9 @@ def pull(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Bring what this store lacks of some agents, or of all, here from another store. This one is made if need be.
+    """Bring what this store lacks here from another one.
 
-    As push, the other way.
+    As push, the other way: of some agents, or of all. This store is made if there is none.
     """
     other = _other(source, "pull SOURCE")
     with _both(session, other, session.place, ends, agents, arrival.called) as (found, store, progress):
@@ -138,10 +138,10 @@ def pull(
 
 
 def backup(dest: Other = None, /, *, ends: Ends = _ENDS, json: Json = False, session: Given) -> int:
-    """Bring everything that another store lacks there: all agents, and the rules that are kept in this store.
+    """Bring all that another store lacks there, with this store's rules.
 
-    As push, so it may be done every night. Agents may be written meanwhile; what they write after the beginning comes
-    the next time.
+    As push of all agents, so it may be done every night. Agents may be written meanwhile; what they write after the
+    beginning comes the next time.
     """
     other = _other(dest, "backup DEST")
     with _both(session, session.place, other, ends) as (source, store, progress):
@@ -150,10 +150,10 @@ def backup(dest: Other = None, /, *, ends: Ends = _ENDS, json: Json = False, ses
 
 
 def move(dest: str, /, *, ends: Ends = _ENDS, json: Json = False, session: Given) -> int:
-    """Move everything to DEST. The store here stays, can only be read from now on, and says where everything is.
+    """Move everything to another store; this one is only read then.
 
-    Nobody else may have the store open, or, on a server, write to it. Run it again after an interruption: it resumes
-    where it was.
+    It stays, and says where everything is. Nobody else may have the store open, or, on a server, write to it. Run it
+    again after an interruption: it resumes where it was.
 
     Parameters
     ----------
@@ -286,10 +286,10 @@ def export(
     json: Json = False,
     session: Given,
 ) -> int:
-    """Write agents to FILE, with branches, tags, effects and everything else; `holdfast import FILE` takes them in.
+    """Write agents to a file, which `holdfast import` takes in.
 
-    The file appears whole or not at all, and is checked when it is read. Out of an encrypted store it is encrypted,
-    and opens with the store's keys.
+    With branches, tags, effects and everything else. The file appears whole or not at all, and is checked when it is
+    read. Out of an encrypted store it is encrypted, and opens with the store's keys.
 
     Parameters
     ----------
@@ -325,7 +325,7 @@ def export(
     return 0
 
 
-import_ = App(name="import", help="Bring histories over from elsewhere; what they come from stays untouched.")
+import_ = App(name="import", help="Take in agents from a file, or threads of LangGraph.")
 
 
 @import_.default
@@ -449,9 +449,9 @@ def _print_threads(out: Output, report: ImportReport, *, dry_run: bool) -> None:
         out.columns(("", "threads", "checkpoints", "writes"), rows, right=(1, 2, 3))
     for failed in report.failed[:_LISTED]:
         message, hint = (failed.error.message, failed.error.hint) if failed.error is not None else ("", "")
-        out.say(Text(f"{clean(failed.thread)}: ", style="red"), clean(message), wrap=True)
+        out.say(Text(f"{clean(failed.thread)}: ", style="red"), clean(message))
         if hint:
-            out.say("  ", clean(hint), wrap=True)
+            out.say("  ", clean(hint))
     if len(report.failed) > _LISTED:
         out.say(f"and {count(len(report.failed) - _LISTED, 'more failed thread')}; --json has all.")
     if dry_run:
