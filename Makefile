@@ -87,7 +87,7 @@ format: .venv/.dev ## put the code into its one form
 
 clean: ## remove caches and build results
 	@rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
-	@find src tests benchmarks -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	@find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean ## remove .venv too: back to a fresh clone
 	@rm -rf .venv

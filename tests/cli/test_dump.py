@@ -273,7 +273,7 @@ def killed_under_run(tmp_path, **environment):
     (tmp_path / "script.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     options = {"cwd": tmp_path, "env": {**known, **environment}, "capture_output": True, "text": True}
-    holdfast_ = [sys.executable, "-m", "holdfast.cli"]
+    holdfast_ = [sys.executable, "-m", "holdfast"]
     assert subprocess.run([*holdfast_, "run", "script.py"], check=False, **options).returncode == -9
     end = time.monotonic() + 120
     while time.monotonic() < end:

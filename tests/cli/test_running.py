@@ -562,7 +562,7 @@ def test_effects_can_be_chosen(hold):
     assert len(hold("effects", "a@main", "--run", run, "--json").json["effects"]) == 3
     assert "a has no run 'gone'" in hold("effects", "a", "--run", "gone").err
     cut = hold("effects", "a", "-n", "1")
-    assert "2 older calls; -n 0 shows all." in cut.out
+    assert "2 older calls not shown; -n 0 shows all." in cut.out
     assert "book(" not in cut.out
     assert hold("show", "a@planned", "--json").json["checkpoint"]["stack"] == ["travel", "plan"]
     assert re.search("^in +travel > plan$", hold("show", "a@planned").out, re.MULTILINE)

@@ -234,7 +234,7 @@ def test_the_command_works_in_a_pipe_and_reads_nothing_from_its_folder(path, tmp
         (tmp_path / name).write_text("open('canary', 'w')\n")
     (tmp_path / ".inputrc").write_text('"\\C-m": "!touch canary\\n"\n')
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "holdfast.cli", "dump", "open", path],
+        [sys.executable, "-P", "-m", "holdfast", "dump", "open", path],
         input="p desk.offers[0].city\n\nnonsense\nwhere 1\nquit\np numbers\n",
         capture_output=True, text=True, cwd=tmp_path, check=False, timeout=120,
         env={**os.environ, "HOME": str(tmp_path)},
@@ -251,7 +251,7 @@ def test_the_command_works_in_a_pipe_and_reads_nothing_from_its_folder(path, tmp
 
 
 def test_a_reader_that_leaves_early_is_no_failure(path):
-    command = [sys.executable, "-P", "-m", "holdfast.cli", "dump", "open", path]
+    command = [sys.executable, "-P", "-m", "holdfast", "dump", "open", path]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
@@ -266,7 +266,7 @@ class Person:
         self.master, slave = pty.openpty()
         env = {**os.environ, "TERM": "xterm", "HOME": str(folder)}
         env.pop("NO_COLOR", None)
-        command = [sys.executable, "-P", "-m", "holdfast.cli", "dump", "open", path]
+        command = [sys.executable, "-P", "-m", "holdfast", "dump", "open", path]
         self.process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, cwd=folder, env=env,
                                         start_new_session=True, close_fds=True)  # fmt: skip
         os.close(slave)

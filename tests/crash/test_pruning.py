@@ -78,7 +78,7 @@ def command(place, *words):
     known = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
     given = {**known, "PYTHONPATH": str(SOURCE)}
     return subprocess.run(
-        [sys.executable, "-m", "holdfast.cli", "dump", *words],
+        [sys.executable, "-m", "holdfast", "dump", *words],
         cwd=place, env=given, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
 

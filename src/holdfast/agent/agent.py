@@ -51,7 +51,9 @@ class Agent:
 
     def __init__(self, store: Store, row: AgentRow, branch: Branch, lease: Lease | None, *, config: Any = None) -> None:
         self.name = row.name
+        """What it is called."""
         self.recovery: str | None = None
+        """What a recovery gave up, in words; None when nothing."""
         self.damaged = False  # a section could not be read
         self._store = store
         self._db = store._db
@@ -121,6 +123,7 @@ class Agent:
 
     @property
     def branch_name(self) -> str:
+        """The branch that this handle is on."""
         return self._branch.name
 
     @property
@@ -262,6 +265,7 @@ class Agent:
         return crashes.told(self._store, self._row)
 
     def info(self) -> AgentInfo:
+        """What ``store.agents()`` says of it."""
         return info_of(self._store, self._row, self._db.view.shallow())
 
     def refresh(self) -> None:
@@ -415,6 +419,7 @@ class Agent:
         return self._store.agent(self.name, branch=name)
 
     def branches(self) -> list[str]:
+        """The names of the agent's branches."""
         self._check_open()
         return [branch.name for branch in self._db.view.branches(self._row.a)]
 
@@ -425,10 +430,12 @@ class Agent:
         self._store._set_tag(self._row, name, self._find(at))
 
     def untag(self, name: str) -> None:
+        """Remove a tag. The checkpoint stays."""
         self._check_writer()
         self._store.untag(self.name, name)
 
     def tags(self) -> dict[str, Checkpoint]:
+        """The tags of all branches, with what they name."""
         self._check_open()
         view = self._db.view
         return {tag.name: self._seen(view.point(tag.n)) for tag in view.tags(self._row.a)}
@@ -469,6 +476,7 @@ class Agent:
 
     @property
     def closed(self) -> bool:
+        """Whether it has let go of the branch."""
         return self._closed or self._store.closed
 
     def _check_idle(self) -> None:

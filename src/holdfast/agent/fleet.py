@@ -37,7 +37,12 @@ class Page(list[T]):
 
 
 class AgentInfo(Struct, frozen=True):
-    """One line of the list of agents. ``updated`` is when it last saved, recorded, or went back to something."""
+    """One line of the list of agents.
+
+    ``head`` is the newest checkpoint of ``main``, if there is one. ``checkpoints`` and ``abandoned`` are numbers: of
+    all its checkpoints, and of lines that no branch reaches. ``updated`` is when it last saved, recorded, or went back
+    to something.
+    """
 
     name: str
     branches: list[str]

@@ -286,9 +286,11 @@ class RestoreReport:
 
     @property
     def ok(self) -> bool:
+        """Whether every agent that was tried came back and could be proven."""
         return all(not one.problem for one in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "store": self.store, "ok": self.ok, "total": self.total, "bytes": self.bytes,
             "seconds": round(self.seconds, 3), "agents": [one.to_json() for one in self.agents],

@@ -126,6 +126,7 @@ class RepairReport:
         return not self.missing and not self.older and all(agent.whole for agent in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "store": str(self.path),
             "to": str(self.to) if self.to is not None else None,

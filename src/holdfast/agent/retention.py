@@ -116,7 +116,10 @@ class AgentReport:
 
 @dataclass(frozen=True, slots=True)
 class RetentionReport:
-    """What a policy keeps and removes. ``freed_bytes``: by how much the store got smaller, or would, roughly."""
+    """What a policy keeps and removes. ``freed_bytes``: by how much the store got smaller, or would, roughly.
+
+    Each of ``agents`` has ``kept`` and ``removed``: entries with ``id``, ``label``, ``time``, ``depth``, and ``why``.
+    """
 
     agents: list[AgentReport]
     freed_bytes: int
@@ -124,10 +127,12 @@ class RetentionReport:
 
     @property
     def kept(self) -> int:
+        """How many checkpoints stay."""
         return sum(len(one.kept) for one in self.agents)
 
     @property
     def removed(self) -> int:
+        """How many checkpoints go."""
         return sum(len(one.removed) for one in self.agents)
 
     @property
@@ -136,6 +141,7 @@ class RetentionReport:
         return sum(one.values for one in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "agents": [one.to_json() for one in self.agents], "kept": self.kept, "removed": self.removed,
             "values": self.values, "freed_bytes": self.freed_bytes, "done": self.done,

@@ -121,6 +121,7 @@ class Store:
 
     def __init__(self, place: str, db: Database, options: tuple[Any, ...]) -> None:
         self.place = db.place
+        """Where it is: the directory, or the URL without its password."""
         self._key = place
         self._db = db
         self._options = options
@@ -152,12 +153,25 @@ class Store:
     ) -> Self:
         """Open a store, making it first if there is none.
 
-        ``types`` names modules (or gives modules or classes) whose classes may be stored and loaded. ``recover``
-        accepts that acknowledged commits are missing from a damaged catalog, and goes on with what is there, in doubt
-        about what agents did outside if records are among them; ``trust_older`` that the whole store is older than it
-        was when it was last used here (``StoreWentBack``): a backup was put back. ``key`` opens an encrypted store, and
-        makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32 bytes. Without it, $HOLDFAST_KEY,
-        $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with ``False`` none of them.
+        - ``path``: its directory, or ``postgresql://user:password@host/database?schema=NAME`` for one on a server.
+          Without it: $HOLDFAST_STORE, else .holdfast here or in the nearest directory above, else a new ./.holdfast.
+        - ``create``: with False, raise ``NotAStore`` where there is none.
+        - ``readonly``: every handle only reads.
+        - ``durability``: ``"commit"``: a checkpoint is on the disk when it returns. ``"batched"``: several are
+          written together.
+        - ``types``: modules, their dotted names, or classes: what may be stored and loaded.
+        - ``paranoid``: every checkpoint encodes everything again and compares; for tests.
+        - ``recover``: accept that acknowledged commits are missing from a damaged catalog, and continue with what is
+          there, in doubt about what agents did outside if records are among them.
+        - ``trust_older``: accept that the whole store is older than it was when it was last used here
+          (``StoreWentBack``): a backup was put back.
+        - ``inert``: read unknown types as ``Record``.
+        - ``key``: opens an encrypted store, and makes a new one encrypted: a passphrase, 64 hexadecimal digits or 32
+          bytes. Without it, $HOLDFAST_KEY, $HOLDFAST_KEY_FILE or $HOLDFAST_KEY_COMMAND; with False none of them.
+        - ``objects``: where a new store keeps values of 256 KiB and more: a directory, ``s3://bucket/prefix``,
+          ``gs://...`` or ``az://...``. The store remembers it; another value raises ``BadOption``.
+
+        Opening the same path twice in one process gives the same ``Store``; with other options it raises ``BadOption``.
         """
         if durability not in DURABILITIES:
             raise BadOption(f"durability={durability!r}", hint=f"Use one of {', '.join(map(repr, DURABILITIES))}.")
@@ -227,12 +241,7 @@ class Store:
         recover: bool = False,
         config: Any = None,
     ) -> Agent:
-        """The agent of that name, its last state already there.
-
-        Raises ``AgentBusy`` while another process writes that branch (``wait_s`` waits for it, ``takeover`` takes it
-        away), and ``Damaged`` when its state cannot be trusted (``recover`` goes on from the newest valid checkpoint,
-        on a new branch).
-        """
+        """The agent of that name, its last state already there."""
         self._check_open()
         check_name(name, "an agent")
         readonly = readonly or self._readonly
@@ -874,6 +883,7 @@ class Store:
 
     @property
     def closed(self) -> bool:
+        """Whether it was closed."""
         return self._db.closed or self._pid != os.getpid()
 
     def _check_open(self) -> None:

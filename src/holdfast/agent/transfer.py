@@ -52,7 +52,11 @@ _LOG = "SELECT max(a), count(*), coalesce(max(e), 0) FROM log"
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What went from one store to another."""
+    """What went from one store to another.
+
+    Each of ``agents`` has its ``name``, its ``status`` (``new``, ``updated``, ``unchanged``, or ``ahead``: the other
+    side is), what ``arrived``, and ``beside``: branches that arrived under another name.
+    """
 
     source: str
     dest: str
@@ -64,6 +68,7 @@ class TransferReport:
         return sum(agent.arrived.bytes for agent in self.agents)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         agents = [agent.to_json() for agent in self.agents]
         return {"source": self.source, "dest": self.dest, "bytes": self.bytes, "agents": agents}
 

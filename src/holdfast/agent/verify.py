@@ -44,6 +44,7 @@ class Problem:
     affected: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return asdict(self)
 
 
@@ -84,6 +85,7 @@ class VerifyReport:
         return list(dict.fromkeys(name for problem in self.problems for name in problem.affected))
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "ok": self.ok,
             "checked": self.checked,

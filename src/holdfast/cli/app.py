@@ -46,7 +46,7 @@ _VERBS = {
         "agents": "agents", "log": "history", "show": "history", "diff": "history", "leaks": "leaks", "dump": "dump",
     },
     _RUN: {
-        "run": "run", "worker": "worker", "runs": "runs", "queues": "runs", "signal": "runs", "effects": "effects",
+        "run": "run", "worker": "run", "runs": "runs", "queues": "runs", "signal": "runs", "effects": "effects",
         "events": "agents",
     },
     _CHANGE: {
@@ -54,8 +54,8 @@ _VERBS = {
         "remove": "agents",
     },
     _CARE: {
-        "init": "store", "verify": "store", "repair": "store", "retain": "retention", "tier": "retention",
-        "doctor": "doctor", "demo": "demo", "key": "keys",
+        "init": "store", "verify": "store", "repair": "store", "retain": "store", "tier": "store",
+        "doctor": "doctor", "demo": "run", "key": "keys",
     },
     _MOVE: {
         "push": "transfer", "pull": "transfer", "backup": "transfer", "move": "transfer", "export": "transfer",

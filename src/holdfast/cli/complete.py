@@ -63,11 +63,11 @@ def refs(context: CompletionContext) -> list[str]:
 
 def dumps(context: CompletionContext) -> list[str]:
     """The names of the dumps at hand, the newest first."""
-    from holdfast.crash import folder
+    from holdfast import crash
 
     given = context.get("store")
     with suppress(HoldfastError, OSError):
-        found = folder.found(folder.of(given.raw if given is not None and given.raw else None))
+        found = crash.dumps(crash.folder_of(given.raw if given is not None and given.raw else None))
         return [name for path in found[:_OFFERED] if (name := _offer(path.name))]
     return []
 

@@ -137,10 +137,11 @@ def _print(out: Output, data: dict[str, Any], troubles: list[tuple[str, str]]) -
         _writers(out, store["writers"])
     out.say()
     if not troubles:
-        out.say(Text("No trouble found. ", style="bold green"), "`holdfast verify` checks every byte in the store.")
+        done = Text("No trouble found. ", style="bold green")
+        out.say(done, "`holdfast verify` checks every byte in the store.")
     styles = {"note": "cyan", "warning": "bold yellow", "error": "bold red"}
     for level, text in troubles:
-        out.say(Text(f"{level}: ", style=styles[level]), clean(text), wrap=True)
+        out.say(Text(f"{level}: ", style=styles[level]), clean(text))
 
 
 def _program(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -177,13 +178,13 @@ def _writers(out: Output, writers: list[dict[str, Any]]) -> None:
         who = f"process {writer.get('pid')} on {writer.get('host')} ({writer.get('program')})"
         out.say(Text(f"  {clean(str(writer.get('agent')))}", style="bold cyan"), clean(f"  {who}{began}"))
     if not writers:
-        out.say(Text("  none", style="dim"))
+        out.note("  none")
 
 
 def _group(out: Output, title: str, facts: Iterator[tuple[str, str]]) -> None:
     out.say(Text(title, style="bold"))
     for name, text in facts:
-        out.say(Text(f"  {name:<9} ", style="dim"), clean(text), wrap=True)
+        out.say(Text(f"  {name:<9} ", style="dim"), clean(text))
 
 
 # -- the machine ----------------------------------------------------------------------------------------------------

@@ -87,9 +87,9 @@ def list_(
             out.say(f"{who} outside that is recorded.")
         if more and name is None:
             rest = f"More on up to {count(more, 'branch', 'branches')}; -n 0 shows all, --in-doubt or a pattern some."
-            out.say(Text(rest, style="dim"))
-        elif more:
-            out.say(Text(f"{count(more, 'older call')}; -n 0 shows all.", style="dim"))
+            out.note(rest)
+        else:
+            out.left_out(more, "older call")
     return 0
 
 
@@ -135,7 +135,7 @@ def resolve(
             "not done; it will be called again." if not_done else "done.",
         )  # fmt: skip
         rest = f"{count(len(left), 'effect is', 'effects are')} still in doubt." if left else NO_DOUBT
-        session.out.say(Text(rest, style="dim"))
+        session.out.note(rest)
     return 0
 
 
@@ -202,9 +202,9 @@ _BRING_BACK = (
 
 
 def _advise(out: Output, where: str, found: list[Effect], what: str, advice: str, ways: str) -> None:
-    out.say(Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice, wrap=True)
+    out.say(Text(f"{count(len(found), 'effect is', 'effects are')} {what}. ", style="bold red"), advice)
     settle = command("effects", "resolve", where, found[0].id)
-    out.say(f"  {clean(settle)} --done JSON --why TEXT{ways}")
+    out.command("  ", f"{settle} --done JSON --why TEXT", ways)
 
 
 def _whose(effect: Effect) -> str:

@@ -57,7 +57,7 @@ _NEVER = datetime.min.replace(tzinfo=UTC)
 _HEADS = ("agent", "run", "function", "status", "began", "about")
 _COUNTED = {"needs attention": "in need of attention", "due": "able to resume"}
 
-runs = App(name="runs", help="List runs of durable functions, cancel or fork one, or adopt what came from elsewhere.")
+runs = App(name="runs", help="List runs of durable functions; cancel, fork or adopt one.")
 
 
 @runs.default
@@ -105,7 +105,7 @@ def list_(
             more = (
                 f"More on up to {count(found.more, 'branch', 'branches')}; -n 0 shows all, --status or a pattern some."
             )
-            session.out.say(Text(more, style="dim"))
+            session.out.note(more)
         if schedules:
             session.out.say()
             session.out.columns(("schedule", "every", "zone", "next", "about"), map(_schedule, schedules))
@@ -153,7 +153,7 @@ def cancel(
             f"{clean(info.function)} of {whose(info)} (run ", Text(clean(info.id), style="yellow"), ")",
         )  # fmt: skip
         if info.cancelled_by:
-            session.out.say(Text("It stops at its next recorded call; --wait SECONDS waits for that.", style="dim"))
+            session.out.note("It stops at its next recorded call; --wait SECONDS waits for that.")
     return 0
 
 
@@ -245,7 +245,6 @@ def _show_fork(out: Output, handle: Agent, plan: ForkPlan, branch: str) -> None:
         "The branch begins at ", Text(begins.short_id, style="yellow"),
         f" #{begins.depth} {clean(begins.label)} ({ago(begins.time, now())}). The record answers"
         f" {count(len(plan.answered), 'call')}; {count(len(plan.again), 'recorded call')} will be made again.",
-        wrap=True,
     )  # fmt: skip
     _list_calls(out, Text("Is in doubt, and has to be settled first:", style="bold red"), plan.in_doubt, handle)
     _list_calls(out, Text("Was done, and may happen again:", style="yellow"), plan.writes, handle)
@@ -260,7 +259,7 @@ def _list_calls(out: Output, title: Text, found: list[Effect], handle: Agent) ->
     for number, one in enumerate(found, 1):
         line = Text(f"{number:>3}. ", style="dim").append(one.id, style="yellow").append(f" {call_of(one)}")
         of = f" of {clean(one.agent)}" if one.agent not in {"", handle.name} else ""
-        out.say(line, Text(f"{of} at {clean(one.path)}", style="dim"), wrap=True)
+        out.say(line, Text(f"{of} at {clean(one.path)}", style="dim"))
 
 
 def _row(info: RunInfo) -> list[Text | str]:
@@ -432,7 +431,7 @@ def _rate(text: str | None) -> Any:
 _VALUE_CHARACTERS = 60
 _SIGNAL_STYLES = {"pending": "bold magenta", "taken": "green", "dropped": "dim", "ended": "dim"}
 
-signal = App(name="signal", help="Send a signal to a run; without its name, list those that were sent.")
+signal = App(name="signal", help="Send a signal to a run, or list those that were sent.")
 
 
 @signal.default
@@ -499,7 +498,7 @@ def _print_sent(out: Output, info: SignalInfo, whom: str, due: list[str]) -> Non
         waited = ", ".join(map(clean, info.waits_for)) or "no signal"
         out.say(Text(f"Nobody waits for it now. Waited for: {waited}.", style="yellow"))
     if due:
-        out.say(Text(f"{count(len(due), 'run')} can resume now: holdfast run --due PROGRAM", style="dim"))
+        out.note(f"{count(len(due), 'run')} can resume now: holdfast run --due PROGRAM")
 
 
 def _list_signals(session: Session, agent: str | None, *, everything: bool, json: bool) -> int:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from cyclopts import Parameter
 from rich.text import Text
@@ -23,7 +23,7 @@ from holdfast import Agent, Checkpoint, Store
 from holdfast.cli.complete import agents, refs, revisions
 from holdfast.cli.exits import NOT_CONFIRMED
 from holdfast.cli.output import Output
-from holdfast.cli.text import clean
+from holdfast.cli.text import clean, shorten
 from holdfast.errors import BadOption, UnknownRevision
 
 
@@ -201,15 +201,19 @@ def on_branch(store: Store, revision: str) -> tuple[str, str]:
     return name, branch or "main"
 
 
+Progress: TypeAlias = Callable[[str, int, int], None] | None
+
+
 @contextmanager
-def bars(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A bar for each thing that is counted, on a terminal: call what is given with its name, how many, of how many."""
+def bars(err: Output) -> Iterator[Progress]:
+    """A bar, on a terminal, for what is counted now: call what is given with its name, how many, of how many."""
     if not err.is_terminal:
         yield None
         return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
 
-    shown = Progress(
+    shown = Bars(
         SpinnerColumn(),
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -218,12 +222,10 @@ def bars(err: Output) -> Iterator[Callable[[str, int, int], None] | None]:
         console=err,
         transient=True,
     )
-    tasks: dict[str, Any] = {}
     with shown:
+        task = shown.add_task("", total=None)
 
         def report(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = shown.add_task(clean(what), total=total)
-            shown.update(tasks[what], completed=done, total=total)
+            shown.update(task, description=clean(shorten(what, err.width // 2)), completed=done, total=total)
 
         yield report

@@ -6,11 +6,14 @@ nothing.
 
 from __future__ import annotations
 
-from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
+
+from holdfast import lazy as _lazy
 
 if TYPE_CHECKING:
     from holdfast.crash.dump import Dump, open_dump
+    from holdfast.crash.folder import found as dumps
+    from holdfast.crash.folder import of as folder_of
     from holdfast.crash.hooks import Installed, install
     from holdfast.crash.limits import Limits
     from holdfast.crash.memory import Snapshot, heap
@@ -24,6 +27,8 @@ __all__ = [
     "Snapshot",
     "add_part",
     "capture",
+    "dumps",
+    "folder_of",
     "heap",
     "install",
     "open_dump",
@@ -37,17 +42,12 @@ _HOMES = {
     "Snapshot": "holdfast.crash.memory",
     "add_part": "holdfast.crash.taking",
     "capture": "holdfast.crash.taking",
+    "dumps": "holdfast.crash.folder:found",
+    "folder_of": "holdfast.crash.folder:of",
     "heap": "holdfast.crash.memory",
     "install": "holdfast.crash.hooks",
     "open_dump": "holdfast.crash.dump",
     "rehydrate": "holdfast.crash.rehydration",
 }
 
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        msg = f"module 'holdfast.crash' has no attribute {name!r}"
-        raise AttributeError(msg)
-    value: object = getattr(_import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+__getattr__ = _lazy.names(__name__, _HOMES)

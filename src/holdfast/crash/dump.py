@@ -70,16 +70,19 @@ class Dump:
         self.close()
 
     def close(self) -> None:
+        """Let go of the file."""
         self._reader.close()
 
     # The whole.
 
     @property
     def why(self) -> str:
+        """Why it was taken, in words."""
         return as_text(self.head.get("why"))
 
     @property
     def trigger(self) -> str:
+        """What made it be taken: an exception, a signal, a hang, somebody who asked."""
         return as_text(self.head.get("trigger"))
 
     @property
@@ -176,6 +179,7 @@ class Dump:
 
     @cached_property
     def tasks(self) -> list[Task]:
+        """The asyncio tasks, each with its frames."""
         found: list[Task] = []
         for payload in self._all(kinds.TASKS):
             items = payload.get("tasks") if isinstance(payload, dict) else None
@@ -186,6 +190,7 @@ class Dump:
 
     @cached_property
     def sources(self) -> dict[str, Source]:
+        """The source of files that its frames are in, by path."""
         found = {}
         for payload in self._all(kinds.SOURCE):
             if isinstance(payload, dict) and isinstance(payload.get("text"), str):
@@ -197,6 +202,7 @@ class Dump:
 
     @cached_property
     def logs(self) -> list[dict[str, Any]]:
+        """The log records that were kept, oldest first."""
         records = self._first(kinds.LOGS).get("records")
         return [record for record in records if isinstance(record, dict)] if isinstance(records, list) else []
 

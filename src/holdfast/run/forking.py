@@ -115,6 +115,7 @@ class ForkPlan:
         return self._agent._seen(self._cut.began)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return {
             "run": self.run,
             "at": self.at,

@@ -53,8 +53,11 @@ SIGNAL_STATUSES = ("pending", "taken", "dropped", "ended")
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """One line of the list of runs. ``status`` is one of ``STATUSES``; ``waits_for`` names other agents.
+    """One line of the list of runs.
 
+    ``status``: ``queued``, ``running``, ``interrupted``, ``waiting``, ``needs attention``, ``failed``, ``finished``,
+    ``cancelled`` or ``rolled back``. One that waits does so ``until`` a time, for a ``signal``, or for the agents that
+    ``waits_for`` names.
     ``due``: it was put off, and what it waits for has come: it can be resumed.
     ``limit`` is when its time is over; ``cancelled_by``: who has cancelled it, though it has not been told so yet.
     ``queue``: where it waits for its turn, if it was submitted.
@@ -107,12 +110,15 @@ class RunInfo:
         return self._result()
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types, without ``args`` and ``result``."""
         return {**_json(self), "ahead": self.ahead, "trace": self.trace}
 
 
 @dataclass(frozen=True, slots=True)
 class SignalInfo:
-    """A signal. ``status`` is one of ``SIGNAL_STATUSES``; ``run`` is empty where any run of the branch may take it.
+    """A signal: ``pending``, ``taken``, ``dropped`` or ``ended`` (with its run).
+
+    ``run`` is empty where any run of the branch may take it.
 
     ``waits_for``: the names of the signals that are waited for now by the run, or by those that may take it.
     ``repeated``: it was sent before with the same id, so that nothing was sent now.
@@ -136,6 +142,7 @@ class SignalInfo:
         return self._value()
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types, without its value."""
         return _json(self)
 
 

@@ -92,6 +92,7 @@ class Queue(Struct, frozen=True):
 
     @property
     def limited(self) -> bool:
+        """Whether it has any limit."""
         limits = (self.concurrency, self.rate, self.partition_concurrency, self.partition_rate)
         return any(one is not None for one in limits)
 
@@ -339,6 +340,7 @@ class QueueInfo(Queue, frozen=True):
         return str(self)
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         return asdict(self)
 
 

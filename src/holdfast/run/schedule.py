@@ -102,6 +102,7 @@ class ScheduleInfo:
     running: str
 
     def to_json(self) -> dict[str, Any]:
+        """In JSON's own types."""
         times = {name: _shown(getattr(self, name)) for name in ("next", "last", "skipped")}
         return {**asdict(self), **times, "waiting": [one.isoformat() for one in self.waiting]}
 

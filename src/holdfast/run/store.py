@@ -76,6 +76,17 @@ class Store(below.Store):
         recover: bool = False,
         config: Any = None,
     ) -> Agent:
+        """The agent of that name, its last state already there.
+
+        - ``branch``: which line of history.
+        - ``create``: with False, raise ``UnknownAgent`` where there is none.
+        - ``readonly``: take no lock, and see the newest checkpoint at the time of opening.
+        - ``wait_s``: wait so long for another process that writes the branch; then, or without it, ``AgentBusy``.
+        - ``takeover``: take the branch from a writer that is out of reach.
+        - ``recover``: where its state cannot be trusted (``Damaged``), continue from the newest valid checkpoint, on a
+          new branch.
+        - ``config``: anything that can be saved; its digest goes into the metadata of each checkpoint.
+        """
         end_s = time.monotonic() + wait_s
         while True:
             left_s = max(0.0, end_s - time.monotonic())

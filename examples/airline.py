@@ -1,7 +1,8 @@
-"""The outside world of ``holdfast demo``: an airline. A web server of its own, with a database of its own.
+"""The outside world: an airline, which is a small web server with a database of its own. It knows nothing of Holdfast.
 
-Knows nothing of Holdfast. It does what airlines do: it books first and answers later, and it knows what it has booked
-under which key. What it is asked and what it answers goes over HTTP on the loopback interface.
+$ python examples/airline.py
+
+It books first and answers later, as real ones do, and it remembers what it has booked under which key.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+PORT = 8317
+
 
 class Airline:
     """The bookings."""
@@ -23,7 +26,7 @@ class Airline:
         self._do("CREATE TABLE IF NOT EXISTS booking (number INTEGER PRIMARY KEY, flight TEXT, key TEXT)")
 
     def book(self, flight: str, key: str) -> dict[str, Any]:
-        """Book a seat. Whoever asks twice has two: this airline does not look at keys."""
+        """Book a seat. If you ask twice, you have two: this airline does not look at keys."""
         self._do("INSERT INTO booking (flight, key) VALUES (?, ?)", flight, key)
         return self.bookings(key)[-1]
 
@@ -40,7 +43,7 @@ class Airline:
             connection.close()
 
 
-def serve(database: str, answer_s: float) -> None:
+def serve(port: int | str = PORT, database: str = "airline.db", answer_s: float | str = 10) -> None:
     """Answer until the process is ended. The first line of output is the port."""
     airline = Airline(database)
 
@@ -48,7 +51,7 @@ def serve(database: str, answer_s: float) -> None:
         def do_POST(self) -> None:
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             booked = airline.book(asked["flight"], asked["key"])
-            time.sleep(answer_s)  # booked already; the answer takes its time
+            time.sleep(float(answer_s))  # it is booked; the answer takes its time
             self._answer(booked)
 
         def do_GET(self) -> None:
@@ -62,17 +65,17 @@ def serve(database: str, answer_s: float) -> None:
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
-            except (BrokenPipeError, ConnectionResetError):  # whoever asked is gone
+            except (BrokenPipeError, ConnectionResetError):  # the client is gone
                 self.close_connection = True
 
         def log_message(self, *_words: Any) -> None:
-            """Nothing: the demo tells what happens."""
+            """Stay silent."""
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Desk) as server:
+    with ThreadingHTTPServer(("127.0.0.1", int(port)), Desk) as server:
         server.daemon_threads = True
         print(server.server_address[1], flush=True)
         server.serve_forever()
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1], float(sys.argv[2]))
+    serve(*sys.argv[1:])

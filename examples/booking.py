@@ -1,33 +1,33 @@
-"""The second program that ``holdfast demo`` starts, kills and starts again: an agent that books a flight.
+"""An agent that books a flight. Kill it while it waits for the airline, then start it again: one seat is booked.
 
-It uses only the public API, as any agent would. What it reports goes to stdout as one JSON object per line.
+$ python examples/airline.py          # in another terminal
+$ python examples/booking.py          # kill it within ten seconds, and start it again
+$ holdfast effects trip-8
 """
 
 from __future__ import annotations
 
 import json
 import os
-import sys
 from contextlib import closing
 from http.client import HTTPConnection
 from typing import Any
 
-import holdfast
-from holdfast import Agent, Effect
+from airline import PORT
 
-NAME = "trip-8"
-FLIGHT = "TP539"
-_TIMEOUT_S = 30.0
+import holdfast
 
 
 def ask(method: str, path: str, data: dict[str, Any] | None = None) -> Any:
     """Talk to the airline."""
-    with closing(HTTPConnection("127.0.0.1", int(os.environ["AIRLINE_PORT"]), timeout=_TIMEOUT_S)) as airline:
+    port = int(os.environ.get("AIRLINE_PORT", PORT))
+    with closing(HTTPConnection("127.0.0.1", port, timeout=30)) as airline:
         airline.request(method, path, json.dumps(data))
         return json.load(airline.getresponse())
 
 
-def find(effect: Effect) -> holdfast.Found | holdfast.Absent:
+def find(effect: holdfast.Effect) -> holdfast.Found | holdfast.Absent:
+    """Did the airline get it? Holdfast asks this before it would book again."""
     booked = ask("GET", f"/bookings?key={effect.key}")
     return holdfast.Found(booked[0]) if booked else holdfast.Absent()
 
@@ -38,19 +38,14 @@ def book(flight: str) -> Any:
 
 
 @holdfast.durable
-def travel(agent: Agent, flight: str) -> int:
+def travel(agent: holdfast.Agent, flight: str) -> int:
     agent.state["plan"] = f"fly with {flight}"
     agent.checkpoint("planned")
-    booked = book(flight)  # killed in here
+    booked = book(flight)  # kill it in here
     agent.state["booking"] = booked
     return int(booked["number"])
 
 
-def main(store_path: str) -> None:
-    with holdfast.open(store_path) as store:
-        agent = store.agent(NAME)
-        print(json.dumps({"result": agent.run(travel, FLIGHT)}), flush=True)
-
-
 if __name__ == "__main__":
-    main(sys.argv[1])
+    with holdfast.open() as store:
+        print(store.agent("trip-8").run(travel, "TP539"), flush=True)
