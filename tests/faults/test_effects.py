@@ -10,23 +10,20 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from queue import Queue
 
 import pytest
 
 import holdfast
-from tests import warm
 from tests.faults import effects_child as child
+from tests.lives import Life
+from tests.lives import Troupe as Lives
 from tests.run.world import World
 
-ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("keyed", "probed", "read", "local", "bare", "")
 POINTS = (
     child.START, child.BEFORE_INTENT, child.AFTER_INTENT, child.DURING, child.BEFORE_RESULT, child.UNFLUSHED,
@@ -68,82 +65,32 @@ class Tally:
         return sum(count for (_, killed), count in self.kills.items() if killed == kind)
 
 
-class Life:
-    """How one process ended."""
+class Ended:
+    """How one process ended: where it was killed, what it was in doubt about, or what came of it."""
 
-    def __init__(self) -> None:
-        self.point = self.kind = ""  # where it was killed
-        self.killed = False
-        self.doubt: list[str] | None = None
-        self.end: dict | None = None
-        self.error = ""
+    def __init__(self, life: Life) -> None:
+        self.killed = life.end() == -signal.SIGKILL
+        said = dict(life.said)
+        self.point, _, self.kind = said.get("at", "any moment|" if self.killed else "|").partition("|")
+        self.doubt: list[str] | None = json.loads(said["doubt"]) if "doubt" in said else None
+        self.end: dict | None = json.loads(said["end"]) if "end" in said else None
+        self.error = said.get("error", "")
 
 
-class Troupe:
-    """A warm process that forks lives on one store, and says what becomes of them."""
+class Troupe(Lives):
+    """Lives on one store."""
 
     def __init__(self, path: Path, port: int) -> None:
         self.path = path
-        self.process = warm.Popen(
-            [sys.executable, "-m", "tests.faults.effects_child", str(path), str(port)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-        self.lines: Queue[str] = Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        assert self.next()[0] == "ready"
+        super().__init__("tests.faults.effects_child", path, port)
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.lines.put(line.strip())
-        self.lines.put("end-of-file ")
-
-    def begin(self, **job: object) -> tuple[int, list[tuple[str, str]]]:
-        """Start a life; its process, and what it has said so far."""
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        said = []
-        while (line := self.next())[0] != "pid":
-            said.append(line)
-        return int(line[1]), said
-
-    def live(self, *, after_s: float | None = None, **job: object) -> Life:
+    def live(self, *, after_s: float | None = None, **job: object) -> Ended:
         """One life to its end. ``after_s``: it is killed from outside then."""
-        pid, said = self.begin(**job)
+        life = self.begin(**job)
         if after_s is not None:
             time.sleep(after_s)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return self.ended(said)
-
-    def ended(self, said: list[tuple[str, str]]) -> Life:
-        while (line := self.next())[0] != "gone":
-            said.append(line)
-        life = Life()
-        life.killed = int(line[1]) == -signal.SIGKILL
-        for word, rest in said:
-            if word == "at":
-                life.point, life.kind = rest.split("|")
-            elif word == "doubt":
-                life.doubt = json.loads(rest)
-            elif word == "end":
-                life.end = json.loads(rest)
-            elif word == "error":
-                life.error = rest
-        if life.killed and not life.point:
-            life.point = "any moment"
-        return life
-
-    def next(self) -> tuple[str, str]:
-        word, _, rest = self.lines.get(timeout=120).partition(" ")
-        assert word != "end-of-file", "the template died"
-        return word, rest
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(timeout=180)
-        self._reader.join(180)
-        self.process.stdout.close()
+            life.kill()
+        return Ended(life)
 
 
 class Campaign:
@@ -162,7 +109,7 @@ class Campaign:
         assert life.end, f"{scene} without a kill: {life.error or life.doubt}"
         self.moments[scene], self.typical_s[scene] = life.end["moments"], time.perf_counter() - began
 
-    def live(self, scene: str, name: str, number: int, lives: int, **job: object) -> Life:
+    def live(self, scene: str, name: str, number: int, lives: int, **job: object) -> Ended:
         """One life of a scene, killed or not."""
         self.tally.lives += 1
         last = lives == LIVES_MAX or (lives and self.chance.random() > AGAIN)
@@ -410,9 +357,9 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
     scene = "bare" if kind == "bare" else "safe"
     ref = f"zombie/{kind}-1"
     monkeypatch.setattr(child.MOMENTS, "port", world.port)
-    pid, said = troupe.begin(scene=scene, agent="zombie", only=f"{point}|{kind}", how="SIGSTOP", told={})
+    zombie = troupe.begin(scene=scene, agent="zombie", only=f"{point}|{kind}", how="SIGSTOP", told={})
     try:
-        wait_until(lambda: stopped(pid), "it did not stop")
+        wait_until(lambda: stopped(zombie.pid), "it did not stop")
         with holdfast.open(troupe.path) as store:
             agent = store.agent("zombie", takeover=True)
             known = point == child.BEFORE_INTENT or kind == "keyed" or (kind, point) == ("probed", child.BEFORE_RESULT)
@@ -423,8 +370,8 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
                 with pytest.raises(holdfast.InDoubt):
                     agent.run(getattr(child, scene).options(id="one"), "zombie")
                 assert [run.status for run in agent.runs()] == ["needs attention"]
-            os.kill(pid, signal.SIGCONT)
-            life = troupe.ended(said)
+            os.kill(zombie.pid, signal.SIGCONT)
+            life = Ended(zombie)
             assert "Fenced" in life.error, life.__dict__
             assert world.done(ref) == (0 if point == child.BEFORE_INTENT and not known else 1)
             if not known:
@@ -436,7 +383,7 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
             assert store.verify().ok
     finally:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(zombie.pid, signal.SIGCONT)
 
 
 def test_a_world_that_hangs_up_answers_late_or_refuses_leaves_nothing_doubled(store_path, world):

@@ -10,12 +10,9 @@ import pytest
 
 import holdfast
 from holdfast import errors
+from tests.run.bench import Crash
 
 HANG_S = 180
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 class Outside:

@@ -11,10 +11,7 @@ import pytest
 import holdfast
 from holdfast import errors
 from holdfast.run.past import Past
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
+from tests.run.bench import Crash
 
 
 @pytest.fixture

@@ -11,10 +11,7 @@ from holdfast.errors import Diverged, HoldfastError, RunEnded, Waiting
 from holdfast.run.claims import Loop, key_in
 from holdfast.run.host import position_of
 from holdfast.run.past import Past
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
+from tests.run.bench import Crash
 
 
 class Outside:

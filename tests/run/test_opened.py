@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 import uuid
 from contextlib import suppress
@@ -24,10 +20,8 @@ from holdfast.run.waiting import Until
 from holdfast.store.changes import now_us
 from tests.agent.damage import KEY, memory
 from tests.conftest import SOAK
-
-
-class Crash(BaseException):
-    """The process is gone, as far as the store can tell."""
+from tests.lives import die, dies
+from tests.run.bench import Crash
 
 
 class Place:
@@ -540,26 +534,15 @@ def test_a_row_of_another_shape_with_a_sum_that_fits_is_damage_and_nothing_else(
 
 # -- killed, and at random ---------------------------------------------------------------------------------------------
 
-CHILD = """
-import os, signal, sys
-import holdfast
-
-@holdfast.durable(name="killed")
-def killed(agent, first):
-    agent.state["begun"] = True
-    agent.checkpoint("in it")
-    if first:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return "done"
-
-with holdfast.open(sys.argv[1], key=False) as store:
-    store.agent("a").run(killed.options(id="r"), True)
-"""
-
 
 def test_the_row_of_a_killed_run_says_that_it_can_be_looked_at(store_path):
-    child = subprocess.run([sys.executable, "-c", CHILD, str(store_path)], check=False, env={**os.environ})
-    assert child.returncode == -signal.SIGKILL
+    @holdfast.durable(name="killed")
+    def works(agent):
+        agent.state["begun"] = True
+        agent.checkpoint("in it")
+        die()
+
+    assert dies(lambda: holdfast.open(store_path, key=False).agent("a").run(works.options(id="r")), 0)
     with holdfast.open(store_path, key=False) as store:
         assert due_of(store) == {"r": table.NOW}
         check(store)

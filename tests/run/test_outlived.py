@@ -26,6 +26,7 @@ from holdfast.errors import (
 )
 from holdfast.store.bodies import body_digest, joined, proof, values_bytes
 from holdfast.store.catalog import Branch
+from tests.lives import dies
 
 DONE: list[str] = []
 LONG = [f"a long result, line {number}" for number in range(3_000)]
@@ -543,38 +544,18 @@ def test_what_was_stopped_half_way_is_done_by_the_next(opened, monkeypatch):
     assert len(DONE) == 6
 
 
-CHILD = """
-import os, signal, sys
-import holdfast
-from holdfast import Policy
-from holdfast.agent import letting, retention
-
-letting.AT_ONCE = 1
-left = [int(sys.argv[2])]
-strip = letting._strip
-
-def dying(change, some):
-    strip(change, some)
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    left[0] -= 1
-
-letting._strip = dying
-holdfast.open(sys.argv[1]).retain(Policy(last=1, runs=1))
-"""
-
-
 @pytest.mark.parametrize("after", [0, 3])
-def test_killed_in_the_middle_of_it_nothing_is_lost(opened, store_path, after):
+def test_killed_in_the_middle_of_it_nothing_is_lost(opened, store_path, monkeypatch, after):
     agent = opened()
     go(agent, "Lisbon", "Porto", "Faro")
     agent._store.close()
-    died = subprocess.run([sys.executable, "-c", CHILD, str(store_path), str(after)], check=False)
-    assert died.returncode == -9
+    monkeypatch.setattr(letting, "AT_ONCE", 1)
+    policy = Policy(last=1, runs=1)
+    assert dies(lambda: holdfast.open(store_path).retain(policy), 2 * (after + 1), (letting, "_strip"))
     agent = opened()
     assert agent._store.verify().ok
     assert len(gone(agent._store)) == after
-    assert agent._store.retain(Policy(last=1, runs=1)).values > 0
+    assert agent._store.retain(policy).values > 0
     assert agent._store.verify().ok
     assert go(agent, "Faro") == ["booked Faro!"]
     with pytest.raises(ResultForgotten):

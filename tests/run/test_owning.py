@@ -9,10 +9,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
+from tests.run.bench import Crash
 
 
 class Outside:

@@ -13,12 +13,9 @@ import holdfast
 from holdfast import errors
 from holdfast.codec.blocks import DIGEST_BYTES
 from holdfast.run.arguments import fetch
+from tests.run.bench import Crash
 
 KEY = "sk-0123456789abcdef"
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 def stored(agent, path):

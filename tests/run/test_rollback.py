@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import itertools
 import json
 import re
+import shutil
 from ast import literal_eval
 
 import pytest
@@ -15,10 +17,8 @@ from holdfast import errors
 from holdfast.run import records as rec
 from holdfast.run.effects import Absent, Found, Unknown
 from holdfast.run.resilience import Clock
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
+from tests.lives import dies, point
+from tests.run.bench import CHANGES, Crash
 
 
 class Quick(Clock):
@@ -975,3 +975,64 @@ def test_a_rollback_reads_the_line_once_and_again_only_when_something_happened_s
         with pytest.raises(errors.BadOption, match="since the plan was made, this has happened: book"):
             stale.apply()
     assert "bus" in world.standing()
+
+
+# -- killed ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_killed_rollback_is_finished_by_the_next_process_and_undoes_everything_once(tmp_path):
+    ready, here = tmp_path / "ready", tmp_path / "store"
+    outside, there = tmp_path / "outside", tmp_path / "world"  # one line for everything that was done
+
+    def tell(*words):
+        point()
+        with (there if there.exists() else outside).open("a") as file:
+            file.write(" ".join(words) + "\n")
+        point()
+
+    def told(path):
+        return [tuple(line.split()) for line in path.read_text().splitlines()]
+
+    def cancel(effect):
+        tell("cancel", effect.args["what"], holdfast.effect().key)
+
+    @holdfast.tool(name="undoing.book", compensate=cancel)
+    def book(what):
+        tell("book", what, holdfast.effect().key)
+
+    @holdfast.durable
+    def travel(agent):
+        agent.checkpoint("start")
+        for what in ("flight", "hotel", "car"):
+            agent.state[what] = book(what)
+            agent.checkpoint(what)
+        agent.spawn(holdfast.durable(name="pack")(lambda agent: book("bags")), "helper").join()
+
+    with holdfast.open(ready) as store:
+        store.agent("trip-7").run(travel)
+    done = told(outside)
+    for at in itertools.count(1):
+        shutil.copytree(ready, here)
+        shutil.copy(outside, there)
+        died = dies(lambda: holdfast.open(here).agent("trip-7").rollback("start"), at, *CHANGES)
+        with holdfast.open(here) as store:
+            agent = store.agent("trip-7")
+            with agent:  # what was begun is finished first
+                begun = agent.head.label == "start"
+            agent = store.agent("trip-7")
+            if not begun:  # it was killed before it had said what it was about to do
+                assert agent.head.label != "start"
+                assert told(there) == done
+                agent.rollback("start")
+            assert agent.state == {}
+            assert {run.status for run in store.agent("trip-7/helper").runs()} == {"rolled back"}
+            assert store.verify().ok
+        undone = [line for line in told(there) if line[0] == "cancel"]
+        # A compensation that was cut off is called again, with the same key: what honours keys sees it once.
+        assert len(undone) - len(set(undone)) <= 1
+        assert [what for _, what, _ in dict.fromkeys(undone)] == ["bags", "car", "hotel", "flight"]
+        shutil.rmtree(here)
+        if not died:
+            break
+    assert at > 20

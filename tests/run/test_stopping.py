@@ -20,13 +20,9 @@ from holdfast.run.scope import effect
 from holdfast.run.tools import tool
 from tests import warm
 from tests.run import stopping_child as program
-from tests.run.bench import Bench
+from tests.run.bench import Bench, Crash
 
 HANG_S = 180
-
-
-class Crash(BaseException):
-    """The process ends here, as far as the program can tell."""
 
 
 @pytest.fixture
