@@ -2,7 +2,8 @@
 
 ``dies`` is for a death at an exact moment: it forks, does something, and is killed at the n-th call of what it watches.
 ``Troupe`` is for many lives of one program: a process that has loaded everything forks one for each job, and says what
-it said and how it ended. All who are killed are real processes, and die of a real signal.
+it said and how it ended. ``start`` is for another process that a test talks to. All of them are real processes, and die
+of real signals.
 
     while dies(lambda: work(path), at := at + 1, (Database, "change")):
         look(path)
@@ -88,6 +89,47 @@ def _between_points(call: Callable[..., Any]) -> Callable[..., Any]:
     return around
 
 
+# -- a program to talk to -----------------------------------------------------------------------------------
+
+
+def start(module: str, *arguments: object, loaded: str = warm.HOLDFAST) -> subprocess.Popen[str]:
+    """A module in a process of its own, which reads and writes lines. ``with`` waits for its end."""
+    return warm.Popen(
+        [sys.executable, "-m", module, *arguments],
+        cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, loaded=loaded,
+        start_new_session=True,  # so that what it forks can be ended with it
+    )  # fmt: skip
+
+
+def worker(place: str, program: object, *options: object, **how: Any) -> subprocess.Popen[bytes]:
+    """``holdfast worker`` in a process of its own; what it prints is thrown away."""
+    words = ["--store", place, "worker", program, "--no-dumps", *options]
+    streams = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, **how}
+    return warm.Popen([sys.executable, "-m", "holdfast", *words], **streams)
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    return process.stdout.readline().strip()
+
+
+def tell(process: subprocess.Popen[str], text: str = "") -> None:
+    process.stdin.write(f"{text}\n")
+    process.stdin.flush()
+
+
+def ask(process: subprocess.Popen[str], text: str) -> str:
+    """Tell it something; what it answers."""
+    tell(process, text)
+    return line(process)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    process.stdin.close()
+    process.stdout.close()
+
+
 # -- many lives of one program ------------------------------------------------------------------------------
 
 
@@ -125,10 +167,7 @@ class Troupe:
     """A process that forks lives of one program: ``module`` calls ``serve`` when it has loaded all that they need."""
 
     def __init__(self, module: str, *arguments: object, loaded: str = warm.HOLDFAST) -> None:
-        self.process = warm.Popen(
-            [sys.executable, "-m", module, *arguments],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, loaded=loaded,
-        )  # fmt: skip
+        self.process = start(module, *arguments, loaded=loaded)
         self._lines: Queue[str] = Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -5,41 +5,20 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import holdfast
 from holdfast.errors import ForkedHandle, HoldfastError
-from tests import warm
+from tests import lives
 from tests.agent.histories import few_between_seals, forget, numbers
+from tests.lives import end, line, tell  # noqa: F401 - for the tests that start them
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def start(*arguments: object) -> subprocess.Popen[str]:
-    """Run one of the functions below in a process of its own."""
-    return warm.Popen(
-        [sys.executable, "-m", "tests.agent.child", *map(str, arguments)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that what it forks can be ended with it
-    )
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    return process.stdout.readline().strip()
-
-
-def end(process: subprocess.Popen[str]) -> None:
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+start = partial(lives.start, "tests.agent.child")
+"""Run one of the functions below in a process of its own."""
 
 
 def killed(folder: Path, original: Path, count: int, function: str) -> Iterator[holdfast.Store]:
@@ -51,8 +30,7 @@ def killed(folder: Path, original: Path, count: int, function: str) -> Iterator[
         with start(function, path) as process:
             assert line(process) == "ready"
             began = time.monotonic()
-            process.stdin.write("\n")
-            process.stdin.flush()
+            tell(process)
             if attempt:
                 time.sleep(noise.random() * took)  # where it is killed, not what is expected then
                 process.kill()

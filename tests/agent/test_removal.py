@@ -34,12 +34,6 @@ def _small(monkeypatch):
     few_between_seals(monkeypatch.setattr)
 
 
-@pytest.fixture
-def store(store_path):
-    with holdfast.open(store_path) as opened:
-        yield opened
-
-
 # -- whole agents -----------------------------------------------------------------------------------------------------
 
 

@@ -26,12 +26,6 @@ def _small(monkeypatch):
     few_between_seals(monkeypatch.setattr)
 
 
-@pytest.fixture
-def store(store_path):
-    with holdfast.open(store_path) as opened:
-        yield opened
-
-
 def talk(store, name="a", count=30, size=200, **more):
     agent = store.agent(name, **more)
     messages = agent.state.setdefault("messages", [])

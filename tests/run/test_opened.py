@@ -120,8 +120,8 @@ def script(agent, steps):
         elif what == "save":
             agent.checkpoint(str(name))
         elif what == "crash":
-            World.left -= 1
-            if World.left >= 0:
+            Crashes.left -= 1
+            if Crashes.left >= 0:
                 raise Crash
         elif what == "fail":
             raise ValueError(name)
@@ -142,13 +142,13 @@ def item(number):
     if number == 2:
         act("doubt")
     if number == 3:
-        World.left -= 1
-        if World.left >= 0:
+        Crashes.left -= 1
+        if Crashes.left >= 0:
             raise Crash
     return number
 
 
-class World:
+class Crashes:
     left = 0
 
 
@@ -174,7 +174,7 @@ def test_a_row_says_when_somebody_should_look(place):
     assert before + 3600 * 10**6 <= due_of(store)["s"] <= now_us() + 3600 * 10**6
     assert store.due() == []
     agent.cancel("s")
-    World.left = 1
+    Crashes.left = 1
     with pytest.raises(Crash):
         agent.run(script.options(id="c"), [["crash", ""]])
     assert due_of(store) == {"c": table.NOW}
@@ -573,7 +573,7 @@ class Life:
         kinds = [("wait", "go"), ("wait", "stop"), ("save", self.count), ("sleep", 3600), ("sleep", 0), ("crash", ""),
                  ("fail", "no"), ("act", "well"), ("act", "doubt"), ("spawn", "go")]  # fmt: skip
         steps = [list(self.random.choice(kinds)) for _ in range(self.random.randint(1, 5))]
-        World.left = 1
+        Crashes.left = 1
         self.count += 1
         id = self.random.choice([f"r{self.count}", "again", None])
         self.agent().run(script.options(id=id, wait=False, again=self.random.random() < 0.5), steps)
@@ -581,12 +581,12 @@ class Life:
     def batch(self):
         agent = self.agent()
         name = agent.name
-        World.left = 1
+        Crashes.left = 1
         self.store.map(item, [0, 1, self.random.randint(0, 3)], name=name, workers=1, on_error="raise")
 
     def resume(self):
         agent = self.agent()
-        World.left = self.random.randint(0, 1)
+        Crashes.left = self.random.randint(0, 1)
         if run := self.open_run(agent):
             agent.resume(run, wait=False)
 

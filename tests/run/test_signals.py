@@ -61,6 +61,8 @@ def test_nobody_gets_a_signal_that_is_sent_while_no_run_is_open_unless_it_is_for
         store.signal("trip", "approval")
     with pytest.raises(errors.BadOption, match="no run of"):
         store.signal("trip", "approval", run="nobody")
+    with pytest.raises(errors.UnknownRevision):
+        store.signal("trip", "approval", branch="nowhere")
     sent = store.signal("trip", "approval", "early", any_run=True)
     assert (sent.run, sent.status, sent.value, sent.waits_for) == ("", "pending", "early", ())
     assert agent.run(ask) == ["early"]
@@ -186,14 +188,14 @@ def resumed(path):
 
 
 @pytest.mark.slow
-def test_a_signal_is_taken_once_wherever_the_process_is_killed(tmp_path):
+def test_a_signal_is_taken_once_wherever_the_process_is_killed(tmp_path, rounds):
     ready, here = tmp_path / "ready", tmp_path / "store"
     with holdfast.open(ready) as store:
         with pytest.raises(holdfast.Waiting):
             store.agent("trip").run(work.options(wait=False))
         for value in ("first", "second", "third"):
             store.signal("trip", "go", value)
-    for at in itertools.count(1):
+    for at in itertools.count(1, rounds(2, 1)):
         shutil.copytree(ready, here)
         died = dies(lambda: resumed(here), at, *CHANGES)
         if died:

@@ -26,7 +26,7 @@ from tests.store.bucket import BUCKET, proxied
 PREFIX = "0123abcd"
 
 
-class World:
+class Both:
     """The packs of a real store, and a colder place."""
 
     def __init__(self, path, cold, cipher=PLAIN):
@@ -77,7 +77,7 @@ def proxy(monkeypatch):
 
 @pytest.fixture(params=[PLAIN, Keyed(b"k" * 32, b"u" * 16)], ids=["plain", "encrypted"])
 def world(request, tmp_path):
-    made = World(tmp_path / "store", tmp_path / "cold", request.param)
+    made = Both(tmp_path / "store", tmp_path / "cold", request.param)
     made.cold.prepare()
     yield made
     made.engine.close()
@@ -85,7 +85,7 @@ def world(request, tmp_path):
 
 @pytest.fixture
 def far(tmp_path, proxy):
-    made = World(tmp_path / "store", f"s3://{BUCKET}/{random.randbytes(8).hex()}")
+    made = Both(tmp_path / "store", f"s3://{BUCKET}/{random.randbytes(8).hex()}")
     made.cold.prepare()
     yield made
     made.engine.close()
@@ -333,7 +333,7 @@ def test_only_what_nothing_names_is_swept(world):
 @pytest.mark.parametrize("do", ["chill", "warm"])
 def test_killed_at_any_point_of_a_move(tmp_path, do):
     path, cold = tmp_path / "store", tmp_path / "cold"
-    world = World(path, cold)
+    world = Both(path, cold)
     world.cold.prepare()
     value = bytes(range(256)) * 999
     pack = world.write(value)
@@ -345,14 +345,14 @@ def test_killed_at_any_point_of_a_move(tmp_path, do):
         one.rename(copy)
 
     def moved():
-        world = World(path, cold)
+        world = Both(path, cold)
         getattr(world, do)(*world.view.packs())
 
     for at in count(1, 2):  # before each call that changes a file
         for one, copy in kept:
             shutil.copytree(copy, one)
         died = dies(moved, at, *((os, name) for name in ("open", "write", "fsync", "rename", "unlink")))
-        world = World(path, cold)
+        world = Both(path, cold)
         (pack,) = world.view.packs()
         assert world.read(value) == [value]
         assert getattr(world, do)(pack)
