@@ -25,6 +25,7 @@ from pathlib import Path
 from queue import Queue
 from typing import Any, Self
 
+from holdfast.store.database import Database
 from tests import warm
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +33,9 @@ PATIENCE_S = 180
 """Far above what any life takes on a busy machine: only one that hangs gets there."""
 
 # -- at an exact moment -------------------------------------------------------------------------------------
+
+CHANGES = [(Database, name) for name in ("change", "hand", "directly")]
+"""All by which a store is changed, as moments of ``dies``."""
 
 _left = 0
 

@@ -18,11 +18,8 @@ from holdfast.run.records import decode_record
 from holdfast.run.scope import active, number_tasks
 from holdfast.run.steps import drive, drive_later
 from holdfast.store.catalog import BEGINNING, End, link
-from holdfast.store.database import Database
 
 NAME = "trip-7"
-CHANGES = [(Database, name) for name in ("change", "hand", "directly")]
-"""All by which a store is changed: before and after them a process may die (tests/lives.py)."""
 FOLDERS = []
 """What benches of this test have made. They are removed at its end (conftest)."""
 

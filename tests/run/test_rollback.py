@@ -17,8 +17,8 @@ from holdfast import errors
 from holdfast.run import records as rec
 from holdfast.run.effects import Absent, Found, Unknown
 from holdfast.run.resilience import Clock
-from tests.lives import dies, point
-from tests.run.bench import CHANGES, Crash
+from tests.lives import CHANGES, dies, point
+from tests.run.bench import Crash
 
 
 class Quick(Clock):

@@ -10,8 +10,7 @@ import pytest
 
 import holdfast
 from holdfast import errors
-from tests.lives import dies, point
-from tests.run.bench import CHANGES
+from tests.lives import CHANGES, dies, point
 
 
 @holdfast.register(name="signals.Trip")
