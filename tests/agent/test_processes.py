@@ -14,7 +14,8 @@ import pytest
 import holdfast
 from holdfast.errors import AgentBusy, DiskFull, Fenced, ReadOnly, StoreClosed, StorePoisoned
 from holdfast.store.database import open_database
-from tests.agent.child import end, line, start
+from tests.agent.child import start
+from tests.lives import ask, end, line
 
 
 @pytest.fixture
@@ -24,12 +25,6 @@ def holder(store_path):
     yield process
     process.send_signal(signal.SIGCONT)
     end(process)
-
-
-def ask(process, text: str) -> str:
-    process.stdin.write(text + "\n")
-    process.stdin.flush()
-    return line(process)
 
 
 def test_second_process_gets_agent_busy_that_names_the_holder(store_path, holder):

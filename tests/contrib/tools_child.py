@@ -1,6 +1,6 @@
 """Graphs whose nodes act outside, killed at work: every kind of node, subgraph and durability, for ever.
 
-Started once as a warm template, as ``kill_child`` is. What is done outside is written to a ledger that the store knows
+The program of a troupe, as ``kill_child`` is. What is done outside is written to a ledger that the store knows
 nothing of, one line for each effect, flushed. A line that is there twice, or missing from a turn that has ended, is
 what must not happen.
 """
@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
-import gc
-import json
 import operator
 import os
 import random
 import signal
-import sys
 import tempfile
 from collections import Counter
 from contextlib import closing
@@ -31,6 +28,7 @@ from langgraph.types import Command, RetryPolicy, Send, interrupt
 import holdfast
 from holdfast.contrib.langgraph import HoldfastSaver
 from holdfast.errors import MaybeRepeated
+from tests.lives import serve
 
 HANGS_S = 120
 TRIES = 50
@@ -264,7 +262,7 @@ async def flows(saver: HoldfastSaver, config: Any, thread: str) -> None:
         await flow.ainvoke(None if state.tasks else turn, config, durability=HERE.choose())
 
 
-def main() -> None:
+def warm() -> None:
     global LEDGER  # noqa: PLW0603 - as above
     with tempfile.TemporaryDirectory() as folder, HoldfastSaver(f"{folder}/store") as saver:
         LEDGER = Path(folder, "ledger")
@@ -272,22 +270,8 @@ def main() -> None:
         graph.invoke({"turn": 0, "messages": []}, {"configurable": {"thread_id": "warm"}})
         graph.invoke(Command(resume="yes"), {"configurable": {"thread_id": "warm"}})
         check(saver, "warm", expected(0))
-    gc.freeze()
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            try:
-                life(json.loads(line))
-            except BaseException as error:
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                import traceback
-
-                traceback.print_exc()
-                os.write(1, f"error {error!r}\n".encode())
-                os._exit(1)
-        _, status = os.waitpid(child, 0)
-        os.write(1, f"gone {-os.waitstatus_to_exitcode(status)}\n".encode())
 
 
 if __name__ == "__main__":
-    main()
+    warm()
+    serve(life)

@@ -10,23 +10,19 @@ time, and never repeated. ``graphs``: the same for the nodes of LangGraph graphs
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from pathlib import Path
-from queue import Queue
 from typing import Any
 
 import holdfast
 from tests import warm
 from tests.faults import effects_child as child
-from tests.faults.campaign import ROOT, Task, campaign, memory, quiet
+from tests.faults.campaign import Task, campaign, memory, quiet
+from tests.lives import Life
+from tests.lives import Troupe as Lives
 from tests.run.world import World
 
 POINTS = (
@@ -59,82 +55,32 @@ SCENES = {
 }
 
 
-class Life:
-    """How one process ended."""
+class Ended:
+    """How one process ended: where it was killed, what it was in doubt about, or what came of it."""
 
-    def __init__(self) -> None:
-        self.point = self.kind = ""  # where it was killed
-        self.killed = False
-        self.doubt: list[str] | None = None
-        self.end: dict[str, Any] | None = None
-        self.error = ""
+    def __init__(self, life: Life) -> None:
+        self.killed = life.end() == -signal.SIGKILL
+        said = dict(life.said)
+        self.point, _, self.kind = said.get("at", "any moment|" if self.killed else "|").partition("|")
+        self.doubt: list[str] | None = json.loads(said["doubt"]) if "doubt" in said else None
+        self.end: dict[str, Any] | None = json.loads(said["end"]) if "end" in said else None
+        self.error = said.get("error", "")
 
 
-class Troupe:
-    """A warm process that forks lives on one store, and says what becomes of them."""
+class Troupe(Lives):
+    """Lives on one store."""
 
     def __init__(self, path: Path, port: int) -> None:
         self.path = path
-        self.process = warm.Popen(
-            [sys.executable, "-m", "tests.faults.effects_child", str(path), str(port)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-        self.lines: Queue[str] = Queue()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-        assert self.next()[0] == "ready"
+        super().__init__("tests.faults.effects_child", path, port)
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            self.lines.put(line.strip())
-        self.lines.put("end-of-file ")
-
-    def begin(self, **job: object) -> tuple[int, list[tuple[str, str]]]:
-        """Start a life; its process, and what it has said so far."""
-        self.process.stdin.write(json.dumps(job) + "\n")
-        self.process.stdin.flush()
-        said = []
-        while (line := self.next())[0] != "pid":
-            said.append(line)
-        return int(line[1]), said
-
-    def live(self, *, after_s: float | None = None, **job: object) -> Life:
+    def live(self, *, after_s: float | None = None, **job: object) -> Ended:
         """One life to its end. ``after_s``: it is killed from outside then."""
-        pid, said = self.begin(**job)
+        life = self.begin(**job)
         if after_s is not None:
             time.sleep(after_s)
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return self.ended(said)
-
-    def ended(self, said: list[tuple[str, str]]) -> Life:
-        while (line := self.next())[0] != "gone":
-            said.append(line)
-        life = Life()
-        life.killed = int(line[1]) == -signal.SIGKILL
-        for word, rest in said:
-            if word == "at":
-                life.point, life.kind = rest.split("|")
-            elif word == "doubt":
-                life.doubt = json.loads(rest)
-            elif word == "end":
-                life.end = json.loads(rest)
-            elif word == "error":
-                life.error = rest
-        if life.killed and not life.point:
-            life.point = "any moment"
-        return life
-
-    def next(self) -> tuple[str, str]:
-        word, _, rest = self.lines.get(timeout=180).partition(" ")
-        assert word != "end-of-file", "the template died"
-        return word, rest
-
-    def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait(timeout=180)
-        self._reader.join(180)
-        self.process.stdout.close()
+            life.kill()
+        return Ended(life)
 
 
 class Stage:
@@ -165,12 +111,12 @@ class Stage:
         else:
             self.safe(scene, name, number)
 
-    def killed(self, scene: str, life: Life) -> None:
+    def killed(self, scene: str, life: Ended) -> None:
         self.kills[scene] += 1
         self.task.details[life.point] += 1
         self.task.tried(SCENES[scene])
 
-    def live(self, scene: str, name: str, number: int, lives: int, **job: object) -> Life:
+    def live(self, scene: str, name: str, number: int, lives: int, **job: object) -> Ended:
         """One life of a scene, killed or not."""
         last = lives == LIVES_MAX or (lives and self.chance.random() > AGAIN)
         if last:
@@ -347,36 +293,23 @@ def graphs(task: Task) -> None:
     durabilities, killed at any moment. What was really done is in a file that the store knows nothing of."""
     chance = random.Random(20_260 + task.seed)
     with memory() as folder:
-        errors = folder / "stderr"
-        with errors.open("w") as stderr:
-            template = subprocess.Popen(
-                [sys.executable, "-m", "tests.contrib.tools_child"],
-                cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
-            )  # fmt: skip
         number = 0
-        with template:
+        with Lives("tests.contrib.tools_child", loaded=warm.LANGGRAPH) as troupe:
             while not task.over:
                 group, number = number // KILLS_PER_THREAD, number + 1
-                job = {
-                    "store": str(folder / f"store{group // THREADS_PER_STORE}"),
-                    "ledger": str(folder / f"thread-{group}"),
-                    "thread": f"thread-{group}",
-                    "functional": group % 3 == 2,
-                    "seed": chance.randrange(2**32),
-                    "cpu_s": chance.uniform(0.02, LIFE_S),
-                }
-                Path(f"{job['ledger']}.where").write_text("opening")
-                template.stdin.write(f"{json.dumps(job)}\n")
-                template.stdin.flush()
-                said = template.stdout.readline()
-                if said != f"gone {int(signal.SIGPROF)}\n":
-                    task.broke(f"seed {task.seed}, kill {number}: {said}{errors.read_text()[-4_000:]}")
+                ledger = folder / f"thread-{group}"
+                where = Path(f"{ledger}.where")
+                where.write_text("opening")
+                life = troupe.begin(
+                    store=str(folder / f"store{group // THREADS_PER_STORE}"), ledger=str(ledger), thread=ledger.name,
+                    functional=group % 3 == 2, seed=chance.randrange(2**32), cpu_s=chance.uniform(0.02, LIFE_S),
+                )  # fmt: skip
+                if life.end() != -signal.SIGPROF:
+                    task.broke(f"seed {task.seed}, kill {number}: {life.code} {life.said}")
                     break
-                where = Path(f"{job['ledger']}.where").read_text().strip()
-                for word in where.split(", "):
+                for word in where.read_text().strip().split(", "):
                     task.details[word] += 1
                 task.tried()
-            template.stdin.close()
         done = sum(len(ledger.read_text().splitlines()) for ledger in folder.glob("thread-*[0-9]"))
         task.details["effects"] += done
         if done < task.done:

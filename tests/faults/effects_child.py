@@ -1,15 +1,13 @@
 """The program that is killed while it acts on the outside world, at a moment that it is told by number.
 
-Started once as a warm template (importing takes longer than most lives here). Each line on its standard input, a JSON
-object, forks a real process that opens the store, does one scene, and says how it ended. The template itself never
-opens a store. Moments are counted as they come: before and after every record that is written, around every checkpoint
-and every move of the head, and in the tools themselves, where the world outside does the killing.
+The program of a troupe (tests/lives.py): a life opens the store, does one scene, and says how it ended. Moments are
+counted as they come: before and after every record that is written, around every checkpoint and every move of the
+head, and in the tools themselves, where the world outside does the killing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import importlib
 import json
 import os
@@ -27,6 +25,7 @@ from holdfast.run.host import AgentHost
 from holdfast.run.line import Line
 from holdfast.store.changes import Change
 from holdfast.store.database import Database
+from tests.lives import say, serve
 from tests.run.world import Client
 
 BEFORE_INTENT = "before intent"
@@ -99,10 +98,6 @@ def at_rest(database: Database) -> Iterator[None]:
 
 
 MOMENTS = Moments()
-
-
-def say(word: str, rest: Any = "") -> None:
-    os.write(1, f"{word} {rest}\n".encode())
 
 
 # -- tools --------------------------------------------------------------------------------------------------
@@ -471,30 +466,15 @@ def saving(pending: Any) -> None:
         MOMENTS.pass_by(CHECKPOINT, "")
 
 
-def main() -> None:
-    path, port = sys.argv[1], int(sys.argv[2])
-    MOMENTS.port = port
-    for name in WARM:
-        importlib.import_module(name)
-    watch()
-    gc.freeze()
-    say("ready")
-    for line in sys.stdin:
-        job = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            try:
-                MOMENTS.at, MOMENTS.only = job.get("at", 0), job.get("only", "")
-                MOMENTS.how = signal.Signals[job.get("how", "SIGKILL")]
-                life(path, job)
-            except BaseException as error:
-                say("error", repr(error))
-                os._exit(1)
-            os._exit(0)
-        say("pid", child)
-        _, status = os.waitpid(child, 0)
-        say("gone", os.waitstatus_to_exitcode(status))
+def live(job: dict[str, Any]) -> None:
+    MOMENTS.at, MOMENTS.only = job.get("at", 0), job.get("only", "")
+    MOMENTS.how = signal.Signals[job.get("how", "SIGKILL")]
+    life(sys.argv[1], job)
 
 
 if __name__ == "__main__":
-    main()
+    MOMENTS.port = int(sys.argv[2])
+    for name in WARM:
+        importlib.import_module(name)
+    watch()
+    serve(live)

@@ -15,7 +15,7 @@ import pytest
 
 import holdfast
 from tests.faults import effects_child as child
-from tests.faults.effects import Troupe
+from tests.faults.effects import Ended, Troupe
 from tests.run.world import World
 
 
@@ -59,9 +59,9 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
     scene = "bare" if kind == "bare" else "safe"
     ref = f"zombie/{kind}-1"
     monkeypatch.setattr(child.MOMENTS, "port", world.port)
-    pid, said = troupe.begin(scene=scene, agent="zombie", only=f"{point}|{kind}", how="SIGSTOP", told={})
+    zombie = troupe.begin(scene=scene, agent="zombie", only=f"{point}|{kind}", how="SIGSTOP", told={})
     try:
-        wait_until(lambda: stopped(pid), "it did not stop")
+        wait_until(lambda: stopped(zombie.pid), "it did not stop")
         with holdfast.open(troupe.path) as store:
             agent = store.agent("zombie", takeover=True)
             known = point == child.BEFORE_INTENT or kind == "keyed" or (kind, point) == ("probed", child.BEFORE_RESULT)
@@ -72,8 +72,8 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
                 with pytest.raises(holdfast.InDoubt):
                     agent.run(getattr(child, scene).options(id="one"), "zombie")
                 assert [run.status for run in agent.runs()] == ["needs attention"]
-            os.kill(pid, signal.SIGCONT)
-            life = troupe.ended(said)
+            os.kill(zombie.pid, signal.SIGCONT)
+            life = Ended(zombie)
             assert "Fenced" in life.error, life.__dict__
             assert world.done(ref) == (0 if point == child.BEFORE_INTENT and not known else 1)
             if not known:
@@ -85,7 +85,7 @@ def test_a_process_that_was_stopped_taken_over_and_woken_doubles_nothing(troupe,
             assert store.verify().ok
     finally:
         with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGCONT)
+            os.kill(zombie.pid, signal.SIGCONT)
 
 
 def test_a_world_that_hangs_up_answers_late_or_refuses_leaves_nothing_doubled(store_path, world):

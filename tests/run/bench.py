@@ -28,6 +28,51 @@ class Crash(BaseException):
     """The process ends here."""
 
 
+class Outside:
+    """The world outside of a test's program: what was really done there, and where the program ends next."""
+
+    def __init__(self):
+        self.calls = []  # of the tool below: ("book", what), ("cancel", what); and whatever else tests note
+        self.keys = []
+        self.crash_at = self.crash_in = None
+        self.undoing_fails = 0
+
+    @property
+    def stands(self):
+        """What is booked now, oldest first."""
+        found = [call[1] for call in self.calls if call[0] == "book"]
+        for call in self.calls:
+            if call[0] == "cancel":
+                found.remove(call[1])
+        return found
+
+    def reach(self, where):
+        """The process ends here, once, if that is where it is to end."""
+        if self.crash_at == where:
+            self.crash_at = None
+            raise Crash
+
+    def tool(self):
+        def cancel(effect):
+            self.keys.append(holdfast.effect().key)
+            if self.crash_in == effect.args["what"]:
+                self.crash_in = None
+                raise Crash
+            if self.undoing_fails:
+                self.undoing_fails -= 1
+                raise ConnectionError("no route")
+            assert effect.result == effect.args["what"]
+            self.calls.append(("cancel", effect.args["what"]))
+
+        @holdfast.tool(compensate=cancel)
+        def book(what):
+            self.calls.append(("book", what))
+            self.keys.append(holdfast.effect().key)
+            return what
+
+        return book
+
+
 class Bench:
     """An agent, its host and its line. What is not here is the handle's, or the host's."""
 

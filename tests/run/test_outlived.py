@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import subprocess
 import sys
 from contextlib import closing
 from datetime import timedelta
@@ -26,6 +25,8 @@ from holdfast.errors import (
 )
 from holdfast.store.manifest import body_digest, body_proof, join_body, values_bytes
 from holdfast.store.rows import Branch
+from tests import warm
+from tests.lives import dies
 
 DONE: list[str] = []
 LONG = [f"a long result, line {number}" for number in range(3_000)]
@@ -139,13 +140,6 @@ def test_values_go_by_age(opened):
     assert agent._store.retain(Policy(last=1, runs=timedelta(0))).values > 0
 
 
-def test_without_the_rule_nothing_goes(opened):
-    agent = opened()
-    go(agent, "Lisbon", "Porto")
-    assert agent._store.retain(Policy(last=1)).values == 0
-    assert not gone(agent._store)
-
-
 @pytest.mark.parametrize("runs", [-1, 1.5, "30d", True, timedelta(seconds=-1)])
 def test_a_rule_that_says_nothing_is_refused(runs):
     with pytest.raises(BadOption, match="runs="):
@@ -182,16 +176,6 @@ def test_a_write_goes_with_the_last_checkpoint_before_it(opened):
     DONE.clear()
     store.agent("trip-7").rollback("first")  # still offered, and undoes what was really booked
     assert DONE == ["cancel Lisbon booked Lisbon"]
-
-
-def test_a_write_after_which_all_checkpoints_are_goes(opened):
-    agent = opened()
-    agent.checkpoint("first")
-    go(agent, "Lisbon")
-    agent.checkpoint("second")
-    agent._store.retain(Policy(labels=["second"], runs=0))
-    assert all(one.let_go for one in agent.effects())
-    assert [one.label for one in agent.log()] == ["second"]
 
 
 def test_a_tag_before_a_write_keeps_its_values_as_long_as_it_is_there(opened):
@@ -235,16 +219,6 @@ def test_what_a_failed_run_did_answers_the_next_one(opened):
     agent._store.retain(Policy(last=1, runs=0))
     assert agent.run(simple.options(id="next"), "Lisbon") == "booked Lisbon"
     assert DONE.count("book Lisbon") == 1
-
-
-def test_one_that_failed_last_can_be_run_again(opened):
-    agent = opened()
-    with pytest.raises(ValueError, match="Lisbon"):
-        go(agent, "Lisbon", how="fails")
-    assert agent._store.retain(Policy(last=1, runs=0)).values == 0
-    with pytest.raises(ValueError, match="Lisbon"):
-        go(agent, "Lisbon", how="fails")
-    assert DONE == ["search Lisbon", "book Lisbon"]
 
 
 def test_a_run_that_waits_keeps_everything(opened):
@@ -543,38 +517,18 @@ def test_what_was_stopped_half_way_is_done_by_the_next(opened, monkeypatch):
     assert len(DONE) == 6
 
 
-CHILD = """
-import os, signal, sys
-import holdfast
-from holdfast import Policy
-from holdfast.agent import letting, retention
-
-letting.AT_ONCE = 1
-left = [int(sys.argv[2])]
-strip = letting._strip
-
-def dying(change, some):
-    strip(change, some)
-    if not left[0]:
-        os.kill(os.getpid(), signal.SIGKILL)
-    left[0] -= 1
-
-letting._strip = dying
-holdfast.open(sys.argv[1]).retain(Policy(last=1, runs=1))
-"""
-
-
 @pytest.mark.parametrize("after", [0, 3])
-def test_killed_in_the_middle_of_it_nothing_is_lost(opened, store_path, after):
+def test_killed_in_the_middle_of_it_nothing_is_lost(opened, store_path, monkeypatch, after):
     agent = opened()
     go(agent, "Lisbon", "Porto", "Faro")
     agent._store.close()
-    died = subprocess.run([sys.executable, "-c", CHILD, str(store_path), str(after)], check=False)
-    assert died.returncode == -9
+    monkeypatch.setattr(letting, "AT_ONCE", 1)
+    policy = Policy(last=1, runs=1)
+    assert dies(lambda: holdfast.open(store_path).retain(policy), 2 * (after + 1), (letting, "_strip"))
     agent = opened()
     assert agent._store.verify().ok
     assert len(gone(agent._store)) == after
-    assert agent._store.retain(Policy(last=1, runs=1)).values > 0
+    assert agent._store.retain(policy).values > 0
     assert agent._store.verify().ok
     assert go(agent, "Faro") == ["booked Faro!"]
     with pytest.raises(ResultForgotten):
@@ -587,7 +541,7 @@ def test_another_process_that_has_the_agent_open_goes_on(opened, store_path):
     agent = opened()
     go(agent, "Lisbon", "Porto")
     code = "import sys, holdfast; print(holdfast.open(sys.argv[1]).retain(holdfast.Policy(last=1, runs=0)).values)"
-    said = subprocess.run([sys.executable, "-c", code, str(store_path)], check=True, capture_output=True, text=True)
+    said = warm.run([sys.executable, "-c", code, store_path], check=True, capture_output=True, text=True)
     assert int(said.stdout) > 0
     assert go(agent, "Faro") == ["booked Faro!"]
     with pytest.raises(HoldfastError):

@@ -16,8 +16,7 @@ from tests.run import working
 
 
 @pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setattr(working, "OUTSIDE", tmp_path / "outside")
+def store(tmp_path, outside):
     with holdfast.open(tmp_path / "store") as store:
         yield store
 

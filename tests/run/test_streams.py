@@ -14,10 +14,6 @@ from holdfast.run.tools import tool
 from tests.run.bench import Bench, Crash
 
 
-class Full(errors.FailedBeforeEffect):
-    """Nothing has happened."""
-
-
 def after_every_record(work, *, runs=lambda bench, work: bench.run(work, id="r")):
     """Run it, then go on from each of its records. Returns what it gave, each time the same."""
     first = Bench()
@@ -154,25 +150,6 @@ def test_a_writing_stream_that_fails_is_settled_with_what_it_had_handed_out(answ
     assert bench.run(work, id="r") == expected
     assert bench.crashed(bench.ledger.count - 1).run(work, id="r") == expected
     assert done == ["a", "b"]
-
-
-def test_a_declared_failure_of_a_writing_stream_keeps_its_items():
-    @tool(stream=True, retries=2, raises=(Full,))
-    def steps():
-        yield {"n": 1}
-        raise Full("no room")
-
-    def work(agent):
-        got = []
-        try:
-            for step in steps():
-                got.append(step)  # noqa: PERF402
-        except Full as error:
-            got.append(error.message)
-        return got
-
-    bench = Bench()
-    assert bench.run(work, id="r") == bench.crashed(bench.ledger.count - 1).run(work, id="r") == [{"n": 1}, "no room"]
 
 
 def test_a_stream_that_fails_after_what_cannot_be_saved_has_lost_it():
