@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from importlib import import_module
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.codec.tracked import GONE
-from holdfast.crash import exceptions, kinds, shapes
+from holdfast.crash import exceptions, folder, kinds, shapes
+from holdfast.crash.dump import open_dump
 from holdfast.crash.dumpfile import append
 from holdfast.crash.limits import MAX_CHAIN, MAX_NAME
 from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
@@ -217,24 +218,43 @@ def tell_death(
     return told
 
 
-def needed_dumps(place: Path) -> set[str] | None:
-    """Names of the dumps that histories of a store need; None when that cannot be told.
+def removable(
+    place: Path, stores: Iterable[str], most: int, most_bytes: int, needed: Collection[str] = ()
+) -> list[Path]:
+    """The dumps of a folder that are too many and that no history needs. A store that cannot be asked raises why.
 
-    A branch goes on from it, the checkpoint that it names is tagged, or a run of its agent needs attention.
+    ``stores``: places of those to ask. A dump of an agent in another store stays, because nobody asked that one.
+    ``needed``: names of others that stay.
     """
-    open_ = [store for store in open_stores() if str(store.place) == str(place)]
-    try:
-        if open_:
-            return referred(open_[0])
-        whole = _kind({"kind": "holdfast.run.store.Store"})  # it knows runs
-        with whole.opened(str(place), create=False, readonly=True, inert=True) as store:
-            return referred(store)
-    except (HoldfastError, OSError):
-        return None
+    if not folder.surplus(place, most, most_bytes):
+        return []
+    kept, asked = set(needed), set[str]()
+    own = [str(place.parent)] if (place.parent / "store.db").exists() else []
+    for known, names in map(_needed, dict.fromkeys([*own, *stores])):
+        asked.add(known)
+        kept |= names
+    looked_at: set[Path] = set()
+    while True:
+        free = folder.surplus(place, most, most_bytes, kept)
+        unknown = {path.name for path in free if path not in looked_at and _is_elsewhere(path, asked)}
+        if not unknown:
+            return free
+        looked_at.update(free)
+        kept |= unknown
 
 
-def referred(store: Any) -> set[str]:
-    """As ``needed_dumps``, of a store that is open."""
+def _needed(place: str) -> tuple[str, set[str]]:
+    """What a store calls its place, and the names of the dumps that its histories need."""
+    for store in open_stores():
+        if store.place in (place, os.path.realpath(place)):
+            return store.place, _referred(store)
+    whole = _kind({"kind": "holdfast.run.store.Store"})  # it knows runs
+    with whole.opened(place, create=False, readonly=True, inert=True) as store:
+        return store.place, _referred(store)
+
+
+def _referred(store: Any) -> set[str]:
+    """A branch goes on from it, the checkpoint that it names is tagged, or a run of its agent needs attention."""
     found: set[str] = set()
     # A plain store has no runs; the room above has.
     urgent = {run.agent for run in store.runs(status="needs attention")} if hasattr(type(store), "runs") else set()
@@ -247,6 +267,17 @@ def referred(store: Any) -> set[str]:
                 if entry.get("what") == "rehydrate" or entry.get("checkpoint") in tagged or info.name in urgent
             }
     return found
+
+
+def _is_elsewhere(path: Path, asked: Collection[str]) -> bool:
+    """Whether a dump tells of an agent in a store that was not asked, and that may still be there."""
+    try:
+        with open_dump(path) as dump:
+            told = [data.get("store") for data in dump.extras(kinds.AGENT).values() if isinstance(data, dict)]
+    except (HoldfastError, OSError):
+        return False
+    places = {place for place in told if isinstance(place, str) and place not in asked}
+    return any("://" in place or (Path(place) / "store.db").exists() for place in places)
 
 
 def _kind(stands: dict[str, Any]) -> Any:

@@ -173,7 +173,8 @@ class _Hooks:
         self.sidecar: Sidecar | None = None
         self.watch: Watch = Watch(self)
         self._native: Callable[[], None] | None = None  # takes the sidecar's part of our dumps away
-        self._used: Path | None = None  # the store of the agent that was opened last
+        self._used: str | None = None  # the place of the store whose agent was opened last
+        self._tidy = True  # whether the folder was looked through for what is too much, with that store's help
         self._fatal: Fatal | None = None
         self._previous: list[Callable[..., Any]] = []
         self._make_invoke: Any = None  # threading's, which asks a thread's hook
@@ -288,8 +289,8 @@ class _Hooks:
             return folder.of(wanted.store)
         if not os.environ.get("HOLDFAST_DUMPS"):
             stores = [place for store in agents.open_stores() if _is_store(place := Path(store.place))]
-            if self._used is not None and _is_store(self._used):
-                stores.append(self._used)  # an exception that leaves `with holdfast.open()` has closed it
+            if self._used is not None and _is_store(Path(self._used)):
+                stores.append(Path(self._used))  # an exception that leaves `with holdfast.open()` has closed it
             if stores:
                 return stores[-1] / "dumps"
         return folder.default()
@@ -325,7 +326,8 @@ class _Hooks:
         with suppress(Exception):  # whoever opens an agent must not fail for a dump's sake
             agents.watch(handle, opened)
             if opened and handle._writer is not None:  # noqa: SLF001
-                self._used = Path(handle._store.place)  # noqa: SLF001
+                if self._used != handle._store.place:  # noqa: SLF001
+                    self._used, self._tidy = handle._store.place, False  # noqa: SLF001
                 self._move_outside()
                 self.watch.soon()
 
@@ -339,8 +341,11 @@ class _Hooks:
             self.sidecar.ending()
 
     def expire(self) -> None:
-        """Let go of what was held for an exception that does not come."""
+        """Let go of what was held for an exception that does not come, and of dumps that are too many."""
         self._guard.expire()
+        if not self._tidy:
+            self._tidy = True
+            self._prune(self.folder())
 
     def forked(self) -> None:
         """In a child: threads are gone, and the sidecar watches the parent."""
@@ -432,7 +437,7 @@ class _Hooks:
             if last and error is not None:
                 self._ended_by = error, path
             self._told(path, error, trigger, why, what)
-            self._prune(path.parent)
+            self._prune(path.parent, path.name)
         except Exception as failure:  # noqa: BLE001 (a second failure must not change how the first one ends)
             self.note(f"no dump could be written: {_short(failure)}")
             return None
@@ -467,19 +472,18 @@ class _Hooks:
                 thread=about, seen=seen,
             )  # fmt: skip
 
-    def _prune(self, place: Path) -> None:
+    def _prune(self, place: Path, newest: str = "") -> None:
         """Make room, now that this dump is whole. Where it cannot be told which ones are needed, nothing goes."""
         limits = self.settings.limits or Limits()
-        if not folder.surplus(place, limits.kept_dumps, limits.kept_bytes):
-            return
+        stores = [store.place for store in agents.open_stores()]
+        stores += [self._used] if self._used is not None else []
 
         def prune() -> None:
-            needed = agents.needed_dumps(place.parent) if _is_store(place.parent) else set()
-            if needed is not None:
-                for path in folder.surplus(place, limits.kept_dumps, limits.kept_bytes, needed):
-                    folder.remove(path)
+            for path in agents.removable(place, stores, limits.kept_dumps, limits.kept_bytes, {newest}):
+                folder.remove(path)
 
-        agents.in_time(prune, _PRUNE_S)
+        if folder.surplus(place, limits.kept_dumps, limits.kept_bytes):
+            agents.in_time(prune, _PRUNE_S)
 
     def _told(self, path: Path, error: BaseException | None, trigger: str, why: str, what: str) -> None:
         self.note(f"dump written to {path}")
