@@ -10,7 +10,7 @@ import random
 import pytest
 
 from holdfast.crash import Limits, capture, kinds, open_dump
-from holdfast.crash.export import FORMATS
+from holdfast.crash.pages import FORMATS
 from holdfast.errors import HoldfastError
 from tests.crash import trip_program
 

@@ -148,8 +148,8 @@ def test_what_is_wrong_with_one_part_costs_no_other(tmp_path):
 
 def test_without_pystack_the_reason_is_told(process, tmp_path):
     code = (
-        "import sys; sys.modules['pystack'] = None; import json; from holdfast.crash import pystacks;"
-        f"print(json.dumps(pystacks._read('{process.pid}', '')))"
+        "import sys; sys.modules['pystack'] = None; import json; from holdfast.crash import native;"
+        f"print(json.dumps(native._read('{process.pid}', '')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "PyStack is not installed" in done.stdout

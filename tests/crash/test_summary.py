@@ -13,8 +13,8 @@ import pytest
 from holdfast.crash import Limits, capture, kinds, open_dump
 from holdfast.crash.display import text_of
 from holdfast.crash.dumpfile import Reader
-from holdfast.crash.export import FORMATS
-from holdfast.crash.summary import collect, headline, page, signs
+from holdfast.crash.pages import FORMATS, page
+from holdfast.crash.summary import as_json, collect, headline, signs
 from holdfast.errors import HoldfastError
 from tests.crash import trip_program
 from tests.crash.processes import python
@@ -65,7 +65,7 @@ def test_the_failure_comes_first_with_its_chain_notes_and_group(path):
 
 def test_frames_of_the_program_have_their_source_line_and_the_values_that_the_line_names_first(path):
     with open_dump(path) as dump:
-        frames = collect(dump)["frames"]
+        frames = as_json(collect(dump))["frames"]
     last = frames[-1]
     assert last["function"] == "plan"
     assert last["source"] == "raise group from None"
@@ -125,8 +125,8 @@ def test_a_dump_without_an_exception_says_why_and_where(tmp_path):
     with open_dump(path) as dump:
         found = collect(dump)
         assert headline(dump) == "just looking"
-    assert found["frames"][-1]["function"] == "test_a_dump_without_an_exception_says_why_and_where"
-    assert next(page(found)).text == "just looking"
+        assert found.frames[-1].frame.function == "test_a_dump_without_an_exception_says_why_and_where"
+        assert next(page(found)).text == "just looking"
 
 
 def test_signs_of_what_is_unusual(crafted):
@@ -191,10 +191,11 @@ def test_any_content_gives_a_bounded_harmless_page(honest, tmp_path, rounds):
         try:
             with open_dump(file) as dump:
                 found = collect(dump)
+                data, lines = as_json(found), [*page(found)]
         except HoldfastError:
             continue
-        assert len(json.dumps(found, allow_nan=False)) < 400_000
-        for line in page(found):
+        assert len(json.dumps(data, allow_nan=False)) < 400_000
+        for line in lines:
             assert line.text.isprintable()
 
 

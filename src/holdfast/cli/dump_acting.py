@@ -261,9 +261,9 @@ def native(file: File | None = None, /, *, json: Json = False, session: Given) -
     json
         Print JSON (schema holdfast.dump.native/1).
     """
-    from holdfast.crash.cores import native as reading
+    from holdfast.crash.cores import native_stacks
 
-    found = reading(find(session, file))
+    found = native_stacks(find(session, file))
     if json:
         session.out.json({"schema": NATIVE_SCHEMA, **found})
     else:

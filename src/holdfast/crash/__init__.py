@@ -10,12 +10,12 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from holdfast.crash.agents import rehydrate
     from holdfast.crash.dump import Dump, open_dump
     from holdfast.crash.hooks import Installed, install
+    from holdfast.crash.inside import add_part, capture
     from holdfast.crash.limits import Limits
     from holdfast.crash.memory import Snapshot, heap
-    from holdfast.crash.rehydration import rehydrate
-    from holdfast.crash.taking import add_part, capture
 
 __all__ = [
     "Dump",
@@ -35,12 +35,12 @@ _HOMES = {
     "Installed": "holdfast.crash.hooks",
     "Limits": "holdfast.crash.limits",
     "Snapshot": "holdfast.crash.memory",
-    "add_part": "holdfast.crash.taking",
-    "capture": "holdfast.crash.taking",
+    "add_part": "holdfast.crash.inside",
+    "capture": "holdfast.crash.inside",
     "heap": "holdfast.crash.memory",
     "install": "holdfast.crash.hooks",
     "open_dump": "holdfast.crash.dump",
-    "rehydrate": "holdfast.crash.rehydration",
+    "rehydrate": "holdfast.crash.agents",
 }
 
 

@@ -1,13 +1,15 @@
-"""The agents of a failing process: what a dump says about each, and what their histories say about the dump.
+"""The agents of a process: what a dump says about each, what their histories say about dumps, and a new start from one.
 
-Owns the agents' part and the events *crash* and *stuck*. Must not know how a dump is written. Holds always: nothing
-waits for a lock longer than a moment, because the program that failed may hold it for ever; no class of the program is
-asked for anything; a store that this process has not opened is left alone.
+Owns the agents' part, the events *crash* and *stuck*, which dumps histories need, and which agent and checkpoint of a
+dump are meant. Must not know how a dump is written or how branches are made. Holds always: nothing waits for a lock
+longer than a moment, because the program that failed may hold it for ever; no class of the program is asked for
+anything; what a dump says is a claim: the stores that are worked on are the caller's, never ones that a dump names.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -15,18 +17,24 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from time import gmtime, strftime
 from typing import Any
 
+from holdfast.agent import crashes
+from holdfast.agent.checkpoint import Checkpoint
+from holdfast.agent.store import Store
 from holdfast.codec.tracked import GONE
-from holdfast.crash import exceptions, folder, kinds, shapes
-from holdfast.crash.dump import open_dump
+from holdfast.crash import folder, kinds, shapes, stacks
+from holdfast.crash.dump import Dump, open_dump
 from holdfast.crash.dumpfile import append
 from holdfast.crash.limits import MAX_CHAIN, MAX_NAME
+from holdfast.crash.records import Agent
 from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, NotInDump
 
 _LOCK_S = 0.2  # for a lock of the state
 _LEDGER_S = 1.5  # for reading effects, which needs the catalog
@@ -77,7 +85,7 @@ def travelling(error: BaseException | None) -> Iterator[None]:
         this = waiting.pop()
         if id(this) not in _travelling:
             _travelling.add(id(this))
-            linked = [exceptions.cause_of(this), exceptions.context_of(this), *exceptions.members_of(this)]
+            linked = [stacks.cause_of(this), stacks.context_of(this), *stacks.members_of(this)]
             waiting += [other for other in linked if other is not None]
     try:
         yield
@@ -273,10 +281,9 @@ def _is_elsewhere(path: Path, asked: Collection[str]) -> bool:
     """Whether a dump tells of an agent in a store that was not asked, and that may still be there."""
     try:
         with open_dump(path) as dump:
-            told = [data.get("store") for data in dump.extras(kinds.AGENT).values() if isinstance(data, dict)]
+            places = {agent.store for agent in dump.agents} - {*asked, ""}
     except (HoldfastError, OSError):
         return False
-    places = {place for place in told if isinstance(place, str) and place not in asked}
     return any("://" in place or (Path(place) / "store.db").exists() for place in places)
 
 
@@ -448,3 +455,63 @@ def in_time(work: Callable[[], Any], seconds: float) -> Any:
         return "no thread could be started"
     thread.join(seconds)
     return answer[0] if answer else None
+
+
+# -- a new start from a dump ------------------------------------------------------------------------------------------
+
+
+_ID = re.compile(r"[0-9a-f]{16,128}")
+_NAMED = 10  # agents that an error names
+_LATEST = 2**33  # seconds since 1970: a later time is nonsense
+
+
+@dataclass(frozen=True)
+class Rehydrated:
+    """A branch that goes on from a crash. ``unsaved``: the state in the dump had changes that no checkpoint has."""
+
+    agent: str
+    branch: str
+    checkpoint: Checkpoint
+    dump: str
+    unsaved: bool
+
+
+def choose(dump: Dump, agent: str | None = None) -> Agent:
+    """The one that is meant: ``NAME`` or ``NAME@BRANCH``, or the only one there is."""
+    every = {f"{one.name}@{one.branch or 'main'}": one for one in dump.agents}
+    meant = [one for name, one in every.items() if agent in (None, one.name, name)]
+    if len(meant) == 1:
+        return meant[0]
+    names = ", ".join([*every][:_NAMED])
+    if not every:
+        raise NotInDump("the dump tells of no agent", hint="The process had none open, or its part was cut.")
+    if not meant:
+        raise NotInDump(f"the dump does not tell of an agent {agent!r}", hint=f"It tells of: {names}")
+    raise NotInDump(f"the dump tells of {len(meant)} agents that may be meant", hint=f"Name one of: {names}")
+
+
+def rehydrate(dump: Dump, store: Store, agent: str | None = None, *, branch: str | None = None) -> Rehydrated:
+    """Begin a branch where the dump says that the agent stood, and link the dump from its history."""
+    stood = choose(dump, agent)
+    if not _ID.fullmatch(stood.checkpoint):
+        raise NotInDump(f"{stood.name} had no checkpoint when the dump was taken", hint="It has nothing to go back to.")
+    new = branch or _free(store, stood.name, dump)
+    name = _link(dump.path, Path(store.place))
+    checkpoint = crashes.take_up(store, stood.name, stood.branch or "main", stood.checkpoint, new, name)
+    return Rehydrated(stood.name, new, checkpoint, name, stood.dirty)
+
+
+def _free(store: Store, agent: str, dump: Dump) -> str:
+    """A name for the branch that nothing has yet: ``crash-20300501T120000Z``."""
+    at = dump.at if 0 < dump.at < _LATEST else 0
+    wanted = "crash-" + strftime("%Y%m%dT%H%M%SZ", gmtime(at))
+    number = 1
+    while crashes.is_taken(store, agent, wanted if number == 1 else f"{wanted}-{number}"):
+        number += 1
+    return wanted if number == 1 else f"{wanted}-{number}"
+
+
+def _link(path: Path, store: Path) -> str:
+    """How a history names the dump: by its name alone in the store's own folder, else by its path."""
+    whole = path.resolve()
+    return path.name if whole.parent == (store / "dumps").resolve() else str(whole)

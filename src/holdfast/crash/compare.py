@@ -1,22 +1,25 @@
 """Two dumps side by side: what is another failure, where the stacks part, what grew, what changed around them.
 
-Owns what is compared and in which order it is told. Must not know terminals. Holds always: the result is plain data of
+Owns what is compared and in which order it is told. Must not know terminals. Holds always: the result is of
 bounded size, whatever the dumps hold; a figure that one of them lacks is not compared.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any
 
 from holdfast.crash import kinds
-from holdfast.crash.display import clean, size, text_of
+from holdfast.crash.display import text_of
 from holdfast.crash.dump import Dump
-from holdfast.crash.memory import Grown, snapshot_of
-from holdfast.crash.records import Frame, as_dict, as_int, as_list, as_text
-from holdfast.crash.summary import Line, headline, innermost, moment, number, place, short
+from holdfast.crash.memory import Grown, Growth, snapshot_of
+from holdfast.crash.pages import Line
+from holdfast.crash.records import Frame, as_dict, as_text, innermost
+from holdfast.crash.summary import headline, moment, place, short
+from holdfast.text import clean, size
 
 _FRAMES = 200  # of each stack, the innermost: comparing takes the product of both
 _LISTED = 20
@@ -25,39 +28,61 @@ _VALUE = 80
 _PAGE = 4096  # figures of memory that differ by less than this are equal
 
 
-def compare(old: Dump, new: Dump) -> dict[str, Any]:
+Row = list[Any]  # a name, and what there was before and after; as docs/json.md has it
+
+
+@dataclass(frozen=True)
+class Comparison:
     """What leads from one dump to the other."""
-    before, after = (snapshot_of(dump.part(kinds.HEAP), dump.at) for dump in (old, new))
-    growth = before.diff(after)
-    return {
-        "old": _about(old),
-        "new": _about(new),
-        "same_failure": _signature(old) == _signature(new),
-        "parts": _parts(old, new),
-        "stack": _stack(_failing(old), _failing(new)),
-        "locals": _locals(old, new),
-        "figures": _figures(old, new),
-        "threads": _places(_standing(old.threads), _standing(new.threads)),
-        "tasks": _places(_standing(old.tasks), _standing(new.tasks)),
-        "types": _grown(growth.types),
-        "holders": _grown(growth.containers),
-        "places": _grown(growth.lines),
-        "packages": _changed(_packages(old), _packages(new)),
-        "environment": _changed(_environment(old), _environment(new)),
-        "sources": _sources(old, new),
-    }
+
+    old: dict[str, Any]
+    new: dict[str, Any]
+    same_failure: bool
+    parts: list[Row]
+    stack: list[Row]
+    locals: list[Row]
+    figures: list[Row]
+    threads: list[Row]
+    tasks: list[Row]
+    growth: Growth
+    packages: list[Row]
+    environment: list[Row]
+    sources: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        told = {name: value for name, value in vars(self).items() if name != "growth"}
+        growth = self.growth
+        grown = {"types": growth.types, "holders": growth.containers, "places": growth.lines}
+        return told | {name: [_columns(row) for row in rows[:_TYPES]] for name, rows in grown.items()}
+
+    def differs(self) -> bool:
+        """Whether they differ in more than the figures of a process, which always do."""
+        told = (self.parts, self.stack, self.locals, self.packages, self.environment, self.sources)
+        return not self.same_failure or any(told)
+
+    def lines(self) -> Iterator[Line]:
+        """The comparison as text, the most telling first."""
+        for style, text in _lines(self):
+            yield Line(style, clean(text))
 
 
-def differs(found: Mapping[str, Any]) -> bool:
-    """Whether they differ in more than the figures of a process, which always do."""
-    told = ("parts", "stack", "locals", "packages", "environment", "sources")
-    return not found["same_failure"] or any(found[key] for key in told)
-
-
-def lines(found: Mapping[str, Any]) -> Iterator[Line]:
-    """The comparison as text, the most telling first."""
-    for style, text in _lines(found):
-        yield Line(style, clean(text))
+def compare(old: Dump, new: Dump) -> Comparison:
+    before, after = (snapshot_of(dump.heap, dump.at) for dump in (old, new))
+    return Comparison(
+        old=_about(old),
+        new=_about(new),
+        same_failure=_signature(old) == _signature(new),
+        parts=_parts(old, new),
+        stack=_stack(_failing(old), _failing(new)),
+        locals=_locals(old, new),
+        figures=_figures(old, new),
+        threads=_places(_standing(old.threads), _standing(new.threads)),
+        tasks=_places(_standing(old.tasks), _standing(new.tasks)),
+        growth=before.diff(after),
+        packages=_changed(_packages(old), _packages(new)),
+        environment=_changed(_environment(old), _environment(new)),
+        sources=_sources(old, new),
+    )
 
 
 # What is compared.
@@ -69,16 +94,20 @@ def _about(dump: Dump) -> dict[str, Any]:
 
 def _signature(dump: Dump) -> tuple[Any, ...]:
     """Two dumps with the same one are taken for the same failure: type and function, wherever the program lies."""
-    frame = innermost(_failing(dump))
+    frame = _inner(_failing(dump))
     kind = dump.exceptions[0].type_name if dump.exceptions else dump.trigger
     return (kind, frame.file.rpartition("/")[2] if frame else "", frame.function if frame else "")
+
+
+def _inner(frames: Sequence[Frame]) -> Frame | None:
+    return frames[innermost(frames)] if frames else None
 
 
 def _failing(dump: Dump) -> tuple[Frame, ...]:
     return dump.threads[0].frames if dump.threads else next((one.frames for one in dump.exceptions if one.frames), ())
 
 
-def _parts(old: Dump, new: Dump) -> list[list[str]]:
+def _parts(old: Dump, new: Dump) -> list[Row]:
     before = {part.kind: part for part in old.parts}
     after = {part.kind: part for part in new.parts}
     found = []
@@ -89,12 +118,12 @@ def _parts(old: Dump, new: Dump) -> list[list[str]]:
     return found[:_LISTED]
 
 
-def _stack(old: Sequence[Frame], new: Sequence[Frame]) -> list[list[str]]:
+def _stack(old: Sequence[Frame], new: Sequence[Frame]) -> list[Row]:
     """Frames that only one side has, and around them those that both have; empty when the stacks are equal."""
     before, after = ([_called(frame) for frame in frames[-_FRAMES:]] for frames in (old, new))
     if before == after:
         return []
-    found: list[list[str]] = []
+    found: list[Row] = []
     for what, i, j, k, m in SequenceMatcher(None, before, after, autojunk=False).get_opcodes():
         if what == "equal":
             shared = before[i:j]
@@ -110,9 +139,9 @@ def _called(frame: Frame) -> str:
     return f"{short(frame.function)} ({place(frame).rpartition(':')[0].rpartition('/')[2]})"
 
 
-def _locals(old: Dump, new: Dump) -> list[list[str]]:
+def _locals(old: Dump, new: Dump) -> list[Row]:
     """Values of the innermost frame of the program's own, when both stand in the same function."""
-    before, after = innermost(_failing(old)), innermost(_failing(new))
+    before, after = _inner(_failing(old)), _inner(_failing(new))
     if before is None or after is None or _called(before) != _called(after):
         return []
     values = dict(after.locals)
@@ -125,7 +154,7 @@ def _locals(old: Dump, new: Dump) -> list[list[str]]:
     return found[:_LISTED]
 
 
-def _figures(old: Dump, new: Dump) -> list[list[Any]]:
+def _figures(old: Dump, new: Dump) -> list[Row]:
     before, after = _measured(old), _measured(new)
     return [
         [name, before[name], after[name]]
@@ -135,52 +164,48 @@ def _figures(old: Dump, new: Dump) -> list[list[Any]]:
 
 
 def _measured(dump: Dump) -> dict[str, int]:
-    process, heap, opened = (dump.part(kind) for kind in (kinds.PROCESS, kinds.HEAP, kinds.DESCRIPTORS))
-    memory, cgroup = (as_dict(process.get(key)) for key in ("memory", "cgroup"))
-    listed = [one for one in as_list(opened.get("descriptors")) if isinstance(one, dict)]
+    process = dump.process
     found = {
-        "resident bytes": as_int(memory.get("VmRSS")),
-        "peak bytes": as_int(memory.get("VmHWM")),
-        "control group bytes": number(cgroup.get("memory.current")),
-        "descriptors": as_int(opened.get("total")),
-        "sockets": sum(1 for one in listed if one.get("socket")),
-        "threads": as_int(process.get("threads")),
+        "resident bytes": process.resident_bytes,
+        "peak bytes": process.peak_bytes,
+        "control group bytes": process.cgroup_bytes,
+        "descriptors": dump.descriptors.total,
+        "sockets": dump.descriptors.sockets,
+        "threads": process.threads,
         "tasks": len(dump.tasks),
-        "heap objects": as_int(heap.get("objects")),
+        "heap objects": dump.heap.objects,
     }
     return {name: value for name, value in found.items() if value > 0 or name in ("tasks", "sockets")}
 
 
 def _standing(holders: Sequence[Any]) -> Counter[str]:
-    frames = (innermost(holder.frames) for holder in holders)
+    frames = (_inner(holder.frames) for holder in holders)
     return Counter(_called(frame) if frame is not None else "no Python frame" for frame in frames)
 
 
-def _places(old: Counter[str], new: Counter[str]) -> list[list[Any]]:
+def _places(old: Counter[str], new: Counter[str]) -> list[Row]:
     """Where more or fewer stand than before."""
     names = [name for name in old.keys() | new.keys() if old[name] != new[name]]
     names.sort(key=lambda name: (-abs(new[name] - old[name]), name))
     return [[name, old[name], new[name]] for name in names[:_LISTED]]
 
 
-def _grown(rows: Sequence[Grown]) -> list[list[Any]]:
-    """[name, objects before, after, bytes before, after] of those that grew, the most bytes first."""
-    return [
-        [short(row.name), row.before.count, row.after.count, row.before.bytes, row.after.bytes] for row in rows[:_TYPES]
-    ]
+def _columns(row: Grown) -> Row:
+    """[name, objects before, after, bytes before, after]."""
+    return [short(row.name), row.before.count, row.after.count, row.before.bytes, row.after.bytes]
 
 
 def _packages(dump: Dump) -> dict[str, str]:
     listed = as_dict(dump.part(kinds.MODULES).get("distributions"))
     versions = {name: as_text(version) for name, version in listed.items()}
-    return {"Python": as_text(dump.head.get("python")), **versions} if versions else {}
+    return {"Python": dump.about.python, **versions} if versions else {}
 
 
 def _environment(dump: Dump) -> dict[str, str]:
     return {name: as_text(value) for name, value in as_dict(dump.part(kinds.ENVIRONMENT).get("values")).items()}
 
 
-def _changed(old: dict[str, str], new: dict[str, str]) -> list[list[str]]:
+def _changed(old: dict[str, str], new: dict[str, str]) -> list[Row]:
     """[name, before, after]; nothing when one of the dumps has none at all."""
     if not old or not new:
         return []
@@ -197,40 +222,40 @@ def _sources(old: Dump, new: Dump) -> list[str]:
 # How it is told.
 
 
-def _lines(found: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for sign, side in (("-", found["old"]), ("+", found["new"])):
+def _lines(found: Comparison) -> Iterator[tuple[str, str]]:
+    for sign, side in (("-", found.old), ("+", found.new)):
         yield "head" if sign == "-" else "place", f"{sign * 3} {side['at'].replace('+00:00', 'Z')}  {side['what']}"
-    same = "The same failure: type and function are equal." if found["same_failure"] else "Another failure."
-    yield "note" if found["same_failure"] else "bad", same
-    if found["stack"]:
+    same = "The same failure: type and function are equal." if found.same_failure else "Another failure."
+    yield "note" if found.same_failure else "bad", same
+    if found.stack:
         yield "head", "Stacks"
-        for sign, text in found["stack"]:
+        for sign, text in found.stack:
             style = {"-": "old", "+": "new", "~": "note"}.get(sign, "")
             yield style, f"    ... {text} frames alike" if sign == "~" else f"  {sign} {text}"
-    yield from _pairs("Values in the failing function", found["locals"])
-    yield from _numbers("Process", found["figures"])
-    yield from _numbers("Threads, by where they stand", found["threads"])
-    yield from _numbers("Tasks, by where they wait", found["tasks"])
-    yield from _growth("Types that grew", found["types"])
-    yield from _growth("Containers that grew, by who holds them", found["holders"])
-    yield from _growth("Places that allocated more", found["places"])
-    yield from _pairs("Packages", found["packages"])
-    yield from _pairs("Environment", found["environment"])
-    yield from _pairs("Parts", found["parts"])
-    if found["sources"]:
+    yield from _pairs("Values in the failing function", found.locals)
+    yield from _numbers("Process", found.figures)
+    yield from _numbers("Threads, by where they stand", found.threads)
+    yield from _numbers("Tasks, by where they wait", found.tasks)
+    yield from _growth("Types that grew", found.growth.types)
+    yield from _growth("Containers that grew, by who holds them", found.growth.containers)
+    yield from _growth("Places that allocated more", found.growth.lines)
+    yield from _pairs("Packages", found.packages)
+    yield from _pairs("Environment", found.environment)
+    yield from _pairs("Parts", found.parts)
+    if found.sources:
         yield "head", "Source that is not the same"
-        for file in found["sources"]:
+        for file in found.sources:
             yield "text", f"  {file}"
 
 
-def _pairs(title: str, rows: list[list[str]]) -> Iterator[tuple[str, str]]:
+def _pairs(title: str, rows: list[Row]) -> Iterator[tuple[str, str]]:
     if rows:
         yield "head", title
         for name, before, after in rows:
             yield "text", f"  {name}: {before or 'nothing'} -> {after or 'nothing'}"
 
 
-def _numbers(title: str, rows: list[list[Any]]) -> Iterator[tuple[str, str]]:
+def _numbers(title: str, rows: list[Row]) -> Iterator[tuple[str, str]]:
     if rows:
         yield "head", title
         for name, before, after in rows:
@@ -241,8 +266,8 @@ def _numbers(title: str, rows: list[list[Any]]) -> Iterator[tuple[str, str]]:
             yield "text", f"  {name.removesuffix(' bytes')}: {texts[0]} -> {texts[1]} ({sign}{change})"
 
 
-def _growth(title: str, rows: list[list[Any]]) -> Iterator[tuple[str, str]]:
+def _growth(title: str, rows: Sequence[Grown]) -> Iterator[tuple[str, str]]:
     if rows:
         yield "head", title
-        for name, before, after, took, takes in rows:
-            yield "text", f"  +{after - before:<9,} {name}: {before:,} -> {after:,}, {size(took)} -> {size(takes)}"
+        for row in rows[:_TYPES]:
+            yield "text", short(f"  {row}")

@@ -15,12 +15,15 @@ import time
 from collections.abc import Iterable
 from typing import TextIO
 
-from holdfast.crash import display, kinds, places
-from holdfast.crash.display import Line, Terminal, text_of
-from holdfast.crash.dump import Dump
-from holdfast.crash.places import Stack
-from holdfast.crash.records import Frame, Ref, Source, Value
+from rich.console import Console
+from rich.text import Text
+
+from holdfast.crash import display, kinds
+from holdfast.crash.display import Line, Piece, text_of
+from holdfast.crash.dump import EXCEPTION, TASK, THREAD, Dump
+from holdfast.crash.records import Frame, Ref, Source, Stack, Value
 from holdfast.errors import BadOption, HoldfastError, NotInDump
+from holdfast.text import clean
 
 # -- where one stands ------------------------------------------------------------------------------------------------
 
@@ -29,10 +32,31 @@ LISTED = 200  # threads, tasks, locals, hits of one command
 LIST_LINES = 500  # of one listing
 AROUND = 5  # lines before and after
 
+_STYLES = {"head": "bold", "mark": "bold yellow", "bad": "bold red", "dim": "dim", "name": "cyan"}
 _SHORT_CHARS = 160  # of a value among others
 _SOURCE_CHARS = 1_000  # of one line
 _DEFINITION = re.compile(r"\s*(?:async\s+def|def|class)\b")
 _DECORATORS = 50  # lines above a definition that may belong to it
+
+
+class Terminal(Console):
+    """Where lines are written. Every piece is cleaned here, so nothing that a dump holds can steer a terminal."""
+
+    def __init__(self, out: TextIO, *, color: bool) -> None:
+        super().__init__(
+            file=out, force_terminal=color, no_color=not color, markup=False, emoji=False, highlight=False,
+            legacy_windows=False, soft_wrap=True,
+        )  # fmt: skip
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # rich would end the process
+
+    def say(self, *pieces: Piece) -> None:
+        parts = [("", piece) if isinstance(piece, str) else piece for piece in pieces]
+        self.print(Text.assemble(*((self._encodable(clean(text)), _STYLES.get(style, "")) for style, text in parts)))
+
+    def _encodable(self, text: str) -> str:
+        return text.encode(self.encoding, "backslashreplace").decode(self.encoding)
 
 
 class Viewpoint:
@@ -41,11 +65,8 @@ class Viewpoint:
     def __init__(self, dump: Dump, terminal: Terminal) -> None:
         self.dump = dump
         self.terminal = terminal
-        self.threads = places.threads(dump)
-        self.tasks = places.tasks(dump)
-        self.exceptions = places.exceptions(dump)
-        first = places.stacks(dump)
-        self.stack = first[0] if first else Stack(places.THREAD, 0, "", "", ())
+        self.threads, self.tasks, self.exceptions = map(dump.stacks, (THREAD, TASK, EXCEPTION))
+        self.stack = next(iter(dump.all_stacks()), Stack(THREAD, 0, "", "", ()))
         self.at = self.stack.inner()
         self.listed = 0  # the source line up to which was listed
 
@@ -88,15 +109,15 @@ class Viewpoint:
         if not arg:
             raise BadOption("which value?", hint="p NAME, p NAME.attribute[0]['key'], p #12; `locals` shows the names.")
         if arg.startswith("#"):
-            return places.find(self.dump, None, arg)
+            return self.dump.local(None, arg)
         frame = self.frame()
         if not frame.locals:
             raise NotInDump(self.why_no_locals())
-        return places.find(self.dump, frame, arg)
+        return self.dump.local(frame, arg)
 
     def continuations(self, text: str) -> list[str]:
         frames = self.stack.frames
-        return places.continuations(self.dump, frames[self.at] if 0 <= self.at < len(frames) else None, text)
+        return self.dump.continuations(frames[self.at] if 0 <= self.at < len(frames) else None, text)
 
     def why_no_locals(self) -> str:
         hidden = self.frame().hidden
@@ -290,7 +311,7 @@ class Debugger(cmd.Cmd):
             self.view.show_place()
         if self.interactive:
             self.terminal.say(("dim", "Type help for the commands, quit to leave."))
-        self.terminal.flush()
+        self.terminal.file.flush()
 
     def preloop(self) -> None:
         if self.interactive:
@@ -319,7 +340,7 @@ class Debugger(cmd.Cmd):
                 self.terminal.say("    ", error.hint)
             return False
         finally:
-            self.terminal.flush()
+            self.terminal.file.flush()
 
     def parseline(self, line: str) -> tuple[str | None, str | None, str]:
         """A word and the rest. `cmd` would make `!x` a command for a shell, and `?x` a call for help."""
@@ -355,13 +376,11 @@ class Debugger(cmd.Cmd):
     # The whole.
 
     def do_info(self, _arg: str) -> None:
-        head = self.dump.head
-        self.terminal.say(("head", self.dump.path.name), f"  {self.dump.why or self.dump.trigger}")
-        program = head.get("program")
-        words = " ".join(str(word)[:200] for word in program[:20]) if isinstance(program, list) else "?"
-        process, host, python = (display.plain_text(head.get(name, "?"), 200) for name in ("pid", "host", "python"))
-        self.terminal.say(f"taken {_when(self.dump.at)} ({self.dump.trigger}): {words[:500]}")
-        self.terminal.say(f"process {process} on {host}, Python {python}")
+        about = self.dump.about
+        self.terminal.say(("head", self.dump.path.name), f"  {about.why or about.trigger}")
+        words = " ".join(word[:200] for word in about.program[:20])
+        self.terminal.say(f"taken {_when(about.at)} ({about.trigger}): {words[:500]}")
+        self.terminal.say(f"process {about.pid} on {about.host[:200]}, Python {about.python[:200]}")
         counts = {
             "thread": len(self.view.threads),
             "task": len(self.view.tasks),
@@ -372,7 +391,7 @@ class Debugger(cmd.Cmd):
             self.terminal.say(("bad", "missing: "), line[:500])
 
     def do_parts(self, arg: str) -> None:
-        found = places.plain_parts(self.dump)
+        found = self.dump.plain_parts()
         if not arg:
             for part in self.dump.parts:
                 style = "name" if part.state == kinds.WHOLE else "bad"
@@ -388,7 +407,7 @@ class Debugger(cmd.Cmd):
         if not arg:
             raise BadOption("search for what?")
         found = 0
-        for hit in places.search(self.dump, arg, LISTED):
+        for hit in self.dump.search(arg, limit=LISTED):
             found += 1
             self.terminal.say("  ", ("name", hit.where[:300]), f"  {self.view.short(hit.value)}")
         more = " and perhaps more: only these are shown" if found >= LISTED else ""
@@ -401,7 +420,7 @@ class Debugger(cmd.Cmd):
             self.view.go(self.view.choose(self.view.exceptions, arg, "exception"))
             return
         stack = self.view.stack
-        self.view.lines(display.failures(self.dump, marked=stack.number if stack.kind == places.EXCEPTION else None))
+        self.view.lines(display.failures(self.dump, marked=stack.number if stack.kind == EXCEPTION else None))
 
     def do_regs(self, _arg: str) -> None:
         if not self.view.lines(display.native(self.dump)):
@@ -487,7 +506,7 @@ class Debugger(cmd.Cmd):
             "p": self.view.continuations(text) if word in ("p", "pp") else [],
             "thread": [stack.name for stack in self.view.threads],
             "task": [stack.name for stack in self.view.tasks],
-            "parts": [*places.plain_parts(self.dump)] if word == "parts" else [],
+            "parts": [*self.dump.plain_parts()] if word == "parts" else [],
             "help": [*_COMMANDS],
         }
         found = offers.get(_SHORT.get(word, "p" if word == "pp" else word), [])

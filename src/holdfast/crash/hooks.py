@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.agent.watchers import WATCHERS
-from holdfast.crash import agents, exceptions, folder, kinds, logs, taking, tasks
+from holdfast.crash import agents, folder, inside, kinds, stacks
 from holdfast.crash.guard import Guard, is_failure, place_of
 from holdfast.crash.limits import Limits
 from holdfast.crash.redaction import Redactor
@@ -31,7 +31,7 @@ from holdfast.crash.watch import Watch
 from holdfast.errors import BadOption, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.crash.fatal import Fatal
+    from holdfast.crash.outside import Fatal
     from holdfast.crash.sidecar import Sidecar
 
 _BALLAST_BYTES = 64 << 20  # of address space, given back when memory runs out, so that the dump has some
@@ -196,9 +196,9 @@ class _Hooks:
         if self._make_invoke is not None:
             threading._make_invoke_excepthook = self._invoke_excepthook  # type: ignore[attr-defined] # noqa: SLF001
         self._before = getattr(sys, "last_value", None)
-        self._go_back = taking.go_to(self.folder)
+        self._go_back = inside.go_to(self.folder)
         if self.settings.logs > 0:
-            logs.keep(self.settings.logs)
+            inside.keep(self.settings.logs)
         with suppress(OSError, ValueError):
             self._ballast = mmap.mmap(-1, _BALLAST_BYTES)
         self._guard.start()
@@ -218,9 +218,9 @@ class _Hooks:
         if self.settings == before or self._is_child:
             return
         if self.settings.logs != before.logs:
-            logs.stop()
+            inside.stop()
             if self.settings.logs > 0:
-                logs.keep(self.settings.logs)
+                inside.keep(self.settings.logs)
         if _outside(self.settings) != _outside(before) or self.folder() != self._outside_at:
             self._end_outside()
             self._begin_outside()
@@ -247,7 +247,7 @@ class _Hooks:
         self._go_back()
         self._ended_by = None
         self._end_outside()
-        logs.stop()
+        inside.stop()
         self._free_ballast()
 
     def _end_outside(self) -> None:
@@ -297,15 +297,15 @@ class _Hooks:
 
     def _begin_outside(self) -> None:
         """Fatal signals and the sidecar need a folder from the start. They move when the program opens its store."""
-        from holdfast.crash import fatal, sidecar
+        from holdfast.crash import outside, sidecar
 
         wanted = self.settings
         self._outside_at = place = self.folder()
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fatal.collect(place)
+            outside.collect(place)
             self._prune(place)
-            self._fatal = fatal.enable(place)
+            self._fatal = outside.enable(place)
             if wanted.core:
                 from holdfast.crash import cores
 
@@ -315,10 +315,10 @@ class _Hooks:
                     place, fatal=self._fatal, hang_s=wanted.hang_s, core=wanted.core, limits=wanted.limits
                 )
                 if wanted.logs > 0:
-                    logs.keep(wanted.logs).ship = self.sidecar.log
+                    inside.keep(wanted.logs).ship = self.sidecar.log
                 if wanted.native:
                     limit = (wanted.limits or Limits()).part_s * _NATIVE_SHARE
-                    self._native = taking.add_part(kinds.NATIVE, "threads", partial(self.sidecar.native, limit))
+                    self._native = inside.add_part(kinds.NATIVE, "threads", partial(self.sidecar.native, limit))
         except (HoldfastError, OSError) as error:
             self.note(f"dumps of fatal signals are off: {error}")
 
@@ -406,7 +406,7 @@ class _Hooks:
         finally:
             error = args.exc_value
             if not self.removed and error is not None and is_failure(error) and not sys.is_finalizing():
-                take = self.take_beside if tasks.in_loop() else self.take
+                take = self.take_beside if stacks.in_loop() else self.take
                 take(error, args.exc_traceback, "unraisable", f"{_why(error)} that nobody could catch")
 
     # -- one dump -------------------------------------------------------------------------------------------
@@ -460,14 +460,14 @@ class _Hooks:
 
     def capture(
         self, error: BaseException | None, traceback: types.TracebackType | None, trigger: str, why: str,
-        *, about: int | None = None, seen: tasks.Seen | None = None,
+        *, about: int | None = None, seen: stacks.Seen | None = None,
     ) -> Path:  # fmt: skip
         limits = self.settings.limits or Limits()
         if error is not None and is_subtype(type(error), MemoryError):
             self._free_ballast()
             limits = replace(limits, objects=min(limits.objects, _SHORT_OBJECTS))
         with agents.travelling(error):
-            return taking.capture(
+            return inside.capture(
                 why, error=error, traceback=traceback, to=self.folder(), trigger=trigger, limits=limits,
                 thread=about, seen=seen,
             )  # fmt: skip
@@ -489,7 +489,7 @@ class _Hooks:
         self.note(f"dump written to {path}")
         redactor = Redactor(dict(os.environ))
         redactor.learn_arguments([word for word in sys.orig_argv[:200] if type(word) is str])
-        message = exceptions.message_of(error, 1000)[0] if error is not None else why
+        message = stacks.message_of(error, 1000)[0] if error is not None else why
         with agents.travelling(error):
             name = type_name(type(error)) if error is not None else trigger
             agents.tell(path, name, redactor.clean(message), trigger, what=what)
@@ -534,14 +534,14 @@ def _place_of(
 ) -> tuple[str, str, int]:
     """What failed and where; of a thread that stands still, where it stands."""
     if error is not None:
-        return place_of(error, traceback if traceback is not None else exceptions.traceback_of(error))
+        return place_of(error, traceback if traceback is not None else stacks.traceback_of(error))
     frame = sys._current_frames().get(about) if about is not None else None  # noqa: SLF001 (the documented way)
     return (trigger, frame.f_code.co_filename, frame.f_lineno or 0) if frame is not None else (trigger, "", 0)
 
 
 def _is_outermost(error: BaseException) -> bool:
     """Whether it has left the program. Consoles inside of a program keep what they have shown in the same place."""
-    trace = exceptions.traceback_of(error)
+    trace = stacks.traceback_of(error)
     return trace is not None and trace.tb_frame.f_back is None
 
 
@@ -550,7 +550,7 @@ def _why(error: BaseException) -> str:
 
 
 def _short(failure: BaseException) -> str:
-    text = exceptions.message_of(failure, 200)[0]
+    text = stacks.message_of(failure, 200)[0]
     return f"{type_name(type(failure))}: {text}" if text else type_name(type(failure))
 
 
