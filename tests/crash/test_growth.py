@@ -13,7 +13,7 @@ from collections import deque
 import pytest
 
 from holdfast.crash import Limits, capture, heap, memory, open_dump
-from holdfast.crash.compare import compare
+from holdfast.crash.pages import compare
 from tests.crash import torture
 
 LIMITS = Limits(deadline_s=600)

@@ -127,7 +127,7 @@ def test_a_program_beside_the_interpreter_is_the_programs_own(tmp_path, monkeypa
     assert not stacks.Frames(Limits()).is_mine("/usr/local/lib/python3.12/json/decoder.py")
     frames = [{"file": file, "line": 1, "function": "f"}, {"file": kinds.__file__, "line": 1, "function": "g"}]
     thread = {"id": 1, "name": "x", "frames": frames, "current": True, "failing": True, "left_out": 0}
-    seen = outside.Found(why="x", trigger="signal", pid=1, library=stacks.library_paths(), threads=[thread])
+    seen = outside.Evidence(why="x", trigger="signal", pid=1, library=stacks.library_paths(), threads=[thread])
     with open_dump(outside.write(tmp_path / "x.hfdump", seen, Redactor())) as dump:
         assert [frame.mine for frame in dump.threads[0].frames] == [True, False]
 

@@ -118,7 +118,7 @@ def diff(old: File, new: File | None = None, /, *, exit_code: Flag = False, json
         Print JSON (schema holdfast.dump.diff/1).
     """
     from holdfast.crash import open_dump
-    from holdfast.crash.compare import compare
+    from holdfast.crash.pages import compare
 
     with open_dump(find(session, old)) as before, open_dump(find(session, new)) as after:
         found = compare(before, after)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from holdfast.crash.dump import Dump, open_dump
     from holdfast.crash.hooks import Installed, install
     from holdfast.crash.inside import add_part, capture
-    from holdfast.crash.limits import Limits
+    from holdfast.crash.kinds import Limits
     from holdfast.crash.memory import Snapshot, heap
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
 _HOMES = {
     "Dump": "holdfast.crash.dump",
     "Installed": "holdfast.crash.hooks",
-    "Limits": "holdfast.crash.limits",
+    "Limits": "holdfast.crash.kinds",
     "Snapshot": "holdfast.crash.memory",
     "add_part": "holdfast.crash.inside",
     "capture": "holdfast.crash.inside",

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
 import time
 import weakref
 from collections import deque
@@ -30,8 +29,8 @@ from holdfast.agent.store import Store
 from holdfast.codec.tracked import GONE
 from holdfast.crash import folder, kinds, shapes, stacks
 from holdfast.crash.dump import Dump, open_dump
-from holdfast.crash.dumpfile import append
-from holdfast.crash.limits import MAX_CHAIN, MAX_NAME
+from holdfast.crash.dumpfile import PartFailed, append, in_time
+from holdfast.crash.kinds import MAX_CHAIN, MAX_NAME
 from holdfast.crash.records import Agent
 from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
 from holdfast.errors import HoldfastError, NotInDump
@@ -121,11 +120,10 @@ def describe(handle: Any, *, gone: bool = False) -> dict[str, Any]:
         found.update(_state(document))
     if hasattr(type(handle), "_evidence"):  # the room above knows effects; a plain handle has none
         within_s = _GONE_LEDGER_S if gone else _LEDGER_S
-        effects = in_time(lambda: _evidence(handle), within_s)
-        if type(effects) is dict:
-            found.update(_plain_effects(effects))
-        else:
-            problems.append(f"effects: {effects or f'no answer in {within_s} s'}")
+        try:
+            found.update(_plain_effects(in_time(lambda: _evidence(handle), within_s)))
+        except PartFailed as failure:
+            problems.append(f"effects: {failure}")
     if problems:
         found["problem"] = "; ".join(problems)
     return found
@@ -197,7 +195,8 @@ def tell(dump: Path, error: str, message: str, trigger: str, *, what: str = "cra
                 _add(store, stands, dump, error, message, trigger, what)
 
     if told:
-        in_time(write, _EVENT_S)
+        with suppress(PartFailed):
+            in_time(write, _EVENT_S)
 
 
 def tell_death(
@@ -436,25 +435,6 @@ def _plain_effects(found: dict[str, Any]) -> dict[str, Any]:
         for name in ("args", "result"):
             effect[name] = _plain(effect[name], [_VALUE_VALUES], 0)
     return found
-
-
-def in_time(work: Callable[[], Any], seconds: float) -> Any:
-    """What it returns; the name of what it raised; None when it does not come back in time."""
-    answer: list[Any] = []
-
-    def run() -> None:
-        try:
-            answer.append(work())
-        except BaseException as error:  # noqa: BLE001 (a dump goes on without it)
-            answer.append(type(error).__name__)
-
-    thread = threading.Thread(target=run, name="holdfast-dump-agent", daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # no thread can be had: memory is short, or the interpreter ends
-        return "no thread could be started"
-    thread.join(seconds)
-    return answer[0] if answer else None
 
 
 # -- a new start from a dump ------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 from holdfast.crash import display
 from holdfast.crash.display import text_of
 from holdfast.crash.dump import THREAD, Dump, open_dump, plain_children
-from holdfast.crash.records import Frame, Gone, Inert, Ref, Source, Stack, Value, as_int, as_text
+from holdfast.crash.records import Frame, Inert, Missing, Ref, Source, Stack, Value, as_int, as_text
 from holdfast.errors import BadOption, HoldfastError, NotInDump, ReadOnly
 from holdfast.text import clean
 
@@ -179,7 +179,7 @@ class Tree:
     def type_name(self, value: Value) -> str:
         if isinstance(value, Ref):
             return clean(self.dump.object(value).type_name[:_NAME_CHARS])
-        if isinstance(value, Gone):
+        if isinstance(value, Missing):
             return clean(value.type_name[:_NAME_CHARS])
         return type(value).__name__
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.crash import kinds
 from holdfast.crash.dump import Dump, plain_children
-from holdfast.crash.records import Failure, Frame, Gone, Inert, Ref, Seen, Value
+from holdfast.crash.records import Failure, Frame, Inert, Missing, Ref, TextOnly, Value
 from holdfast.text import clean, size
 
 # -- one line --------------------------------------------------------------------------------------------------------
@@ -32,9 +32,9 @@ def text_of(dump: Dump, value: Value, *, width: int = 200, depth: int = 3) -> st
 
 
 def _text(dump: Dump, value: Value, width: int, depth: int, path: set[int]) -> str:
-    if isinstance(value, Gone):
+    if isinstance(value, Missing):
         return f"<{value.type_name}: {value.reason}>" if value.type_name else f"<{value.reason}>"
-    if isinstance(value, Seen):
+    if isinstance(value, TextOnly):
         return value[: width + 20]
     if not isinstance(value, Ref):
         return _leaf(value, width + 20)

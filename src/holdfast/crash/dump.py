@@ -17,27 +17,27 @@ from typing import Any, Self
 
 from holdfast.crash import kinds
 from holdfast.crash.dumpfile import Chunk, Reader
-from holdfast.crash.limits import MAX_CHAIN
+from holdfast.crash.kinds import MAX_CHAIN
 from holdfast.crash.records import (
     Agent,
     Death,
     Descriptors,
     Failure,
     Frame,
-    Gone,
     Head,
     Heap,
     Hit,
     Inert,
     LogRecord,
+    Missing,
     Native,
     PartState,
     Process,
     Ref,
-    Seen,
     Source,
     Stack,
     Task,
+    TextOnly,
     Thread,
     Value,
     Waiting,
@@ -396,9 +396,9 @@ class Dump:
                     yield Hit(where, value)
 
     def _step(self, current: Value, step: Any, where: str) -> Value:
-        if isinstance(current, Gone):
+        if isinstance(current, Missing):
             raise NotInDump(f"{where} is not in the dump: {current.reason}")
-        if isinstance(current, Seen):
+        if isinstance(current, TextOnly):
             raise NotInDump(
                 f"of {where} only its text is known, as it was read from outside: nothing inside can be named"
             )
@@ -411,7 +411,7 @@ class Dump:
         name, key = step
         if name is not None:
             found = inert.attribute(name)
-            if isinstance(found, Gone) and found.reason == "no such attribute":
+            if isinstance(found, Missing) and found.reason == "no such attribute":
                 names = ", ".join(attribute for attribute, _value in inert.attributes[:20])
                 raise NotInDump(
                     f"{where} ({inert.type_name}) has no attribute {name!r}", hint=f"It has: {names}" if names else ""
@@ -490,7 +490,7 @@ def plain_children(data: Any) -> Iterator[tuple[str, Any]]:
 def _leaves(data: Any, where: str, key: str, depth: int) -> Iterator[tuple[str, str, Value]]:
     if not isinstance(data, dict | list):
         known = data is None or isinstance(data, bool | int | float | str | bytes)
-        yield where, key, data if known else Gone("broken entry")
+        yield where, key, data if known else Missing("broken entry")
     elif depth > 0:
         for way, value in plain_children(data):
             yield from _leaves(value, where + (way if way.startswith("[") else f" {way}"), way, depth - 1)
@@ -509,7 +509,7 @@ def _contains(value: Any, wanted: str) -> bool:
         return wanted.encode() in value.lower()
     if isinstance(value, int | float) and not isinstance(value, bool):
         return wanted == repr(value)
-    return isinstance(value, Gone) and wanted in value.type_name.casefold()
+    return isinstance(value, Missing) and wanted in value.type_name.casefold()
 
 
 def _cut_note(inert: Inert) -> str:

@@ -20,6 +20,7 @@ import socket
 import stat
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ import zstandard
 from blake3 import blake3
 
 from holdfast.crash import kinds
-from holdfast.crash.limits import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_FILE_BYTES, Limits
+from holdfast.crash.kinds import MAX_CHUNK_BYTES, MAX_CHUNKS, MAX_FILE_BYTES, Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.errors import CorruptValue, DiskFull, DumpFailed, HoldfastError, NewerFormat, NotADump
 
@@ -421,6 +422,28 @@ _NO_ROOM = "no room left in the file"
 
 class PartFailed(Exception):
     """A part could not be had; the message is safe to write."""
+
+
+def in_time(work: Callable[[], Any], seconds: float) -> Any:
+    """Run what may wait for a lock in a thread of its own, and wait for it only so long; PartFailed otherwise."""
+    answer: list[tuple[Any, str]] = []
+
+    def run() -> None:
+        try:
+            answer.append((work(), ""))
+        except BaseException as error:  # noqa: BLE001 (whatever it was is the answer)
+            answer.append((None, f"{type(error).__name__} while it was collected"))
+
+    thread = threading.Thread(target=run, name="holdfast-dump-part", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # memory is short, or the interpreter ends
+        raise PartFailed("no thread could be started") from None
+    thread.join(seconds)
+    value, problem = answer[0] if answer else (None, f"no answer in {seconds:g} s")
+    if problem:
+        raise PartFailed(problem)
+    return value
 
 
 class Builder:

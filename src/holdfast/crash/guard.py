@@ -21,7 +21,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.crash import stacks
-from holdfast.crash.limits import Limits
+from holdfast.crash.kinds import Limits
 from holdfast.crash.shapes import is_subtype, type_name
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Held(NamedTuple):
     at: float
     trigger: str
     why: str
-    seen: stacks.Seen
+    seen: stacks.TaskSnapshot
 
 
 class Guard:

@@ -23,8 +23,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 from holdfast.agent.watchers import WATCHERS
 from holdfast.crash import agents, folder, inside, kinds, stacks
+from holdfast.crash.dumpfile import PartFailed, in_time
 from holdfast.crash.guard import Guard, is_failure, place_of
-from holdfast.crash.limits import Limits
+from holdfast.crash.kinds import Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.shapes import is_subtype, type_name
 from holdfast.crash.watch import Watch
@@ -460,7 +461,7 @@ class _Hooks:
 
     def capture(
         self, error: BaseException | None, traceback: types.TracebackType | None, trigger: str, why: str,
-        *, about: int | None = None, seen: stacks.Seen | None = None,
+        *, about: int | None = None, seen: stacks.TaskSnapshot | None = None,
     ) -> Path:  # fmt: skip
         limits = self.settings.limits or Limits()
         if error is not None and is_subtype(type(error), MemoryError):
@@ -483,7 +484,8 @@ class _Hooks:
                 folder.remove(path)
 
         if folder.surplus(place, limits.kept_dumps, limits.kept_bytes):
-            agents.in_time(prune, _PRUNE_S)
+            with suppress(PartFailed):
+                in_time(prune, _PRUNE_S)
 
     def _told(self, path: Path, error: BaseException | None, trigger: str, why: str, what: str) -> None:
         self.note(f"dump written to {path}")

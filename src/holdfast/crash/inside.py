@@ -22,8 +22,8 @@ from time import monotonic
 from typing import Any
 
 from holdfast.crash import agents, deadlocks, folder, kinds, memory, redaction, shapes, stacks, system
-from holdfast.crash.dumpfile import Builder, PartFailed
-from holdfast.crash.limits import Limits
+from holdfast.crash.dumpfile import Builder, PartFailed, in_time
+from holdfast.crash.kinds import Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.stacks import traceback_of
 from holdfast.crash.walk import Walker
@@ -84,7 +84,7 @@ def capture(
     trigger: str = "asked",
     limits: Limits | None = None,
     thread: int | None = None,
-    seen: stacks.Seen | None = None,
+    seen: stacks.TaskSnapshot | None = None,
 ) -> Path:
     """Write a dump of this process and return its path. Works in a healthy process and in one that is failing.
 
@@ -116,7 +116,7 @@ class _Capture(Builder):
     """One capture in progress."""
 
     def __init__(
-        self, path: Path, limits: Limits, began: float, thread: int | None, seen: stacks.Seen | None = None
+        self, path: Path, limits: Limits, began: float, thread: int | None, seen: stacks.TaskSnapshot | None = None
     ) -> None:
         redactor = Redactor(dict(os.environ)) if seen is None else seen.redactor
         for arguments in (sys.argv, sys.orig_argv):
@@ -298,27 +298,7 @@ class _Capture(Builder):
             self.part(kind, partial(self._extra, name, give))
 
     def _extra(self, name: str, give: Part) -> dict[str, Any]:
-        return {"name": name, "data": self._bounded(give)}
-
-    def _bounded(self, give: Part) -> Any:
-        """Run code of another room in a thread, and wait for it only so long."""
-        answer: list[Any] = []
-
-        def work() -> None:
-            try:
-                answer.append((True, give()))
-            except BaseException as error:  # noqa: BLE001 (whatever it was is the answer)
-                answer.append((False, f"{type(error).__name__} while it was collected"))
-
-        thread = threading.Thread(target=work, name="holdfast-dump-part", daemon=True)
-        thread.start()
-        thread.join(max(0.05, min(self.limits.part_s, self.until - monotonic())))
-        if not answer:
-            raise PartFailed(f"no answer in {self.limits.part_s} s")
-        good, value = answer[0]
-        if not good:
-            raise PartFailed(value)
-        return value
+        return {"name": name, "data": in_time(give, max(0.05, min(self.limits.part_s, self.until - monotonic())))}
 
     def _emit(self, first: int, names: list[str], shapes: list[Any], nodes: list[Any]) -> bool:
         if self.writer.size > self.limits.file_bytes - _RESERVE_BYTES:

@@ -22,7 +22,7 @@ from time import monotonic
 from typing import Any, NamedTuple
 
 from holdfast.crash import shapes, stacks
-from holdfast.crash.limits import Limits
+from holdfast.crash.kinds import Limits
 from holdfast.crash.records import Heap, read
 from holdfast.crash.redaction import looks_secret
 from holdfast.crash.shapes import exact_text, first_items, frame_locals, layout_of, type_name

@@ -29,7 +29,8 @@ from typing import Any
 
 from holdfast.crash import folder, kinds, native, system
 from holdfast.crash.dumpfile import Builder
-from holdfast.crash.limits import MAX_NAME, MAX_THREADS, Limits
+from holdfast.crash.kinds import MAX_NAME, MAX_THREADS, Limits
+from holdfast.crash.records import read
 from holdfast.crash.redaction import BY_NAME, Redactor
 from holdfast.crash.stacks import is_library, library_paths
 from holdfast.errors import BadOption, DumpFailed, HoldfastError
@@ -53,7 +54,7 @@ _PAIR = re.compile(r"""(['"])([A-Za-z0-9_.-]{2,80})\1: (['"])([^'"]{3,})\3""")  
 
 
 @dataclass
-class Found:
+class Evidence:
     """What is known of the other process. ``parts`` are payloads by kind; ``gone`` says why others are missing.
 
     ``no_locals`` says why frames have none, where they have none.
@@ -89,7 +90,7 @@ def take(pid: int, *, to: str | os.PathLike[str] | None = None, why: str = "", l
     if not Path(f"/proc/{pid}").is_dir():
         raise DumpFailed(f"there is no process {pid}")
     environment = environment_of(pid)
-    found = Found(why=why or f"taken from outside, process {pid}", trigger="outside", pid=pid)
+    found = Evidence(why=why or f"taken from outside, process {pid}", trigger="outside", pid=pid)
     if not os.access(f"/proc/{pid}/environ", os.R_OK):
         raise DumpFailed(f"process {pid} may not be looked at by this user", hint="Use the same user, or root.")
     look(found)
@@ -109,7 +110,7 @@ def environment_of(pid: int) -> dict[str, str]:
     return {name: value for name, _, value in pairs if name}
 
 
-def look(found: Found) -> None:
+def look(found: Evidence) -> None:
     """Read everything that /proc tells of the process, while it lives."""
     pid = found.pid
     found.parts[kinds.PROCESS] = system.process(pid)
@@ -141,7 +142,7 @@ def threads_of(pid: int) -> dict[str, Any]:
     return {"threads": found, "machine": os.uname().machine, **({"problem": problem} if problem else {})}
 
 
-def add_pystacks(found: Found, answer: dict[str, Any]) -> None:
+def add_pystacks(found: Evidence, answer: dict[str, Any]) -> None:
     """Put what PyStack read into the dump: Python stacks as threads, native ones beside the registers."""
     if "problem" in answer:
         found.threads_state = [kinds.ABSENT, answer["problem"]]
@@ -181,7 +182,7 @@ def hide_locals(threads: list[dict[str, Any]], redactor: Redactor) -> None:
 # Writing.
 
 
-def write(path: Path, found: Found, redactor: Redactor, limits: Limits | None = None) -> Path:
+def write(path: Path, found: Evidence, redactor: Redactor, limits: Limits | None = None) -> Path:
     """Write what was found as a dump, most valuable parts first. A part that fails is named in it.
 
     When the file cannot be written, that is raised; what is there by then stays, and a file with nothing in it goes.
@@ -197,7 +198,7 @@ def write(path: Path, found: Found, redactor: Redactor, limits: Limits | None = 
 class _Writing:
     """One dump of another process being written."""
 
-    def __init__(self, builder: Builder, found: Found) -> None:
+    def __init__(self, builder: Builder, found: Evidence) -> None:
         self.builder = builder
         self.found = found
         self.extras = [*found.extras, *((kinds.NATIVE, name, data) for name, data in found.native.items())]
@@ -314,6 +315,18 @@ _ESCAPE = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 _living: list[Fatal] = []
 
 
+@dataclass(frozen=True)
+class Front:
+    """What a process says of itself in the first line of its file."""
+
+    pid: int = 0
+    at: float = 0.0
+    program: tuple[str, ...] = ()
+    python: str = ""
+    library: tuple[str, ...] = ()
+    began: float = 0.0
+
+
 class Fatal:
     """Faulthandler writing to a file of ours. ``echo``: the program wanted the text on its standard error as well."""
 
@@ -368,37 +381,32 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def _new_file(folder: Path) -> tuple[Path, int]:
-    front = {
-        "pid": os.getpid(),
-        "at": time.time(),
-        "program": [item[:1000] for item in sys.argv[:50] if type(item) is str],
-        "python": sys.version.split()[0],
-        "library": library_paths(),
-        "began": system.began(os.getpid()),
-    }
+    program = tuple(item[:1000] for item in sys.argv[:50] if type(item) is str)
+    version, began = sys.version.split()[0], system.began(os.getpid())
+    front = Front(os.getpid(), time.time(), program, version, tuple(library_paths()), began)
     path = folder / f"{os.getpid()}-{os.urandom(4).hex()}{SUFFIX}"
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        os.write(handle, json.dumps(front).encode()[: _FRONT_BYTES - 1] + b"\n")
+        os.write(handle, json.dumps(vars(front)).encode()[: _FRONT_BYTES - 1] + b"\n")
     except OSError as error:
         raise DumpFailed(f"no file for fatal signals can be made in {folder}: {error.strerror}") from error
     return path, handle
 
 
-def collect(folder: str | os.PathLike[str], found: str = "at a later start") -> list[Path]:
+def collect(place: str | os.PathLike[str], found: str = "at a later start") -> list[Path]:
     """Dumps for processes that died of a fatal signal and of which nobody made one. Never raises.
 
     Files of those that live, or whose sidecar does, are left alone. ``found``: when or by whom, for people.
     """
     made: list[Path] = []
     with contextlib.suppress(Exception):  # whoever starts must not fail because of what another one left
-        _collect(Path(folder), found, made)
+        _collect(Path(place), found, made)
     return made
 
 
-def _collect(folder: Path, found: str, made: list[Path]) -> None:
-    for path in sorted(folder.glob(f"*{SUFFIX}"))[:1000]:
+def _collect(place: Path, found: str, made: list[Path]) -> None:
+    for path in sorted(place.glob(f"*{SUFFIX}"))[:1000]:
         try:
             handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -407,7 +415,7 @@ def _collect(folder: Path, found: str, made: list[Path]) -> None:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             front, text = text_in(path)
             if text:
-                made.append(_dump(folder, front, text, found))
+                made.append(_dump(place, front, text, found))
             path.unlink(missing_ok=True)
         except Exception:  # noqa: BLE001, S112 (it lives, or someone else is at it, or there is no room, or it is odd)
             continue  # the next start tries again
@@ -415,20 +423,16 @@ def _collect(folder: Path, found: str, made: list[Path]) -> None:
             os.close(handle)
 
 
-def _dump(folder: Path, front: dict[str, Any], text: str, when: str) -> Path:
-
-    from holdfast.crash.folder import new_file
-    from holdfast.crash.redaction import Redactor
-
+def _dump(place: Path, front: Front, text: str, when: str) -> Path:
     what, threads = parse(text)
-    found = Found(
+    found = Evidence(
         why=f"{signal_of(text) or 'fatal error'}: {what}",
         trigger="signal",
-        pid=front["pid"],
-        program=front["program"],
-        python=front["python"],
-        library=front["library"],
-        began=front["began"],
+        pid=front.pid,
+        program=[*front.program],
+        python=front.python,
+        library=[*front.library],
+        began=front.began,
         threads=threads,
     )
     found.notes["death"] = {
@@ -439,36 +443,25 @@ def _dump(folder: Path, front: dict[str, Any], text: str, when: str) -> Path:
         "text": text[:100_000],
     }
     found.no_locals = NO_LOCALS
-    return write(new_file(folder, found.pid, found.why), found, Redactor(dict(os.environ)))
+    return write(folder.new_file(place, found.pid, found.why), found, Redactor(dict(os.environ)))
 
 
-def text_in(path: Path) -> tuple[dict[str, Any], str]:
+def text_in(path: Path) -> tuple[Front, str]:
     """What the process said of itself, and what faulthandler wrote. The text is empty when the file cannot be read."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
-                return _front({}), ""
+                return Front(), ""
             first = file.readline(_FRONT_BYTES)
             text = file.read(TEXT_BYTES).decode("utf-8", "replace")
     except OSError:
-        return _front({}), ""
+        return Front(), ""
     try:
         front = json.loads(first)
     except (ValueError, RecursionError):  # a long command line was cut
         front = None
-    return _front(front if isinstance(front, dict) else {}), text.strip()
-
-
-def _front(raw: dict[str, Any]) -> dict[str, Any]:
-    """With every field, and each of its type."""
-    found: dict[str, Any] = {"pid": raw["pid"] if type(raw.get("pid")) is int else 0}
-    found["began"] = float(raw["began"]) if type(raw.get("began")) in (int, float) else 0.0
-    found["python"] = raw["python"][:100] if isinstance(raw.get("python"), str) else ""
-    for name in ("program", "library"):
-        listed = raw.get(name)
-        found[name] = [item[:4096] for item in listed[:50] if isinstance(item, str)] if isinstance(listed, list) else []
-    return found
+    return read(Front, front), text.strip()
 
 
 def signal_of(text: str) -> str:

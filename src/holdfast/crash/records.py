@@ -140,20 +140,20 @@ class Ref:
 
 
 @dataclass(frozen=True)
-class Gone:
+class Missing:
     """A value that was not stored, and why."""
 
     reason: str
     type_name: str = ""
 
 
-class Seen(str):
+class TextOnly(str):
     """A value as a tool that read it from outside shows it: text that stands for a value, not a text that was one."""
 
     __slots__ = ()
 
 
-Value = Plain | Ref | Gone
+Value = Plain | Ref | Missing
 
 
 @dataclass(frozen=True)
@@ -173,11 +173,11 @@ class Inert:
     details: dict[str, Any] = field(default_factory=dict)  # file and line of a function, shape of an array
 
     def attribute(self, name: str) -> Value:
-        """The attribute's value; Gone when there is none of that name."""
+        """The attribute's value; Missing when there is none of that name."""
         for key, value in self.attributes:
             if key == name:
                 return value
-        return Gone("no such attribute")
+        return Missing("no such attribute")
 
     def children(self) -> Iterator[tuple[str, Value]]:
         """Every value below, with the way to it: ``[3]``, ``['name']``, ``.attribute``."""
@@ -193,7 +193,7 @@ def key_text(key: Value) -> str:
     """A key as it stands in a path."""
     if isinstance(key, Ref):
         return f"#{key.number}"
-    if isinstance(key, Gone):
+    if isinstance(key, Missing):
         return f"<{key.type_name or key.reason}>"
     return repr(key)
 
@@ -206,8 +206,8 @@ def value_of(entry: Any) -> Value:
         if len(entry) == 1 and type(entry[0]) is int and entry[0] >= 0:
             return Ref(entry[0])
         if len(entry) == 2 and type(entry[0]) is int and isinstance(entry[1], str):
-            return Gone(kinds.REASONS.get(entry[0], f"reason {entry[0]}"), entry[1])
-    return Gone("broken entry")
+            return Missing(kinds.REASONS.get(entry[0], f"reason {entry[0]}"), entry[1])
+    return Missing("broken entry")
 
 
 def named_values(flat: Any, most: int | None = None) -> tuple[tuple[str, Value], ...]:
@@ -288,7 +288,7 @@ def _span(value: Any) -> tuple[int, int, int] | None:
 def _locals(raw: Any) -> tuple[tuple[str, Value], ...]:
     values = named_values(raw.get("locals"))
     if raw.get("locals_as_text") is True:
-        values = tuple((name, Seen(value) if isinstance(value, str) else value) for name, value in values)
+        values = tuple((name, TextOnly(value) if isinstance(value, str) else value) for name, value in values)
     return values
 
 

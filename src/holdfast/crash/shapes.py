@@ -19,7 +19,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from holdfast.crash import kinds
-from holdfast.crash.limits import ENTRY_COST, MAX_NAME
+from holdfast.crash.kinds import ENTRY_COST, MAX_NAME
 
 if TYPE_CHECKING:
     from holdfast.crash.walk import Walker
@@ -95,6 +95,8 @@ class Layout:
     def instance_dict(self, instance: object) -> dict[Any, Any] | None:
         if self.dictionary is None:
             # Some C types hold a dictionary without showing it; their subclasses' attributes are in it.
+            if self.offset and sys.version_info >= (3, 14):
+                return _unshown_dict(instance)
             held = [item for item in gc.get_referents(instance) if type(item) is dict] if self.offset else []
             return held[0] if len(held) == 1 else None
         try:
@@ -106,6 +108,19 @@ class Layout:
 
 # Built-in types whose content is read by their own methods, also in subclasses. Filled by collections below.
 BASES: list[type] = [dict, list, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, BaseException]
+
+
+def _unshown_dict(instance: object) -> dict[Any, Any] | None:
+    """Since 3.14 its items lie in the object itself, and only the interpreter's own function finds them there."""
+    try:
+        import ctypes
+
+        kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
+        own = kind(("PyObject_GenericGetDict", ctypes.pythonapi))(instance, None)
+    except (ImportError, AttributeError, TypeError, SystemError):
+        return None
+    return own if type(own) is dict else None
+
 
 _layouts: dict[int, Layout] = {}
 _MAX_LAYOUTS = 50_000

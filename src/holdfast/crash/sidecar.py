@@ -33,7 +33,7 @@ from typing import Any, Final
 import ormsgpack
 
 from holdfast.crash import system
-from holdfast.crash.limits import Limits
+from holdfast.crash.kinds import Limits
 from holdfast.crash.outside import Fatal
 from holdfast.crash.redaction import looks_secret
 from holdfast.crash.shapes import exact_text

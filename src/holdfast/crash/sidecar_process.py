@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.crash import cores, folder, kinds, native, outside, sidecar, system
-from holdfast.crash.limits import Limits
+from holdfast.crash.kinds import Limits
 from holdfast.crash.redaction import Redactor
 
 # -- how a process ended ---------------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class _Keeper:
 
     def _look(self) -> None:
         """What will be gone with the process: kept in memory until then."""
-        found = outside.Found(why="", trigger="", pid=self.pid)
+        found = outside.Evidence(why="", trigger="", pid=self.pid)
         outside.look(found)
         if system.table(f"/proc/{self.pid}/status", ("VmRSS",)):  # else it died meanwhile: what was kept is better
             self.parts = found.parts
@@ -247,7 +247,7 @@ class _Keeper:
         self.answers += 1
         read = outside.threads_of(self.pid)
         self._put_answer(read, whole=False)
-        found = outside.Found(why="", trigger="", native={"threads": read})
+        found = outside.Evidence(why="", trigger="", native={"threads": read})
         outside.add_pystacks(found, native.of_process(self.pid))
         self._put_answer(read, whole=True)
 
@@ -392,9 +392,11 @@ class _Keeper:
 
     # What both have.
 
-    def _found(self, why: str, trigger: str) -> outside.Found:
+    def _found(self, why: str, trigger: str) -> outside.Evidence:
         setup = self.setup
-        found = outside.Found(why=why, trigger=trigger, pid=self.pid, program=setup["program"], python=setup["python"])
+        found = outside.Evidence(
+            why=why, trigger=trigger, pid=self.pid, program=setup["program"], python=setup["python"]
+        )
         found.library = setup["library"]
         found.began = setup["began"]
         for add in (self._add_known, self._add_told, self._add_logs, self._add_modules):
@@ -410,21 +412,21 @@ class _Keeper:
             self.failed.append(f"{type(error).__name__}: {str(error)[:200]}")
             return otherwise
 
-    def _add_known(self, found: outside.Found) -> None:
+    def _add_known(self, found: outside.Evidence) -> None:
         known = sidecar.unpacked(self.area.get(sidecar.KNOWN))
         found.known = [item for item in known or () if isinstance(item, str)]
 
-    def _add_told(self, found: outside.Found) -> None:
+    def _add_told(self, found: outside.Evidence) -> None:
         for kind, name, data, at in sidecar.unpacked(self.area.get(sidecar.TOLD)) or ():
             found.extras.append((kind, name, {**data, "told_at": at} if isinstance(data, dict) else data))
 
-    def _add_logs(self, found: outside.Found) -> None:
+    def _add_logs(self, found: outside.Evidence) -> None:
         records = [(number, sidecar.unpacked(packed)) for number, packed in self.area.records()]
         kept = [record for _number, record in records if isinstance(record, dict)]
         if kept:
             found.parts[kinds.LOGS] = {"records": kept, "left_out": records[0][0] - 1}
 
-    def _add_modules(self, found: outside.Found) -> None:
+    def _add_modules(self, found: outside.Evidence) -> None:
         shared_objects = self.parts.get(kinds.MODULES, {}).get("shared") or system.shared_objects(self.pid)
         found.parts[kinds.MODULES] = {
             "modules": sidecar.unpacked(self.area.get(sidecar.MODULES)) or [],
@@ -443,7 +445,7 @@ class _Keeper:
         for thread in threads:
             thread["name"] = names.get(thread.get("native_id")) or thread["name"]
 
-    def _stacks_shipped(self, found: outside.Found, reason: str, at: float) -> float | None:
+    def _stacks_shipped(self, found: outside.Evidence, reason: str, at: float) -> float | None:
         """The last thin stacks that the process left, when there is nothing newer, and how old they were then."""
         stacks = sidecar.unpacked(self.area.get(sidecar.STACKS))
         if not stacks:
@@ -462,12 +464,12 @@ class _Keeper:
         at = self.area.numbers[sidecar.PROGRESS_NS]
         return round((time.monotonic_ns() - at) / 1e9, 2) if at else None
 
-    def _redactor(self, found: outside.Found) -> Redactor:
+    def _redactor(self, found: outside.Evidence) -> Redactor:
         """It knows the secrets of the environment as it was at the start, and as it was told later."""
         environment = found.parts.get(kinds.ENVIRONMENT, {}).get("all") or dict(os.environ)
         return Redactor(environment, found.known)
 
-    def _write(self, found: outside.Found, redactor: Redactor) -> Path | None:
+    def _write(self, found: outside.Evidence, redactor: Redactor) -> Path | None:
         path = hidden = None
         try:
             path = folder.new_file(self.setup["folder"], found.pid, found.why)
@@ -498,7 +500,7 @@ class _Keeper:
             names={native: name for _ident, name, native, _main in self._tried(self._names, [])},
         )
 
-    def _tell_agents(self, found: outside.Found, path: Path, redactor: Redactor) -> None:
+    def _tell_agents(self, found: outside.Evidence, path: Path, redactor: Redactor) -> None:
         """Let the history of each agent name the dump."""
         stands = [data for kind, _name, data in found.extras if kind == kinds.AGENT and isinstance(data, dict)]
         if stands:

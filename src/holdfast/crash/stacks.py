@@ -8,6 +8,7 @@ has not, and its registry of tasks is read without its code, because a thread ma
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import sysconfig
@@ -17,7 +18,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from holdfast.crash.limits import MAX_CHAIN, MAX_NAME, MAX_NOTES, MAX_TASKS, MAX_THREADS, Limits
+from holdfast.crash.kinds import MAX_CHAIN, MAX_NAME, MAX_NOTES, MAX_TASKS, MAX_THREADS, Limits
 from holdfast.crash.redaction import Redactor
 from holdfast.crash.shapes import (
     exact_text,
@@ -343,7 +344,7 @@ _LOOK_DEPTH = 4
 _LOOK_TEXT = 500
 
 
-class Seen(NamedTuple):
+class TaskSnapshot(NamedTuple):
     """Tasks as they were at one moment: their records, and the objects in them, whose numbers are below ``first``."""
 
     records: list[dict[str, Any]]
@@ -354,7 +355,7 @@ class Seen(NamedTuple):
     redactor: Redactor  # it has learnt what was hidden
 
 
-def look(failed: Any, within_s: float) -> Seen:
+def look(failed: Any, within_s: float) -> TaskSnapshot:
     """The tasks now, for so long at most, with the values nearest to them; the one that failed first, if any."""
     until = monotonic() + within_s
     limits = Limits(items=_LOOK_ITEMS, items_elsewhere=_LOOK_ITEMS, depth=_LOOK_DEPTH, text_chars=_LOOK_TEXT)
@@ -383,7 +384,7 @@ def look(failed: Any, within_s: float) -> Seen:
     walker.flush()
     first = walker.count
     walker.release()
-    return Seen(found, len(live) - len(found), pieces, first, frames.files, redactor)
+    return TaskSnapshot(found, len(live) - len(found), pieces, first, frames.files, redactor)
 
 
 def in_loop() -> bool:
@@ -408,8 +409,7 @@ def live_tasks() -> list[Any]:
         found.update((id(task), task) for task in list(eager))
     every = fields.get("all_tasks")
     if type(every) is types.BuiltinFunctionType:  # since 3.14: the interpreter has a list of its own, and gives it
-        for loop in _loops():
-            found.update((id(task), task) for task in every(loop))
+        found.update((id(task), task) for task in _listed_tasks(every))
     return [task for task in found.values() if field(task, "_state") not in ("FINISHED", "CANCELLED")][:MAX_TASKS]
 
 
@@ -526,17 +526,32 @@ def _current_tasks() -> list[Any]:
     return found
 
 
+def _listed_tasks(every: Any) -> list[Any]:
+    """Tasks that are in no registry. Whoever gives the list asks each for its loop and whether it is done.
+
+    Where the program has methods of its own for that, tasks are looked for among all objects instead.
+    """
+    base = sys.modules["_asyncio"].Task
+    known = [base]
+    for kind in known:
+        known += type.__subclasses__(kind)
+    if any(overrides(kind, name, base) for kind in known[1:] for name in ("done", "get_loop")):
+        kinds_of = set(map(id, known))
+        return [one for one in gc.get_objects() if id(type(one)) in kinds_of]
+    return [task for loop in _loops() for task in every(loop)]
+
+
 def _loops() -> list[Any]:
-    """Event loops that run now, in any thread."""
-    module = sys.modules.get("asyncio.base_events")
-    code = module.BaseEventLoop.run_forever.__code__ if module is not None else None
+    """Event loops that run now in any thread, or that an exception has just left: they are on the stacks."""
+    events, runners = sys.modules["asyncio.base_events"], sys.modules.get("asyncio.runners")
     found: dict[int, Any] = {}
     for start in sys._current_frames().values():  # noqa: SLF001 (the documented way)
-        frame: types.FrameType | None = start
-        while frame is not None:
-            named = frame_locals(frame, 10) if frame.f_code is code else None
-            loop = dict(named[0]).get("self") if named else None
-            if loop is not None:
-                found[id(loop)] = loop
-            frame = frame.f_back
+        for frame, _instruction in steps_of_frame(start):
+            if frame.f_code.co_name in ("run_forever", "run_until_complete", "run", "wrapper"):  # the last one is ours
+                named = dict((frame_locals(frame, 10) or ([], 0))[0])
+                first = (*named.get("args", ()), None)[0] if type(named.get("args")) is tuple else named.get("self")
+                if runners is not None and type(first) is runners.Runner:
+                    first = find(layout_of(type(first)).instance_dict(first) or {}, "_loop")
+                if is_subtype(type(first), events.BaseEventLoop):
+                    found[id(first)] = first
     return [*found.values()]

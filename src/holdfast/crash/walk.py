@@ -16,7 +16,7 @@ from time import monotonic
 from typing import Any
 
 from holdfast.crash import kinds
-from holdfast.crash.limits import CHUNK_TARGET_BYTES, ENTRY_COST, INLINE_TEXT, MAX_NAME, Limits
+from holdfast.crash.kinds import CHUNK_TARGET_BYTES, ENTRY_COST, INLINE_TEXT, MAX_NAME, Limits
 from holdfast.crash.redaction import Redactor, is_field
 from holdfast.crash.shapes import (
     BASES,
