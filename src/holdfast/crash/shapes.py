@@ -115,8 +115,9 @@ def _unshown_dict(instance: object) -> dict[Any, Any] | None:
     try:
         import ctypes
 
-        kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.py_object, ctypes.c_void_p)
-        own = kind(("PyObject_GenericGetDict", ctypes.pythonapi))(instance, None)
+        # By its address, because ctypes would ask an object for attributes.
+        kind = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_void_p)
+        own = kind(("PyObject_GenericGetDict", ctypes.pythonapi))(id(instance), None)
     except (ImportError, AttributeError, TypeError, SystemError):
         return None
     return own if type(own) is dict else None
