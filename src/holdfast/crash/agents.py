@@ -21,11 +21,8 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from time import gmtime, strftime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.agent import crashes
-from holdfast.agent.checkpoint import Checkpoint
-from holdfast.agent.store import Store
 from holdfast.codec.tracked import GONE
 from holdfast.crash import folder, kinds, shapes, stacks
 from holdfast.crash.dump import Dump, open_dump
@@ -34,6 +31,10 @@ from holdfast.crash.kinds import MAX_CHAIN, MAX_NAME
 from holdfast.crash.records import Agent
 from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
 from holdfast.errors import HoldfastError, NotInDump
+
+if TYPE_CHECKING:
+    from holdfast.agent.checkpoint import Checkpoint
+    from holdfast.agent.store import Store
 
 _LOCK_S = 0.2  # for a lock of the state
 _LEDGER_S = 1.5  # for reading effects, which needs the catalog
@@ -319,10 +320,9 @@ def _add(
     row = store._db.view.agent(stands["agent"])  # noqa: SLF001
     if row is None:
         return False
-    beside = dump.parent.resolve() == (Path(store.place) / "dumps").resolve()
     body = {
         "what": what,
-        "dump": dump.name if beside else str(dump.resolve()),
+        "dump": _link(dump, Path(store.place)),
         "error": error[:MAX_NAME],
         "message": message[:_MESSAGE],
         "trigger": trigger[:100],
@@ -472,21 +472,23 @@ def choose(dump: Dump, agent: str | None = None) -> Agent:
 
 def rehydrate(dump: Dump, store: Store, agent: str | None = None, *, branch: str | None = None) -> Rehydrated:
     """Begin a branch where the dump says that the agent stood, and link the dump from its history."""
+    from holdfast.agent import crashes
+
     stood = choose(dump, agent)
     if not _ID.fullmatch(stood.checkpoint):
         raise NotInDump(f"{stood.name} had no checkpoint when the dump was taken", hint="It has nothing to go back to.")
-    new = branch or _free(store, stood.name, dump)
+    new = branch or _free(partial(crashes.is_taken, store, stood.name), dump)
     name = _link(dump.path, Path(store.place))
     checkpoint = crashes.take_up(store, stood.name, stood.branch or "main", stood.checkpoint, new, name)
     return Rehydrated(stood.name, new, checkpoint, name, stood.dirty)
 
 
-def _free(store: Store, agent: str, dump: Dump) -> str:
+def _free(is_taken: Callable[[str], bool], dump: Dump) -> str:
     """A name for the branch that nothing has yet: ``crash-20300501T120000Z``."""
     at = dump.at if 0 < dump.at < _LATEST else 0
     wanted = "crash-" + strftime("%Y%m%dT%H%M%SZ", gmtime(at))
     number = 1
-    while crashes.is_taken(store, agent, wanted if number == 1 else f"{wanted}-{number}"):
+    while is_taken(wanted if number == 1 else f"{wanted}-{number}"):
         number += 1
     return wanted if number == 1 else f"{wanted}-{number}"
 
