@@ -160,7 +160,7 @@ def test_the_relative_links_of_every_page_lead_somewhere():
 
 def test_the_architecture_names_every_room_and_only_modules_that_exist():
     page, source = read("docs/architecture.md"), ROOT / "src" / "holdfast"
-    rooms = {one.name for one in source.iterdir() if (one / "__init__.py").is_file()} | {"errors"}
+    rooms = {one.name for one in source.iterdir() if (one / "__init__.py").is_file()} | {"errors", "text"}
     (table,) = re.findall(r"^## The rooms\n\n(.*?)\n\n", page, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == rooms
     named = {f"{room}/{module}.py" for room, module in re.findall(r"`(\w+)/(\w+)\.py`", page)}

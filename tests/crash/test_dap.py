@@ -22,11 +22,6 @@ COMMAND = [sys.executable, "-P", "-m", "holdfast", "dump", "dap"]
 _WAIT_S = 180
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return trip_program.failed(tmp_path_factory.mktemp("failed"))
-
-
 class Editor:
     """A client: debugpy's channel over an adapter's streams, and the events that came."""
 

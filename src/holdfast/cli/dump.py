@@ -24,7 +24,7 @@ from holdfast.cli.text import ago, clean, count, now, size
 from holdfast.errors import BadOption, HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.crash.summary import Line
+    from holdfast.crash.pages import Line
 
 LIST_SCHEMA = "holdfast.dump.list/1"
 SHOW_SCHEMA = "holdfast.dump.show/1"
@@ -90,14 +90,15 @@ def show(file: File | None = None, /, *, json: Json = False, session: Given) -> 
         Print JSON (schema holdfast.dump.show/1).
     """
     from holdfast.crash import open_dump
-    from holdfast.crash.summary import collect, page
+    from holdfast.crash.pages import page
+    from holdfast.crash.summary import as_json, collect
 
     with open_dump(find(session, file)) as opened:
         found = collect(opened)
-    if json:
-        session.out.json({"schema": SHOW_SCHEMA, **found})
-    else:
-        _print(session.out, page(found))
+        if json:
+            session.out.json({"schema": SHOW_SCHEMA, **as_json(found)})
+        else:
+            _print(session.out, page(found))
     return 0
 
 
@@ -117,15 +118,15 @@ def diff(old: File, new: File | None = None, /, *, exit_code: Flag = False, json
         Print JSON (schema holdfast.dump.diff/1).
     """
     from holdfast.crash import open_dump
-    from holdfast.crash.compare import compare, differs, lines
+    from holdfast.crash.pages import compare
 
     with open_dump(find(session, old)) as before, open_dump(find(session, new)) as after:
         found = compare(before, after)
     if json:
-        session.out.json({"schema": DIFF_SCHEMA, **found})
+        session.out.json({"schema": DIFF_SCHEMA, **found.as_json()})
     else:
-        _print(session.out, lines(found))
-    return DIFFERENT if exit_code and differs(found) else 0
+        _print(session.out, found.lines())
+    return DIFFERENT if exit_code and found.differs() else 0
 
 
 @dump.command
@@ -149,7 +150,7 @@ def export(
         Where to: a new file that only you can read. [default: to standard output]
     """
     from holdfast.crash import open_dump
-    from holdfast.crash.export import FORMATS
+    from holdfast.crash.pages import FORMATS
 
     chosen = format or _SUFFIXES.get(output.suffix if output is not None else "", "json")
     with open_dump(find(session, file)) as opened:

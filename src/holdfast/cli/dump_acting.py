@@ -6,10 +6,13 @@ Each calls one function of the room that does it, and says what came of it.
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +25,7 @@ from holdfast.cli.output import Output, ReaderGone
 from holdfast.cli.session import ASKS, Consent, Given, Json, Session
 from holdfast.cli.text import clean, count
 from holdfast.cli.text import size as size_text
-from holdfast.errors import BadOption, command
+from holdfast.errors import BadOption, HoldfastError, NotAStore, command
 
 REHYDRATE_SCHEMA = "holdfast.dump.rehydrate/1"
 TAKE_SCHEMA = "holdfast.dump.take/1"
@@ -161,18 +164,30 @@ def prune(
     size
         How many MiB they may take, with their cores. [default: 2048]
     """
-    from holdfast.crash import Limits, agents, folder
+    from holdfast.crash import Limits, agents
 
-    place = folder_of(session)
-    store = place.parent if session.place is None else Path(session.place)
-    needed: set[str] | None = set()
-    if (store / "store.db").is_file():
-        needed = agents.needed_dumps(store)
-    if needed is None:
-        raise BadOption(f"{store} cannot be read, so nobody knows which dumps it needs", hint="See `holdfast verify`.")
     most = Limits().kept_dumps if keep is None else keep
     most_bytes = Limits().kept_bytes if size is None else size << 20
-    return _remove(session, PRUNE_SCHEMA, folder.surplus(place, most, most_bytes, needed), consent)
+    try:
+        with _store_of(session) as stores:
+            paths = agents.removable(folder_of(session), stores, most, most_bytes)
+    except HoldfastError as error:
+        told = f"the store cannot be asked, so nobody knows which dumps it needs: {error.message}"
+        raise BadOption(told, hint=error.hint) from error
+    return _remove(session, PRUNE_SCHEMA, paths, consent)
+
+
+@contextmanager
+def _store_of(session: Session) -> Iterator[list[str]]:
+    """The place of the store that knows which dumps it needs, open; nothing where none is named, and none is here."""
+    with ExitStack() as opened:
+        try:
+            stores = [opened.enter_context(session.reading()).place]
+        except NotAStore:
+            if session.place is not None or os.environ.get("HOLDFAST_STORE"):
+                raise
+            stores = []
+        yield stores
 
 
 def _remove(session: Session, schema: str, paths: list[Path], consent: Consent) -> int:
@@ -246,9 +261,9 @@ def native(file: File | None = None, /, *, json: Json = False, session: Given) -
     json
         Print JSON (schema holdfast.dump.native/1).
     """
-    from holdfast.crash.cores import native as reading
+    from holdfast.crash.cores import native_stacks
 
-    found = reading(find(session, file))
+    found = native_stacks(find(session, file))
     if json:
         session.out.json({"schema": NATIVE_SCHEMA, **found})
     else:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from holdfast.crash import shapes, stacks, tasks
+from holdfast.crash import shapes, stacks
 
 # -- what a frame waits for and holds --------------------------------------------------------------------------------
 
@@ -298,7 +298,7 @@ def parts() -> list[tuple[str, Any]]:
     """For a dump of a program in which somebody could wait for somebody."""
     own = [thread for thread in stacks.threads() if not thread["name"].startswith("holdfast-")]
     others = [thread for thread in own if not thread["current"]]
-    return [("waiting", lambda: _record(_all_waits()))] if others or tasks.live_tasks() else []
+    return [("waiting", lambda: _record(_all_waits()))] if others or stacks.live_tasks() else []
 
 
 def find_cycles() -> list[Cycle]:
@@ -317,7 +317,7 @@ def _record(found: tuple[list[Wait], list[Wait]]) -> dict[str, Any]:
         "waits": [
             {
                 "who": wait.name, "at": wait.at, "for": wait.what, "held_at": wait.held_at, "sure": wait.sure,
-                "holders": [names.get(holder, str(holder)) if type(holder) is int else tasks.name_of(holder)
+                "holders": [names.get(holder, str(holder)) if type(holder) is int else stacks.name_of(holder)
                             for holder in wait.holders[:20]],
             }
             for waits in found
@@ -428,30 +428,30 @@ def _lock_of(value: Any) -> Any:
 
 
 def _tasks() -> list[Wait]:
-    live = tasks.live_tasks()[:_MOST]
+    live = stacks.live_tasks()[:_MOST]
     places = {id(task): task for task in live}
     waits = []
     wanted: dict[int, Any] = {}
     for task in live:
-        steps, waiter = tasks.steps_of(task)
+        steps, waiter = stacks.steps_of(task)
         if waiter is None:
             continue
-        children = tasks.field(waiter, "_children")
+        children = stacks.field(waiter, "_children")
         targets = [waiter, *(children if type(children) is list else ())]
         holders = [places[id(target)] for target in targets if id(target) in places]
         lock = _async_lock(steps)
         if lock is not None:
             wanted[id(lock)] = lock
-            waits.append(Wait(task, tasks.name_of(task), _task_place(steps), "an asyncio.Lock", id(lock)))
+            waits.append(Wait(task, stacks.name_of(task), _task_place(steps), "an asyncio.Lock", id(lock)))
         elif holders:
-            named = ", ".join(tasks.name_of(holder) for holder in holders[:5])
-            waits.append(Wait(task, tasks.name_of(task), _task_place(steps), f"task {named}", holders=holders))
+            named = ", ".join(stacks.name_of(holder) for holder in holders[:5])
+            waits.append(Wait(task, stacks.name_of(task), _task_place(steps), f"task {named}", holders=holders))
     if wanted:
         held = _held_by_tasks(live, set(wanted))
         for wait in waits:
             for holder, where, sure in held.get(wait.lock, ())[:1]:
                 wait.holders, wait.held_at, wait.sure = [holder], where, sure
-                wait.what += _held(tasks.name_of(holder), where, sure)
+                wait.what += _held(stacks.name_of(holder), where, sure)
     return waits
 
 
@@ -472,7 +472,7 @@ def _async_lock(steps: list[stacks.Step]) -> Any:
 def _held_by_tasks(live: list[Any], wanted: set[int]) -> dict[int, list[tuple[Any, str, bool]]]:
     found: dict[int, list[tuple[Any, str, bool]]] = {}
     for task in live:
-        for frame, _instruction in tasks.steps_of(task)[0][-_DEPTH:]:
+        for frame, _instruction in stacks.steps_of(task)[0][-_DEPTH:]:
             for value, line, sure in holds(frame):
                 if id(value) in wanted:
                     found.setdefault(id(value), []).append((task, _place(frame, line), sure))

@@ -20,8 +20,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from holdfast.crash import exceptions, tasks
-from holdfast.crash.limits import Limits
+from holdfast.crash import stacks
+from holdfast.crash.kinds import Limits
 from holdfast.crash.shapes import is_subtype, type_name
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Held(NamedTuple):
     at: float
     trigger: str
     why: str
-    seen: tasks.Seen
+    seen: stacks.TaskSnapshot
 
 
 class Guard:
@@ -87,7 +87,7 @@ class Guard:
         if self._places[place] > _MOST_HANDLED or len(self._places) > _MOST_PLACES:
             return
         try:
-            seen = tasks.look(task, (self._hooks.settings.limits or Limits()).look_s)
+            seen = stacks.look(task, (self._hooks.settings.limits or Limits()).look_s)
         except Exception:  # noqa: BLE001 (the dump is taken when the exception arrives, without the tasks)
             return
         self._held.append(Held(error, monotonic(), trigger, why, seen))
@@ -95,7 +95,7 @@ class Guard:
 
     def held(self, error: BaseException) -> Held | None:
         """What was seen when this exception, or one that it came from, left its task. It is held no longer."""
-        from_ = exceptions.tree(error)
+        from_ = stacks.tree(error)
         found = [held for held in self._held if any(held.error is one for one in from_)]
         self._held = [held for held in self._held if not any(held is one for one in found)]
         return found[0] if found else None
@@ -124,7 +124,7 @@ class Guard:
         self.hold(error, "task", f"uncaught {type_name(type(error))} out of an event loop")
 
     def _task_failed(self, task: Any, error: BaseException) -> None:
-        self.hold(error, "task", f"{type_name(type(error))} in task {tasks.name_of(task)} of a group", task)
+        self.hold(error, "task", f"{type_name(type(error))} in task {stacks.name_of(task)} of a group", task)
 
     def _left_process(self, process: Any, error: BaseException) -> None:
         if not self._hooks.removed and is_failure(error):
@@ -185,7 +185,7 @@ def _bootstrap(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
 def _on_task_done(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(before)
     def wrapper(group: Any, task: Any) -> Any:
-        error = tasks.field(task, "_exception")
+        error = stacks.field(task, "_exception")
         if error is not None and not getattr(group, "_aborting", False):
             guard._task_failed(task, error)  # noqa: SLF001 (of this module)
         return before(group, task)
@@ -241,7 +241,7 @@ def is_failure(error: BaseException) -> bool:
     """Whether it is one: leaving on purpose, Ctrl-C and cancelling are not, nor are groups of nothing else."""
     if is_subtype(type(error), Exception):
         return True
-    return any(is_failure(member) for member in exceptions.members_of(error))
+    return any(is_failure(member) for member in stacks.members_of(error))
 
 
 def place_of(error: BaseException, traceback: types.TracebackType | None) -> tuple[str, str, int]:

@@ -26,8 +26,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.crash import cores, fatal, folder, kinds, outside, pystacks, shared, system
-from holdfast.crash.limits import Limits
+from holdfast.crash import cores, folder, kinds, native, outside, sidecar, system
+from holdfast.crash.kinds import Limits
 from holdfast.crash.redaction import Redactor
 
 # -- how a process ended ---------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def main(arguments: list[str]) -> None:
     if child:
         os.write(1, str(child).encode())
         os._exit(0)
-    area = shared.Area(memory)
+    area = sidecar.Area(memory)
     os.close(memory)
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1) if setup["echo"] else (0, 1, 2):
@@ -157,7 +157,7 @@ def main(arguments: list[str]) -> None:
 class _Keeper:
     """One process being watched."""
 
-    def __init__(self, area: shared.Area, setup: dict[str, Any], watched: int, heard: int, text: int) -> None:
+    def __init__(self, area: sidecar.Area, setup: dict[str, Any], watched: int, heard: int, text: int) -> None:
         self.area = area
         self.setup = setup
         self.pid: int = setup["pid"]
@@ -188,7 +188,7 @@ class _Keeper:
                 with contextlib.suppress(Exception):  # a look that fails must not end the watch
                     self._sample()
             found = dict(poll.poll(pause * 1000))
-            if self.area.numbers[shared.STATE] == shared.LEAVE:
+            if self.area.numbers[sidecar.STATE] == sidecar.LEAVE:
                 return
             if self.watched in found:
                 break
@@ -205,7 +205,7 @@ class _Keeper:
                 late = time.monotonic()
                 continue
             late = time.monotonic()
-            if hang_s and self.area.numbers[shared.STATE] == shared.RUNNING:
+            if hang_s and self.area.numbers[sidecar.STATE] == sidecar.RUNNING:
                 self._look_for_hang(hang_s)
         self._after_death()
 
@@ -231,7 +231,7 @@ class _Keeper:
 
     def _look(self) -> None:
         """What will be gone with the process: kept in memory until then."""
-        found = outside.Found(why="", trigger="", pid=self.pid)
+        found = outside.Evidence(why="", trigger="", pid=self.pid)
         outside.look(found)
         if system.table(f"/proc/{self.pid}/status", ("VmRSS",)):  # else it died meanwhile: what was kept is better
             self.parts = found.parts
@@ -240,27 +240,27 @@ class _Keeper:
 
     def _collect(self) -> None:
         """Children that it forked, and that died: nobody watches those."""
-        fatal.collect(self.setup["folder"], f"by the sidecar of process {self.pid}")
+        outside.collect(self.setup["folder"], f"by the sidecar of process {self.pid}")
 
     def _answer(self) -> None:
         """The process asked for its own registers and native stacks: registers first, which take no time."""
         self.answers += 1
-        native = outside.threads_of(self.pid)
-        self._put_answer(native, whole=False)
-        found = outside.Found(why="", trigger="", native={"threads": native})
-        outside.add_pystacks(found, pystacks.of_process(self.pid))
-        self._put_answer(native, whole=True)
+        read = outside.threads_of(self.pid)
+        self._put_answer(read, whole=False)
+        found = outside.Evidence(why="", trigger="", native={"threads": read})
+        outside.add_pystacks(found, native.of_process(self.pid))
+        self._put_answer(read, whole=True)
 
-    def _put_answer(self, native: dict[str, Any], *, whole: bool) -> None:
+    def _put_answer(self, read: dict[str, Any], *, whole: bool) -> None:
         while True:
-            answer = {"number": self.answers, "whole": whole, "native": native}
-            if self.area.put(shared.ANSWER, shared.packed(answer)) or len(native["threads"]) < 2:
+            answer = {"number": self.answers, "whole": whole, "native": read}
+            if self.area.put(sidecar.ANSWER, sidecar.packed(answer)) or len(read["threads"]) < 2:
                 return
-            kept = native["threads"][: len(native["threads"]) // 2]
-            native = {**native, "threads": kept, "problem": f"only {len(kept)} threads had room"}
+            kept = read["threads"][: len(read["threads"]) // 2]
+            read = {**read, "threads": kept, "problem": f"only {len(kept)} threads had room"}
 
     def _look_for_hang(self, hang_s: float) -> None:
-        missed_s = (time.monotonic_ns() - self.area.numbers[shared.BEAT_NS]) / 1e9
+        missed_s = (time.monotonic_ns() - self.area.numbers[sidecar.BEAT_NS]) / 1e9
         if missed_s < hang_s:
             self.hung = False
         elif not self.hung and self._state() not in "TtZX":  # stopped by a person or a debugger: no hang
@@ -276,11 +276,11 @@ class _Keeper:
         found = self._found(f"no heartbeat for {missed_s:.1f} s", "hang")
         outside.look(found)
         found.native["threads"] = outside.threads_of(self.pid)
-        answer = pystacks.of_process(self.pid)
+        answer = native.of_process(self.pid)
         outside.add_pystacks(found, answer)
         if not found.threads:
             # Only now, because a signal cuts short what the process waits for in C, if only a sleep.
-            _, found.threads = fatal.parse(self._ask(), self._names())
+            _, found.threads = outside.parse(self._ask(), self._names())
             found.threads_state = [kinds.PARTIAL, f"without locals: {answer.get('problem')}"]
             found.no_locals = "only PyStack reads them from outside"
             for thread in found.threads:
@@ -293,7 +293,7 @@ class _Keeper:
         found.notes["hang"] = {
             "stacks_age_s": age,
             "missed_s": round(missed_s, 2),
-            "progress": self.area.numbers[shared.PROGRESS],
+            "progress": self.area.numbers[sidecar.PROGRESS],
             "progress_age_s": self._progress_age(),
             "still_there": self._state(),
         }
@@ -324,16 +324,16 @@ class _Keeper:
     def _after_death(self) -> None:
         died_at = time.time()
         status = self._tried(lambda: exit_status(self.pid, self.watched), None)
-        text = fatal.text_in(Path(self.setup["fatal"]))[1] if self.setup["fatal"] else ""
+        text = outside.text_in(Path(self.setup["fatal"]))[1] if self.setup["fatal"] else ""
         if text and self.setup["echo"]:
             with contextlib.suppress(OSError):
                 os.write(2, text.encode() + b"\n")
         number = status & 0x7F if status is not None else 0
-        if not text and not is_crash(status, ending=self.area.numbers[shared.STATE] == shared.ENDING):
+        if not text and not is_crash(status, ending=self.area.numbers[sidecar.STATE] == sidecar.ENDING):
             self._forget_fatal()
             self._collect()
             return
-        name = fatal.signal_of(text) or signal_name(number)
+        name = outside.signal_of(text) or signal_name(number)
         memory = self._tried(lambda: killed_for_memory(self.pid, number, self.began, self.events), [])
         evidence = self._tried(lambda: self._evidence(status, text, memory), [])
         if name in ("", "SIGKILL") and memory:
@@ -347,8 +347,8 @@ class _Keeper:
         found = self._found(why, trigger)
         age: float | None = None
         names = self._tried(self._names, [])
-        what, found.threads = self._tried(lambda: fatal.parse(text, names), ("", []))
-        found.no_locals = fatal.NO_LOCALS
+        what, found.threads = self._tried(lambda: outside.parse(text, names), ("", []))
+        found.no_locals = outside.NO_LOCALS
         if trigger != "signal":
             found.gone[kinds.NATIVE] = "of a process that is killed nothing is left, not even a core"
         if text and what:
@@ -364,10 +364,10 @@ class _Keeper:
             "core_written": bool(status is not None and status & 0x80),
             "sure": sure,
             "evidence": evidence,
-            "ending": self.area.numbers[shared.STATE] == shared.ENDING,
+            "ending": self.area.numbers[sidecar.STATE] == sidecar.ENDING,
             "at": died_at,
-            "beat_age_s": round((time.monotonic_ns() - self.area.numbers[shared.BEAT_NS]) / 1e9, 2),
-            "progress": self.area.numbers[shared.PROGRESS],
+            "beat_age_s": round((time.monotonic_ns() - self.area.numbers[sidecar.BEAT_NS]) / 1e9, 2),
+            "progress": self.area.numbers[sidecar.PROGRESS],
             "progress_age_s": self._progress_age(),
             "stacks_age_s": age,
             "text": text[:100_000],
@@ -392,9 +392,11 @@ class _Keeper:
 
     # What both have.
 
-    def _found(self, why: str, trigger: str) -> outside.Found:
+    def _found(self, why: str, trigger: str) -> outside.Evidence:
         setup = self.setup
-        found = outside.Found(why=why, trigger=trigger, pid=self.pid, program=setup["program"], python=setup["python"])
+        found = outside.Evidence(
+            why=why, trigger=trigger, pid=self.pid, program=setup["program"], python=setup["python"]
+        )
         found.library = setup["library"]
         found.began = setup["began"]
         for add in (self._add_known, self._add_told, self._add_logs, self._add_modules):
@@ -410,31 +412,31 @@ class _Keeper:
             self.failed.append(f"{type(error).__name__}: {str(error)[:200]}")
             return otherwise
 
-    def _add_known(self, found: outside.Found) -> None:
-        known = shared.unpacked(self.area.get(shared.KNOWN))
+    def _add_known(self, found: outside.Evidence) -> None:
+        known = sidecar.unpacked(self.area.get(sidecar.KNOWN))
         found.known = [item for item in known or () if isinstance(item, str)]
 
-    def _add_told(self, found: outside.Found) -> None:
-        for kind, name, data, at in shared.unpacked(self.area.get(shared.TOLD)) or ():
+    def _add_told(self, found: outside.Evidence) -> None:
+        for kind, name, data, at in sidecar.unpacked(self.area.get(sidecar.TOLD)) or ():
             found.extras.append((kind, name, {**data, "told_at": at} if isinstance(data, dict) else data))
 
-    def _add_logs(self, found: outside.Found) -> None:
-        records = [(number, shared.unpacked(packed)) for number, packed in self.area.records()]
+    def _add_logs(self, found: outside.Evidence) -> None:
+        records = [(number, sidecar.unpacked(packed)) for number, packed in self.area.records()]
         kept = [record for _number, record in records if isinstance(record, dict)]
         if kept:
             found.parts[kinds.LOGS] = {"records": kept, "left_out": records[0][0] - 1}
 
-    def _add_modules(self, found: outside.Found) -> None:
+    def _add_modules(self, found: outside.Evidence) -> None:
         shared_objects = self.parts.get(kinds.MODULES, {}).get("shared") or system.shared_objects(self.pid)
         found.parts[kinds.MODULES] = {
-            "modules": shared.unpacked(self.area.get(shared.MODULES)) or [],
+            "modules": sidecar.unpacked(self.area.get(sidecar.MODULES)) or [],
             "distributions": system.distributions(self.setup["search"]),
             "path": self.setup["search"],
             "shared": shared_objects,
         }
 
     def _names(self) -> list[Any]:
-        stacks = shared.unpacked(self.area.get(shared.STACKS))
+        stacks = sidecar.unpacked(self.area.get(sidecar.STACKS))
         return [item[:4] for item in stacks[1]] if stacks else []
 
     def _add_names(self, threads: list[dict[str, Any]]) -> None:
@@ -443,31 +445,31 @@ class _Keeper:
         for thread in threads:
             thread["name"] = names.get(thread.get("native_id")) or thread["name"]
 
-    def _stacks_shipped(self, found: outside.Found, reason: str, at: float) -> float | None:
+    def _stacks_shipped(self, found: outside.Evidence, reason: str, at: float) -> float | None:
         """The last thin stacks that the process left, when there is nothing newer, and how old they were then."""
-        stacks = shared.unpacked(self.area.get(shared.STACKS))
+        stacks = sidecar.unpacked(self.area.get(sidecar.STACKS))
         if not stacks:
             found.threads_state = [kinds.ABSENT, f"{reason}, and none were left before"]
             return None
         age: float = max(0.0, at - stacks[0])
-        for ident, name, native, main, rows, cut in stacks[1]:
+        for ident, name, native_id, main, rows, cut in stacks[1]:
             frames = [{"file": file, "line": line, "function": function} for file, line, function in reversed(rows)]
-            thread = {"id": ident, "name": name, "native_id": native, "main": main, "frames": frames}
+            thread = {"id": ident, "name": name, "native_id": native_id, "main": main, "frames": frames}
             found.threads.append({**thread, "current": False, "failing": False, "left_out": int(cut)})
         found.threads_state = [kinds.PARTIAL, f"as they were {age:.1f} s before, without locals: {reason}"]
         found.no_locals = "stacks that a process leaves beforehand have none"
         return round(age, 2)
 
     def _progress_age(self) -> float | None:
-        at = self.area.numbers[shared.PROGRESS_NS]
+        at = self.area.numbers[sidecar.PROGRESS_NS]
         return round((time.monotonic_ns() - at) / 1e9, 2) if at else None
 
-    def _redactor(self, found: outside.Found) -> Redactor:
+    def _redactor(self, found: outside.Evidence) -> Redactor:
         """It knows the secrets of the environment as it was at the start, and as it was told later."""
         environment = found.parts.get(kinds.ENVIRONMENT, {}).get("all") or dict(os.environ)
         return Redactor(environment, found.known)
 
-    def _write(self, found: outside.Found, redactor: Redactor) -> Path | None:
+    def _write(self, found: outside.Evidence, redactor: Redactor) -> Path | None:
         path = hidden = None
         try:
             path = folder.new_file(self.setup["folder"], found.pid, found.why)
@@ -498,7 +500,7 @@ class _Keeper:
             names={native: name for _ident, name, native, _main in self._tried(self._names, [])},
         )
 
-    def _tell_agents(self, found: outside.Found, path: Path, redactor: Redactor) -> None:
+    def _tell_agents(self, found: outside.Evidence, path: Path, redactor: Redactor) -> None:
         """Let the history of each agent name the dump."""
         stands = [data for kind, _name, data in found.extras if kind == kinds.AGENT and isinstance(data, dict)]
         if stands:

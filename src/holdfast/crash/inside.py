@@ -8,10 +8,12 @@ the process is as it was, but for time and one file.
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -19,24 +21,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from holdfast.crash import (
-    agents,
-    deadlocks,
-    exceptions,
-    folder,
-    kinds,
-    logs,
-    memory,
-    secrets,
-    shapes,
-    stacks,
-    system,
-    tasks,
-)
-from holdfast.crash.builder import Builder, PartFailed
-from holdfast.crash.exceptions import traceback_of
-from holdfast.crash.limits import Limits
+from holdfast.crash import agents, deadlocks, folder, kinds, memory, redaction, shapes, stacks, system
+from holdfast.crash.dumpfile import Builder, PartFailed, in_time
+from holdfast.crash.kinds import Limits
 from holdfast.crash.redaction import Redactor
+from holdfast.crash.stacks import traceback_of
 from holdfast.crash.walk import Walker
 from holdfast.errors import DumpFailed
 
@@ -95,7 +84,7 @@ def capture(
     trigger: str = "asked",
     limits: Limits | None = None,
     thread: int | None = None,
-    seen: tasks.Seen | None = None,
+    seen: stacks.TaskSnapshot | None = None,
 ) -> Path:
     """Write a dump of this process and return its path. Works in a healthy process and in one that is failing.
 
@@ -127,7 +116,7 @@ class _Capture(Builder):
     """One capture in progress."""
 
     def __init__(
-        self, path: Path, limits: Limits, began: float, thread: int | None, seen: tasks.Seen | None = None
+        self, path: Path, limits: Limits, began: float, thread: int | None, seen: stacks.TaskSnapshot | None = None
     ) -> None:
         redactor = Redactor(dict(os.environ)) if seen is None else seen.redactor
         for arguments in (sys.argv, sys.orig_argv):
@@ -157,14 +146,14 @@ class _Capture(Builder):
         try:
             steps = self._failing(error, traceback, frame)
             every = self._marked(stacks.threads())
-            chain = exceptions.tree(error) if error is not None else []
+            chain = stacks.tree(error) if error is not None else []
             began = [stacks.steps_of_traceback(traceback_of(one)) for one in chain[1:]]
             others = [stacks.steps_of_frame(thread["frame"]) for thread in every[:50]]
-            waiting = [tasks.steps_of(task)[0] for task in tasks.live_tasks()[:200]]
+            waiting = [stacks.steps_of(task)[0] for task in stacks.live_tasks()[:200]]
             self.part("", lambda: self._learn([steps, *began, *others, *waiting]), write=False)
             self._head(why, trigger, error is not None)
             if chain:
-                self.part(kinds.EXCEPTION, lambda: exceptions.record(chain, self.frames, self.limits))
+                self.part(kinds.EXCEPTION, lambda: stacks.record(chain, self.frames, self.limits))
             # A failing thread is one stack of many frames; where a chain began must not find everything used up.
             give_back = self.walker.set_aside(_FOR_CHAIN if len(chain) > 1 else 0.0)
             self.part(kinds.STACK, lambda: self._stack(every, steps, error), write=False)
@@ -173,7 +162,7 @@ class _Capture(Builder):
                 self.part(kinds.EXCEPTION, lambda: self._chain(chain), write=False)
             self._extras(kinds.AGENT)
             self._sources()
-            self.part(kinds.LOGS, lambda: logs.kept(self.limits.log_records))
+            self.part(kinds.LOGS, lambda: kept(self.limits.log_records))
             self.part(kinds.STACK, lambda: self._others(every), write=False)
             self.part(kinds.TASKS, self._tasks, write=False)
             self._cuts()
@@ -222,11 +211,11 @@ class _Capture(Builder):
 
     def _chain(self, chain: list[BaseException]) -> None:
         """Frames of the exceptions once more, now with values: with ``raise ... from``, what really failed is there."""
-        for number in exceptions.by_worth(chain):
+        for number in stacks.by_worth(chain):
             if self.walker.exhausted():
                 self.parts[kinds.EXCEPTION] = [kinds.PARTIAL, "locals of some exceptions: no time or room left"]
                 break
-            records, _left_out, kept = exceptions.stack_of(chain[number], self.frames)
+            records, _left_out, kept = stacks.stack_of(chain[number], self.frames)
             if records:
                 self.frames.add_locals(records, kept, self.walker, items=self.limits.items, part=0.3)
                 if not self.writer.add(kinds.EXCEPTION, {"of": number, "frames": records}):
@@ -277,10 +266,10 @@ class _Capture(Builder):
             for file, lines in self.seen.files.items():
                 self.frames.files.setdefault(file, []).extend(lines)
         else:
-            live = tasks.live_tasks()
-            records, kept = tasks.records(live[: self.limits.tasks], self.frames)
+            live = stacks.live_tasks()
+            records, kept = stacks.records(live[: self.limits.tasks], self.frames)
             more = len(live) - len(records)
-            tasks.add_locals(records, kept, self.frames, self.walker, self.limits)
+            stacks.add_locals(records, kept, self.frames, self.walker, self.limits)
         for first in range(0, len(records), 100):
             if not self.writer.add(kinds.TASKS, {"first": first, "tasks": records[first : first + 100]}):
                 self.parts[kinds.TASKS] = [kinds.PARTIAL, "no room left in the file"]
@@ -309,27 +298,7 @@ class _Capture(Builder):
             self.part(kind, partial(self._extra, name, give))
 
     def _extra(self, name: str, give: Part) -> dict[str, Any]:
-        return {"name": name, "data": self._bounded(give)}
-
-    def _bounded(self, give: Part) -> Any:
-        """Run code of another room in a thread, and wait for it only so long."""
-        answer: list[Any] = []
-
-        def work() -> None:
-            try:
-                answer.append((True, give()))
-            except BaseException as error:  # noqa: BLE001 (whatever it was is the answer)
-                answer.append((False, f"{type(error).__name__} while it was collected"))
-
-        thread = threading.Thread(target=work, name="holdfast-dump-part", daemon=True)
-        thread.start()
-        thread.join(max(0.05, min(self.limits.part_s, self.until - monotonic())))
-        if not answer:
-            raise PartFailed(f"no answer in {self.limits.part_s} s")
-        good, value = answer[0]
-        if not good:
-            raise PartFailed(value)
-        return value
+        return {"name": name, "data": in_time(give, max(0.05, min(self.limits.part_s, self.until - monotonic())))}
 
     def _emit(self, first: int, names: list[str], shapes: list[Any], nodes: list[Any]) -> bool:
         if self.writer.size > self.limits.file_bytes - _RESERVE_BYTES:
@@ -339,7 +308,7 @@ class _Capture(Builder):
 
     def _learn(self, found: list[list[stacks.Step]]) -> None:
         """Learn what stands under secret names anywhere, before anything that may repeat it is written."""
-        look = secrets.Look(self.redactor, self.limits.objects, self.began + self.limits.deadline_s * _LOOK_PART)
+        look = redaction.Look(self.redactor, self.limits.objects, self.began + self.limits.deadline_s * _LOOK_PART)
         for frame in [frame for steps in found for frame, _ in reversed(steps[-200:])][:_LOOK_FRAMES]:
             look.frame(frame, with_globals=self.frames.is_mine(shapes.exact_text(frame.f_code.co_filename, 4096)))
         for sections in agents.values():
@@ -373,3 +342,74 @@ def _collector_off() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
+
+
+# -- the last log records ---------------------------------------------------------------------------------------------
+
+
+_TEXT_CHARS = 8_192
+
+
+class Ring:
+    """The newest records as plain data. No lock: a deque's append is atomic, and a crash in it must not deadlock."""
+
+    def __init__(self, records: int = 500) -> None:
+        self.kept: deque[dict[str, Any]] = deque(maxlen=records)
+        self.seen = 0
+        self.ship: Callable[[dict[str, Any]], None] | None = None  # where a copy goes that outlives the process
+        self.before: Callable[..., logging.LogRecord] = logging.getLogRecordFactory()
+
+    def make(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        """The factory of records, which is called for each that is going to be logged."""
+        record = self.before(*args, **kwargs)
+        if _rings and _rings[0] is self:  # a factory that was put over this one may outlive it
+            self.emit(record)
+        return record
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            text = record.getMessage()
+        except Exception:  # noqa: BLE001 (arguments of any class are formatted)
+            text = str(record.msg) if type(record.msg) is str else "a record that could not be formatted"
+        self.seen += 1
+        entry: dict[str, Any] = {
+            "at": record.created,
+            "level": str(record.levelname)[:40],
+            "logger": str(record.name)[:400],
+            "text": text[:_TEXT_CHARS],
+            "file": str(record.pathname)[:4096],
+            "line": record.lineno,
+            "thread": str(record.threadName)[:400],
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            entry["exception"] = record.exc_info[0].__name__
+        self.kept.append(entry)
+        if self.ship is not None:
+            self.ship(entry)
+
+
+_rings: list[Ring] = []
+
+
+def keep(records: int = 500) -> Ring:
+    """Begin to keep the records of all loggers. Once for a process."""
+    if not _rings:
+        ring = Ring(records)
+        _rings.append(ring)
+        logging.setLogRecordFactory(ring.make)
+    return _rings[0]
+
+
+def stop() -> None:
+    while _rings:
+        ring = _rings.pop()
+        if logging.getLogRecordFactory() == ring.make:
+            logging.setLogRecordFactory(ring.before)
+
+
+def kept(most: int) -> dict[str, Any] | None:
+    """The newest records, oldest first; None when nobody keeps any."""
+    if not _rings:
+        return None
+    records = list(_rings[0].kept)[-most:]
+    return {"records": records, "left_out": _rings[0].seen - len(records)}
