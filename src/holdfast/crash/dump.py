@@ -108,6 +108,7 @@ class Dump:
 
     @property
     def at(self) -> float:
+        """When it was taken, in seconds since 1970."""
         return self.about.at
 
     @cached_property
@@ -208,6 +209,7 @@ class Dump:
 
     @property
     def log_records(self) -> tuple[LogRecord, ...]:
+        """As ``logs``, typed."""
         return read_all(LogRecord, self.logs)
 
     @cached_property
@@ -230,15 +232,18 @@ class Dump:
 
     @property
     def death(self) -> Death | None:
+        """How the process ended, where somebody outside saw it."""
         told = self.extras(kinds.NOTE).get("death")
         return read(Death, told) if isinstance(told, dict) else None
 
     @property
     def waiting(self) -> list[Waiting]:
+        """Who waits for whom, and for what."""
         return [read(Waiting, data) for data in self.extras(kinds.LOCKS).values()]
 
     @property
     def native(self) -> dict[str, Native]:
+        """Stacks and registers below Python, by the part that has them."""
         return {name: read(Native, data) for name, data in self.extras(kinds.NATIVE).items()}
 
     def part(self, kind: str) -> dict[str, Any]:
