@@ -9,6 +9,7 @@ import pytest
 import holdfast
 from holdfast.store.changes import Said
 from holdfast.store.cipher import PLAIN
+from holdfast.store.tables import TABLES
 from tests.agent import damage
 
 
@@ -61,3 +62,22 @@ def test_an_ancestor_that_is_none_is_not_kept_by_a_repair(store_path, which):
         assert not store.verify().ok
     report = holdfast.repair(store_path)
     assert not [text for text in report.problems if text.startswith("in the new store")]
+
+
+@pytest.mark.parametrize("record", [10**6, "one without a place"])
+def test_a_checkpoint_whose_row_names_a_record_that_is_not_there_stays_what_it_is(store_path, record):
+    with damage.opened(store_path, readonly=False) as store:
+        agent = store.agent("a")
+        first = agent.checkpoint("first")
+        damage.write(agent, (1, b"one"), (0, b"two"))
+        agent.checkpoint("second")
+    ((n, *row),) = damage.rows(store_path, "SELECT * FROM loose ORDER BY n LIMIT 1")
+    line = record
+    if isinstance(record, str):
+        ((line, prev, back, _, *more, _),) = damage.rows(store_path, "SELECT * FROM record ORDER BY r LIMIT 1")
+        damage.put(store_path, "record", PLAIN.stored("record", line, prev, back, 0, *more))
+    row[TABLES["loose"].names.index("line") - 1] = line
+    damage.put(store_path, "loose", PLAIN.stored("loose", n, *row[:-1]))
+    report = holdfast.repair(store_path)
+    assert not [text for text in report.problems if text.startswith("in the new store")]
+    assert first.id not in {one.id for agent in report.agents for one in agent.lost_checkpoints}

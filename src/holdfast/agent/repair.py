@@ -496,6 +496,9 @@ class _Mending:
             end = self._lines.end(row.line) or BEGINNING
             parent = self._renewed.get(known.parent, known.parent)
             if (end.position, parent) == (known.effects, known.parent):
+                if row.line != end.line:  # it speaks of no records, and its row of one that is not there
+                    found.rows[n] = row._replace(line=end.line)
+                    self.db.change(partial(Change.set_row, row=row, new=found.rows[n]))
                 continue
             point = self.view.point(n)
             raw = point.manifest._replace(parent=parent, effects=end.position).encode()

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
-from holdfast.agent import history, watchers
+from holdfast.agent import history, pointers, watchers
 from holdfast.agent.agent import Agent
 from holdfast.agent.background import Policies, Tending
 from holdfast.agent.checkpoint import Checkpoint, table
@@ -29,7 +29,6 @@ from holdfast.codec.document import Document
 from holdfast.codec.state import Reader, State
 from holdfast.codec.types import REGISTRY, Registry
 from holdfast.errors import (
-    BadName,
     BadOption,
     Damaged,
     DiskFull,
@@ -48,7 +47,7 @@ from holdfast.store.database import MOVED, OBJECTS, Database, is_url, open_datab
 from holdfast.store.engine import Lease, Refused
 from holdfast.store.files import unavailable
 from holdfast.store.keys import Key, find_secret
-from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point, Tag
+from holdfast.store.rows import BEGINNING, Body, Branch, Counted, End, Point
 from holdfast.store.rows import Agent as AgentRow
 from holdfast.store.tables import FORMAT_VERSION
 
@@ -418,34 +417,7 @@ class Store:
         self.flush()
         source = self._agent_row(name)
 
-        def copy(change: Change) -> None:
-            if change.agent(new) is not None:
-                raise BadName(f"there is an agent {new!r} already", hint="Choose another name.")
-            now = now_us()
-            graph = Graph(change, change.agent_at(source.a))
-            left = [change.point(n).id for n in graph.left]
-            origins = [[source.uuid, now, source.a], *source.body.get("origins", ())]
-            about = {"created": now, "of": source.uuid, "origins": origins}
-            made = change.add_agent(new, uuid.uuid4().bytes, about)
-            change.say(made.a, {"what": "clone", "name": new, "of": source.name, "left": left})
-            for branch in graph.branches:
-                point = change.point(branch.head) if branch.head else None
-                body = {key: value for key, value in branch.body.items() if key not in {"arriving", "own", "fork"}}
-                # What the head speaks of, and not what its writer did since. But whoever looks up checkpoints by keys
-                # goes on inside of a step, in the copy as well: what that has done must not be done again.
-                keyed = point is not None and point.row.key
-                end = branch.end if keyed else self._inherited(change, branch.b, point)
-                copied = [branch.b, *branch.body.get("origins", ())]
-                body |= {"created": now, "from": branch.id, "start": end.records, "origins": copied}
-                change.add_branch(made.a, branch.name, uuid.uuid4().bytes, body, point, end)
-            for tag in change.tags(source.a):
-                change.set_tag(tag._replace(a=made.a))
-                change.say(made.a, {"what": "tag", "name": tag.name, "at": tag.id})
-            for n, judged in change.validities(source.a).items():
-                change.set_validity(made.a, n, judged)
-                change.say(made.a, {"what": "validity", **judged, "at": change.point(n).id})
-
-        self._db.change(copy)
+        self._db.change(lambda change: pointers.copy(change, source, new, self._inherited))
 
     def remove(self, name: str, *, dry_run: bool = False, with_copies: bool = False) -> Removal:
         """Remove an agent with its whole history, and free the space that nothing else needs.
@@ -583,17 +555,7 @@ class Store:
         lost: Sequence[NewRecord] = (),
     ) -> Branch:
         """As ``_add_branch``, as a part of a transaction."""
-        check_name(new, "a branch", but="@")
-        body = {"created": now_us(), "from": target.id if target is not None else b"", **(more or {})}
-        self._check_free(change, agent, new)
-        point = change.find(target.id) if target is not None else None
-        if target is not None and point is None:
-            raise Refused("the checkpoint was forgotten meanwhile")
-        b = point.row.b if point is not None else 0
-        inherits = end if end is not None else self._inherited(change, b, point)
-        about = {**body, "start": inherits.records}
-        inherits = change.put_records(0, inherits, lost)
-        return change.add_branch(agent.a, new, uuid.uuid4().bytes, about, point, inherits)
+        return pointers.put_branch(change, agent, new, target, more or {}, self._inherited, end=end, lost=lost)
 
     def _inherited(self, view: View, b: int, point: Point | None) -> End:  # noqa: ARG002 - for the room above
         """The records that begin the line of what begins at a checkpoint of branch ``b``: those that it knows."""
@@ -605,28 +567,12 @@ class Store:
         self._set_tag(row, tag, target)
 
     def _set_tag(self, agent: AgentRow, tag: str, target: Point) -> None:
-        check_new(tag, "a tag")
-
-        def put(change: Change) -> None:
-            if change.branch(agent.a, tag) is not None:
-                raise BadName(f"{tag!r} is a branch of this agent", hint="A tag needs another name.")
-            point = history.current(change, target)
-            change.set_tag(Tag(agent.a, tag, point.n, point.id, {}))
-            change.say(agent.a, {"what": "tag", "name": tag, "at": point.id})
-
-        self._db.change(put)
+        self._db.change(lambda change: pointers.set_tag(change, agent, tag, target))
 
     def untag(self, name: str, tag: str) -> None:
         """Remove a tag."""
         row = self._agent_row(name)
-
-        def drop(change: Change) -> None:
-            if change.tag(row.a, tag) is None:
-                raise UnknownRevision(f"agent {name!r} has no tag {tag!r}")
-            change.drop_tag(row.a, tag)
-            change.say(row.a, {"what": "untag", "name": tag})
-
-        self._db.change(drop)
+        self._db.change(lambda change: pointers.drop_tag(change, row, tag))
 
     def mark(
         self,
@@ -642,20 +588,7 @@ class Store:
         self._set_validity(row, target, validity, reason)
 
     def _set_validity(self, agent: AgentRow, target: Point, validity: str, reason: str) -> None:
-        if validity not in {"good", "suspect", "corrupt"}:
-            raise BadOption(f"validity {validity!r}", hint="Use good, suspect or corrupt.")
-        body = None if validity == "good" else {"validity": validity, "reason": reason, "at": now_us()}
-
-        def judge(change: Change) -> None:
-            point = history.current(change, target)
-            change.set_validity(agent.a, point.n, body)
-            change.say(agent.a, {"what": "validity", "at": point.id, "validity": validity, "reason": reason})
-
-        self._db.change(judge)
-
-    def _check_free(self, change: Change, agent: AgentRow, name: str) -> None:
-        if change.branch(agent.a, name) is not None or change.tag(agent.a, name) is not None:
-            raise BadName(f"{name!r} is already a branch or tag of this agent", hint="Choose another name.")
+        self._db.change(lambda change: pointers.judge(change, agent, target, validity, reason))
 
     def _target(self, name: str, at: str | Checkpoint | None, branch: str) -> tuple[AgentRow, Point]:
         self._check_writable()
