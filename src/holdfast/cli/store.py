@@ -16,7 +16,7 @@ from rich.text import Text
 import holdfast
 from holdfast import Policy, RepairReport, RestoreReport, RetentionReport, Store, VerifyReport
 from holdfast.cli.exits import DAMAGED, FAILED
-from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_has_a_key
+from holdfast.cli.keys import ASKED, KeySource, environment_has_a_key
 from holdfast.cli.output import Output
 from holdfast.cli.session import ASKS, SHOWN, Agents, Consent, Flag, Given, Json, Session, bars, option, shown
 from holdfast.cli.text import clean, count, size
@@ -48,9 +48,7 @@ def init(
     *,
     objects: Objects = None,
     encrypt: Flag = False,
-    key_file: KeyFile = None,
-    key_env: KeyEnv = None,
-    key_command: KeyCommand = None,
+    source: KeySource = ASKED,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -63,18 +61,17 @@ def init(
     encrypt
         Encrypt it: with the key of $HOLDFAST_KEY, _FILE or _COMMAND, or with a passphrase that is asked for.
     """
-    given = any(value is not None for value in (key_file, key_env, key_command))
-    if given and not encrypt:
+    if source.named and not encrypt:
         raise BadOption("a key was named without --encrypt", hint="holdfast init PLACE --encrypt --key-file FILE")
     if not encrypt and environment_has_a_key():
         raise BadOption(
             "a key is set in the environment, but --encrypt was not given",
             hint="Add --encrypt, or unset HOLDFAST_KEY, HOLDFAST_KEY_FILE and HOLDFAST_KEY_COMMAND.",
         )
-    asking = given or not environment_has_a_key()
 
     def key() -> str | holdfast.keys.Secret | None:
-        return chosen(key_file, key_env, key_command, "Passphrase of the new store") if asking else None
+        asks = source.named or not environment_has_a_key()
+        return source.chosen("Passphrase of the new store") if asks else None
 
     where = place if place is not None else session.place
     made = holdfast.keys.init(where, key if encrypt else False, objects=objects)
