@@ -1,7 +1,7 @@
 """``holdfast run``: a script, a durable function, or every run whose time has come; ``worker``; and ``demo``.
 
 Owns which function is executed for whom, and what is said about its end. The programs are those that a person names; a
-store only says which of their functions to go on with.
+store only says which of their functions to resume.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def run(
     limit
         Tell a run that begins now to stop after so many seconds, wherever it is executed then.
     due
-        Go on with every run whose time or signal has come, as far as it gets without waiting.
+        Resume every run whose time or signal has come, as far as it gets without waiting.
     no_dumps
         Do not watch the program: when it crashes, it leaves no dump.
     json

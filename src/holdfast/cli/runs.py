@@ -162,7 +162,7 @@ def adopt(agent: OnBranch, /, *more: str, json: Json = False, session: Given) ->
     """Let unfinished runs that came from elsewhere, or with a branch, be due here when their time or signal comes.
 
     What a backup, a push, an import, a copy or a branch brings is left alone by `holdfast run --due`, so that a copy
-    never acts. Adopt it where it is to go on, and nowhere else.
+    never acts. Adopt it where it is to be resumed, and nowhere else.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ def adopt(agent: OnBranch, /, *more: str, json: Json = False, session: Given) ->
             return session.json("runs.adopt", runs=[run_json(info) for info in found])
         for info in found:
             session.out.say(Text(whose(info), style="bold cyan"), f"  {clean(info.function)}  ", info.status)
-        session.out.say(f"{count(len(found), 'unfinished run')} can go on here: holdfast run --due PROGRAM")
+        session.out.say(f"{count(len(found), 'unfinished run')} can be resumed here: holdfast run --due PROGRAM")
     return 0
 
 
@@ -196,7 +196,7 @@ def fork(
     """Execute a run once more from a position on, on a new branch. The run itself stays what it is.
 
     Calls before the position are answered from the record; from there on they are made, so what the run did since may
-    happen again. Shows that first, then asks. Nothing is executed: `holdfast worker` goes on with the new run, or
+    happen again. Shows that first, then asks. Nothing is executed: `holdfast worker` resumes the new run, or
     `holdfast run`. Works while another process executes the run.
 
     Parameters
@@ -229,7 +229,7 @@ def fork(
         elif info is not None:
             session.out.say(
                 Text("Done. ", style="bold green"), f"Run {clean(info.id)} of ",
-                Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` goes on with it.",
+                Text(whose(info), style="bold cyan"), f" is {info.status}: `holdfast worker PROGRAM` resumes it.",
             )  # fmt: skip
     return consent.code(done=done)
 

@@ -79,7 +79,7 @@ def init(
         return session.json("init", store=made, encrypted=encrypt)
     session.out.say(f"Made {'an encrypted' if encrypt else 'a'} store at {clean(made)}.")
     if encrypt:
-        session.out.say("Whoever loses every key loses the store: keep a copy of the key.")
+        session.out.say("If every key is lost, so is the store: keep a copy of the key.")
     return 0
 
 
@@ -157,7 +157,7 @@ def _print_verified(out: Output, report: VerifyReport) -> None:
     if report.affected:
         others = "" if report.unreachable else "; the others are proven"
         out.say(f"{count(len(report.affected), 'checkpoint')} cannot be trusted{others}.")
-    out.say('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')
+    out.say('store.agent("NAME", recover=True) continues from the newest valid checkpoint of a damaged agent.')
     out.say(_SAVE)
 
 
@@ -274,7 +274,7 @@ def _print_repaired(out: Output, report: RepairReport) -> None:
         _list(out, "  Lost:", [*agent.lost, *lost], indent="    ")
     if many:
         out.say(f"{sum(agent.whole for agent in report.agents):,} of {count(len(report.agents), 'agent')} are whole.")
-    _list(out, "Gone without a trace of whose it was:", report.missing)
+    _list(out, "Lost, and nobody knows whose it was:", report.missing)
     if report.older:
         out.say(
             Text("This is an older copy of the store than the one that was last used here. ", style="bold red"),
