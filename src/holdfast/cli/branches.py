@@ -5,7 +5,7 @@ Nothing here deletes a checkpoint: what a branch leaves behind stays in the hist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -39,7 +39,7 @@ from holdfast.cli.session import (
     writer,
 )
 from holdfast.cli.text import ago, clean, count, now
-from holdfast.cli.values import change_json, change_lines
+from holdfast.cli.values import change_json, change_lines, named
 from holdfast.errors import BadOption, RollbackBlocked, command
 
 _WAY_OUT = (
@@ -62,17 +62,18 @@ class _Kind:
     key: str  # of the checkpoint, in JSON
     columns: tuple[str, ...]
     style: str
+    verb: str
 
     def named(self, store: Store, agent: str) -> dict[str, Checkpoint | None]:
         """All of an agent."""
         handle = reader(store, agent)
-        if self.word == "tag":
+        if self is _TAG:
             return dict(handle.tags())
         return {branch: reader(store, agent, branch).head for branch in handle.branches()}
 
 
-_BRANCH = _Kind("branch", "branches", "head", ("head", "depth", "updated", "label"), "bold cyan")
-_TAG = _Kind("tag", "tags", "checkpoint", ("checkpoint", "depth", "made", "label"), "bold magenta")
+_BRANCH = _Kind("branch", "branches", "head", ("head", "depth", "updated", "label"), "bold cyan", "starts at")
+_TAG = _Kind("tag", "tags", "checkpoint", ("checkpoint", "depth", "made", "label"), "bold magenta", "names")
 
 
 def branch(
@@ -102,7 +103,7 @@ def branch(
         if at is not None:
             raise BadOption("--at needs the new branch's name", hint="holdfast branch NAME NEW --at REV")
         return _list(session, _BRANCH, agent, limit, json=json)
-    return _set(session, _BRANCH, agent, new, at, Store.branch, "starts at", json=json)
+    return _set(session, _BRANCH, agent, new, at, json=json)
 
 
 def tag(
@@ -136,7 +137,7 @@ def tag(
             raise BadOption("--delete and --at need a tag's name", hint="holdfast tag NAME TAG")
         return _list(session, _TAG, agent, limit, json=json)
     if not delete:
-        return _set(session, _TAG, agent, tag, at, Store.tag, "names", json=json)
+        return _set(session, _TAG, agent, tag, at, json=json)
     if at is not None:
         raise BadOption("--delete and --at exclude each other", hint="A tag is removed wherever it is.")
     with session.writing() as store:
@@ -145,41 +146,28 @@ def tag(
         store.untag(name, tag)
         if json:
             return session.json("tag", agent=name, tag=tag, checkpoint=None)
-        named = Text(clean(tag), style=_TAG.style)
         if before is not None:
-            session.out.say("Tag ", named, f" of {clean(name)} is gone. It named ", *_told(before), ".")
+            title = Text(clean(tag), style=_TAG.style)
+            session.out.say("Tag ", title, f" of {clean(name)} is gone. It named ", named(before), ".")
     return 0
 
 
-def _set(
-    session: Session,
-    kind: _Kind,
-    agent: str,
-    ref: str,
-    at: str | None,
-    do: Callable[[Store, str, str, str | None], Any],
-    verb: str,
-    *,
-    json: bool,
-) -> int:
+def _set(session: Session, kind: _Kind, agent: str, ref: str, at: str | None, *, json: bool) -> int:
     """Give a checkpoint a name. The revision may come with the agent's name or by ``--at``, not both."""
     with session.writing() as store:
         name, revision = store.resolve(agent)
         if revision and at is not None:
             raise BadOption(f"two revisions: @{revision} and --at {at}", hint="Give one of them.")
-        do(store, name, ref, at if at is not None else revision or None)
+        do = store.branch if kind is _BRANCH else store.tag
+        do(name, ref, at if at is not None else revision or None)
         point = kind.named(store, name)[ref]
         if json:
             about = {kind.word: ref, kind.key: point.to_json() if point else None}
             return session.json(kind.word, agent=name, **about)
-        named = Text(clean(ref), style=kind.style)
-        where = _told(point) if point is not None else ("nothing yet",)
-        session.out.say(f"{kind.word.capitalize()} ", named, f" of {clean(name)} {verb} ", *where, ".")
+        where = named(point) if point is not None else "nothing yet"
+        title = Text(clean(ref), style=kind.style)
+        session.out.say(f"{kind.word.capitalize()} ", title, f" of {clean(name)} {kind.verb} ", where, ".")
     return 0
-
-
-def _told(checkpoint: Checkpoint) -> tuple[Text, str]:
-    return Text(checkpoint.short_id, style="yellow"), f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip()
 
 
 def _list(session: Session, kind: _Kind, text: str | None, limit: int | None, *, json: bool) -> int:
@@ -242,7 +230,7 @@ def undo(agent: OnBranch, /, *, redo: Flag = False, wait: Wait = 0.0, json: Json
             said = [change_json(change) for change in changes]
             return session.json("undo", agent=name, branch=branch, **points, changes=said)
         session.out.say(
-            Text("Done again: " if redo else "Undone: ", style="bold green"), *_told(target),
+            Text("Done again: " if redo else "Undone: ", style="bold green"), named(target),
             f", in the new checkpoint #{made.depth} ", Text(made.short_id, style="yellow"), ".",
         )  # fmt: skip
         for line in change_lines(changes):
@@ -315,9 +303,11 @@ def _handle(
 def _show(out: Output, handle: Agent, plan: RollbackPlan, changes: Sequence[Change]) -> None:
     target = plan.target
     out.say(
-        Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"), " goes back to ",
-        Text(target.short_id, style="yellow"), f" #{target.depth} {clean(target.label)} ({ago(target.time, now())}).",
-    )  # fmt: skip
+        Text(f"{clean(handle.name)}@{clean(handle.branch_name)}", style="bold cyan"),
+        " goes back to ",
+        named(target),
+        f" ({ago(target.time, now())}).",
+    )
     if plan.abandons:
         out.say(f"{count(len(plan.abandons), 'checkpoint')} will be left behind, not deleted:")
         for checkpoint in plan.abandons[:_SHOWN]:
@@ -359,10 +349,7 @@ def _show_effects(out: Output, handle: Agent, plan: RollbackPlan) -> None:
     if plan.harmless:
         out.note(f"{count(len(plan.harmless), 'call')} changed nothing outside.")
     for name, checkpoint in plan.children:
-        out.say(
-            "Child ", Text(clean(name), style="bold cyan"), " goes back to ", Text(checkpoint.short_id, style="yellow"),
-            f" #{checkpoint.depth} {clean(checkpoint.label)}".rstrip(), ".",
-        )  # fmt: skip
+        out.say("Child ", Text(clean(name), style="bold cyan"), " goes back to ", named(checkpoint), ".")
 
 
 def _done(out: Output, handle: Agent, head: Checkpoint, plan: RollbackPlan) -> None:

@@ -1,7 +1,7 @@
 """``holdfast run``: a script, a durable function, or every run whose time has come; ``worker``; and ``demo``.
 
 Owns which function is executed for whom, and what is said about its end. The programs are those that a person names; a
-store only says which of their functions to go on with.
+store only says which of their functions to resume.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, redirect_stdout
+from contextlib import closing, contextmanager, nullcontext, redirect_stdout
 from json import dumps
 from pathlib import Path
 from types import FrameType
@@ -28,10 +28,10 @@ from holdfast import Agent, RunInfo, Store
 from holdfast.cli.complete import agents
 from holdfast.cli.exits import ATTENTION, DAMAGED, FAILED, RAISED, exit_code
 from holdfast.cli.programs import existing, function_of, given_json, load, run_file, show_ended, show_raised, waits
-from holdfast.cli.runs import run_json, style_of, whose
+from holdfast.cli.runs import run_json, style_of
 from holdfast.cli.session import Flag, Given, Json, Session, Types, absolute, on_branch
 from holdfast.cli.text import clean, count
-from holdfast.cli.values import text_of
+from holdfast.cli.values import text_of, whose
 from holdfast.errors import AgentBusy, BadOption, Cancelled, HoldfastError, UnknownAgent, Waiting
 from holdfast.run import DURABLES, Options, Worked, Worker, configured, known, told
 
@@ -87,7 +87,7 @@ def run(
     limit
         Tell a run that begins now to stop after so many seconds, wherever it is executed then.
     due
-        Go on with every run whose time or signal has come, as far as it gets without waiting.
+        Resume every run whose time or signal has come, as far as it gets without waiting.
     no_dumps
         Do not watch the program: when it crashes, it leaves no dump.
     json
@@ -116,7 +116,7 @@ def run(
     given = _arguments(args)
     with watched(session, wanted=not no_dumps) as failed, foreign_code(json=json, failed=failed):
         function = function_of(program)
-        with working_store(session, types) as store:
+        with session.working(types) as store:
             options = Options(id=id, wait=not no_wait, change=change, again=again, limit_s=limit)
             info, result = _execute(store, function, agent, given, options)
             data = run_json(info)
@@ -209,7 +209,7 @@ def watched(session: Session, *, wanted: bool) -> Iterator[Failed]:
 def foreign_code(*, json: bool = False, failed: Failed | None = None) -> Iterator[None]:
     """Inside, code of others runs: what it raises is shown as Python does, what it prints does not spoil the JSON."""
     try:
-        with redirect_stdout(sys.stderr) if json else _nothing():
+        with redirect_stdout(sys.stderr) if json else nullcontext():
             yield
     except HoldfastError as error:
         if failed is not None:
@@ -222,11 +222,6 @@ def foreign_code(*, json: bool = False, failed: Failed | None = None) -> Iterato
         raise SystemExit(RAISED) from None
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
 # -- a durable function -------------------------------------------------------------------------------------------
 
 
@@ -237,13 +232,6 @@ def _arguments(text: str | None) -> tuple[list[Any], dict[str, Any]]:
     if isinstance(given, dict):
         return [], given
     raise BadOption("--args is neither an array nor an object", hint="One argument: --args '[\"Lisbon\"]'.")
-
-
-@contextmanager
-def working_store(session: Session, types: Sequence[str]) -> Iterator[Store]:
-    """Not inert: what is stored is to be worked with, by a program that was named."""
-    with holdfast.open(session.place, types=tuple(types)) as store:
-        yield store
 
 
 def _execute(
@@ -308,7 +296,7 @@ def _due(session: Session, programs: Sequence[str], types: Sequence[str], *, jso
     code = 0
     with foreign_code(json=json):
         load(programs)
-        with working_store(session, types) as store:
+        with session.working(types) as store:
             for info in store.due():
                 if info.status == "running":  # the process that executes it goes on by itself
                     continue
@@ -436,7 +424,7 @@ def worker(
 
     with watched(session, wanted=not no_dumps), foreign_code(json=json):
         load(programs)
-        with working_store(session, types) as store:
+        with session.working(types) as store:
             working = Worker(store, concurrency=concurrency, tell=tell, alone=None if only is not None else alone)
             if only is not None:
                 working.one(*only)

@@ -37,7 +37,7 @@ from holdfast.cli.session import (
     writer,
 )
 from holdfast.cli.text import ago, clean, count, moment, now, shorten
-from holdfast.cli.values import as_json, text_of
+from holdfast.cli.values import as_json, named, text_of, whose
 from holdfast.errors import BadOption, ResultForgotten
 
 _ERROR_CHARACTERS = 120
@@ -162,7 +162,7 @@ def adopt(agent: OnBranch, /, *more: str, json: Json = False, session: Given) ->
     """Let unfinished runs that came from elsewhere, or with a branch, be due here when their time or signal comes.
 
     What a backup, a push, an import, a copy or a branch brings is left alone by `holdfast run --due`, so that a copy
-    never acts. Adopt it where it is to go on, and nowhere else.
+    never acts. Adopt it where it is to be resumed, and nowhere else.
 
     Parameters
     ----------
@@ -196,7 +196,7 @@ def fork(
     """Execute a run once more from a position on, on a new branch. The run itself stays what it is.
 
     Calls before the position are answered from the record; from there on they are made, so what the run did since may
-    happen again. Shows that first, then asks. Nothing is executed: `holdfast worker` goes on with the new run, or
+    happen again. Shows that first, then asks. Nothing is executed: `holdfast worker` resumes the new run, or
     `holdfast run`. Works while another process executes the run.
 
     Parameters
@@ -242,8 +242,7 @@ def _show_fork(out: Output, handle: Agent, plan: ForkPlan, branch: str) -> None:
         f" is executed once more from {clean(plan.at)} on, on branch ", Text(clean(branch), style="bold cyan"), ".",
     )  # fmt: skip
     out.say(
-        "The branch begins at ", Text(begins.short_id, style="yellow"),
-        f" #{begins.depth} {clean(begins.label)} ({ago(begins.time, now())}). The record answers"
+        "The branch begins at ", named(begins), f" ({ago(begins.time, now())}). The record answers"
         f" {count(len(plan.answered), 'call')}; {count(len(plan.again), 'recorded call')} will be made again.",
     )  # fmt: skip
     _list_calls(out, Text("Is in doubt, and has to be settled first:", style="bold red"), plan.in_doubt, handle)
@@ -288,11 +287,6 @@ def _schedule(info: ScheduleInfo) -> list[Text | str]:
         Text(moment(info.next) if info.next is not None else "never", style="bold red" if info.overdue else ""),
         "; ".join(filter(None, about)),
     ]
-
-
-def whose(info: RunInfo | SignalInfo) -> str:
-    """The agent, with the branch unless it is the usual one."""
-    return clean(info.agent if info.branch == "main" else f"{info.agent}@{info.branch}")
 
 
 def style_of(status: str) -> str:
@@ -389,13 +383,13 @@ def set_(
     partition_rate
         How many of each partition begin within how many seconds.
     """
-    limits: dict[str, Any] = {
-        "concurrency": _number(concurrency),
-        "rate": _rate(rate),
-        "partition_concurrency": _number(partition_concurrency),
-        "partition_rate": _rate(partition_rate),
+    limits = {
+        "concurrency": concurrency,
+        "rate": rate,
+        "partition_concurrency": partition_concurrency,
+        "partition_rate": partition_rate,
     }
-    given = {limit: value for limit, value in limits.items() if value is not ...}
+    given = {limit: _limit(limit, text) for limit, text in limits.items() if text is not None}
     with session.writing() as store:
         made = store.set_queue(name, **given)
         if json:
@@ -404,26 +398,18 @@ def set_(
     return 0
 
 
-def _number(text: str | None) -> Any:
-    """What ``--concurrency`` says; ``...`` where it was not given, None where it lifts the limit."""
-    if text is None or text == "none":
-        return ... if text is None else None
+def _limit(name: str, text: str) -> Any:
+    """What an option says: a number, or how many within how many seconds; None lifts the limit."""
+    if text == "none":
+        return None
     try:
-        return int(text)
-    except ValueError:
-        raise BadOption(f"{text!r} is not a number of runs", hint="A number, or none to lift the limit.") from None
-
-
-def _rate(text: str | None) -> Any:
-    if text is None or text == "none":
-        return ... if text is None else None
-    number, _, seconds = text.partition("/")
-    try:
+        if not name.endswith("rate"):
+            return int(text)
+        number, _, seconds = text.partition("/")
         return int(number), float(seconds)
     except ValueError:
-        raise BadOption(
-            f"a rate of {text!r}", hint="Say how many, and within how many seconds: --rate 10/60. Or none."
-        ) from None
+        hint = "Say how many, and within how many seconds: --rate 10/60." if name.endswith("rate") else "Use a number."
+        raise BadOption(f"--{name.replace('_', '-')} {text}", hint=f"{hint} none lifts the limit.") from None
 
 
 # -- signals ---------------------------------------------------------------------------------------------------------

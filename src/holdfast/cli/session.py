@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeAlias
 
@@ -36,21 +36,15 @@ class Session:
     out: Output = field(default_factory=Output)
     err: Output = field(default_factory=lambda: Output(stderr=True))
 
-    @contextmanager
-    def reading(self) -> Iterator[Store]:
-        with holdfast.open(self.place, create=False, readonly=True, inert=True) as store:
-            yield store
+    def reading(self) -> Store:
+        return holdfast.open(self.place, create=False, readonly=True, inert=True)
 
-    @contextmanager
-    def writing(self) -> Iterator[Store]:
-        with holdfast.open(self.place, create=False, inert=True) as store:
-            yield store
+    def writing(self) -> Store:
+        return holdfast.open(self.place, create=False, inert=True)
 
-    @contextmanager
-    def filling(self) -> Iterator[Store]:
-        """A store that takes in what can be read again from elsewhere, so that no checkpoint waits for the disk."""
-        with holdfast.open(self.place, durability="batched") as store:
-            yield store
+    def working(self, types: Sequence[str]) -> Store:
+        """Not inert: what is stored is to be worked with, by a program that was named."""
+        return holdfast.open(self.place, types=tuple(types))
 
     def json(self, schema: str, **data: Any) -> int:
         """Print one document, of the schema ``holdfast.NAME/1``."""
@@ -103,7 +97,7 @@ class Consent:
         """Whether it may come to doing it. If not, the store need not be opened for writing."""
         return not self.dry_run and (self.yes or (not self.json and sys.stdin.isatty()))
 
-    def opened(self, session: Session) -> AbstractContextManager[Store]:
+    def opened(self, session: Session) -> Store:
         """The store, for reading where nothing can come of it."""
         return session.writing() if self.possible else session.reading()
 

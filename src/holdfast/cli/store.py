@@ -16,7 +16,7 @@ from rich.text import Text
 import holdfast
 from holdfast import Policy, RepairReport, RestoreReport, RetentionReport, Store, VerifyReport
 from holdfast.cli.exits import DAMAGED, FAILED
-from holdfast.cli.keys import KeyCommand, KeyEnv, KeyFile, chosen, environment_has_a_key
+from holdfast.cli.keys import ASKED, KeySource, environment_has_a_key
 from holdfast.cli.output import Output
 from holdfast.cli.session import ASKS, SHOWN, Agents, Consent, Flag, Given, Json, Session, bars, option, shown
 from holdfast.cli.text import clean, count, size
@@ -48,9 +48,7 @@ def init(
     *,
     objects: Objects = None,
     encrypt: Flag = False,
-    key_file: KeyFile = None,
-    key_env: KeyEnv = None,
-    key_command: KeyCommand = None,
+    source: KeySource = ASKED,
     json: Json = False,
     session: Given,
 ) -> int:
@@ -63,18 +61,17 @@ def init(
     encrypt
         Encrypt it: with the key of $HOLDFAST_KEY, _FILE or _COMMAND, or with a passphrase that is asked for.
     """
-    given = any(value is not None for value in (key_file, key_env, key_command))
-    if given and not encrypt:
+    if source.named and not encrypt:
         raise BadOption("a key was named without --encrypt", hint="holdfast init PLACE --encrypt --key-file FILE")
     if not encrypt and environment_has_a_key():
         raise BadOption(
             "a key is set in the environment, but --encrypt was not given",
             hint="Add --encrypt, or unset HOLDFAST_KEY, HOLDFAST_KEY_FILE and HOLDFAST_KEY_COMMAND.",
         )
-    asking = given or not environment_has_a_key()
 
     def key() -> str | holdfast.keys.Secret | None:
-        return chosen(key_file, key_env, key_command, "Passphrase of the new store") if asking else None
+        asks = source.named or not environment_has_a_key()
+        return source.chosen("Passphrase of the new store") if asks else None
 
     where = place if place is not None else session.place
     made = holdfast.keys.init(where, key if encrypt else False, objects=objects)
@@ -82,7 +79,7 @@ def init(
         return session.json("init", store=made, encrypted=encrypt)
     session.out.say(f"Made {'an encrypted' if encrypt else 'a'} store at {clean(made)}.")
     if encrypt:
-        session.out.say("Whoever loses every key loses the store: keep a copy of the key.")
+        session.out.say("If every key is lost, so is the store: keep a copy of the key.")
     return 0
 
 
@@ -160,7 +157,7 @@ def _print_verified(out: Output, report: VerifyReport) -> None:
     if report.affected:
         others = "" if report.unreachable else "; the others are proven"
         out.say(f"{count(len(report.affected), 'checkpoint')} cannot be trusted{others}.")
-    out.say('store.agent("NAME", recover=True) goes on from the newest valid checkpoint of a damaged agent.')
+    out.say('store.agent("NAME", recover=True) continues from the newest valid checkpoint of a damaged agent.')
     out.say(_SAVE)
 
 
@@ -278,7 +275,7 @@ def _print_repaired(out: Output, report: RepairReport) -> None:
         _list(out, "  Lost:", [*agent.lost, *lost], indent="    ")
     if many:
         out.say(f"{sum(agent.whole for agent in report.agents):,} of {count(len(report.agents), 'agent')} are whole.")
-    _list(out, "Gone without a trace of whose it was:", report.missing)
+    _list(out, "Lost, and nobody knows whose it was:", report.missing)
     if report.older:
         out.say(
             Text("This is an older copy of the store than the one that was last used here. ", style="bold red"),

@@ -22,17 +22,7 @@ from rich.text import Text
 import holdfast
 from holdfast import Store, TransferReport
 from holdfast.cli.exits import exit_code
-from holdfast.cli.keys import (
-    DestKey,
-    Key,
-    KeyCommand,
-    KeyEnv,
-    KeyFile,
-    SourceKey,
-    chosen,
-    environment_has_a_key,
-    key_in,
-)
+from holdfast.cli.keys import ASKED, DestKey, Key, KeySource, SourceKey, environment_has_a_key, key_in
 from holdfast.cli.output import Output
 from holdfast.cli.programs import module_of
 from holdfast.cli.session import (
@@ -278,9 +268,7 @@ def export(
     /,
     *agents: Agents,
     encrypt: Flag = False,
-    key_file: KeyFile = None,
-    key_env: KeyEnv = None,
-    key_command: KeyCommand = None,
+    source: KeySource = ASKED,
     plain: Flag = False,
     force: Flag = False,
     json: Json = False,
@@ -302,14 +290,14 @@ def export(
     force
         Replace FILE if it exists.
     """
-    if not encrypt and any(value is not None for value in (key_file, key_env, key_command)):
+    if not encrypt and source.named:
         raise BadOption("a key was named without --encrypt", hint="Add --encrypt.")
     if encrypt and plain:
         raise BadOption("--encrypt and --plain", hint="Choose one of them.")
     with session.reading() as store:
         key: str | Key = False if plain else None
         if encrypt:
-            key = chosen(key_file, key_env, key_command, "Passphrase of the file")
+            key = source.chosen("Passphrase of the file")
         names = list(agents) or [info.name for info in store.agents(sort="name")]
         if not names:
             raise BadOption(f"there are no agents in {store.place}")
@@ -416,7 +404,10 @@ def langgraph(
         if dry_run:
             report = import_threads(source, None, threads=thread, dry_run=True, progress=progress)
         else:
-            with session.filling() as store, HoldfastSaver(store, types=modules) as saver:
+            with (
+                holdfast.open(session.place, durability="batched") as store,  # what is lost can be read again
+                HoldfastSaver(store, types=modules) as saver,
+            ):
                 report = import_threads(source, saver, threads=thread, progress=progress)
     if json:
         session.json("import", dry_run=dry_run, **report.to_json())
