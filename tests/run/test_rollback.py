@@ -16,22 +16,8 @@ import holdfast
 from holdfast import errors
 from holdfast.run import records as rec
 from holdfast.run.effects import Absent, Found, Unknown
-from holdfast.run.resilience import Clock
 from tests.lives import CHANGES, dies, point
-from tests.run.bench import Crash
-
-
-class Quick(Clock):
-    """A clock that only counts how long it would have slept."""
-
-    def __init__(self):
-        self.slept = []
-
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-
-    async def asleep(self, seconds):
-        self.slept.append(seconds)
+from tests.run.bench import Crash, Quick
 
 
 @pytest.fixture
