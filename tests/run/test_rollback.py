@@ -326,6 +326,15 @@ def test_what_cannot_be_undone_stops_it_before_anything_is_undone_unless_accepte
     assert agent.head.label == "start"
 
 
+def test_a_single_effect_is_accepted_by_its_id_even_where_it_could_be_undone(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    plan = agent.plan_rollback("start")
+    hotel = plan.undo[1].effect.id
+    agent.rollback("start", accept=[hotel])
+    assert world.stands == ["hotel"]
+
+
 @pytest.mark.parametrize(
     ("answer", "result"),
     [(Found("it"), "undone"), (Absent(), "nothing"), (Unknown("no idea"), "blocked"), (None, "blocked")],
