@@ -11,6 +11,7 @@ of real signals.
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import json
 import os
@@ -20,11 +21,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from queue import Queue
 from typing import Any, Self
 
+import apsw
+
+from holdfast.store import sqlite
 from holdfast.store.database import Database
 from tests import warm
 
@@ -125,6 +129,23 @@ def ask(process: subprocess.Popen[str], text: str) -> str:
     """Tell it something; what it answers."""
     tell(process, text)
     return line(process)
+
+
+def stop_at_rest(process: subprocess.Popen[str], path: Path) -> None:
+    """Stop a process while it has no change of a store under way: one that it had would keep everybody waiting."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        with (
+            closing(apsw.Connection(str(path / "store.db"))) as connection,
+            (path / "locks" / "queue").open() as queue,
+            suppress(apsw.BusyError),
+        ):
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+            if fcntl.fcntl(queue, fcntl.F_OFD_GETLK, sqlite._ASK)[:2] == sqlite._FREE:
+                return
+        process.send_signal(signal.SIGCONT)
 
 
 def end(process: subprocess.Popen[str]) -> None:

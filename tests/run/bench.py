@@ -15,6 +15,7 @@ from holdfast.agent.opened import settle
 from holdfast.run import claims, runs
 from holdfast.run.durables import Options, known
 from holdfast.run.records import decode_record
+from holdfast.run.resilience import Clock
 from holdfast.run.scope import active, number_tasks
 from holdfast.run.steps import drive, drive_later
 from holdfast.store.rows import BEGINNING, End, link
@@ -26,6 +27,19 @@ FOLDERS = []
 
 class Crash(BaseException):
     """The process ends here."""
+
+
+class Quick(Clock):
+    """A clock that only counts how long it would have slept."""
+
+    def __init__(self):
+        self.slept = []
+
+    def sleep(self, seconds):
+        self.slept.append(seconds)
+
+    async def asleep(self, seconds):
+        self.slept.append(seconds)
 
 
 class Outside:

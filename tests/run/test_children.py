@@ -244,6 +244,17 @@ def test_a_child_that_is_not_where_its_parent_is_is_not_begun_anew(opened, world
         assert agent.run(family.work) == "bags"
 
 
+def test_a_parent_goes_on_when_its_child_has_come_after_it(opened, world, book, tmp_path):
+    family = Family(book)
+    here = family.put_off(opened())
+    with moved_by_push(here, tmp_path) as there:
+        with pytest.raises(errors.InDoubt):
+            there.agent("trip-7").run(family.work)
+        here.push(there, ["trip-7/bags"])
+        assert there.agent("trip-7").run(family.work) == "bags"
+    assert world.calls == [("book", "bags")]
+
+
 @pytest.mark.parametrize("how", ["push", "push all", "pull", "bundle", "part of a bundle"])
 def test_a_parent_brings_its_children_as_they_are_then_wherever_it_goes(opened, world, book, tmp_path, how):
     @holdfast.durable(name="slow")

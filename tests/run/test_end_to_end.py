@@ -7,6 +7,8 @@ import random
 import pytest
 
 import holdfast
+from holdfast import errors
+from tests.run.bench import Crash
 
 TURNS = 300
 REPLY_BYTES = 1_000
@@ -49,3 +51,39 @@ def test_a_model_call_whose_argument_is_the_conversation_stores_no_second_copy_o
     # Each reply is in the ledger and in the state; the rest is what checkpoints and records cost.
     assert taken < 6 * content
     assert copies > 100 * content
+
+
+def test_a_probe_that_the_new_program_does_not_have_leaves_the_call_in_doubt(store_path):
+    calls = []
+
+    def program(*, probed):
+        @holdfast.tool(name="pay", probe=(lambda effect: holdfast.Found("paid")) if probed else None)
+        def pay(amount):
+            calls.append(amount)
+            raise Crash
+
+        return pay
+
+    pay = program(probed=True)
+
+    @holdfast.durable
+    def work(agent):
+        return pay(5)
+
+    with holdfast.open(store_path) as store, pytest.raises(Crash):
+        store.agent("a").run(work)
+    pay = program(probed=False)
+    with holdfast.open(store_path) as store, pytest.raises(errors.InDoubt):
+        store.agent("a").run(work)
+    del pay
+
+    @holdfast.durable(name="work")
+    def other(agent):
+        return None
+
+    with holdfast.open(store_path) as store, pytest.raises(errors.InDoubt, match="not loaded"):
+        store.agent("a").run(other)
+    pay = program(probed=True)
+    with holdfast.open(store_path) as store:
+        assert store.agent("a").run(work) == "paid"
+    assert calls == [5]

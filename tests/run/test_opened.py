@@ -40,7 +40,10 @@ class Place:
             self.store.close()
 
 
-@pytest.fixture(params=["directory", "encrypted", "server"])
+ENCRYPTED_TOO = pytest.mark.parametrize("places", ["directory", "encrypted", "server"], indirect=True)
+
+
+@pytest.fixture(params=["directory", "server"])
 def places(request):
     """``places(name)`` is the place of a store of one kind."""
     made = []
@@ -155,7 +158,8 @@ class Crashes:
 # -- one row, from its beginning to its end ----------------------------------------------------------------------------
 
 
-def test_a_row_says_when_somebody_should_look(place):
+@ENCRYPTED_TOO
+def test_a_row_says_when_somebody_should_look(places, place):
     store = place.open()
     agent = store.agent("a")
     before = now_us()
@@ -324,6 +328,7 @@ def overdue(store, name="a"):
     store.signal(name, "go", 1, run="r")
 
 
+@ENCRYPTED_TOO
 @pytest.mark.parametrize("way", ["push", "bundle", "backup", "clone", "branch"])
 def test_a_copy_does_not_act_until_it_is_resumed_or_adopted(places, way, tmp_path):
     store = places("store").open()
@@ -677,6 +682,7 @@ STEPS = ["begin"] * 6 + ["resume"] * 5 + ["send"] * 4 + [
 ]  # fmt: skip
 
 
+@ENCRYPTED_TOO
 @pytest.mark.parametrize("seed", range(100 if SOAK else 3))
 def test_whatever_happens_the_table_says_what_the_lines_say(places, seed):
     life, told = Life(places, seed), []

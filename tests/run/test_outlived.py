@@ -140,6 +140,13 @@ def test_values_go_by_age(opened):
     assert agent._store.retain(Policy(last=1, runs=timedelta(0))).values > 0
 
 
+def test_without_the_rule_nothing_goes(opened):
+    agent = opened()
+    go(agent, "Lisbon", "Porto")
+    assert agent._store.retain(Policy(last=1)).values == 0
+    assert not gone(agent._store)
+
+
 @pytest.mark.parametrize("runs", [-1, 1.5, "30d", True, timedelta(seconds=-1)])
 def test_a_rule_that_says_nothing_is_refused(runs):
     with pytest.raises(BadOption, match="runs="):
@@ -219,6 +226,16 @@ def test_what_a_failed_run_did_answers_the_next_one(opened):
     agent._store.retain(Policy(last=1, runs=0))
     assert agent.run(simple.options(id="next"), "Lisbon") == "booked Lisbon"
     assert DONE.count("book Lisbon") == 1
+
+
+def test_one_that_failed_last_can_be_run_again(opened):
+    agent = opened()
+    with pytest.raises(ValueError, match="Lisbon"):
+        go(agent, "Lisbon", how="fails")
+    assert agent._store.retain(Policy(last=1, runs=0)).values == 0
+    with pytest.raises(ValueError, match="Lisbon"):
+        go(agent, "Lisbon", how="fails")
+    assert DONE == ["search Lisbon", "book Lisbon"]
 
 
 def test_a_run_that_waits_keeps_everything(opened):

@@ -360,6 +360,13 @@ def test_a_fallback_answers_for_a_tool_that_failed_and_the_replay_says_the_same(
     assert call.status == "fallback"
 
 
+def test_a_fallback_is_used_while_the_breaker_is_open(bench):
+    service = Service()
+    pay = paying(service, breaker=2, fallback=lambda: "later")
+    assert [attempt(bench, pay) for _ in range(4)] == ["later"] * 4
+    assert service.calls == 2
+
+
 @pytest.mark.parametrize(("kind", "used"), [("read", True), ("idempotent", False), ("write", False)])
 def test_a_fallback_is_used_only_where_it_is_known_that_nothing_happened(bench, kind, used):
     @tool(effect=kind, fallback=lambda: "other")

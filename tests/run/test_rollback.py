@@ -16,22 +16,8 @@ import holdfast
 from holdfast import errors
 from holdfast.run import records as rec
 from holdfast.run.effects import Absent, Found, Unknown
-from holdfast.run.resilience import Clock
 from tests.lives import CHANGES, dies, point
-from tests.run.bench import Crash
-
-
-class Quick(Clock):
-    """A clock that only counts how long it would have slept."""
-
-    def __init__(self):
-        self.slept = []
-
-    def sleep(self, seconds):
-        self.slept.append(seconds)
-
-    async def asleep(self, seconds):
-        self.slept.append(seconds)
+from tests.run.bench import Crash, Quick
 
 
 @pytest.fixture
@@ -338,6 +324,15 @@ def test_what_cannot_be_undone_stops_it_before_anything_is_undone_unless_accepte
     plan.apply()
     assert world.stands == []
     assert agent.head.label == "start"
+
+
+def test_a_single_effect_is_accepted_by_its_id_even_where_it_could_be_undone(opened, world, book):
+    agent = opened()
+    agent.run(trip(book))
+    plan = agent.plan_rollback("start")
+    hotel = plan.undo[1].effect.id
+    agent.rollback("start", accept=[hotel])
+    assert world.stands == ["hotel"]
 
 
 @pytest.mark.parametrize(

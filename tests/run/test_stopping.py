@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import signal
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from holdfast.run.past import Past
 from holdfast.run.scope import effect
 from holdfast.run.tools import tool
 from tests import warm
+from tests.lives import stop_at_rest
 from tests.run import stopping_child as program
 from tests.run.bench import Bench, Crash
 
@@ -119,7 +119,7 @@ def test_a_request_outlives_the_process_that_it_was_for(tmp_path, monkeypatch):
     words = [sys.executable, "-m", "tests.run.stopping_child", *sys.argv[1:]]
     with warm.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         process.stdout.readline()
-        process.send_signal(signal.SIGSTOP)  # it sees nothing of what follows
+        stop_at_rest(process, tmp_path / "store")  # it sees nothing of what follows
         with holdfast.open(tmp_path / "store") as store:
             assert store.cancel("trip", "one").cancelled_by
         process.kill()

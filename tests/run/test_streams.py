@@ -11,7 +11,7 @@ from holdfast import errors
 from holdfast.run import records
 from holdfast.run.effects import Absent, Found
 from holdfast.run.tools import tool
-from tests.run.bench import Bench, Crash
+from tests.run.bench import Bench, Crash, Quick
 
 
 def after_every_record(work, *, runs=lambda bench, work: bench.run(work, id="r")):
@@ -110,17 +110,9 @@ def test_a_stream_is_tried_again_only_before_its_first_item():
         return got
 
     bench = Bench()
-    bench.clock = _Quick()
+    bench.clock = Quick()
     assert bench.run(work) == ["a", "end", "a", "failed"]
     assert tried == [True, True, False]
-
-
-class _Quick:
-    def sleep(self, seconds):
-        pass
-
-    def wall_us(self):
-        return 1
 
 
 @pytest.mark.parametrize("answer", [Absent(), Found(["a", "b", "c"])])
