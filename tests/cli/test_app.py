@@ -25,10 +25,7 @@ from tests.contrib.threads import chain
 
 VERBS = [name.rstrip("_") for verbs in _VERBS.values() for name in verbs]
 NESTED = [
-    *(
-        f"dump {verb}"
-        for verb in ("list", "show", "open", "dap", "diff", "export", "rehydrate", "take", "native", "gdb")
-    ),
+    *(f"dump {verb}" for verb in ("list", "show", "open", "dap", "diff", "export", "rehydrate", "take", "native")),
     *(
         "key add",
         "key remove",

@@ -248,8 +248,8 @@ def test_take_says_when_there_is_no_python(program, dumps):
 
 
 def test_without_a_core_native_and_gdb_say_so(cli, dumps):
-    for verb in ("native", "gdb"):
-        ended = cli("dump", verb, str(dumps[0]))
+    for option in ((), ("--gdb",)):
+        ended = cli("dump", "native", str(dumps[0]), *option)
         assert ended.code in {2, 6}
         assert ended.err
 

@@ -184,3 +184,39 @@ def test_what_a_run_that_needs_attention_left_is_never_pruned(tmp_path):
     left = folder.found(tmp_path / "store" / "dumps")
     assert first in left
     assert len(left) == 2  # it, and the newest
+
+
+def test_what_others_left_is_pruned_when_the_program_opens_the_store_that_knows(tmp_path):
+    needed, other = crashed(tmp_path / "store", tmp_path / "dumps")
+    body = (
+        "import os, time, holdfast, holdfast.crash as crash, sys\n"
+        "crash.install(to='dumps', sidecar=False, say=False, limits=crash.Limits(kept_dumps=1))\n"
+        "assert os.path.exists(sys.argv[1])  # nobody knows yet whether it is needed\n"
+        "with holdfast.open('store') as store, store.agent('trip'):\n"
+        "    while os.path.exists(sys.argv[1]): time.sleep(0.05)\n"
+    )
+    (tmp_path / "program.py").write_text(body)
+    assert python(tmp_path / "program.py", str(other)).returncode == 0
+    assert folder.found(tmp_path / "dumps") == [needed]
+
+
+@pytest.mark.slow
+def test_a_crash_loop_with_a_store_on_a_server_keeps_to_its_budget_and_to_what_is_tagged(tmp_path, postgres_url):
+    body = (
+        "import holdfast, holdfast.crash as crash, sys\n"
+        "limits = crash.Limits(kept_dumps=1, deadline_s=600, part_s=300)\n"
+        "crash.install(to='dumps', sidecar=False, say=False, limits=limits)\n"
+        f"with holdfast.open({postgres_url!r}) as store, store.agent('trip') as agent:\n"
+        "    agent.state['n'] = sys.argv[1]\n"
+        "    agent.checkpoint(sys.argv[1])\n"
+        "    if sys.argv[1] == '0': agent.tag('kept')\n"
+        "    raise ValueError('again')\n"
+    )
+    (tmp_path / "program.py").write_text(body)
+    left = []
+    for number in range(4):
+        ended = python(tmp_path / "program.py", str(number), **UNSAFE)
+        assert "ValueError: again" in ended.stderr, ended
+        left.append(folder.found(tmp_path / "dumps"))
+    assert [len(paths) for paths in left] == [1, 2, 2, 2]
+    assert all(left[0][0] in paths for paths in left)

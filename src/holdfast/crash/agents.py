@@ -27,7 +27,7 @@ from holdfast.codec.tracked import GONE
 from holdfast.crash import folder, kinds, shapes, stacks
 from holdfast.crash.dump import Dump, open_dump
 from holdfast.crash.dumpfile import PartFailed, append, in_time
-from holdfast.crash.kinds import MAX_CHAIN, MAX_NAME
+from holdfast.crash.kinds import MAX_NAME
 from holdfast.crash.records import Agent
 from holdfast.crash.redaction import BY_NAME, Redactor, looks_secret
 from holdfast.errors import HoldfastError, NotInDump
@@ -80,13 +80,7 @@ def watch(handle: Any, opened: bool) -> None:
 @contextmanager
 def travelling(error: BaseException | None) -> Iterator[None]:
     """Inside, agents that were closed by this exception, or by one that led to it, count as the process's."""
-    waiting = [error] if error is not None else []
-    while waiting and len(_travelling) < MAX_CHAIN:
-        this = waiting.pop()
-        if id(this) not in _travelling:
-            _travelling.add(id(this))
-            linked = [stacks.cause_of(this), stacks.context_of(this), *stacks.members_of(this)]
-            waiting += [other for other in linked if other is not None]
+    _travelling.update(map(id, stacks.tree(error) if error is not None else ()))
     try:
         yield
     finally:

@@ -96,7 +96,7 @@ def read_notes(path: Path) -> Notes:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise CorruptValue(f"{path} cannot be read_notes: {error.strerror}") from error
+        raise CorruptValue(f"{path} cannot be read: {error.strerror}") from error
     try:
         return _read(path, handle)
     except (struct.error, OSError, OverflowError) as error:

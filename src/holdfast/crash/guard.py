@@ -32,7 +32,6 @@ _HELD_S = 60.0  # an exception that was not handled has arrived by then; if not,
 _MOST_HANDLED = 2  # looks for one place; the third failure there is handled, too
 _MOST_PLACES = 1_000
 _SET_TRACEBACK = BaseException.__dict__["__traceback__"].__set__
-_TRACEBACK = BaseException.__dict__["__traceback__"].__get__
 _MODULES = {
     "asyncio.base_events": ("BaseEventLoop", ("run_until_complete", "call_exception_handler")),
     "asyncio.runners": ("Runner", ("run",)),
@@ -82,7 +81,7 @@ class Guard:
         """Look at the tasks now, for the case that nobody handles this exception."""
         if self._hooks.removed or not is_failure(error) or any(error is held.error for held in self._held):
             return
-        place = place_of(error, _TRACEBACK(error))
+        place = place_of(error, stacks.traceback_of(error))
         self._places[place] = self._places.get(place, 0) + 1
         if self._places[place] > _MOST_HANDLED or len(self._places) > _MOST_PLACES:
             return
@@ -130,7 +129,7 @@ class Guard:
         if not self._hooks.removed and is_failure(error):
             name = vars(process).get("_name")
             why = f"uncaught {type_name(type(error))} in process {name if type(name) is str else '?'}"
-            self._hooks.take(error, _TRACEBACK(error), "exception", why, last=True)
+            self._hooks.take(error, stacks.traceback_of(error), "exception", why, last=True)
 
     def _nobody_awaits(self, context: Any) -> None:
         error = context.get("exception") if type(context) is dict else None
@@ -139,7 +138,14 @@ class Guard:
         message = context.get("message")
         why = message[:200] if type(message) is str else f"{type_name(type(error))} in a task"
         self.hold(error, "task", why)
-        self._hooks.take_beside(error, _TRACEBACK(error), "task", why)
+        self._hooks.take_beside(error, stacks.traceback_of(error), "task", why)
+
+
+def _take_out(error: BaseException, frame: types.FrameType) -> None:
+    """Our own frame, out of the traceback: it is as without us."""
+    trace = stacks.traceback_of(error)
+    if trace is not None and trace.tb_frame is frame:
+        _SET_TRACEBACK(error, trace.tb_next)
 
 
 def _leaving(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
@@ -151,9 +157,7 @@ def _leaving(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
             return before(*args, **kwargs)
         except BaseException as error:
             guard._left_loop(error)  # noqa: SLF001 (of this module)
-            trace = _TRACEBACK(error)
-            if trace is not None and trace.tb_frame is sys._getframe():  # noqa: SLF001 (the documented way)
-                _SET_TRACEBACK(error, trace.tb_next)
+            _take_out(error, sys._getframe())  # noqa: SLF001 (the documented way)
             raise
 
     return wrapper
@@ -170,9 +174,7 @@ def _bootstrap(guard: Guard, before: Callable[..., Any]) -> Callable[..., Any]:
             try:
                 return run()
             except BaseException as error:
-                trace = _TRACEBACK(error)
-                if trace is not None and trace.tb_frame is sys._getframe():  # noqa: SLF001 (the documented way)
-                    _SET_TRACEBACK(error, trace.tb_next)
+                _take_out(error, sys._getframe())  # noqa: SLF001 (the documented way)
                 guard._left_process(process, error)  # noqa: SLF001 (of this module)
                 raise
 

@@ -25,15 +25,13 @@ from holdfast.crash import shapes, stacks
 from holdfast.crash.kinds import Limits
 from holdfast.crash.records import Heap, read
 from holdfast.crash.redaction import looks_secret
-from holdfast.crash.shapes import exact_text, first_items, frame_locals, layout_of, type_name
+from holdfast.crash.shapes import exact_text, first_items, frame_locals, in_class, layout_of, type_name
 from holdfast.crash.stacks import Frames
 from holdfast.text import size
 
 # -- counting --------------------------------------------------------------------------------------------------------
 
 
-_MRO = type.__dict__["__mro__"].__get__
-_TYPE_DICT = type.__dict__["__dict__"].__get__
 _HEADER = 16  # the collector's own header before each object it knows
 _TYPES_SHOWN = 400
 _LARGEST = 40
@@ -106,13 +104,10 @@ def _allocations(until: float) -> list[list[Any]]:
 
 def _measure(cls: type) -> tuple[Any, bool]:
     """The C method that tells an instance's size (None if the program has its own), and whether it is always equal."""
-    for base in _MRO(cls):
-        for key, value in islice(types.MappingProxyType.items(_TYPE_DICT(base)), 2_000):
-            if type(key) is str and key == "__sizeof__":
-                if type(value) is not types.MethodDescriptorType:
-                    return None, False
-                return value, base is object and _ITEM_SIZE(cls) == 0
-    return None, False
+    measure = in_class(cls, "__sizeof__", None)
+    if type(measure) is not types.MethodDescriptorType:
+        return None, False
+    return measure, measure is object.__sizeof__ and _ITEM_SIZE(cls) == 0
 
 
 # -- who holds what --------------------------------------------------------------------------------------------------
@@ -251,7 +246,7 @@ def _below(stop: _Stop, is_mine: Callable[[str], bool]) -> Iterator[_Stop]:
         for inside in gc.get_referents(value):
             if type(inside) is dict and inside is not layout_of(kind).instance_dict(value):
                 yield _Stop(f"{stop.place}() cache", inside, 0, stop.hidden)
-    elif any(base is type for base in type.__dict__["__mro__"].__get__(kind)):  # a class
+    elif shapes.is_subtype(kind, type):  # a class
         for name, inside in islice(types.MappingProxyType.items(_TYPE_DICT(value)), _ITEMS):
             if type(name) is str and not name.startswith("__") and type(inside) is not types.FunctionType:
                 yield _Stop(f"{stop.place}.{name}", inside, depth, stop.hidden or _secret(name))

@@ -273,16 +273,6 @@ def traceback_of(error: BaseException) -> TracebackType | None:
     return found
 
 
-def cause_of(error: BaseException) -> BaseException | None:
-    found: BaseException | None = _CAUSE(error)
-    return found
-
-
-def context_of(error: BaseException) -> BaseException | None:
-    found: BaseException | None = _CONTEXT(error)
-    return found
-
-
 def members_of(error: BaseException) -> tuple[BaseException, ...]:
     """The members of a group; of any other exception none."""
     members = _MEMBERS(error) if _is_group(error) else ()
@@ -522,7 +512,7 @@ def _current_tasks() -> list[Any]:
     found = [value for _key, value in list(dict.items(running))] if type(running) is dict else []
     if type(module.__dict__.get("all_tasks")) is types.BuiltinFunctionType:  # since 3.14, as above
         current = module.__dict__["current_task"]
-        found += [task for task in map(current, _loops()) if task is not None]
+        found += [task for task in map(current, loops("run_forever")) if task is not None]
     return found
 
 
@@ -538,20 +528,21 @@ def _listed_tasks(every: Any) -> list[Any]:
     if any(overrides(kind, name, base) for kind in known[1:] for name in ("done", "get_loop")):
         kinds_of = set(map(id, known))
         return [one for one in gc.get_objects() if id(type(one)) in kinds_of]
-    return [task for loop in _loops() for task in every(loop)]
+    return [task for loop in loops("run_forever", "run_until_complete", "run", "wrapper") for task in every(loop)]
 
 
-def _loops() -> list[Any]:
-    """Event loops that run now in any thread, or that an exception has just left: they are on the stacks."""
-    events, runners = sys.modules["asyncio.base_events"], sys.modules.get("asyncio.runners")
+def loops(*functions: str) -> list[Any]:
+    """Event loops that run in any thread, or that an exception has just left: whose functions are on its stack."""
+    events, runners = sys.modules.get("asyncio.base_events"), sys.modules.get("asyncio.runners")
     found: dict[int, Any] = {}
-    for start in sys._current_frames().values():  # noqa: SLF001 (the documented way)
+    for start in sys._current_frames().values() if events is not None else ():  # noqa: SLF001 (the documented way)
         for frame, _instruction in steps_of_frame(start):
-            if frame.f_code.co_name in ("run_forever", "run_until_complete", "run", "wrapper"):  # the last one is ours
+            if frame.f_code.co_name in functions:
                 named = dict((frame_locals(frame, 10) or ([], 0))[0])
-                first = (*named.get("args", ()), None)[0] if type(named.get("args")) is tuple else named.get("self")
+                given = named.get("args")  # of the function that guard.py puts around one
+                first = given[0] if type(given) is tuple and given else named.get("self")
                 if runners is not None and type(first) is runners.Runner:
                     first = find(layout_of(type(first)).instance_dict(first) or {}, "_loop")
-                if is_subtype(type(first), events.BaseEventLoop):
+                if events is not None and is_subtype(type(first), events.BaseEventLoop):
                     found[id(first)] = first
     return [*found.values()]
