@@ -297,11 +297,13 @@ class ThreadLoop(Loop):
             return True
         owner = self._owner.get(key_in(call))
         levels = levels_of(task_in(call.path))
+        # A node around both is executed again. What a graph inside of it had finished counts if that goes on from
+        # there, and not if it was begun anew.
         if owner is not None and owner.run is task.run:
-            # A node around both is tried again. What a graph inside of it had finished counts if that goes on from
-            # there, and not if it was begun anew.
             began = {ns: at for (run, ns), at in self._inputs.items() if run == id(task.run)}
             levels = tuple(one for one in levels if one.checkpoint >= began.get(one.graph, ""))
+        else:
+            levels = tuple(one for one in levels if self._graph_of(one) in {"", *task.run.starts})
         return not any(
             self._graph_of(level) in task.graphs
             and (self._is_over(call, level) or self._has_ended(level, owner, task.run) or task.is_beyond(level))
