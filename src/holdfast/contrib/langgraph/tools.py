@@ -31,7 +31,7 @@ from holdfast.agent.graph import Graph
 from holdfast.contrib.langgraph.thread import Namespace, Thread, key_of, named
 from holdfast.contrib.langgraph.tuples import Reader, left_standing, rollbacks_of
 from holdfast.errors import AgentBusy, Fenced, NoAgent
-from holdfast.run import former, scope
+from holdfast.run import callers, scope
 from holdfast.run import records as rec
 from holdfast.run.arguments import fetch, stow
 from holdfast.run.claims import Loop, Task, TaskLane, key_in, part_in, task_of
@@ -173,7 +173,7 @@ class ThreadHost:
         return self._thread._lease
 
     def outlives_s(self, call: Call) -> float | None:
-        return former.outlives_s(self._thread.store._db, self._space.branch.b, self.generation, call)
+        return callers.outlives_s(self._thread.store._db, self._space.branch.b, self.generation, call)
 
     def shared_us(self) -> int:
         return self._thread.store._db.engine.clock()
