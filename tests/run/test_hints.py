@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -173,3 +174,17 @@ def test_what_is_in_doubt_in_a_task_is_named_by_the_task(opened):
     agent = opened()
     with agent, agent.task("invoice 7"), pytest.raises(errors.InDoubt, match="pay in the task invoice 7 "):
         pay(10)
+
+
+def test_a_thread_in_a_durable_function_is_told_what_there_is_instead(opened):
+    @holdfast.tool
+    def book(city):
+        return city
+
+    @holdfast.durable
+    def trip(agent):
+        with ThreadPoolExecutor() as pool:
+            return list(pool.map(book, ["Lisbon"]))
+
+    with pytest.raises(errors.NoAgent, match=r"threads are begun by store\.map\(\.\.\.\) and agent\.spawn"):
+        opened().run(trip)

@@ -23,7 +23,7 @@ from holdfast.agent.names import check_label
 from holdfast.codec.blocks import digest_of
 from holdfast.codec.values import encode
 from holdfast.errors import BadOption, HoldfastError, RunUnfinished, UnknownRevision
-from holdfast.run import former, waiting
+from holdfast.run import callers, waiting
 from holdfast.run import records as rec
 from holdfast.run.arguments import Stowed
 from holdfast.run.claims import Loop
@@ -87,7 +87,7 @@ class AgentHost:
         return self.handle._lease
 
     def outlives_s(self, call: Call) -> float | None:
-        return former.outlives_s(self.handle._store._db, self.handle._branch.b, self.generation, call)
+        return callers.outlives_s(self.handle._store._db, self.handle._branch.b, self.generation, call)
 
     def shared_us(self) -> int:
         return self.handle._store._db.engine.clock()

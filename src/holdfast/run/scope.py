@@ -397,7 +397,7 @@ class Lane:
             "A run's tasks are created in its own tasks, on the loop that it is executed on: make the durable function"
             " async and use `await agent.arun(...)`, and create tasks in it, not in callbacks or other threads."
             if on_loop
-            else "Inside a durable function, threads are begun by store.map(...) and agent.spawn(...)."
+            else _THREADS
         )
         if not on_loop and what != "checkpoint" and not what.startswith("holdfast."):
             hint += f" For a plain tool in async code: `await {what}.acall(...)`."
@@ -414,6 +414,7 @@ class Lane:
         return labels[::-1]
 
 
+_THREADS = "Inside a durable function, threads are begun by store.map(...) and agent.spawn(...)."
 _LANES: weakref.WeakKeyDictionary[Any, Lane] = weakref.WeakKeyDictionary()
 """The lanes of tasks."""
 
@@ -602,8 +603,8 @@ def place(name: str, kind: str) -> Lane | None:
         if _active and kind != "read":
             raise NoAgent(
                 f"{name} was called in a thread that belongs to no agent; nothing was done",
-                hint="Hand the context over: pool.submit(agent.context().run, f), or in a framework's own loop"
-                " pool.submit(contextvars.copy_context().run, f). To call it unrecorded on purpose,"
+                hint=f"{_THREADS} Elsewhere, hand the context over: pool.submit(agent.context().run, f), or in the loop"
+                " of a framework pool.submit(contextvars.copy_context().run, f). To call it unrecorded on purpose,"
                 f" use {name}.direct(...).",
             )
         return None

@@ -33,10 +33,10 @@ from holdfast.run.listing import (
     runs_of,
     signals_of,
 )
-from holdfast.run.outlived import Outlived, needed
 from holdfast.run.past import ROLLED_BACK
 from holdfast.run.queues import Limits, QueueInfo
 from holdfast.run.records import STOP
+from holdfast.run.retention import Outlived, needed
 from holdfast.run.scope import here
 from holdfast.run.steps import Long, twin
 from holdfast.run.streams import Follow

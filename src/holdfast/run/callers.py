@@ -1,4 +1,4 @@
-"""Former writers: whether somebody else can still be making a call whose outcome nobody knows.
+"""Callers: whether somebody else can still be making a call whose outcome nobody knows.
 
 Owns what is known about calls of others, and of this process, that were left; and putting a run off until the last of
 them is over. Must not ask probes. What always holds: a call counts as over where it ended in this process, where its
@@ -31,7 +31,7 @@ Token = tuple[str, int]
 _under_way: dict[Token, Callable[[], bool]] = {}
 
 
-class Former(NamedTuple):
+class Caller(NamedTuple):
     """Whether a call is over; if not, from when on it is (0: nobody knows), and what a person is told."""
 
     over: bool
@@ -97,23 +97,23 @@ def outlives_s(db: Database, b: int, own: int, call: Call) -> float | None:
     return None if left_s and branch.generation <= intent.generation else left_s  # it can be confirmed for ever
 
 
-def look(scope: Scope, call: Call) -> Former:
+def look(scope: Scope, call: Call) -> Caller:
     """What is known about who made a call, now: to be asked before the probe is."""
     from holdfast.run.waiting import date  # which needs calls
 
     left_s, intent = scope.agent.outlives_s(call), call.intent
     if left_s == 0:
-        return Former(over=True)
+        return Caller(over=True)
     if left_s is None or intent is None:
-        return Former(over=False, why=MAYBE)
+        return Caller(over=False, why=MAYBE)
     if not intent.limit:
-        return Former(
+        return Caller(
             over=False, why=f"{MAYBE}: its process is not known to have ended, and {call.tool} has no timeout_s"
         )
     now = scope.agent.shared_us()
     before = _waited(scope, call)
     until = before.until if before is not None else now + round(left_s * 1e6) + intent.limit
-    return Former(until <= now, until, f"{MAYBE} until {date(until)}")
+    return Caller(until <= now, until, f"{MAYBE} until {date(until)}")
 
 
 def _waited(scope: Scope, call: Call) -> rec.Wait | None:
@@ -123,7 +123,7 @@ def _waited(scope: Scope, call: Call) -> rec.Wait | None:
     return found if found is not None and (found.what, found.name) == (LEASE, str(call.number)) else None
 
 
-def wait(scope: Any, calls: list[tuple[Call, Former]]) -> Steps:
+def wait(scope: Any, calls: list[tuple[Call, Caller]]) -> Steps:
     """Put a run off until calls are over that others may still be making: raises ``Waiting``.
 
     One that blocks where it waits does so here. Answers whether that was of use.
